@@ -1,0 +1,41 @@
+# Every target makes what it needs: `make fit` on a fresh machine installs first. CI runs these same targets.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+.PHONY: fit install test lint types check starts system-tools clean
+
+fit: install                      ## train the default: a small ResNet on handwritten digits
+	$(BIN)/python launch/fit.py $(ARGS)
+
+install: $(VENV)/.installed       ## make .venv with everything in it
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Rankzero needs Python 3.10 or newer; found $$($(PYTHON) --version). Type: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 2; }
+	@echo "Making $(VENV) and installing (several GB with PyTorch; a few minutes the first time) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+test: install                     ## unit tests and system tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install                     ## ruff: style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install                    ## mypy --strict
+	$(BIN)/mypy
+
+check: lint types test            ## everything that CI runs
+
+starts: install                   ## 40 starts and ends under torchrun, counted
+	$(BIN)/python tests/soak/starts.py --count 40
+
+system-tools:                     ## the Debian packages that system tests use (as root)
+	apt-get update
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge dataset-fashion-mnist
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,137 @@
+"""CIFAR-10 (Krizhevsky 2009): 60,000 pictures, 32x32 pixels in colour, 10 classes."""
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_modules.augmentation import Pictures
+from data_modules.in_memory import InMemory, InMemoryData, split_indices
+from data_modules.published_files import PublishedFile, check, download, folder_with
+
+TRAIN_FILES = (
+    PublishedFile("data_batch_1", md5="c99cafc152244af753f735de768cd75f"),
+    PublishedFile("data_batch_2", md5="d4bba439e000b95fd0a9bffe97cbabec"),
+    PublishedFile("data_batch_3", md5="54ebc095f3ab1f0389bbae665268c751"),
+    PublishedFile("data_batch_4", md5="634d18415352ddfa80567beed471001a"),
+    PublishedFile("data_batch_5", md5="482c414d41f54cd18b22e5b47cb7c3cb"),
+)
+TEST_FILE = PublishedFile("test_batch", md5="40351d587109b95175f43aff81a1287e")
+FILES = (*TRAIN_FILES, TEST_FILE)
+
+MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
+"""Of the training pictures' red, green and blue, in levels from 0 to 255."""
+
+
+class CIFAR10(InMemoryData):
+    """CIFAR-10: 45,000 to train, 5,000 to validate, 10,000 to test.
+
+    Args:
+        root: The folder with `cifar-10-batches-py`, or that folder; the files are downloaded into it where they are
+            missing.
+        verify: Whether the files have to be those that were published. False reads other files of the same form (the
+            pickles may hold numpy arrays and plain types, nothing else), such as one's own conversion.
+        augment: Whether training pictures are shifted by up to four pixels and mirrored at random.
+        split_seed: Seed of the split into training and validation.
+        batch_size: Samples a step on each device, where `--batch_size` does not say.
+        num_workers: Loader processes.
+    """
+
+    in_channels = 3
+    image_size = 32
+    in_features = 3072
+    num_classes = 10
+
+    def __init__(
+        self,
+        root: str = "data",
+        verify: bool = True,
+        augment: bool = True,
+        split_seed: int = 0,
+        batch_size: int = 128,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, num_workers)
+        self.root = Path(root).expanduser()
+        self.verify, self.augment, self.split_seed = verify, augment, split_seed
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that holds the files, or None."""
+        return folder_with(FILES, [self.root / "cifar-10-batches-py", self.root])
+
+    def prepare_data(self) -> None:
+        if self.folder is None:
+            here = self.root / "cifar-10-batches-py"
+            download(FILES, here, _fetch, "; they are in cifar-10-python.tar.gz, from https://www.cs.toronto.edu/~kriz/")
+        assert self.folder
+        if self.verify:
+            check(FILES, self.folder, otherwise=", or type --data.verify false to use what is there")
+
+    def load(self) -> dict[str, InMemory]:
+        """Reads the files."""
+        folder = self.folder
+        if folder is None:
+            raise FileNotFoundError(f"missing: {', '.join(file.name for file in FILES)} in {self.root.resolve()}")
+        parts = [read_batch(folder / file.name) for file in TRAIN_FILES]
+        pictures, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        held_out = len(pictures) // 10
+        train, val = split_indices([len(pictures) - held_out, held_out], self.split_seed)
+        plain = Pictures(MEAN, STD)
+        shaken = Pictures(MEAN, STD, padding=4, flip=True) if self.augment else plain
+        return {
+            "train": InMemory(pictures[train], labels[train], shaken),
+            "val": InMemory(pictures[val], labels[val], plain),
+            "test": InMemory(*read_batch(folder / TEST_FILE.name), plain),
+        }
+
+
+def _fetch(folder: Path) -> None:
+    from torchvision.datasets import CIFAR10 as Torchvision
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    download_and_extract_archive(Torchvision.url, folder, filename=Torchvision.filename, md5=Torchvision.tgz_md5)
+    for file in FILES:
+        (folder / Torchvision.base_folder / file.name).replace(folder / file.name)
+
+
+def read_batch(path: Path) -> tuple[Tensor, Tensor]:
+    """Reads one file of CIFAR-10.
+
+    Returns:
+        Pictures, uint8 of shape `(count, 3, 32, 32)`, and labels, int64 of shape `(count,)`.
+    """
+    try:
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy 2.4 deprecates a form of dtype that these pickles of 2009 have
+            content = _ArraysOnly(file, encoding="latin1").load()
+        pictures = np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+        labels = np.asarray(content.get("labels", content.get("fine_labels")), dtype=np.int64)
+    except Exception as error:
+        raise ValueError(f"corrupt: {path.resolve()} is not a file of CIFAR-10 ({error})") from None
+    if len(pictures) != len(labels) or (len(labels) and not 0 <= labels.min() <= labels.max() < 10):
+        raise ValueError(f"corrupt: {path.resolve()} has {len(pictures)} pictures, and labels that do not fit them")
+    return torch.from_numpy(pictures.copy()), torch.from_numpy(labels)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """A pickle may call any function while it is read; this one builds numpy arrays and plain types alone."""
+
+    ALLOWED = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)

@@ -1,0 +1,119 @@
+"""Fashion-MNIST (Xiao et al. 2017): 70,000 pictures of clothes, 28x28 grey pixels, 10 classes."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_modules.augmentation import Pictures
+from data_modules.in_memory import InMemory, InMemoryData, split_indices
+from data_modules.published_files import PublishedFile, check, download, folder_with
+
+FILES = (
+    PublishedFile(
+        "train-images-idx3-ubyte.gz",
+        md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        content_sha256="c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    ),
+    PublishedFile(
+        "train-labels-idx1-ubyte.gz",
+        md5="25c81989df183df01b3e8a0aad5dffbe",
+        content_sha256="bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    ),
+    PublishedFile(
+        "t10k-images-idx3-ubyte.gz",
+        md5="bef4ecab320f06d8554ea6380940ec79",
+        content_sha256="5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    ),
+    PublishedFile(
+        "t10k-labels-idx1-ubyte.gz",
+        md5="bb300cfdad3c16e7a12a480ee83cd310",
+        content_sha256="0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ),
+)
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist puts the files."""
+
+MEAN, STD = (72.94,), (90.02,)
+"""Of the training pictures, in grey levels from 0 to 255."""
+
+
+class FashionMNIST(InMemoryData):
+    """Fashion-MNIST: 55,000 to train, 5,000 to validate, 10,000 to test.
+
+    Args:
+        root: The folder with the four .gz files, or with torchvision's `FashionMNIST/raw` in it; they are downloaded
+            into it where they are missing. Left out: `data`, or Debian's package dataset-fashion-mnist.
+        augment: Whether training pictures are mirrored at random.
+        split_seed: Seed of the split into training and validation.
+        batch_size: Samples a step on each device, where `--batch_size` does not say.
+        num_workers: Loader processes.
+    """
+
+    in_channels = 1
+    image_size = 28
+    in_features = 784
+    num_classes = 10
+
+    def __init__(
+        self,
+        root: str | None = None,
+        augment: bool = True,
+        split_seed: int = 0,
+        batch_size: int = 64,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, num_workers)
+        self.root = Path(root or "data").expanduser()
+        self.debian = [] if root else [DEBIAN]
+        self.augment, self.split_seed = augment, split_seed
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that holds the files, or None."""
+        return folder_with(FILES, [self.root, self.root / "FashionMNIST" / "raw", *self.debian])
+
+    def prepare_data(self) -> None:
+        if self.folder is None:
+            here = self.root / "FashionMNIST" / "raw"
+            download(FILES, here, _fetch, ", or type as root: apt-get install dataset-fashion-mnist")
+        assert self.folder
+        check(FILES, self.folder, otherwise="")
+
+    def load(self) -> dict[str, InMemory]:
+        """Reads the files."""
+        folder = self.folder
+        if folder is None:
+            raise FileNotFoundError(f"missing: {', '.join(file.name for file in FILES)} in {self.root.resolve()}")
+        pictures, labels, test_pictures, test_labels = (read_idx(folder / file.name) for file in FILES)
+        train, val = split_indices([55_000, 5_000], self.split_seed)
+        plain = Pictures(MEAN, STD)
+        return {
+            "train": InMemory(pictures[train, None], labels[train].long(), Pictures(MEAN, STD, flip=self.augment)),
+            "val": InMemory(pictures[val, None], labels[val].long(), plain),
+            "test": InMemory(test_pictures[:, None], test_labels.long(), plain),
+        }
+
+
+def _fetch(folder: Path) -> None:
+    from torchvision.datasets import FashionMNIST as Torchvision
+    from torchvision.datasets.utils import download_url
+
+    for file in FILES:
+        download_url(Torchvision.mirrors[0] + file.name, folder, file.name)
+
+
+def read_idx(path: Path) -> Tensor:
+    """Reads a gzipped IDX file of unsigned bytes (LeCun's format: 0, 0, 8, dimensions, their sizes, the bytes).
+
+    Returns:
+        A uint8 tensor of the shape that the file states.
+    """
+    data = gzip.decompress(path.read_bytes())
+    dimensions = data[3]
+    shape = np.frombuffer(data, dtype=">i4", count=dimensions, offset=4).astype(int)
+    if data[:3] != b"\0\0\x08" or len(data) != 4 + 4 * dimensions + int(shape.prod()):
+        raise ValueError(f"corrupt: {path} is not an IDX file of bytes, or is cut short; delete it to download it anew")
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy())

@@ -1,0 +1,213 @@
+"""Pictures in a tree of folders, one folder a class, as ImageNet is kept."""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from lightning.pytorch import LightningDataModule
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+from data_modules.in_memory import at_least, check_batch_size, split_indices
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet's red, green and blue, from 0 to 1."""
+
+CHECK_SECONDS = 5.0
+"""How long pictures are tried at the start; those not tried by then are named when they come up."""
+
+Sample = tuple[Path, int]
+
+
+class ImageFolder(LightningDataModule):
+    """`root/train/CLASS/*.jpg` and `root/val/...`, perhaps `root/test/...`; or `root/CLASS/*.jpg`.
+
+    Without `val` a tenth of the training pictures each is held out to validate and to test.
+
+    Args:
+        root: The tree.
+        image_size: Pixels of a side that the model sees.
+        augment: Whether training pictures are cropped and mirrored at random.
+        split_seed: Seed of the split, where the tree has none.
+        batch_size: Samples a step on each device, where `--batch_size` does not say.
+        num_workers: Loader processes; left out: one a core, at most 4.
+    """
+
+    in_channels = 3
+
+    def __init__(
+        self,
+        root: str,
+        image_size: int = 224,
+        augment: bool = True,
+        split_seed: int = 0,
+        batch_size: int = 64,
+        num_workers: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.root = Path(root).expanduser()
+        self.image_size = at_least(1, "image_size", image_size)
+        self.in_features = 3 * image_size**2
+        self.batch_size = at_least(1, "batch_size", batch_size)
+        self.num_workers = min(4, _cores()) if num_workers is None else at_least(0, "num_workers", num_workers)
+        self.augment, self.split_seed = augment, split_seed
+        self.training = self.root / "train" if (self.root / "train").is_dir() else self.root
+        self.classes = _classes(self.training)
+        self.num_classes = len(self.classes)
+        self.splits: dict[str, list[Sample]] = {}
+
+    def prepare_data(self) -> None:
+        samples = [sample for split in self._samples().values() for sample in split]
+        check_pictures([path for path, _ in samples], CHECK_SECONDS)
+
+    def setup(self, stage: str) -> None:
+        if not self.splits:
+            self.splits = self._samples()
+            check_batch_size(self.batch_size, len(self.splits["train"]))
+
+    def _samples(self) -> dict[str, list[Sample]]:
+        if self.training != self.root and (self.root / "val").is_dir():
+            there = [split for split in ("train", "val", "test") if (self.root / split).is_dir()]
+            return {split: _pictures(self.root / split, self.classes) for split in there}
+        samples = _pictures(self.training, self.classes)
+        held_out = len(samples) // 10
+        if not held_out:
+            raise ValueError(
+                f"{self.training.resolve()} holds {len(samples)} pictures, too few to hold a tenth out to validate; "
+                "put more there, or divide them into train/ and val/"
+            )
+        parts = split_indices([len(samples) - 2 * held_out, held_out, held_out], self.split_seed)
+        return {
+            split: [samples[i] for i in part.tolist()]
+            for split, part in zip(("train", "val", "test"), parts, strict=True)
+        }
+
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
+        return self._loader("train")
+
+    def val_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
+        return self._loader("val")
+
+    def test_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
+        if "test" not in self.splits:
+            raise FileNotFoundError(f"{(self.root / 'test').resolve()} is not there; type --split val")
+        return self._loader("test")
+
+    def _loader(self, split: str) -> DataLoader[tuple[Tensor, int]]:
+        return DataLoader(
+            PictureFiles(self.splits[split], self._transform(split)),
+            batch_size=self.batch_size,
+            shuffle=split == "train",
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def _transform(self, split: str) -> Callable[[Image.Image], Tensor]:
+        if split == "train" and self.augment:
+            shape: list[v2.Transform] = [v2.RandomResizedCrop(self.image_size, antialias=True), v2.RandomHorizontalFlip()]
+        else:
+            shape = [v2.Resize(self.image_size * 8 // 7, antialias=True), v2.CenterCrop(self.image_size)]
+        transform: Callable[[Image.Image], Tensor] = v2.Compose(
+            [v2.PILToTensor(), *shape, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+        )
+        return transform
+
+
+class PictureFiles(Dataset[tuple[Tensor, int]]):
+    """Picture files with their labels.
+
+    Args:
+        samples: Path and label of each.
+        transform: From a picture to what the model sees.
+    """
+
+    def __init__(self, samples: Sequence[Sample], transform: Callable[[Image.Image], Tensor]) -> None:
+        self.samples, self.transform = samples, transform
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self.samples[index]
+        return self.transform(read_picture(path)), label
+
+
+def read_picture(path: Path) -> Image.Image:
+    """Reads a picture as RGB.
+
+    Raises:
+        ValueError: The file is no picture, or is damaged; it is named.
+    """
+    try:
+        with Image.open(path) as picture:
+            return picture.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"corrupt: {path.resolve()} cannot be read as a picture ({error}); replace or delete it") from None
+
+
+def check_pictures(paths: Iterable[Path], seconds: float) -> None:
+    """Reads pictures in random order for up to `seconds`, so that a damaged one is found before training begins.
+
+    Raises:
+        ValueError: A picture is damaged; it is named.
+    """
+    order = list(paths)
+    random.Random(0).shuffle(order)
+    deadline = time.monotonic() + seconds
+
+    def try_one(path: Path) -> None:
+        if time.monotonic() < deadline:
+            read_picture(path)
+
+    with ThreadPoolExecutor(max_workers=min(8, _cores())) as pool:
+        for _ in pool.map(try_one, order):
+            pass
+
+
+def _classes(folder: Path) -> list[str]:
+    """The names of the folders in `folder`, one a class."""
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"the data folder {folder.resolve()} is not there; type --data.root DIR, where DIR holds one folder a class, "
+            "or train/ and val/ with those"
+        )
+    classes = _folders(folder)
+    if not classes:
+        raise FileNotFoundError(
+            f"the data folder {folder.resolve()} is empty: there is no folder in it; it has to hold one folder a class"
+        )
+    return classes
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _pictures(folder: Path, classes: Sequence[str]) -> list[Sample]:
+    """Every picture below `folder`, in a fixed order."""
+    samples = [
+        (path, label)
+        for label, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES and path.is_file()
+    ]
+    if not samples:
+        raise FileNotFoundError(
+            f"the data folder {folder.resolve()} is empty: its folders {', '.join(classes[:5])} hold no picture "
+            f"({', '.join(sorted(SUFFIXES))})"
+        )
+    if unknown := {*_folders(folder)} - {*classes}:
+        raise ValueError(f"{folder.resolve()} has classes that the training folder lacks: {', '.join(sorted(unknown))}")
+    return samples
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

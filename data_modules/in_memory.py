@@ -1,0 +1,116 @@
+"""Data that fits in memory: held as tensors, gathered a batch at a time."""
+
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import cast
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+Batch = tuple[Tensor, Tensor]
+
+
+class InMemory(Dataset[Batch]):
+    """Inputs and targets as tensors.
+
+    A batch is read with one gather (`__getitems__`), not sample by sample: the loader has to have `collate_fn=as_it_is`.
+
+    Args:
+        inputs: Of shape `(count, ...)`.
+        targets: Of shape `(count, ...)`.
+        transform: From a batch of inputs to what the model sees, such as `augmentation.Pictures`.
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor, transform: Callable[[Tensor], Tensor] | None = None) -> None:
+        assert len(inputs) == len(targets)
+        self.inputs, self.targets, self.transform = inputs, targets, transform
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Batch:
+        inputs, targets = self.__getitems__([index])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Returns the batch at `indices`."""
+        where = torch.as_tensor(indices)
+        inputs, targets = self.inputs[where], self.targets[where]
+        return (self.transform(inputs) if self.transform else inputs), targets
+
+
+def as_it_is(batch: Batch) -> Batch:
+    """Collates nothing: `InMemory.__getitems__` has made the batch already."""
+    return batch
+
+
+class InMemoryData(LightningDataModule):
+    """A data module whose splits are read a batch at a time, such as `InMemory`.
+
+    Subclasses say in `load` where the splits come from. What a model has to know of the data (`in_features`,
+    `in_channels`, `image_size`, `num_classes`, `out_features`) are attributes, known before anything is loaded.
+
+    Args:
+        batch_size: Samples a step on each device, where `--batch_size` does not say.
+        num_workers: Loader processes; gathering from memory seldom needs any.
+    """
+
+    def __init__(self, batch_size: int = 64, num_workers: int = 0) -> None:
+        super().__init__()
+        self.batch_size = at_least(1, "batch_size", batch_size)
+        self.num_workers = at_least(0, "num_workers", num_workers)
+        self.splits: Mapping[str, Dataset[Batch]] = {}
+
+    def load(self) -> Mapping[str, Dataset[Batch]]:
+        """Returns the splits `train`, `val` and `test`."""
+        raise NotImplementedError
+
+    def setup(self, stage: str) -> None:
+        if not self.splits:
+            self.splits = self.load()
+            check_batch_size(self.batch_size, len(cast(Sized, self.splits["train"])))
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        return self._loader("train")
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        return self._loader("val")
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        return self._loader("test")
+
+    def _loader(self, split: str) -> DataLoader[Batch]:
+        return DataLoader(
+            self.splits[split],
+            batch_size=self.batch_size,
+            shuffle=split == "train",
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            collate_fn=as_it_is,
+        )
+
+
+def at_least(least: int, name: str, value: int) -> int:
+    """Returns `value`, or raises the ValueError that a person sees."""
+    if value < least:
+        raise ValueError(f"--data.{name} is {value}; it has to be {least} or more")
+    return value
+
+
+def check_batch_size(batch_size: int, count: int) -> None:
+    """Raises a ValueError where a batch is larger than the training data."""
+    if batch_size > count:
+        raise ValueError(f"--data.batch_size is {batch_size}, but there are {count:,} training samples; type at most that")
+
+
+def split_indices(sizes: Sequence[int], seed: int) -> list[Tensor]:
+    """Splits `range(sum(sizes))` at random into parts that do not overlap.
+
+    Args:
+        sizes: How many indices each part gets.
+        seed: The same seed gives the same parts, on every machine and at every number of processes.
+    """
+    order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed))
+    return list(order.split(list(sizes)))

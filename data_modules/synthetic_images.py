@@ -1,0 +1,80 @@
+"""Pictures made of noise, of any size and number, for measuring."""
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from data_modules.in_memory import InMemoryData, at_least
+
+POOL = 512
+"""Different pictures held in memory; sample i is picture i modulo this."""
+
+
+class NoisePictures(Dataset[tuple[Tensor, Tensor]]):
+    """`count` pictures of normal noise with random labels, drawn from a small pool.
+
+    Args:
+        count: How many there appear to be.
+        shape: `(channels, height, width)`.
+        classes: Labels run from 0 to this, exclusive.
+        seed: Of the pool.
+    """
+
+    def __init__(self, count: int, shape: tuple[int, int, int], classes: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.count = count
+        self.pictures = torch.randn(min(count, POOL), *shape, generator=generator)
+        self.labels = torch.randint(classes, (len(self.pictures),), generator=generator)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        where = index % len(self.pictures)
+        return self.pictures[where], self.labels[where]
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """Returns the batch at `indices`, gathered at once."""
+        where = torch.as_tensor(indices) % len(self.pictures)
+        return self.pictures[where], self.labels[where]
+
+
+class SyntheticImages(InMemoryData):
+    """Noise in the shape of pictures.
+
+    Args:
+        count: Training pictures; there are an eighth as many each to validate and to test.
+        image_size: Pixels of a side.
+        in_channels: Channels.
+        num_classes: Classes.
+        data_seed: Seed of the noise.
+        batch_size: Samples a step on each device, where `--batch_size` does not say.
+        num_workers: Loader processes.
+    """
+
+    def __init__(
+        self,
+        count: int = 4096,
+        image_size: int = 32,
+        in_channels: int = 3,
+        num_classes: int = 10,
+        data_seed: int = 0,
+        batch_size: int = 128,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size, num_workers)
+        self.count = at_least(1, "count", count)
+        self.image_size = at_least(1, "image_size", image_size)
+        self.in_channels = at_least(1, "in_channels", in_channels)
+        self.num_classes = at_least(1, "num_classes", num_classes)
+        self.in_features = in_channels * image_size**2
+        self.data_seed = data_seed
+
+    def load(self) -> dict[str, NoisePictures]:
+        """Draws the pools."""
+        shape = (self.in_channels, self.image_size, self.image_size)
+        held_out = max(1, self.count // 8)
+        return {
+            split: NoisePictures(n, shape, self.num_classes, self.data_seed + i)
+            for i, (split, n) in enumerate((("train", self.count), ("val", held_out), ("test", held_out)))
+        }

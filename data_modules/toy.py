@@ -1,0 +1,33 @@
+"""The PyTorch DDP tutorial's data."""
+
+import torch
+
+from data_modules.in_memory import InMemory, InMemoryData, at_least
+
+
+class Toy(InMemoryData):
+    """Random pairs, 20 features to 1 target, as in the PyTorch DDP tutorial; nothing can be learned but the mean.
+
+    Args:
+        count: Training pairs; there are an eighth as many each to validate and to test.
+        data_seed: Seed of the pairs.
+        batch_size: Samples a step on each device, where `--batch_size` does not say.
+        num_workers: Loader processes.
+    """
+
+    in_features = 20
+    out_features = 1
+
+    def __init__(self, count: int = 2048, data_seed: int = 0, batch_size: int = 32, num_workers: int = 0) -> None:
+        super().__init__(batch_size, num_workers)
+        self.count = at_least(1, "count", count)
+        self.data_seed = data_seed
+
+    def load(self) -> dict[str, InMemory]:
+        """Draws the pairs."""
+        held_out = max(1, self.count // 8)
+        generator = torch.Generator().manual_seed(self.data_seed)
+        return {
+            split: InMemory(torch.rand(n, self.in_features, generator=generator), torch.rand(n, 1, generator=generator))
+            for split, n in (("train", self.count), ("val", held_out), ("test", held_out))
+        }

@@ -1,0 +1,38 @@
+"""Compute exact metrics of a run or a checkpoint.
+
+python launch/evaluate.py                                   # the newest run's validation split
+python launch/evaluate.py --run my-run --split test
+torchrun --nproc-per-node 4 launch/evaluate.py --checkpoint runs/my-run/checkpoints/step-00001000
+"""
+
+import sys
+
+import data_modules
+import lightning_modules
+from project.environments.detect import Launch
+from project.flags import EVALUATING, RUNNING, Command, Flags
+from project.start import start
+
+EVALUATE = Command(
+    name="evaluate",
+    purpose="compute exact metrics of a run or a checkpoint",
+    flags=(*RUNNING, *EVALUATING),
+    examples=(
+        "python launch/evaluate.py --run my-run --split test",
+        "python launch/evaluate.py --checkpoint runs/my-run/checkpoints/step-00001000 --devices 2",
+        "torchrun --nproc-per-node 4 launch/evaluate.py --run my-run --output metrics.json",
+    ),
+    models=lightning_modules,
+    data=data_modules,
+)
+
+
+def evaluate(flags: Flags, launch: Launch) -> int:
+    """Imports torch, now that the flags are known to be sound, and evaluates."""
+    from project.evaluation import evaluate
+
+    return evaluate(flags, launch)
+
+
+if __name__ == "__main__":
+    sys.exit(start(EVALUATE, evaluate))

@@ -1,0 +1,40 @@
+"""Train a model, or carry on training it.
+
+python launch/fit.py                                                  # one process
+torchrun --nproc-per-node 4 launch/fit.py --model ResNet --data FashionMNIST
+srun python launch/fit.py --nodes 2 --devices 4                       # one task a device
+"""
+
+import sys
+
+import data_modules
+import lightning_modules
+from project.environments.detect import Launch
+from project.flags import RUNNING, TRAINING, Command, Flags
+from project.start import start
+
+FIT = Command(
+    name="fit",
+    purpose="train a model, or carry on training it",
+    flags=(*RUNNING, *TRAINING),
+    examples=(
+        "python launch/fit.py --model MLP --data Toy --epochs 50 --save_every 10 --batch_size 32",
+        "torchrun --nproc-per-node 4 launch/fit.py --model ResNet --model.depth 50 --data FashionMNIST",
+        "srun python launch/fit.py --nodes 2 --devices 4 --model my_package.MyModel --data my_package.MyData",
+    ),
+    models=lightning_modules,
+    data=data_modules,
+    default_model="ResNet",
+    default_data="Digits",
+)
+
+
+def fit(flags: Flags, launch: Launch) -> int:
+    """Imports torch, now that the flags are known to be sound, and trains."""
+    from project.cli import fit
+
+    return fit(flags, launch)
+
+
+if __name__ == "__main__":
+    sys.exit(start(FIT, fit))

@@ -1,0 +1,17 @@
+"""What is learned: LightningModules, imported only when one is used.
+
+`__all__` is the list of short names that `--model` takes.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_FILES = {"MLP": "mlp", "ResNet": "resnet"}
+
+__all__ = ["MLP", "ResNet"]  # noqa: F822 - imported when asked for
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)

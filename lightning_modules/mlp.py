@@ -1,0 +1,42 @@
+"""A multi-layer perceptron."""
+
+from typing import Any
+
+from torch import nn
+
+from lightning_modules.supervised import Supervised, required
+
+
+class MLP(Supervised):
+    """Linear layers with ReLU between them; with no hidden layer it is linear or logistic regression.
+
+    Args:
+        hidden_sizes: Widths of the hidden layers; an empty list is one linear layer. Left out: 256 and 128 to classify,
+            and one linear layer to regress, as in the PyTorch DDP tutorial.
+        in_features: Numbers in one sample, whatever its shape; taken from the data.
+        out_features: Numbers to predict in a regression; taken from the data.
+        num_classes: Classes; taken from the data, none for a regression.
+        kwargs: See `Supervised`.
+    """
+
+    def __init__(
+        self,
+        hidden_sizes: list[int] | None = None,
+        in_features: int | None = None,
+        out_features: int | None = None,
+        num_classes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        width = required("in_features", in_features, "MLP", "numbers in one sample")
+        if hidden_sizes is None:
+            hidden_sizes = [256, 128] if num_classes else []
+        if any(size < 1 for size in hidden_sizes):
+            raise ValueError(f"MLP: hidden_sizes is {hidden_sizes}; every one has to be 1 or more")
+        last = num_classes or required("out_features", out_features, "MLP", "numbers to predict")
+
+        layers: list[nn.Module] = [nn.Flatten()]
+        for size in hidden_sizes:
+            layers += [nn.Linear(width, size), nn.ReLU()]
+            width = size
+        layers.append(nn.Linear(width, last))
+        super().__init__(network=nn.Sequential(*layers), num_classes=num_classes, **kwargs)

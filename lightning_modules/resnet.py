@@ -1,0 +1,103 @@
+"""Residual networks (He et al. 2016) on torchvision's blocks."""
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from lightning_modules.supervised import Supervised, required
+
+BLOCKS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
+    10: (BasicBlock, (1, 1, 1, 1)),
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+    152: (Bottleneck, (3, 8, 36, 3)),
+}
+"""Depth -> the block and how many of it each of the four stages has."""
+
+SMALL_PICTURE = 64
+"""Pictures up to this side get the stem for small pictures, which does not shrink them."""
+
+
+class ResNet(Supervised):
+    """Classifies pictures.
+
+    Args:
+        depth: Layers with weights. 10 is the small one: one block a stage, and narrow.
+        width: Channels of the first stage, doubled in each further one. Left out: 64, and 16 at depth 10.
+        stem: `small` is one 3x3 convolution (He et al. for CIFAR-10), `imagenet` a 7x7 with stride 2 and a pooling.
+            Left out: `small` up to 64x64 pixels.
+        in_channels: Channels of a picture; taken from the data.
+        image_size: Pixels of a picture's longer side; taken from the data.
+        num_classes: Classes; taken from the data.
+        kwargs: See `Supervised`.
+    """
+
+    def __init__(
+        self,
+        depth: Literal[10, 18, 34, 50, 101, 152] = 10,
+        width: int | None = None,
+        stem: Literal["small", "imagenet"] | None = None,
+        in_channels: int | None = None,
+        image_size: int | None = None,
+        num_classes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        channels = required("in_channels", in_channels, "ResNet", "channels of a picture")
+        classes = required("num_classes", num_classes, "ResNet", "classes")
+        if stem is None:
+            pixels = required("image_size", image_size, "ResNet", "pixels of a picture's side")
+            stem = "small" if pixels <= SMALL_PICTURE else "imagenet"
+        if depth not in BLOCKS:
+            raise ValueError(f"ResNet: depth is {depth}; it has to be one of {', '.join(map(str, BLOCKS))}")
+        network = ResidualNetwork(depth, width or (16 if depth == 10 else 64), stem, channels, classes)
+        super().__init__(network=network, num_classes=classes, **kwargs)
+
+
+class ResidualNetwork(nn.Module):
+    """From pictures of shape `(batch, channels, height, width)` to logits of shape `(batch, classes)`.
+
+    The parts bear torchvision's names, so that the weights of its ResNets can be loaded where the shapes agree.
+    """
+
+    def __init__(self, depth: int, width: int, stem: Literal["small", "imagenet"], channels: int, classes: int) -> None:
+        super().__init__()
+        block, counts = BLOCKS[depth]
+        if stem == "imagenet":
+            self.conv1 = nn.Conv2d(channels, width, kernel_size=7, stride=2, padding=3, bias=False)
+            self.maxpool: nn.Module = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        else:
+            self.conv1 = nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
+            self.maxpool = nn.Identity()
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = _stage(block, counts[0], width, width, stride=1)
+        self.layer2 = _stage(block, counts[1], width * block.expansion, width * 2, stride=2)
+        self.layer3 = _stage(block, counts[2], width * 2 * block.expansion, width * 4, stride=2)
+        self.layer4 = _stage(block, counts[3], width * 4 * block.expansion, width * 8, stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(width * 8 * block.expansion, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Returns logits."""
+        features = self.maxpool(self.relu(self.bn1(self.conv1(pictures))))
+        features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
+        logits: Tensor = self.fc(self.avgpool(features).flatten(1))
+        return logits
+
+
+def _stage(
+    block: type[BasicBlock] | type[Bottleneck], count: int, channels: int, width: int, stride: int
+) -> nn.Sequential:
+    """`count` blocks, the first of which may halve the picture and change its channels."""
+    wide = width * block.expansion
+    shortcut = None
+    if stride != 1 or channels != wide:
+        shortcut = nn.Sequential(nn.Conv2d(channels, wide, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(wide))
+    first = block(channels, width, stride, shortcut)
+    return nn.Sequential(first, *(block(wide, width) for _ in range(count - 1)))

@@ -1,0 +1,1 @@
+"""Rankzero: what holds a run together. It knows no particular model and no particular data."""

@@ -1,0 +1,264 @@
+"""One attempt at a run: where its files are, what it carries on from, and what is known of it at the end."""
+
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import Strategy
+from typing_extensions import Self
+
+from project import report
+from project.callbacks.throughput import Throughput
+from project.checkpoints.directory_io import newest_valid, read_manifest, verify
+from project.checkpoints.saving import Interval, SaveCheckpoints
+from project.environments.detect import Launch
+from project.errors import CannotStart, RequestError, mistake
+from project.run_directory import RunDirectory, choose_run
+from project.trainer import callback_of
+from project.world import World
+
+T = TypeVar("T")
+
+
+class Request(Protocol):
+    """What an attempt has to know of the command line; `project.cli.RankzeroCLI` is one."""
+
+    config: Any
+    config_init: Any
+    model: LightningModule
+
+    @property
+    def title(self) -> str:
+        """`<model>-<data>`."""
+
+    @property
+    def config_text(self) -> str:
+        """The configuration as YAML."""
+
+
+@dataclass
+class Decision:
+    """What rank zero decides and all ranks follow.
+
+    Args:
+        run: The run's directory.
+        checkpoint: What to carry on from.
+        manifest: What that checkpoint says of itself.
+        notes: Lines for a person to read.
+        already_finished: Whether there is nothing left to do.
+    """
+
+    run: RunDirectory
+    checkpoint: Path | None = None
+    manifest: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    already_finished: bool = False
+
+
+class Attempt:
+    """One attempt at a run, a context manager around `trainer.fit`. All ranks must make one.
+
+    Args:
+        request: The command line.
+        trainer: The Trainer; it is given a logger and the callback that saves.
+        world: How many processes there are, and on what.
+        launch: Where this one stands.
+
+    Raises:
+        CannotStart: On every rank, where rank zero finds that the run cannot be begun or carried on.
+    """
+
+    def __init__(self, request: Request, trainer: Trainer, world: World, launch: Launch) -> None:
+        self.request, self.trainer, self.world, self.launch = request, trainer, world, launch
+        trainer.strategy.setup_environment()
+        self.decision = agreed(trainer.strategy, launch.rank, lambda: decide(request, trainer, launch))
+        self.run, self.checkpoint = self.decision.run, self.decision.checkpoint
+        self.already_finished = self.decision.already_finished
+        self.first_step = int(self.decision.manifest.get("step") or 0)
+        self.throughput: Throughput = callback_of(trainer, Throughput)
+        self._log = logging.getLogger("rankzero")
+        if launch.rank == 0:
+            for note in self.decision.notes:
+                print(f"rankzero: {note}", flush=True)
+
+    @property
+    def begun(self) -> bool:
+        """Whether an optimiser step has been taken."""
+        return bool(self.trainer.global_step > self.first_step)
+
+    def __enter__(self) -> Self:
+        self._started = time.perf_counter()
+        handler = logging.FileHandler(self.run.log(self.launch.rank))
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._log.addHandler(handler)
+        self._log.setLevel(logging.INFO)
+        self._log.propagate = False
+        self._keep_global_batch_size()
+        self._attach()
+        line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
+        self._log.info("attempt %d: %s", self.run.attempt, line)
+        if self.launch.rank == 0:
+            print(f"rankzero: {line}", flush=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._log.error("".join(traceback.format_exception(error)))
+        impossible = not self.begun and isinstance(error, Exception) and mistake(error) is not None
+        for handler in list(self._log.handlers):
+            handler.close()
+            self._log.removeHandler(handler)
+        if self.launch.rank != 0:
+            return
+        if impossible:
+            self.run.discard_attempt()
+            return
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+        summary = self.summary("finished" if error is None else "stopped" if interrupted else "failed")
+        self.run.write_summary(summary)
+        report.print_table(summary, self.run, self.world)
+
+    def summary(self, status: str) -> dict[str, Any]:
+        """What `summary.json` says: of the whole run, but `seconds` and `samples_per_second` of this attempt."""
+        saved, _ = newest_valid(self.run.checkpoints)
+        return {
+            "run": self.run.name,
+            "status": status,
+            "epochs": self.trainer.current_epoch,
+            "steps": self.trainer.global_step,
+            "samples": self.throughput.samples,
+            "world_size": self.world.size,
+            "nodes": self.world.nodes,
+            "devices": self.world.devices,
+            "launcher": self.launch.launcher,
+            "accelerator": self.world.accelerator,
+            "backend": self.world.backend if self.world.size > 1 else None,
+            "metrics": {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())},
+            "samples_per_second": round(self.throughput.samples_per_second, 1),
+            "seconds": round(time.perf_counter() - self._started, 3),
+            "attempts": self.run.attempt,
+            "checkpoint": str(saved.relative_to(self.run.path)) if saved else None,
+            "max_epochs": self.trainer.max_epochs,
+            "max_steps": self.trainer.max_steps,
+        }
+
+    def _keep_global_batch_size(self) -> None:
+        sharding = self.throughput.sharding
+        if sharding.batch_size is None and sharding.global_batch_size is None:
+            sharding.global_batch_size = self.decision.manifest.get("rankzero", {}).get("global_batch_size")
+
+    def _attach(self) -> None:
+        """Gives the Trainer what had to wait for the run's directory."""
+        settings, trainer = self.request.config_init.trainer, self.trainer
+        if settings.logger in (None, True):
+            purge = {"purge_step": self.first_step + 1} if self.checkpoint else {}
+            logger = TensorBoardLogger(self.run.path, name="", version="tensorboard", default_hp_metric=False, **purge)
+            trainer.loggers = [logger]
+        elif settings.logger:
+            trainer.loggers = settings.logger if isinstance(settings.logger, list) else [settings.logger]
+        if settings.enable_checkpointing is not False:
+            every = Interval.read(self.request.config.save_every)
+            trainer.callbacks.append(SaveCheckpoints(self.run.checkpoints, every, self._record))
+
+    def _record(self) -> dict[str, Any]:
+        order = self.throughput.sharding.training
+        return {
+            "run": self.run.name,
+            "config": self.request.config_text,
+            "global_batch_size": order.global_batch_size if order else None,
+        }
+
+
+def agreed(strategy: Strategy, rank: int, decide: Callable[[], T]) -> T:
+    """Rank zero decides, all follow; where it finds that it cannot, all raise. All ranks must call."""
+    outcome: T | CannotStart | None = None
+    if rank == 0:
+        try:
+            outcome = decide()
+        except CannotStart as error:
+            outcome = error
+    outcome = strategy.broadcast(outcome)
+    if isinstance(outcome, CannotStart):
+        raise outcome
+    assert outcome is not None
+    return outcome
+
+
+def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
+    """Chooses the run's directory and what to carry on from, and begins the attempt. Rank zero alone calls this."""
+    config = request.config
+    run = choose_run(config.root, config.run, request.title, launch.job_id)
+    decision = Decision(run)
+    if config.resume == "never":
+        if run.exists:
+            decision.notes.append(f"the earlier run {run.name} is kept as {run.put_aside()}")
+    elif config.resume == "auto":
+        decision.checkpoint, refused = newest_valid(run.checkpoints)
+        decision.notes += [f"passed over: {reason}" for reason in refused]
+    else:
+        decision.checkpoint = given_checkpoint(config.resume)
+    if decision.checkpoint and decision.checkpoint.is_dir():
+        decision.manifest = dict(read_manifest(decision.checkpoint))
+    if config.resume == "auto" and _reached(run.read("summary.json"), trainer):
+        decision.already_finished = True
+        decision.notes.append(already_finished_note(run, trainer))
+    else:
+        run.begin_attempt(request.config_text)
+    return decision
+
+
+def given_checkpoint(text: str) -> Path:
+    """Finds the checkpoint that `--resume PATH` or `--checkpoint PATH` means: a checkpoint, or a run's directory.
+
+    Raises:
+        RequestError: There is none that is whole.
+    """
+    path = Path(text).expanduser()
+    if path.suffix == ".ckpt" and path.is_file():
+        return path
+    checkpoint, refused = newest_valid(path / "checkpoints")
+    if checkpoint:
+        return checkpoint
+    try:
+        verify(path)
+    except (OSError, ValueError) as error:
+        siblings = newest_valid(path.parent)[0]
+        raise RequestError(
+            f"the checkpoint {text}",
+            "\n".join([*refused, str(error)]),
+            str(siblings or "the path of a checkpoint, such as runs/NAME/checkpoints/step-00000100"),
+        ) from None
+    return path
+
+
+def _reached(summary: dict[str, Any], trainer: Trainer) -> bool:
+    """Whether a run is finished, and is asked for no more than it was then."""
+    if summary.get("status") != "finished":
+        return False
+
+    def more(asked: int | None, had: int | None) -> bool:
+        unlimited = (None, -1)
+        return had not in unlimited and (asked in unlimited or int(asked or 0) > int(had or 0))
+
+    return not more(trainer.max_epochs, summary.get("max_epochs")) and not more(
+        trainer.max_steps, summary.get("max_steps")
+    )
+
+
+def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
+    """What a run says that has nothing left to do."""
+    epochs = run.read("summary.json")["epochs"]
+    return (
+        f"run {run.name} is already finished ({epochs} epochs; {run.path}).\n"
+        f"  to go on:     the same command with --epochs {epochs * 2 or 1}\n"
+        f"  to start anew: the same command with --run ANOTHER-NAME, or with --resume never"
+    )

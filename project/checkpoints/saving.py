@@ -1,0 +1,94 @@
+"""When checkpoints are saved, and how many are kept."""
+
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from project.checkpoints.directory_io import checkpoints_in
+
+CLOCK_STEPS = 16
+"""How many steps pass between two looks at the clock, which all ranks take together."""
+
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often to save: every so many epochs, optimiser steps or seconds."""
+
+    epochs: int = 0
+    steps: int = 0
+    seconds: float = 0
+
+    @classmethod
+    def read(cls, text: str) -> "Interval":
+        """Reads `5`, `200steps`, `90s`, `15min` or `2h`."""
+        match = re.fullmatch(r"([0-9]+)(steps?|s|min|h)?", text)
+        assert match, text
+        number, unit = int(match[1]), match[2]
+        if unit is None:
+            return cls(epochs=number)
+        return cls(steps=number) if unit.startswith("step") else cls(seconds=number * _SECONDS[unit])
+
+
+class SaveCheckpoints(Checkpoint):
+    """Saves at an interval, and at the end; keeps the newest few. All ranks must have it.
+
+    Args:
+        folder: Where the checkpoints go.
+        every: The interval.
+        record: Returns what a checkpoint says of the run beside its state: plain types, free of ranks.
+        keep: How many checkpoints are kept; an older one is deleted only after a newer one is written.
+    """
+
+    def __init__(self, folder: Path, every: Interval, record: Callable[[], dict[str, Any]], keep: int = 3) -> None:
+        self.folder, self.every, self.record, self.keep = folder, every, record, keep
+        self.saved_at = 0
+        self.saved: Path | None = None
+        self.looked_at_clock = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.saved_at = trainer.global_step
+        self.looked_at_clock = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step == self.saved_at:
+            return
+        if self.every.steps and step % self.every.steps == 0:
+            self._save(trainer)
+        elif self.every.seconds and step % CLOCK_STEPS == 0:
+            due = time.monotonic() - self.looked_at_clock >= self.every.seconds
+            if trainer.strategy.broadcast(due):
+                self._save(trainer)
+                self.looked_at_clock = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.every.epochs and (trainer.current_epoch + 1) % self.every.epochs == 0:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rankzero"] = self.record()
+
+    def _save(self, trainer: Trainer) -> None:
+        step = trainer.global_step
+        if step == self.saved_at or trainer.fast_dev_run:
+            return
+        path = self.folder / f"step-{step:08d}"
+        trainer.save_checkpoint(path)
+        self.saved_at, self.saved = step, path
+        if trainer.is_global_zero:
+            for old in checkpoints_in(self.folder)[: -self.keep]:
+                shutil.rmtree(old)

@@ -1,0 +1,1 @@
+"""How this process was started, and where it stands among the others."""

@@ -1,0 +1,95 @@
+"""What a run says when it cannot start or fails, and the exit codes it leaves with. Imports no torch."""
+
+import difflib
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+
+
+class Exit(IntEnum):
+    """Exit codes of every command in `launch/`."""
+
+    FINISHED = 0
+    FAILED = 1
+    WRONG_REQUEST = 2
+    """Nothing was started: the message says what was asked, what was found and what to type instead."""
+    STOPPED = 75
+    """Stopped early at a safe point; the same command carries on."""
+
+
+class CannotStart(ValueError):  # noqa: N818 - it is what a person reads
+    """Nothing was started; the message says why, and what to do."""
+
+
+class RequestError(CannotStart):
+    """A request that cannot be met.
+
+    Args:
+        asked: What the person asked for, in their own words: the flag and its value.
+        found: What stands against it.
+        instead: The line, or the flag, to type instead.
+    """
+
+    def __init__(self, asked: str, found: str, instead: str) -> None:
+        super().__init__(asked, found, instead)
+        self.asked, self.found, self.instead = asked, found, instead
+
+    def __str__(self) -> str:
+        """The three lines that a person sees."""
+        rows = (("asked", self.asked), ("found", self.found), ("type", self.instead))
+        return "\n".join(f"  {label:<7}" + text.replace("\n", "\n" + " " * 9) for label, text in rows)
+
+
+def nearest(word: str, legal: Iterable[str]) -> str | None:
+    """The legal word that `word` was most likely meant to be, or None where nothing is near."""
+    by_lower_case = {candidate.lower(): candidate for candidate in legal}
+    matches = difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.5)
+    return by_lower_case[matches[0]] if matches else None
+
+
+HOUSE = Path(__file__).parent.parent
+"""The folder that our packages are in."""
+
+
+@contextmanager
+def saying_why(begun: Callable[[], bool]) -> Iterator[None]:
+    """Turns a user's mistake into `CannotStart`, as long as training has not begun."""
+    try:
+        yield
+    except CannotStart:
+        raise
+    except Exception as error:
+        message = mistake(error)
+        if message and not begun():
+            raise CannotStart(f"  {message}") from error
+        raise
+
+
+def mistake(error: BaseException) -> str | None:
+    """The message of an error that a message can explain, without a traceback; None for any other.
+
+    That is: what our own modules raise on purpose (ValueError and OSError), in a loader process too, and what Lightning
+    calls a misconfiguration.
+    """
+    if isinstance(error, CannotStart) or type(error).__name__ == "MisconfigurationException":
+        return str(error)
+    if not isinstance(error, ValueError | OSError):
+        return None
+    text = str(error)
+    if match := re.search(r'Original Traceback.*File "([^"]+)"[^"]*?\n(?:\w+\.)*\w+: (.*)', text, re.DOTALL):
+        origin, text = Path(match[1]), match[2].strip()  # what torch makes of an error in a loader process
+    else:
+        origin = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    ours = HOUSE in origin.parents and origin.relative_to(HOUSE).parts[0] in ("data_modules", "lightning_modules")
+    return text if ours else None
+
+
+def lost_contact(error: BaseException) -> bool:
+    """Whether this is what a rank gets to see when another one has failed."""
+    return type(error).__name__.startswith("Dist") or (
+        isinstance(error, RuntimeError)
+        and bool(re.search(r"gloo|Connection (closed|reset) by peer|NCCL|Broken pipe", str(error)))
+    )

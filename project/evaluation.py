@@ -1,0 +1,129 @@
+"""Exact metrics of a run, or of one checkpoint, on its validation or test split."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Trainer
+
+from project import report
+from project.attempt import agreed, given_checkpoint
+from project.checkpoints.directory_io import newest_valid, read_manifest
+from project.cli import RankzeroCLI, leave_process_group
+from project.environments.detect import Launch
+from project.errors import Exit, RequestError, nearest, saying_why
+from project.flags import Flags
+from project.quiet import quieten
+from project.run_directory import RunDirectory, write_atomically
+from project.sampling.sharding import Sharding
+from project.world import resolve_world, start_processes
+
+KEPT = ("model", "data", "seed_everything")
+"""What an evaluation takes over from the configuration of the run."""
+
+
+def evaluate(flags: Flags, launch: Launch) -> int:
+    """Evaluates; every sample counts once, at any number of processes. All ranks must call.
+
+    Returns:
+        The exit code, see `project.errors.Exit`.
+
+    Raises:
+        CannotStart: There is no such run or checkpoint, or it cannot be evaluated as asked.
+    """
+    quieten()
+    try:
+        with saying_why(begun=lambda: False):
+            checkpoint = find_checkpoint(flags)
+            cli = RankzeroCLI(replace(flags, arguments=[*configuration(checkpoint), *flags.arguments]))
+            world = resolve_world(flags, launch)
+            if (code := start_processes(world, launch)) is not None:
+                return code
+            trainer = cli.build_trainer(world, launch)
+            metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
+            result = {
+                "run": checkpoint.parent.parent.name,
+                "checkpoint": str(checkpoint),
+                "split": flags.get("split"),
+                "samples": sharding_of(trainer).evaluated,
+                "world_size": world.size,
+                "metrics": metrics,
+            }
+            file = output_file(flags, checkpoint)
+            agreed(trainer.strategy, launch.rank, lambda: _write(file, result))
+            if launch.rank == 0:
+                report.print_evaluation(result, file)
+            return Exit.FINISHED
+    finally:
+        leave_process_group()
+
+
+def find_checkpoint(flags: Flags) -> Path:
+    """The checkpoint that the flags mean: `--checkpoint`, or the newest of `--run`, or of the newest run there is.
+
+    Raises:
+        RequestError: There is none.
+    """
+    if flags.get("checkpoint"):
+        return given_checkpoint(flags.get("checkpoint"))
+    root = Path(flags.get("root")).expanduser()
+    names = [path.parent.name for path in sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)]
+    name = flags.get("run")
+    if name is None and names:
+        name = names[-1]
+    if name not in names:
+        near = nearest(name, names) if name else None
+        raise RequestError(
+            f"to evaluate --run {name}" if name else "to evaluate the newest run",
+            f"no such run in {root.resolve()}; there are {len(names)}" + "".join(f", {name}" for name in names[-8:]),
+            f"--run {near or names[-1]}" if names else "python launch/fit.py, or --root DIR where the runs are",
+        )
+    checkpoint, refused = newest_valid(RunDirectory(root / name).checkpoints)
+    if checkpoint is None:
+        raise RequestError(
+            f"to evaluate --run {name}",
+            "\n".join([f"{root / name} has no finished checkpoint", *refused]),
+            "--run ANOTHER-NAME, or --checkpoint PATH",
+        )
+    return checkpoint
+
+
+def configuration(checkpoint: Path) -> list[str]:
+    """The arguments that build the model and the data which the checkpoint was trained with."""
+    if not checkpoint.is_dir():
+        return []  # a .ckpt of somebody else: --model and --data have to say
+    config: dict[str, Any] = yaml.safe_load(read_manifest(checkpoint)["rankzero"]["config"])
+    return ["--config=" + yaml.safe_dump({key: config[key] for key in KEPT if config.get(key) is not None})]
+
+
+def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:
+    """Runs the validation or the test split, and returns its metrics. All ranks must call."""
+    run = trainer.validate if split == "val" else trainer.test
+    results = run(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=None)
+    return {name: value for result in results for name, value in sorted(result.items())}
+
+
+def output_file(flags: Flags, checkpoint: Path) -> Path:
+    """Where the JSON goes: `--output`, or the run's directory, or beside a checkpoint that is in none."""
+    name = f"evaluate-{flags.get('split')}.json"
+    if flags.get("output"):
+        return Path(flags.get("output")).expanduser()
+    run = RunDirectory(checkpoint.parent.parent)
+    return run.path / name if run.exists else checkpoint.with_name(f"{checkpoint.name}-{name}")
+
+
+def sharding_of(trainer: Trainer) -> Sharding:
+    """The trainer's order of samples."""
+    sharding: Sharding = trainer.strategy.sharding  # type: ignore[attr-defined]
+    return sharding
+
+
+def _write(file: Path, result: dict[str, Any]) -> bool:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(result, indent=2) + "\n")
+    except OSError as error:
+        raise RequestError(f"--output {file}", str(error), "--output FILE, in a folder you may write to") from None
+    return True

@@ -1,0 +1,194 @@
+"""Where a run keeps its files, its id and its attempts. Imports no torch.
+
+    runs/<name>/
+      run.json                id, created, attempts so far
+      summary.json            written at the end of every attempt
+      config.yaml             what the newest attempt ran with; attempts/0001/config.yaml, ... keep all of them
+      checkpoints/step-00001234/
+      tensorboard/            one directory over all attempts
+      logs/                   rank-000.log ...
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from project.errors import RequestError
+
+
+@dataclass
+class RunDirectory:
+    """The directory of one run.
+
+    Args:
+        path: `root/name`.
+        title: `<model>-<data>` where the name is the next free number behind it; None where the name is settled.
+        attempt: Number of the attempt that is under way; 0 before `begin_attempt`.
+        fresh: Whether this attempt made the directory.
+    """
+
+    path: Path
+    title: str | None = None
+    attempt: int = 0
+    fresh: bool = False
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run of this name has begun."""
+        return (self.path / "run.json").is_file()
+
+    def log(self, rank: int) -> Path:
+        """The log of one rank."""
+        return self.path / "logs" / f"rank-{rank:03d}.log"
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Reads `run.json` or `summary.json`; empty where it is not there or not whole."""
+        try:
+            content = json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def begin_attempt(self, config: str) -> None:
+        """Makes the directory if need be and notes that an attempt begins. Rank zero alone calls this.
+
+        Args:
+            config: The YAML that this attempt runs with.
+
+        Raises:
+            RequestError: The directory cannot be written.
+        """
+        try:
+            self._make()
+            (self.path / "logs").mkdir(exist_ok=True)
+            record = self.read("run.json") or {"id": uuid.uuid4().hex, "created": _now(), "attempts": []}
+            self.attempt = len(record["attempts"]) + 1
+            record["attempts"].append({"number": self.attempt, "started": _now(), "host": socket.gethostname()})
+            kept = self.path / "attempts" / f"{self.attempt:04d}"
+            kept.mkdir(parents=True, exist_ok=True)
+            write_atomically(kept / "config.yaml", config)
+            write_atomically(self.path / "config.yaml", config)
+            write_atomically(self.path / "run.json", json.dumps(record, indent=2) + "\n")
+        except OSError as error:
+            if self.fresh:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise cannot_write(self.path, error) from None
+
+    def _make(self) -> None:
+        """Makes the directory; two starts at the same time never get the same number."""
+        while True:
+            try:
+                self.path.mkdir(parents=True)
+            except FileExistsError:
+                if self.title is None:
+                    return
+                self.path = next_free(self.path.parent, self.title)
+            else:
+                self.fresh = True
+                return
+
+    def discard_attempt(self) -> None:
+        """Takes back `begin_attempt`, for an attempt that turned out to be impossible before its first step."""
+        if self.fresh:
+            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.path.parent.rmdir()  # the root, if nothing else is in it
+            return
+        record = self.read("run.json")
+        record["attempts"] = record["attempts"][: self.attempt - 1]
+        write_atomically(self.path / "run.json", json.dumps(record, indent=2) + "\n")
+        shutil.rmtree(self.path / "attempts" / f"{self.attempt:04d}", ignore_errors=True)
+        before = self.path / "attempts" / f"{self.attempt - 1:04d}" / "config.yaml"
+        if before.is_file():
+            write_atomically(self.path / "config.yaml", before.read_text())
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Writes `summary.json`, whole or not at all."""
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def put_aside(self) -> Path:
+        """Renames an earlier run of this name, so that a new one can begin; returns where it is now."""
+        number = 1
+        while (aside := self.path.with_name(f"{self.name}.before-{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+
+def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> RunDirectory:
+    """Chooses the run's directory, which need not exist. Rank zero alone calls this.
+
+    Args:
+        root: Where runs are kept.
+        name: `--run`, if given.
+        title: `<model>-<data>`, what an unnamed run is called.
+        job_id: What the scheduler calls the job, so that a requeued job finds its own run.
+
+    Raises:
+        RequestError: The root cannot be written.
+    """
+    folder = Path(root).expanduser()
+    _check_writable(folder)
+    if name or job_id:
+        run = RunDirectory(folder / (name or f"{title}-{job_id}"))
+        if run.path.exists() and not run.path.is_dir():
+            raise RequestError(f"--run {run.name}", f"{run.path.resolve()} is a file", "--run ANOTHER-NAME")
+        if run.path.exists():
+            _check_writable(run.path)
+        return run
+    return RunDirectory(next_free(folder, title), title)
+
+
+def next_free(folder: Path, title: str) -> Path:
+    """The first `<title>-<n>` in `folder` that does not exist."""
+    number = 1
+    while (path := folder / f"{title}-{number}").exists():
+        number += 1
+    return path
+
+
+def _check_writable(folder: Path) -> None:
+    """Raises a RequestError where nothing can be made in `folder`, without making anything."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise cannot_write(folder, NotADirectoryError(f"{existing} is a file"))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise cannot_write(folder, PermissionError(f"no permission to write in {existing.resolve()}"))
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        raise cannot_write(folder, OSError(f"{existing.resolve()} is on a read-only file system"))
+
+
+def cannot_write(folder: Path, error: OSError) -> RequestError:
+    """The error for a run directory that cannot be written."""
+    return RequestError(f"to keep the run in {folder}", str(error), "--root DIR, where DIR is a folder you may write to")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file so that a reader, or a crash, sees the old one or the new one, whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,68 @@
+"""From the command line to the process that does the work. Imports no torch."""
+
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from project.environments.detect import Launch, detect
+from project.environments.local import die_with_parent, run_processes
+from project.errors import CannotStart, Exit, lost_contact, mistake
+from project.flags import Command, Flags, read_flags
+
+
+def start(command: Command, work: Callable[[Flags, Launch], int]) -> int:
+    """Reads the command line and does the work, in this process or in one process a device.
+
+    Args:
+        command: What the command line may say.
+        work: Called with the flags and this process's place among the others; returns the exit code.
+
+    Returns:
+        The exit code, see `project.errors.Exit`.
+    """
+    launch = Launch()
+    try:
+        flags = read_flags(command, sys.argv[1:])
+        launch = detect(flags.get("launcher"))
+        if (devices := processes_to_start(flags, launch)) > 1:
+            return run_processes([sys.executable, *sys.argv], devices)
+        if launch.launcher == "local" and launch.created:
+            die_with_parent()
+        _find_modules_in_this_folder()
+        return work(flags, launch)
+    except Exception as error:
+        return tell(error, launch)
+
+
+def processes_to_start(flags: Flags, launch: Launch) -> int:
+    """How many processes this one has to start itself: those that were asked for, where no launcher has."""
+    devices = flags.values.get("trainer.devices")
+    if launch.created or not isinstance(devices, int | list):
+        return 0
+    return devices if isinstance(devices, int) else len(devices)
+
+
+def tell(error: Exception, launch: Launch) -> Exit:
+    """Says what went wrong, once a machine rather than once a rank, and returns the exit code."""
+    if isinstance(error, CannotStart):
+        if launch.local_rank == 0:
+            print(f"rankzero: cannot start\n{error}", file=sys.stderr, flush=True)
+        return Exit.WRONG_REQUEST
+    who = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
+    if lost_contact(error):
+        print(f"rankzero: {who} lost contact with another rank, which says why", file=sys.stderr, flush=True)
+    elif message := mistake(error):
+        print(f"rankzero: {who} failed\n  {message}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
+        print(f"rankzero: {who} failed with the error above", file=sys.stderr, flush=True)
+    return Exit.FAILED
+
+
+def _find_modules_in_this_folder() -> None:
+    """Lets `--model my_file.MyModel` find my_file.py in the folder one stands in, as `python -m` would."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)

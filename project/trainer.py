@@ -1,0 +1,100 @@
+"""Puts the Trainer together: world, strategy, environment, checkpoint format, callbacks."""
+
+import sys
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import ClusterEnvironment
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar, RichProgressBar
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import Strategy
+
+from project.callbacks.progress import PlainProgress
+from project.callbacks.throughput import Throughput
+from project.checkpoints.directory_io import DirectoryCheckpointIO
+from project.environments.detect import Launch
+from project.errors import RequestError
+from project.sampling.sharding import Sharding
+from project.strategies import DataParallel, OneProcess
+from project.world import World
+
+UNUSED_PARAMETERS = {
+    "auto": False,
+    "ddp": False,
+    "ddp_find_unused_parameters_false": False,
+    "ddp_find_unused_parameters_true": True,
+}
+"""The values of --trainer.strategy -> whether DDP looks for parameters that a step did not use."""
+
+
+def build_trainer(arguments: dict[str, Any], world: World, launch: Launch, sharding: Sharding) -> Trainer:
+    """Builds the Trainer of a run, or of an evaluation. It knows nothing yet of the run's directory.
+
+    Args:
+        arguments: `--trainer.*`, instantiated.
+        world: How many processes there are, and on what.
+        launch: Where this one stands.
+        sharding: How samples are shared among them.
+
+    Raises:
+        RequestError: `--trainer.strategy` is one that cannot keep the run's promises.
+    """
+    devices = arguments["devices"] if isinstance(arguments["devices"], list) else world.devices
+    arguments = {
+        **arguments,
+        "accelerator": world.accelerator,
+        "devices": devices,
+        "num_nodes": world.nodes,
+        "strategy": _strategy(arguments["strategy"], world, sharding),
+        "plugins": [*_as_list(arguments["plugins"]), DirectoryCheckpointIO(), *_environments(world, launch)],
+        "callbacks": [*_as_list(arguments["callbacks"]), *_callbacks(arguments, sharding)],
+        "use_distributed_sampler": False,  # project.sampling shares the samples
+        "logger": False,  # the logger and our checkpoints come with the run's directory, see project.attempt
+        "enable_checkpointing": any(isinstance(c, Checkpoint) for c in _as_list(arguments["callbacks"])),
+        "enable_model_summary": bool(arguments["enable_model_summary"]),
+    }
+    return Trainer(**arguments)
+
+
+def _strategy(asked: Any, world: World, sharding: Sharding) -> Strategy:
+    if not isinstance(asked, str) or asked not in UNUSED_PARAMETERS:
+        raise RequestError(
+            f"--trainer.strategy {asked}",
+            "a strategy for which the order of samples is not known to be right",
+            f"--trainer.strategy {' or '.join(list(UNUSED_PARAMETERS)[:2])}, or ddp_find_unused_parameters_true",
+        )
+    if world.size == 1:
+        index = ":0" if world.accelerator == "cuda" else ""
+        return OneProcess(sharding, device=torch.device(world.accelerator + index))
+    return DataParallel(
+        sharding, process_group_backend=world.backend, find_unused_parameters=UNUSED_PARAMETERS[asked]
+    )
+
+
+def _environments(world: World, launch: Launch) -> list[ClusterEnvironment]:
+    """The cluster environment, always given, so that Lightning never looks for one itself."""
+    if launch.launcher == "slurm":
+        return [SLURMEnvironment(auto_requeue=False)]
+    if launch.created:
+        return [TorchElasticEnvironment()]  # `project.environments.local` sets the same variables as torchrun
+    return [LightningEnvironment()]
+
+
+def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:
+    callbacks: list[Callback] = [Throughput(sharding)]
+    has_bar = any(isinstance(callback, ProgressBar) for callback in _as_list(arguments["callbacks"]))
+    if arguments["enable_progress_bar"] is not False and not has_bar:
+        callbacks.append(RichProgressBar() if sys.stdout.isatty() else PlainProgress())
+    return callbacks
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def callback_of(trainer: Trainer, kind: type[Callback]) -> Any:
+    """The trainer's callback of a kind that it is known to have."""
+    return next(callback for callback in trainer.callbacks if isinstance(callback, kind))
