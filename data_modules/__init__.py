@@ -15,7 +15,7 @@ _FILES = {
     "SyntheticImages": "synthetic_images",
 }
 
-__all__ = ["CIFAR10", "Digits", "FashionMNIST", "ImageFolder", "SyntheticImages", "Toy"]  # noqa: F822 - when asked for
+__all__ = ["CIFAR10", "Digits", "FashionMNIST", "ImageFolder", "SyntheticImages", "Toy"]
 
 
 def __getattr__(name: str) -> Any:

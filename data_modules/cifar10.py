@@ -67,7 +67,9 @@ class CIFAR10(InMemoryData):
     def prepare_data(self) -> None:
         if self.folder is None:
             here = self.root / "cifar-10-batches-py"
-            download(FILES, here, _fetch, "; they are in cifar-10-python.tar.gz, from https://www.cs.toronto.edu/~kriz/")
+            download(
+                FILES, here, _fetch, "; they are in cifar-10-python.tar.gz, from https://www.cs.toronto.edu/~kriz/"
+            )
         assert self.folder
         if self.verify:
             check(FILES, self.folder, otherwise=", or type --data.verify false to use what is there")

@@ -25,9 +25,7 @@ class Digits(InMemoryData):
     in_features = 64
     num_classes = 10
 
-    def __init__(
-        self, augment: bool = True, split_seed: int = 0, batch_size: int = 64, num_workers: int = 0
-    ) -> None:
+    def __init__(self, augment: bool = True, split_seed: int = 0, batch_size: int = 64, num_workers: int = 0) -> None:
         super().__init__(batch_size, num_workers)
         self.augment, self.split_seed = augment, split_seed
 

@@ -112,7 +112,10 @@ class ImageFolder(LightningDataModule):
 
     def _transform(self, split: str) -> Callable[[Image.Image], Tensor]:
         if split == "train" and self.augment:
-            shape: list[v2.Transform] = [v2.RandomResizedCrop(self.image_size, antialias=True), v2.RandomHorizontalFlip()]
+            shape: list[v2.Transform] = [
+                v2.RandomResizedCrop(self.image_size, antialias=True),
+                v2.RandomHorizontalFlip(),
+            ]
         else:
             shape = [v2.Resize(self.image_size * 8 // 7, antialias=True), v2.CenterCrop(self.image_size)]
         transform: Callable[[Image.Image], Tensor] = v2.Compose(
@@ -150,7 +153,9 @@ def read_picture(path: Path) -> Image.Image:
         with Image.open(path) as picture:
             return picture.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"corrupt: {path.resolve()} cannot be read as a picture ({error}); replace or delete it") from None
+        raise ValueError(
+            f"corrupt: {path.resolve()} cannot be read as a picture ({error}); replace or delete it"
+        ) from None
 
 
 def check_pictures(paths: Iterable[Path], seconds: float) -> None:
@@ -176,8 +181,8 @@ def _classes(folder: Path) -> list[str]:
     """The names of the folders in `folder`, one a class."""
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"the data folder {folder.resolve()} is not there; type --data.root DIR, where DIR holds one folder a class, "
-            "or train/ and val/ with those"
+            f"the data folder {folder.resolve()} is not there; type --data.root DIR, where DIR holds one folder a "
+            "class, or train/ and val/ with those"
         )
     classes = _folders(folder)
     if not classes:

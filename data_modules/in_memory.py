@@ -1,7 +1,7 @@
 """Data that fits in memory: held as tensors, gathered a batch at a time."""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import cast
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -14,7 +14,8 @@ Batch = tuple[Tensor, Tensor]
 class InMemory(Dataset[Batch]):
     """Inputs and targets as tensors.
 
-    A batch is read with one gather (`__getitems__`), not sample by sample: the loader has to have `collate_fn=as_it_is`.
+    A batch is read with one gather (`__getitems__`), not sample by sample; the loader has to have
+    `collate_fn=as_it_is`.
 
     Args:
         inputs: Of shape `(count, ...)`.
@@ -40,7 +41,7 @@ class InMemory(Dataset[Batch]):
         return (self.transform(inputs) if self.transform else inputs), targets
 
 
-def as_it_is(batch: Batch) -> Batch:
+def as_it_is(batch: Any) -> Any:
     """Collates nothing: `InMemory.__getitems__` has made the batch already."""
     return batch
 
@@ -102,7 +103,9 @@ def at_least(least: int, name: str, value: int) -> int:
 def check_batch_size(batch_size: int, count: int) -> None:
     """Raises a ValueError where a batch is larger than the training data."""
     if batch_size > count:
-        raise ValueError(f"--data.batch_size is {batch_size}, but there are {count:,} training samples; type at most that")
+        raise ValueError(
+            f"--data.batch_size is {batch_size}, but there are {count:,} training samples; type at most that"
+        )
 
 
 def split_indices(sizes: Sequence[int], seed: int) -> list[Tensor]:
@@ -113,4 +116,4 @@ def split_indices(sizes: Sequence[int], seed: int) -> list[Tensor]:
         seed: The same seed gives the same parts, on every machine and at every number of processes.
     """
     order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed))
-    return list(order.split(list(sizes)))
+    return list(torch.split(order, list(sizes)))

@@ -5,6 +5,7 @@ import hashlib
 import shutil
 import socket
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ class PublishedFile:
             return False
         try:
             return hashlib.sha256(gzip.decompress(data)).hexdigest() == self.content_sha256
-        except (OSError, EOFError, ValueError):
+        except (OSError, EOFError, zlib.error):
             return False
 
 
@@ -104,5 +105,6 @@ def download(files: Sequence[PublishedFile], folder: Path, fetch: Callable[[Path
             shutil.rmtree(made, ignore_errors=True)
         missing = [file.name for file in files if not file.is_in(folder)]
         raise FileNotFoundError(
-            f"missing: {', '.join(missing)}; downloading failed ({error}). Put the files into {folder.resolve()}{by_hand}"
+            f"missing: {', '.join(missing)}; downloading failed ({error}). "
+            f"Put the files into {folder.resolve()}{by_hand}"
         ) from None

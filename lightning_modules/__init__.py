@@ -8,7 +8,7 @@ from typing import Any
 
 _FILES = {"MLP": "mlp", "ResNet": "resnet"}
 
-__all__ = ["MLP", "ResNet"]  # noqa: F822 - imported when asked for
+__all__ = ["MLP", "ResNet"]
 
 
 def __getattr__(name: str) -> Any:

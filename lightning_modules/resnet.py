@@ -98,6 +98,8 @@ def _stage(
     wide = width * block.expansion
     shortcut = None
     if stride != 1 or channels != wide:
-        shortcut = nn.Sequential(nn.Conv2d(channels, wide, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(wide))
+        shortcut = nn.Sequential(
+            nn.Conv2d(channels, wide, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(wide)
+        )
     first = block(channels, width, stride, shortcut)
     return nn.Sequential(first, *(block(wide, width) for _ in range(count - 1)))

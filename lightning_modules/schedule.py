@@ -7,6 +7,7 @@ torch's own schedulers need to be told the number of steps; these are told by `S
 import math
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -36,7 +37,7 @@ class Schedule(LRScheduler):
         """The factor after the warm-up, for `progress` from 0 to 1 over the rest of the run."""
         raise NotImplementedError
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         """The learning rate of each parameter group at this step."""
         return [rate * self._factor_at(self.last_epoch) for rate in self.base_lrs]
 

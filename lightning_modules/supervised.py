@@ -1,6 +1,6 @@
 """What every model here shares: the step, the loss, the metrics, the optimiser and its schedule."""
 
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
@@ -75,7 +75,7 @@ class Supervised(LightningModule):
 
     def _evaluate(self, split: str, inputs: Tensor, targets: Tensor) -> None:
         outputs = self(inputs)
-        loss, score = self.losses[split], self.scores[split]
+        loss, score = cast(MeanMetric, self.losses[split]), cast(Metric, self.scores[split])
         loss.update(self.loss(outputs, targets), weight=len(inputs))
         score.update(outputs, targets)
         name = "mae" if self.num_classes is None else "accuracy"
@@ -103,8 +103,8 @@ def required(name: str, value: int | None, model: str, meaning: str) -> int:
     """
     if value is None:
         raise ValueError(
-            f"{model} has to know {name} ({meaning}), and the data module does not say; "
-            f"type --model.{name} N, or give the data module an attribute of that name"
+            f"{model} has to know {name} ({meaning}), and the data does not say. Type another --model or --data, "
+            f"or --model.{name} N, or give the data module an attribute {name}"
         )
     if value < 1:
         raise ValueError(f"{model}: {name} is {value}; it has to be 1 or more")

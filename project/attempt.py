@@ -160,14 +160,16 @@ class Attempt:
         """Gives the Trainer what had to wait for the run's directory."""
         settings, trainer = self.request.config_init.trainer, self.trainer
         if settings.logger in (None, True):
-            purge = {"purge_step": self.first_step + 1} if self.checkpoint else {}
+            # What a lost attempt logged behind the checkpoint is hidden, so that there is one curve.
+            purge: dict[str, Any] = {"purge_step": self.first_step + 1} if self.checkpoint else {}
             logger = TensorBoardLogger(self.run.path, name="", version="tensorboard", default_hp_metric=False, **purge)
             trainer.loggers = [logger]
         elif settings.logger:
             trainer.loggers = settings.logger if isinstance(settings.logger, list) else [settings.logger]
         if settings.enable_checkpointing is not False:
             every = Interval.read(self.request.config.save_every)
-            trainer.callbacks.append(SaveCheckpoints(self.run.checkpoints, every, self._record))
+            saving = SaveCheckpoints(self.run.checkpoints, every, self._record)
+            trainer.callbacks.append(saving)  # type: ignore[attr-defined]
 
     def _record(self) -> dict[str, Any]:
         order = self.throughput.sharding.training

@@ -1,8 +1,6 @@
 """The command line: flags -> data, model, Trainer, run."""
 
-import re
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import yaml
@@ -13,8 +11,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from project.attempt import Attempt
 from project.environments.detect import Launch
-from project.errors import Exit, RequestError, nearest, saying_why
+from project.errors import Exit, RequestError, saying_why
 from project.flags import Flags
+from project.parser import RankzeroParser, reader
 from project.quiet import quieten
 from project.sampling.sharding import Sharding
 from project.trainer import build_trainer
@@ -61,13 +60,6 @@ def leave_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-class RankzeroParser(LightningArgumentParser):
-    """Lightning's parser; a mistake is one message."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise parsing_error(message, self._option_string_actions)
-
-
 class RankzeroCLI(LightningCLI):
     """LightningCLI with our own arguments; builds data and model, and the Trainer when the world is known.
 
@@ -89,7 +81,7 @@ class RankzeroCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for flag in self.flags.command.own_flags:
-            parser.add_argument(f"--{flag.name}", type=_reader(flag.read), default=flag.default, help=flag.help)
+            parser.add_argument(f"--{flag.name}", type=reader(flag.read), default=flag.default, help=flag.help)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
@@ -103,16 +95,24 @@ class RankzeroCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds the data module, then the model with what it has to know of the data; no Trainer yet."""
         config = self.config.clone()
-        data: LightningDataModule | None = self.parser.instantiate_classes(Namespace(data=config.pop("data"))).data
+        data: LightningDataModule | None = self._instantiate(Namespace(data=config.pop("data"))).data
         arguments = config.model.get("init_args") or Namespace()
         for name in LINKED:
             if name in arguments and arguments[name] is None:
                 arguments[name] = getattr(data, name, None)
-        self.config_init = self.parser.instantiate_classes(config)
+        self.config_init = self._instantiate(config)
         self.model: LightningModule = self.config_init.model
         own_loaders = is_overridden("train_dataloader", self.model) and "data" not in self.flags.given
         self.datamodule = None if own_loaders else data
         self._add_configure_optimizers_method_to_model(None)
+
+    def _instantiate(self, config: Namespace) -> Namespace:
+        try:
+            instances: Namespace = self.parser.instantiate_classes(config)
+        except ValueError as error:
+            # The error of a class's own __init__ comes wrapped in jsonargparse's account of types that did not fit.
+            raise (error.__cause__ if isinstance(error.__cause__, Exception) else error) from None
+        return instances
 
     @property
     def seed(self) -> int:
@@ -143,37 +143,3 @@ class RankzeroCLI(LightningCLI):
             global_batch_size=self.config.global_batch_size,
         )
         return build_trainer(self.config_init.trainer.as_dict(), world, launch, sharding)
-
-
-def _reader(read: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Lets a flag's reader read what YAML has made a number of already."""
-
-    def read_any(value: Any) -> Any:
-        return read(str(value))
-
-    return read_any
-
-
-def parsing_error(message: str, options: Iterable[str]) -> RequestError:
-    """Makes a message of ours of what jsonargparse says, which is several lines of its own terms.
-
-    Args:
-        message: What it says.
-        options: Every option that there is.
-    """
-    options = list(options)
-    if match := re.match(r"[Uu]nrecognized arguments: (\S+)", message):
-        name = match[1].split("=")[0]
-        near = nearest(name, options)
-        return RequestError(match[1], "there is no such flag", near or "--help_all to see all there are")
-    key = match[1] if (match := re.search(r'[Pp]arser key "([^"]+)"', message)) else None
-    if match := re.search(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'", message):
-        group = match[1] or key or ""
-        asked = f"{group}.{match[2]}".strip(".")
-        known = [option[2:] for option in options if option.startswith(f"--{group}.")]
-        near = nearest(asked, known)
-        return RequestError(asked, f"{group or 'it'} has no such argument", near or f"--{group}.help to see those it has")
-    noise = re.compile(r"^(Parser key|Does not validate|Subtypes:|Errors:|Expected a <class 'NoneType'>|Given value)")
-    lines = [line.strip(" -") for line in message.splitlines()]
-    found = "\n".join(line for line in lines if line and not noise.match(line)) or message
-    return RequestError(f"--{key}" if key else "this command line", found, "--help_all to see what it may be")

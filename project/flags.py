@@ -141,7 +141,14 @@ RUNNING = (
 TRAINING = (
     Flag("run", "NAME", a_run_name, "the run's name; left out: the next free one, or the job's", "my-run"),
     Flag("epochs", "N", a_count, "passes over the data", "10", key="trainer.max_epochs", aliases=("total_epochs",)),
-    Flag("save_every", "N", an_interval, "epochs (5), steps (200steps) or time (15min) between checkpoints", "1", default="1"),
+    Flag(
+        "save_every",
+        "N",
+        an_interval,
+        "epochs (5), steps (200steps) or time (15min) between checkpoints",
+        "1",
+        default="1",
+    ),
     Flag(
         "resume",
         "HOW",
@@ -230,7 +237,7 @@ class Command:
 
     def unknown(self, name: str, where: str) -> RequestError:
         """The error for a flag, or a key of a config file, that nothing answers to."""
-        legal = [*self.keys, *LIGHTNING_KEYS, "config", "print_config", "help", "help_all"]
+        legal = [*self.keys, *LIGHTNING_KEYS, *(() if where else ("config", "print_config", "help", "help_all"))]
         near = nearest(name.split(".")[0], legal)
         dashes = "" if where else "--"
         return RequestError(
@@ -373,6 +380,7 @@ def _read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
         if content[name] is None:
             continue
         if key is None:
+            renamed |= name in ("model", "data") and _use_class_path(command, content, name)
             values[name] = content[name]
             continue
         flag = next(flag for flag in command.flags if name in (flag.name, *flag.aliases))
@@ -387,3 +395,14 @@ def _read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
         if isinstance(content.get(section), dict) and content[section].get(entry) is not None:
             values.setdefault(key, content[section][entry])
     return (yaml.safe_dump(content, sort_keys=False) if renamed else str(file)), values
+
+
+def _use_class_path(command: Command, content: dict[str, Any], name: str) -> bool:
+    """Puts the class path in place of a short name in `model:` or `data:`; returns whether there was one."""
+    section = content[name]
+    short = section.get("class_path") if isinstance(section, dict) else section
+    if not isinstance(short, str) or "." in short:
+        return False
+    path = command.class_path(name, short)
+    content[name] = {**section, "class_path": path} if isinstance(section, dict) else {"class_path": path}
+    return True

@@ -1,12 +1,12 @@
 """Where a run keeps its files, its id and its attempts. Imports no torch.
 
-    runs/<name>/
-      run.json                id, created, attempts so far
-      summary.json            written at the end of every attempt
-      config.yaml             what the newest attempt ran with; attempts/0001/config.yaml, ... keep all of them
-      checkpoints/step-00001234/
-      tensorboard/            one directory over all attempts
-      logs/                   rank-000.log ...
+runs/<name>/
+  run.json                id, created, attempts so far
+  summary.json            written at the end of every attempt
+  config.yaml             what the newest attempt ran with; attempts/0001/config.yaml, ... keep all of them
+  checkpoints/step-00001234/
+  tensorboard/            one directory over all attempts
+  logs/                   rank-000.log ...
 """
 
 import contextlib
@@ -177,7 +177,9 @@ def _check_writable(folder: Path) -> None:
 
 def cannot_write(folder: Path, error: OSError) -> RequestError:
     """The error for a run directory that cannot be written."""
-    return RequestError(f"to keep the run in {folder}", str(error), "--root DIR, where DIR is a folder you may write to")
+    return RequestError(
+        f"to keep the run in {folder}", str(error), "--root DIR, where DIR is a folder you may write to"
+    )
 
 
 def write_atomically(path: Path, text: str) -> None:

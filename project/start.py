@@ -8,7 +8,7 @@ from pathlib import Path
 
 from project.environments.detect import Launch, detect
 from project.environments.local import die_with_parent, run_processes
-from project.errors import CannotStart, Exit, lost_contact, mistake
+from project.errors import HOUSE, CannotStart, Exit, lost_contact, mistake
 from project.flags import Command, Flags, read_flags
 
 
@@ -56,9 +56,24 @@ def tell(error: Exception, launch: Launch) -> Exit:
     elif message := mistake(error):
         print(f"rankzero: {who} failed\n  {message}", file=sys.stderr, flush=True)
     else:
-        traceback.print_exception(error)
-        print(f"rankzero: {who} failed with the error above", file=sys.stderr, flush=True)
+        print("".join(user_frames(error)), file=sys.stderr)
+        print(f"rankzero: {who} failed with the error above (whole in the run's logs/)", file=sys.stderr, flush=True)
     return Exit.FAILED
+
+
+def user_frames(error: Exception) -> list[str]:
+    """The traceback without the frames of libraries and of the run itself, where any others are in it."""
+    whole = traceback.TracebackException.from_exception(error)
+    frames = [
+        frame
+        for frame in whole.stack
+        if "site-packages" not in frame.filename and HOUSE not in Path(frame.filename).parents
+    ]
+    if not frames:
+        return list(whole.format())
+    left_out = len(whole.stack) - len(frames)
+    head = f"Traceback (most recent call last; {left_out} frames of libraries left out):\n"
+    return [head, *traceback.format_list(frames), *whole.format_exception_only()]
 
 
 def _find_modules_in_this_folder() -> None:

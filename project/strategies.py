@@ -18,7 +18,7 @@ def _process(strategy: Strategy, sharding: Sharding, loader: object) -> object:
     # after loader workers have begun to draw from it, so that it has to be told here already.
     progress = trainer.fit_loop.epoch_loop.batch_progress.current
     unfinished = trainer.fit_loop.restarting and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-    epoch = trainer.fit_loop.epoch_progress.current.processed
+    epoch = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
     return sharding.apply(loader, training=True, epoch=epoch, start=progress.ready if unfinished else 0)
 
 

@@ -67,9 +67,7 @@ def _strategy(asked: Any, world: World, sharding: Sharding) -> Strategy:
     if world.size == 1:
         index = ":0" if world.accelerator == "cuda" else ""
         return OneProcess(sharding, device=torch.device(world.accelerator + index))
-    return DataParallel(
-        sharding, process_group_backend=world.backend, find_unused_parameters=UNUSED_PARAMETERS[asked]
-    )
+    return DataParallel(sharding, process_group_backend=world.backend, find_unused_parameters=UNUSED_PARAMETERS[asked])
 
 
 def _environments(world: World, launch: Launch) -> list[ClusterEnvironment]:
@@ -97,4 +95,5 @@ def _as_list(value: Any) -> list[Any]:
 
 def callback_of(trainer: Trainer, kind: type[Callback]) -> Any:
     """The trainer's callback of a kind that it is known to have."""
-    return next(callback for callback in trainer.callbacks if isinstance(callback, kind))
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return next(callback for callback in callbacks if isinstance(callback, kind))

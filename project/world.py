@@ -109,6 +109,6 @@ def _shape(flags: Flags, launch: Launch, accelerator: str) -> tuple[int, int]:
         raise RequestError(
             f"--nodes {asked_nodes}",
             f"one process on one machine; {launch.evidence}",
-            f"srun python launch/fit.py --nodes {asked_nodes} ..., or torchrun --nnodes {asked_nodes} ... launch/fit.py",
+            f"srun python launch/fit.py --nodes {asked_nodes} ..., or torchrun --nnodes {asked_nodes} ...",
         )
     return 1, asked_devices or (torch.cuda.device_count() if accelerator == "cuda" else 1)

@@ -51,8 +51,7 @@ class PlainProgress(ProgressBar):
 
     def _print(self, trainer: Trainer, pl_module: LightningModule, where: str) -> None:
         self._printed = time.monotonic()
-        values = {**trainer.progress_bar_metrics}
-        metrics = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
+        metrics = "  ".join(f"{name} {_short(value)}" for name, value in sorted(trainer.callback_metrics.items()))
         seconds = self._printed - self._started
         print(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs} {where}  step {trainer.global_step}  {metrics}  "

@@ -1,8 +1,8 @@
 """A checkpoint as a directory: the state, and a manifest that is written last.
 
-    checkpoints/step-00001234/
-      state.pt         what Lightning saves
-      manifest.json    format, epoch, step, and size and sha256 of each file
+checkpoints/step-00001234/
+  state.pt         what Lightning saves
+  manifest.json    format, epoch, step, and size and sha256 of each file
 """
 
 import hashlib

@@ -84,7 +84,7 @@ class SaveCheckpoints(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         step = trainer.global_step
-        if step == self.saved_at or trainer.fast_dev_run:
+        if step == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         path = self.folder / f"step-{step:08d}"
         trainer.save_checkpoint(path)

@@ -110,7 +110,8 @@ class Sharding:
             assert loader.batch_size is not None
             return loader.batch_size * self.world_size
         if training and size > count:
-            total = f" on each of {self.world_size} processes, {size} in all" if self.global_batch_size is None else ""
+            shared = self.global_batch_size is not None or self.world_size == 1
+            total = "" if shared else f" on each of {self.world_size} processes, {size:,} in all"
             most = count // self.world_size * (1 if self.global_batch_size is None else self.world_size)
             raise RequestError(asked + total, f"{count:,} training samples", f"{asked.split()[0]} {most}, or less")
         return size
