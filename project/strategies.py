@@ -11,15 +11,26 @@ from project.sampling.sharding import Sharding
 
 def _process(strategy: Strategy, sharding: Sharding, loader: object) -> object:
     assert strategy.lightning_module is not None
-    trainer = strategy.lightning_module.trainer
-    if trainer.state.stage is not RunningStage.TRAINING:
-        return sharding.apply(loader, training=False)
-    # A resumed epoch goes on behind the last batch that was trained on. Lightning turns the sampler to the epoch only
-    # after loader workers have begun to draw from it, so that it has to be told here already.
-    progress = trainer.fit_loop.epoch_loop.batch_progress.current
-    unfinished = trainer.fit_loop.restarting and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-    epoch = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
-    return sharding.apply(loader, training=True, epoch=epoch, start=progress.ready if unfinished else 0)
+    stage = strategy.lightning_module.trainer.state.stage
+    return sharding.apply(loader, training=stage is RunningStage.TRAINING)
+
+
+def _carry_on(strategy: Strategy, sharding: Sharding) -> None:
+    """Turns the training samples to where the checkpoint left off.
+
+    Lightning may have made the loader's iterator before it restored the loops (`estimated_stepping_batches` does), and
+    loader processes draw from the sampler at once; so the iterator is made anew (lightning 2.6).
+    """
+    assert strategy.lightning_module is not None
+    loop = strategy.lightning_module.trainer.fit_loop
+    if not (loop.is_resuming and sharding.training):
+        return
+    batches = loop.epoch_loop.batch_progress
+    unfinished = loop.restarting and not batches.is_last_batch
+    sharding.training.set_epoch(loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
+    sharding.training.start = batches.current.ready if unfinished else 0
+    assert loop._data_fetcher is not None
+    iter(loop._data_fetcher)
 
 
 class OneProcess(SingleDeviceStrategy):
@@ -36,6 +47,10 @@ class OneProcess(SingleDeviceStrategy):
 
     def process_dataloader(self, dataloader: object) -> object:
         return _process(self, self.sharding, dataloader)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        _carry_on(self, self.sharding)
 
 
 class DataParallel(DDPStrategy):
@@ -54,6 +69,10 @@ class DataParallel(DDPStrategy):
 
     def process_dataloader(self, dataloader: object) -> object:
         return _process(self, self.sharding, dataloader)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        _carry_on(self, self.sharding)
 
     def on_validation_start(self) -> None:
         """Takes rank zero's buffers (running means of batch norm) on every rank. All ranks must call."""

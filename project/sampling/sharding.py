@@ -33,14 +33,12 @@ class Sharding:
     evaluated: int = field(default=0, init=False)
     """Samples in the evaluation loaders that are ours to order."""
 
-    def apply(self, loader: object, training: bool, epoch: int = 0, start: int = 0) -> object:
+    def apply(self, loader: object, training: bool) -> object:
         """Returns the loader with its sampler replaced, or as it is where its order is the user's own.
 
         Args:
             loader: What a data module returned.
             training: Whether it is the training loader.
-            epoch: The epoch that comes next.
-            start: The batch of that epoch that comes next.
 
         Raises:
             RequestError: A batch would be larger than the data, or there are more ranks than samples.
@@ -71,8 +69,6 @@ class Sharding:
             training=training,
             drop_last=loader.drop_last,
         )
-        batches.set_epoch(epoch)
-        batches.start = start
         if training:
             self.training = batches
         else:
