@@ -50,6 +50,8 @@ def fit(flags: Flags, launch: Launch) -> int:
             with attempt:
                 trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=attempt.checkpoint)
             return Exit.FINISHED
+    except SystemExit:  # how Lightning leaves on SIGTERM and Ctrl-C: with 0 and 1
+        return Exit.FAILED
     finally:
         leave_process_group()
 

@@ -32,6 +32,8 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: World) -> Non
         table.add_row(name, f"{value:.4f}")
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
+    if summary["status"] != "finished":
+        table.add_row("to carry on", f"the same command with --run {run.name}")
     table.add_row("TensorBoard", f"tensorboard --logdir {run.path / 'tensorboard'}")
     _print(table)
 

@@ -1,5 +1,6 @@
 """From the command line to the process that does the work. Imports no torch."""
 
+import signal
 import socket
 import sys
 import traceback
@@ -32,6 +33,8 @@ def start(command: Command, work: Callable[[Flags, Launch], int]) -> int:
             die_with_parent()
         _find_modules_in_this_folder()
         return work(flags, launch)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except Exception as error:
         return tell(error, launch)
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import Strategy
 
-from project.callbacks.progress import PlainProgress
+from project.callbacks.progress import BarProgress, PlainProgress
 from project.callbacks.throughput import Throughput
 from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.environments.detect import Launch
@@ -83,7 +83,7 @@ def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:
     callbacks: list[Callback] = [Throughput(sharding)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in _as_list(arguments["callbacks"]))
     if arguments["enable_progress_bar"] is not False and not has_bar:
-        callbacks.append(RichProgressBar() if sys.stdout.isatty() else PlainProgress())
+        callbacks.append(BarProgress() if sys.stdout.isatty() else PlainProgress())
     return callbacks
 
 

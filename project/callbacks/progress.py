@@ -1,13 +1,26 @@
-"""Progress where standard output is no terminal: a plain line now and then."""
+"""Progress: a bar in a terminal, elsewhere a plain line now and then."""
 
 import time
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from torch import Tensor
 
 EVERY_SECONDS = 10.0
+
+
+class BarProgress(RichProgressBar):
+    """Lightning's bar, which counts epochs from 1 as all our other lines do."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)  # the logger's version, which is always "tensorboard"
+        return metrics
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        trainer = self.trainer
+        return f"epoch {current_epoch + 1}" + (f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else "")
 
 
 class PlainProgress(ProgressBar):

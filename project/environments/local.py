@@ -17,7 +17,7 @@ from types import FrameType
 from project.environments.detect import LOCAL_MARK
 
 GRACE_SECONDS = 10.0
-"""How long the others have to leave by themselves once one process has failed."""
+"""How long processes have to leave by themselves once one has failed, or once they were told to end."""
 
 _POLL_SECONDS = 0.05
 
@@ -26,25 +26,20 @@ def run_processes(command: Sequence[str], count: int) -> int:
     """Runs `command` in `count` processes, ranks 0 to `count` - 1, and waits for all of them.
 
     Returns:
-        0 where all left with 0; otherwise the exit code of the one that failed first. A signal that ended it counts
-        as 1, as a failure without a word.
+        0 where all left with 0; otherwise the exit code of the one that failed first. One that was ended by a signal
+        counts as 1.
     """
-    port = _free_port()
-    processes = [subprocess.Popen(command, env=_variables(rank, count, port)) for rank in range(count)]
-
-    def pass_on(signum: int, frame: FrameType | None) -> None:
-        for process in processes:
-            process.send_signal(signum)
-
-    before = {signum: signal.signal(signum, pass_on) for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
+    port = free_port()
+    watched = _Processes([subprocess.Popen(command, env=_variables(rank, count, port)) for rank in range(count)])
+    before = {
+        signum: signal.signal(signum, watched.pass_on) for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    }
     # A terminal sends Ctrl-C to the whole foreground group, so that every process already has it.
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return _wait(processes)
+        return watched.wait()
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        watched.kill()
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
@@ -57,7 +52,8 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing on this machine listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -65,7 +61,7 @@ def _free_port() -> int:
 
 def _variables(rank: int, count: int, port: int) -> dict[str, str]:
     """The variables that torchrun would set, and the mark that it was us."""
-    return {
+    variables = {
         **os.environ,
         LOCAL_MARK: "1",
         "RANK": str(rank),
@@ -75,30 +71,53 @@ def _variables(rank: int, count: int, port: int) -> dict[str, str]:
         "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else ""),
     }
+    if sys.platform == "linux":
+        variables.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: nothing of gloo's listens beyond it
+    return variables
 
 
-def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> int:
-    failed: int | None = None
-    deadline = float("inf")
-    while any(process.poll() is None for process in processes):
-        if failed is None and (failed := _first_failure(processes)) is not None:
-            deadline = time.monotonic() + GRACE_SECONDS
-        if time.monotonic() > deadline:
-            for process in processes:
-                process.kill()
-        time.sleep(_POLL_SECONDS)
-    return _first_failure(processes) or 0 if failed is None else failed
+class _Processes:
+    """Processes that are watched together."""
 
+    def __init__(self, processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+        self.processes = processes
+        self.deadline = float("inf")
 
-def _first_failure(processes: Sequence["subprocess.Popen[bytes]"]) -> int | None:
-    for rank, process in enumerate(processes):
-        code = process.poll()
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name
-            print(f"rankzero: rank {rank} was ended by {name}; ending the others", file=sys.stderr, flush=True)
-            return 1
-        if code:
-            return code
-    return None
+    def pass_on(self, signum: int, frame: FrameType | None) -> None:
+        """Passes a signal on to all; SIGTERM leaves them a while to end."""
+        for process in self.processes:
+            process.send_signal(signum)
+        if signum == signal.SIGTERM:
+            self._give_grace()
+
+    def wait(self) -> int:
+        """Waits for all, but not long once one has failed; returns the exit code of that one, or 0."""
+        failed: int | None = None
+        while any(process.poll() is None for process in self.processes):
+            if failed is None and (failed := self._first_failure()) is not None:
+                self._give_grace()
+            if time.monotonic() > self.deadline:
+                self.kill()
+            time.sleep(_POLL_SECONDS)
+        return (self._first_failure() or 0) if failed is None else failed
+
+    def kill(self) -> None:
+        """Kills those that are left."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def _give_grace(self) -> None:
+        self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
+
+    def _first_failure(self) -> int | None:
+        for rank, process in enumerate(self.processes):
+            code = process.poll()
+            if code is not None and code < 0:
+                name = signal.Signals(-code).name
+                print(f"rankzero: rank {rank} was ended by {name}; ending the others", file=sys.stderr, flush=True)
+                return 1
+            if code:
+                return code
+        return None
