@@ -111,8 +111,9 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy 2.4 deprecates a form of dtype that these pickles of 2009 have
             content = _ArraysOnly(file, encoding="latin1").load()
+        content = {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
         pictures = np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
-        labels = np.asarray(content.get("labels", content.get("fine_labels")), dtype=np.int64)
+        labels = np.asarray(content["labels"], dtype=np.int64)
     except Exception as error:
         raise ValueError(f"corrupt: {path.resolve()} is not a file of CIFAR-10 ({error})") from None
     if len(pictures) != len(labels) or (len(labels) and not 0 <= labels.min() <= labels.max() < 10):
@@ -125,8 +126,9 @@ class _ArraysOnly(pickle.Unpickler):
 
     ALLOWED = frozenset(
         {
-            ("numpy.core.multiarray", "_reconstruct"),
             ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "scalar"),
+            ("numpy._core.numeric", "_frombuffer"),
             ("numpy", "ndarray"),
             ("numpy", "dtype"),
             ("_codecs", "encode"),
@@ -134,6 +136,10 @@ class _ArraysOnly(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
+        if module.startswith("numpy.core."):  # before numpy 2, as in the published files
+            module = module.replace("numpy.core.", "numpy._core.")
         if (module, name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        if not hasattr(np, "_core"):
+            module = module.replace("numpy._core.", "numpy.core.")
+        return super().find_class(module, name)

@@ -9,8 +9,10 @@ import sys
 
 import data_modules
 import lightning_modules
+from project.command import Command
+from project.command_line import Flags
 from project.environments.detect import Launch
-from project.flags import EVALUATING, RUNNING, Command, Flags
+from project.flags import EVALUATING, RUNNING
 from project.start import start
 
 EVALUATE = Command(

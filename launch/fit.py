@@ -9,8 +9,10 @@ import sys
 
 import data_modules
 import lightning_modules
+from project.command import Command
+from project.command_line import Flags
 from project.environments.detect import Launch
-from project.flags import RUNNING, TRAINING, Command, Flags
+from project.flags import RUNNING, TRAINING
 from project.start import start
 
 FIT = Command(

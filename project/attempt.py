@@ -3,63 +3,22 @@
 import logging
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.strategies import Strategy
 from typing_extensions import Self
 
 from project import report
 from project.callbacks.throughput import Throughput
-from project.checkpoints.directory_io import newest_valid, read_manifest, verify
+from project.checkpoints.directory_io import newest_valid
 from project.checkpoints.saving import Interval, SaveCheckpoints
 from project.environments.detect import Launch
-from project.errors import CannotStart, RequestError, mistake
-from project.run_directory import RunDirectory, choose_run
+from project.errors import mistake
+from project.resume import Request, agreed, decide
 from project.trainer import callback_of
 from project.world import World
-
-T = TypeVar("T")
-
-
-class Request(Protocol):
-    """What an attempt has to know of the command line; `project.cli.RankzeroCLI` is one."""
-
-    config: Any
-    config_init: Any
-    model: LightningModule
-
-    @property
-    def title(self) -> str:
-        """`<model>-<data>`."""
-
-    @property
-    def config_text(self) -> str:
-        """The configuration as YAML."""
-
-
-@dataclass
-class Decision:
-    """What rank zero decides and all ranks follow.
-
-    Args:
-        run: The run's directory.
-        checkpoint: What to carry on from.
-        manifest: What that checkpoint says of itself.
-        notes: Lines for a person to read.
-        already_finished: Whether there is nothing left to do.
-    """
-
-    run: RunDirectory
-    checkpoint: Path | None = None
-    manifest: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    already_finished: bool = False
 
 
 class Attempt:
@@ -178,89 +137,3 @@ class Attempt:
             "config": self.request.config_text,
             "global_batch_size": order.global_batch_size if order else None,
         }
-
-
-def agreed(strategy: Strategy, rank: int, decide: Callable[[], T]) -> T:
-    """Rank zero decides, all follow; where it finds that it cannot, all raise. All ranks must call."""
-    outcome: T | CannotStart | None = None
-    if rank == 0:
-        try:
-            outcome = decide()
-        except CannotStart as error:
-            outcome = error
-    outcome = strategy.broadcast(outcome)
-    if isinstance(outcome, CannotStart):
-        raise outcome
-    assert outcome is not None
-    return outcome
-
-
-def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
-    """Chooses the run's directory and what to carry on from, and begins the attempt. Rank zero alone calls this."""
-    config = request.config
-    run = choose_run(config.root, config.run, request.title, launch.job_id)
-    decision = Decision(run)
-    if config.resume == "never":
-        if run.exists:
-            decision.notes.append(f"the earlier run {run.name} is kept as {run.put_aside()}")
-    elif config.resume == "auto":
-        decision.checkpoint, refused = newest_valid(run.checkpoints)
-        decision.notes += [f"passed over: {reason}" for reason in refused]
-    else:
-        decision.checkpoint = given_checkpoint(config.resume)
-    if decision.checkpoint and decision.checkpoint.is_dir():
-        decision.manifest = dict(read_manifest(decision.checkpoint))
-    if config.resume == "auto" and _reached(run.read("summary.json"), trainer):
-        decision.already_finished = True
-        decision.notes.append(already_finished_note(run, trainer))
-    else:
-        run.begin_attempt(request.config_text)
-    return decision
-
-
-def given_checkpoint(text: str) -> Path:
-    """Finds the checkpoint that `--resume PATH` or `--checkpoint PATH` means: a checkpoint, or a run's directory.
-
-    Raises:
-        RequestError: There is none that is whole.
-    """
-    path = Path(text).expanduser()
-    if path.suffix == ".ckpt" and path.is_file():
-        return path
-    checkpoint, refused = newest_valid(path / "checkpoints")
-    if checkpoint:
-        return checkpoint
-    try:
-        verify(path)
-    except (OSError, ValueError) as error:
-        siblings = newest_valid(path.parent)[0]
-        raise RequestError(
-            f"the checkpoint {text}",
-            "\n".join([*refused, str(error)]),
-            str(siblings or "the path of a checkpoint, such as runs/NAME/checkpoints/step-00000100"),
-        ) from None
-    return path
-
-
-def _reached(summary: dict[str, Any], trainer: Trainer) -> bool:
-    """Whether a run is finished, and is asked for no more than it was then."""
-    if summary.get("status") != "finished":
-        return False
-
-    def more(asked: int | None, had: int | None) -> bool:
-        unlimited = (None, -1)
-        return had not in unlimited and (asked in unlimited or int(asked or 0) > int(had or 0))
-
-    return not more(trainer.max_epochs, summary.get("max_epochs")) and not more(
-        trainer.max_steps, summary.get("max_steps")
-    )
-
-
-def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
-    """What a run says that has nothing left to do."""
-    epochs = run.read("summary.json")["epochs"]
-    return (
-        f"run {run.name} is already finished ({epochs} epochs; {run.path}).\n"
-        f"  to go on:     the same command with --epochs {epochs * 2 or 1}\n"
-        f"  to start anew: the same command with --run ANOTHER-NAME, or with --resume never"
-    )

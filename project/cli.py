@@ -10,9 +10,9 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from project.attempt import Attempt
+from project.command_line import Flags
 from project.environments.detect import Launch
 from project.errors import Exit, RequestError, saying_why
-from project.flags import Flags
 from project.parser import RankzeroParser, reader
 from project.quiet import quieten
 from project.sampling.sharding import Sharding
@@ -110,7 +110,7 @@ class RankzeroCLI(LightningCLI):
 
     def _instantiate(self, config: Namespace) -> Namespace:
         try:
-            instances: Namespace = self.parser.instantiate_classes(config)
+            instances: Namespace = self.parser.instantiate(config)
         except ValueError as error:
             # The error of a class's own __init__ comes wrapped in jsonargparse's account of types that did not fit.
             raise (error.__cause__ if isinstance(error.__cause__, Exception) else error) from None
@@ -130,7 +130,7 @@ class RankzeroCLI(LightningCLI):
     @property
     def config_text(self) -> str:
         """The configuration as YAML, to start another run like it: without the run's name and what it resumed."""
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        config = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         for name in ("run", "resume"):
             config.pop(name, None)
         return str(yaml.safe_dump(config, sort_keys=False))

@@ -9,13 +9,13 @@ import yaml
 from lightning.pytorch import Trainer
 
 from project import report
-from project.attempt import agreed, given_checkpoint
 from project.checkpoints.directory_io import newest_valid, read_manifest
 from project.cli import RankzeroCLI, leave_process_group
+from project.command_line import Flags
 from project.environments.detect import Launch
 from project.errors import Exit, RequestError, nearest, saying_why
-from project.flags import Flags
 from project.quiet import quieten
+from project.resume import agreed, given_checkpoint
 from project.run_directory import RunDirectory, write_atomically
 from project.sampling.sharding import Sharding
 from project.world import resolve_world, start_processes

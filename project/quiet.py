@@ -10,7 +10,10 @@ _NOISE = (
     r".*your dataloader is not resumable.*",  # project.sampling resumes it
     r".*No seed found.*",
     r".*sync_dist=True.*",  # torchmetrics reduce themselves
-    r".*isinstance\(treespec, LeafSpec\).*",
+    r".*isinstance\(treespec, LeafSpec\).*",  # Lightning of torch
+    r".*JsonargparseDeprecationWarning.*",  # Lightning of jsonargparse
+    r".*JSONARGPARSE_DEPRECATION_WARNINGS.*",
+    r".*was deprecated in v4.*will be removed in v5.*",
     r".*Checkpoint directory .* exists and is not empty.*",
 )
 

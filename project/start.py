@@ -7,10 +7,11 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from project.command import Command
+from project.command_line import Flags, read_flags
 from project.environments.detect import Launch, detect
 from project.environments.local import die_with_parent, run_processes
 from project.errors import HOUSE, CannotStart, Exit, lost_contact, mistake
-from project.flags import Command, Flags, read_flags
 
 
 def start(command: Command, work: Callable[[Flags, Launch], int]) -> int:
@@ -42,7 +43,7 @@ def start(command: Command, work: Callable[[Flags, Launch], int]) -> int:
 def processes_to_start(flags: Flags, launch: Launch) -> int:
     """How many processes this one has to start itself: those that were asked for, where no launcher has."""
     devices = flags.values.get("trainer.devices")
-    if launch.created or not isinstance(devices, int | list):
+    if launch.created or flags.only_prints or not isinstance(devices, int | list):
         return 0
     return devices if isinstance(devices, int) else len(devices)
 

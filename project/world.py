@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from project.command_line import Flags
 from project.environments.detect import Launch
 from project.environments.local import run_processes
 from project.errors import RequestError
-from project.flags import Flags
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
@@ -84,8 +85,8 @@ class GlobalBatches(Sampler[list[int]]):
     def _order(self) -> Tensor | None:
         if not self.shuffle:
             return None
-        generator = torch.Generator().manual_seed((self.seed << 32) + self.epoch)
-        return torch.randperm(self.count, generator=generator)
+        # Not torch's generator: of a seed that holds two numbers it uses the lower 32 bits alone.
+        return torch.from_numpy(np.random.default_rng([self.seed, self.epoch]).permutation(self.count))
 
     def state_dict(self) -> dict[str, Any]:
         """What the order depends on; free of ranks."""

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 CONFIG = """\
@@ -34,7 +34,7 @@ SlurmdLogFile={folder}/slurmd-%n.log
 SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=8 RealMemory=2000 State=UNKNOWN
+NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=8 RealMemory=2000
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
 
@@ -113,9 +113,9 @@ def free_ports(count: int) -> int:
     raise OSError("no free ports between 17000 and 19000")
 
 
-def wait_until(condition: "object", what: str, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not start within {seconds} s")
         time.sleep(0.2)

@@ -1,0 +1,19 @@
+"""The learning rate in TensorBoard."""
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class LearningRate(Callback):
+    """Logs `train/lr` (`train/lr-1`, ... for further optimisers and parameter groups) at the logging interval.
+
+    Unlike Lightning's LearningRateMonitor it needs no schedule, and keeps the rate out of the run's metrics.
+    """
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.logger is None or trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            return
+        rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        names = ["train/lr", *(f"train/lr-{i}" for i in range(1, len(rates)))]
+        trainer.logger.log_metrics(dict(zip(names, map(float, rates), strict=True)), trainer.global_step)

@@ -1,0 +1,90 @@
+"""What a command line may say: its flags, the models and data it knows by name, its help. Imports no torch."""
+
+from dataclasses import dataclass
+from types import ModuleType
+
+from project.errors import RequestError, nearest
+from project.flags import Flag
+
+LIGHTNING_KEYS = ("trainer", "model", "data", "optimizer", "lr_scheduler", "seed_everything")
+"""The top-level keys of every LightningCLI."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line: its name, what it is for, its flags and its examples.
+
+    Args:
+        name: The script's name, as in `launch/<name>.py`.
+        purpose: One line.
+        flags: The short flags that it takes.
+        examples: Lines that work as they stand.
+        models: The package whose `__all__` names the models known by short names.
+        data: The package whose `__all__` names the data modules known by short names.
+        default_model: What is trained when nobody says.
+        default_data: What it is trained on when nobody says.
+    """
+
+    name: str
+    purpose: str
+    flags: tuple[Flag, ...]
+    examples: tuple[str, ...]
+    models: ModuleType
+    data: ModuleType
+    default_model: str | None = None
+    default_data: str | None = None
+
+    @property
+    def own_flags(self) -> list[Flag]:
+        """The flags that are arguments of our own, not other names for Lightning's."""
+        return [flag for flag in self.flags if flag.key is None]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Every name of a short flag -> the LightningCLI key that it is, or its own name."""
+        return {name: flag.key or flag.name for flag in self.flags for name in (flag.name, *flag.aliases)}
+
+    def help(self) -> str:
+        """The help: one screen."""
+        rows = [("--model NAME", self._names(self.models)), ("--data NAME", self._names(self.data))]
+        rows += [
+            (f"--{flag.name} {flag.metavar}", flag.help + "".join(f" (also --{name})" for name in flag.aliases))
+            for flag in self.flags
+        ]
+        rows += [
+            ("--config FILE", "YAML with any of these, short or as LightningCLI's --print_config writes them"),
+            ("--model.X --data.X --trainer.X", "any argument of theirs; all of them: --help_all"),
+        ]
+        lines = [f"python launch/{self.name}.py: {self.purpose}", ""]
+        lines += [f"  {left:<31} {right}" for left, right in rows]
+        return "\n".join([*lines, "", *(f"  {example}" for example in self.examples)])
+
+    @staticmethod
+    def _names(package: ModuleType) -> str:
+        return ", ".join(package.__all__) + ", or a class path"
+
+    def class_path(self, flag: str, text: str) -> str:
+        """Returns the class path of a short class name; leaves class paths and config files as they are."""
+        package: ModuleType = getattr(self, "models" if flag == "model" else "data")
+        if text in package.__all__:
+            return f"{package.__name__}.{text}"
+        if "." in text:
+            return text
+        near = nearest(text, package.__all__)
+        raise RequestError(
+            f"--{flag} {text}",
+            f"no {flag} of that name; there are {', '.join(package.__all__)}, and any class path (my_package.MyClass)",
+            f"--{flag} {near or package.__all__[0]}",
+        )
+
+    def unknown(self, name: str, where: str) -> RequestError:
+        """The error for a flag, or a key of a config file, that nothing answers to."""
+        legal = [*self.keys, *LIGHTNING_KEYS, *(() if where else ("config", "print_config", "help", "help_all"))]
+        near = nearest(name.split(".")[0], legal)
+        dashes = "" if where else "--"
+        return RequestError(
+            f"{where}{dashes}{name}",
+            f"there is no {'such key' if where else 'flag of that name'}; there are "
+            + ", ".join(f"{dashes}{word}" for word in legal),
+            f"{dashes}{near}" if near else f"python launch/{self.name}.py --help",
+        )

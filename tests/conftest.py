@@ -1,0 +1,44 @@
+"""Every test leaves the process as it found it."""
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    variables = _variables()
+    threads = set(threading.enumerate())
+    before = {child.pid for child in _children()}
+    yield
+    assert _variables() == variables, "the test leaked an environment variable"
+    assert not (torch.distributed.is_available() and torch.distributed.is_initialized()), "a process group is left"
+    left = [thread.name for thread in set(threading.enumerate()) - threads if not thread.daemon and thread.is_alive()]
+    assert not left, f"the test leaked threads: {left}"
+    if any(child.pid not in before for child in _children()):
+        gc.collect()  # a loader that is still held, by a traceback say, keeps its processes
+        psutil.wait_procs([child for child in _children() if child.pid not in before], timeout=5)
+    left = [child for child in _children() if child.pid not in before]
+    assert not left, f"the test leaked processes: {left}"
+
+
+def _variables() -> dict[str, str]:
+    """The environment, without what pytest and scikit-learn (at its import) set."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KMP_"))}
+
+
+def _children() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder that the test stands in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,105 @@
+import pytest
+import torch
+from data_modules.image_folder import ImageFolder, check_pictures
+from PIL import Image
+from torch.utils.data import DataLoader
+
+
+def tree(root, splits=("",), classes=("ant", "bee"), each=15, size=(40, 30), mode="RGB"):
+    for split in splits:
+        for number, name in enumerate(classes):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(each):
+                Image.new(mode, size, color=i * 10 if mode == "L" else (number * 200, i * 10, 0)).save(
+                    folder / f"{i}.png"
+                )
+    return root
+
+
+def ready(root, **options):
+    module = ImageFolder(str(root), **{"image_size": 16, "num_workers": 0, "batch_size": 4, **options})
+    module.prepare_data()
+    module.setup("fit")
+    return module
+
+
+def test_a_tree_with_splits(tmp_path):
+    module = ready(tree(tmp_path, splits=("train", "val", "test")))
+    assert {split: len(samples) for split, samples in module.splits.items()} == {"train": 30, "val": 30, "test": 30}
+    pictures, labels = next(iter(module.train_dataloader()))
+    assert pictures.shape == (4, 3, 16, 16) and pictures.dtype is torch.float32 and labels.dtype is torch.int64
+    assert (module.num_classes, module.in_channels, module.classes) == (2, 3, ["ant", "bee"])
+
+
+@pytest.mark.parametrize("splits", [("",), ("train",)])
+def test_a_tree_without_is_split_by_seed_and_never_overlaps(tmp_path, splits):
+    root = tree(tmp_path, splits=splits)
+    first, again = ready(root).splits, ready(root).splits
+    assert first == again and {split: len(samples) for split, samples in first.items()} == {
+        "train": 24,
+        "val": 3,
+        "test": 3,
+    }
+    assert len({path for samples in first.values() for path, _ in samples}) == 30
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_any_picture_becomes_rgb(tmp_path, mode):
+    module = ready(tree(tmp_path, mode=mode))
+    assert next(iter(module.val_dataloader()))[0].shape[1:] == (3, 16, 16)
+
+
+def test_a_missing_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere is not there"):
+        ImageFolder(str(tmp_path / "nowhere"))
+
+
+def test_an_empty_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is empty"):
+        ImageFolder(str(tmp_path))
+    (tmp_path / "ant").mkdir()
+    with pytest.raises(FileNotFoundError, match="hold no picture"):
+        ready(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"no picture"])
+def test_a_damaged_picture_is_named(tmp_path, damage):
+    path = tree(tmp_path, size=(200, 200)) / "ant" / "7.png"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"corrupt: .*ant/7\.png"):
+        ready(tmp_path)
+
+
+def test_the_check_ends_in_time(tmp_path):
+    path = tree(tmp_path) / "ant" / "7.png"
+    path.write_bytes(b"")
+    check_pictures([path], seconds=-1)
+
+
+def test_a_damaged_picture_that_was_not_tried_is_named_when_it_comes_up(tmp_path):
+    module = ready(tree(tmp_path))
+    for path, _ in module.splits["val"]:
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"corrupt: .*png") as error:
+        list(DataLoader(module.val_dataloader().dataset, num_workers=1))
+    from project.errors import mistake
+
+    assert str(mistake(error.value)).startswith("corrupt: ")
+
+
+def test_a_class_that_training_lacks(tmp_path):
+    tree(tmp_path, splits=("train",))
+    tree(tmp_path, splits=("val",), classes=("ant", "cat"))
+    with pytest.raises(ValueError, match="cat"):
+        ready(tmp_path)
+
+
+def test_no_test_split(tmp_path):
+    with pytest.raises(FileNotFoundError, match="--split val"):
+        ready(tree(tmp_path, splits=("train", "val"))).test_dataloader()
+
+
+def test_too_few_to_split(tmp_path):
+    with pytest.raises(ValueError, match="too few"):
+        ready(tree(tmp_path, each=2))

@@ -1,0 +1,110 @@
+import pytest
+import torch
+from data_modules.augmentation import Pictures, crop_at_random
+from data_modules.digits import Digits
+from data_modules.in_memory import InMemory, as_it_is, split_indices
+from data_modules.synthetic_images import SyntheticImages
+from data_modules.toy import Toy
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(0, 1000))
+def test_splits_never_overlap_and_leave_nothing_out(sizes, seed):
+    parts = [part.tolist() for part in split_indices(sizes, seed)]
+    assert [len(part) for part in parts] == sizes
+    assert sorted(i for part in parts for i in part) == list(range(sum(sizes)))
+    assert parts == [part.tolist() for part in split_indices(sizes, seed)]
+
+
+def test_a_batch_is_gathered_at_once_and_is_what_single_samples_are():
+    data = InMemory(torch.rand(10, 3), torch.arange(10))
+    inputs, targets = next(iter(DataLoader(data, batch_size=4, collate_fn=as_it_is)))
+    assert torch.equal(inputs, torch.stack([data[i][0] for i in range(4)])) and targets.tolist() == [0, 1, 2, 3]
+
+
+def ready(module):
+    module.setup("fit")
+    return module
+
+
+MODULES = [Toy, Digits, lambda: SyntheticImages(count=300, image_size=12, in_channels=2, num_classes=5)]
+
+
+@pytest.mark.parametrize("make", MODULES)
+def test_what_a_module_says_of_its_data_is_so(make):
+    module = ready(make())
+    for loader in (module.train_dataloader(), module.val_dataloader(), module.test_dataloader()):
+        inputs, targets = next(iter(loader))
+        assert inputs.dtype is torch.float32 and inputs[0].numel() == module.in_features
+        if hasattr(module, "num_classes"):
+            assert inputs.shape[1:] == (module.in_channels, module.image_size, module.image_size)
+            assert targets.dtype is torch.int64 and 0 <= targets.min() <= targets.max() < module.num_classes
+        else:
+            assert targets.shape[1:] == (module.out_features,)
+
+
+def rows(dataset):
+    return {tuple(picture.flatten().tolist()) for picture in dataset.inputs}
+
+
+def test_toy_is_the_tutorials():
+    splits = ready(Toy()).splits
+    assert len(splits["train"]) == 2048 and splits["train"].inputs.shape == (2048, 20)
+    assert not rows(splits["train"]) & rows(splits["val"]) and not rows(splits["val"]) & rows(splits["test"])
+
+
+def test_the_digits_are_split_the_same_way_each_time():
+    first, again, other = (ready(Digits(split_seed=seed)).splits for seed in (0, 0, 1))
+    assert [len(first[split]) for split in ("train", "val", "test")] == [1437, 180, 180]
+    assert torch.equal(first["val"].inputs, again["val"].inputs)
+    assert not torch.equal(first["val"].inputs, other["val"].inputs)
+
+
+def test_training_digits_are_shifted_and_others_are_not():
+    splits = ready(Digits()).splits
+    torch.manual_seed(0)
+    some = list(range(20))
+    assert not torch.equal(*(splits["train"].__getitems__(some)[0] for _ in range(2)))
+    assert torch.equal(*(splits["val"].__getitems__(some)[0] for _ in range(2)))
+    assert torch.equal(*(ready(Digits(augment=False)).splits["train"].__getitems__(some)[0] for _ in range(2)))
+
+
+def test_noise_of_any_count_costs_no_memory():
+    dataset = ready(SyntheticImages(count=10**9, image_size=8)).splits["train"]
+    assert len(dataset) == 10**9 and dataset.pictures.numel() < 10**6
+    assert torch.equal(dataset.__getitems__([10**9 - 1])[0][0], dataset[10**9 - 1][0])
+
+
+@pytest.mark.parametrize("padding", [1, 4])
+def test_crops_are_windows_of_the_padded_picture(padding):
+    pictures = torch.arange(1, 5 * 2 * 6 * 6 + 1).reshape(5, 2, 6, 6)
+    cropped = crop_at_random(pictures, padding)
+    padded = torch.nn.functional.pad(pictures, (padding,) * 4)
+    for before, after in zip(padded, cropped, strict=True):
+        windows = before.unfold(1, 6, 1).unfold(2, 6, 1).permute(1, 2, 0, 3, 4).flatten(0, 1)
+        assert any(torch.equal(window, after) for window in windows)
+
+
+def test_pictures_are_normalised():
+    batch = Pictures(mean=(10.0,), std=(2.0,))(torch.full((1, 1, 2, 2), 14, dtype=torch.uint8))
+    assert torch.equal(batch, torch.full((1, 1, 2, 2), 2.0))
+
+
+def test_half_of_the_pictures_are_mirrored():
+    torch.manual_seed(0)
+    pictures = torch.arange(4.0).expand(1000, 1, 1, 4)
+    mirrored = (Pictures((0.0,), (1.0,), flip=True)(pictures)[:, 0, 0, 0] == 3).sum()
+    assert 400 < mirrored < 600
+
+
+@pytest.mark.parametrize("wrong", [lambda: Toy(batch_size=0), lambda: Toy(count=0), lambda: Digits(num_workers=-1)])
+def test_what_may_not_be(wrong):
+    with pytest.raises(ValueError, match="or more"):
+        wrong()
+
+
+def test_a_batch_larger_than_the_data():
+    with pytest.raises(ValueError, match="1,437 training samples"):
+        ready(Digits(batch_size=1438))

@@ -1,0 +1,45 @@
+import pytest
+import torch
+from lightning_modules.mlp import MLP
+from torch import nn
+
+
+def shapes(model):
+    return [(layer.in_features, layer.out_features) for layer in model.network if isinstance(layer, nn.Linear)]
+
+
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        ({"in_features": 20, "out_features": 1}, [(20, 1)]),
+        ({"in_features": 20, "out_features": 3, "hidden_sizes": [8]}, [(20, 8), (8, 3)]),
+        ({"in_features": 64, "num_classes": 10}, [(64, 256), (256, 128), (128, 10)]),
+        ({"in_features": 64, "num_classes": 10, "hidden_sizes": []}, [(64, 10)]),
+        ({"in_features": 64, "num_classes": 10, "out_features": 3, "hidden_sizes": [5, 6]}, [(64, 5), (5, 6), (6, 10)]),
+    ],
+)
+def test_layers(options, layers):
+    assert shapes(MLP(**options)) == layers
+
+
+def test_pictures_are_flattened():
+    assert MLP(in_features=48, num_classes=4)(torch.rand(2, 3, 4, 4)).shape == (2, 4)
+
+
+def test_classes_make_it_a_classification():
+    logits, labels = torch.randn(6, 4), torch.randint(4, (6,))
+    assert torch.equal(
+        MLP(in_features=2, num_classes=4).loss(logits, labels), nn.functional.cross_entropy(logits, labels)
+    )
+    outputs, targets = torch.randn(6, 1), torch.randn(6, 1)
+    assert torch.equal(
+        MLP(in_features=2, out_features=1).loss(outputs, targets), nn.functional.mse_loss(outputs, targets)
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"in_features": 3}, {"in_features": 3, "out_features": 1, "hidden_sizes": [0]}]
+)
+def test_what_it_has_to_know(options):
+    with pytest.raises(ValueError, match="MLP"):
+        MLP(**options)

@@ -1,0 +1,74 @@
+import math
+
+import pytest
+import torch
+from lightning_modules.schedule import Constant, Cosine, OneCycle
+
+
+def rates(make, steps):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+    schedule = make(optimizer)
+    schedule.plan(steps)
+    seen = []
+    for _ in range(steps):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return seen
+
+
+def test_constant():
+    assert rates(Constant, 5) == [2.0] * 5
+
+
+def test_cosine_is_torchs():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+    torchs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+    expected = []
+    for _ in range(20):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        torchs.step()
+    assert rates(Cosine, 20) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", [Constant, Cosine])
+def test_warm_up_rises_linearly_to_the_optimisers_own(kind):
+    seen = rates(lambda optimizer: kind(optimizer, warmup_steps=4), 20)
+    assert seen[:5] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
+
+
+def test_cosine_ends_where_it_was_told():
+    assert rates(lambda optimizer: Cosine(optimizer, final_factor=0.1), 1000)[-1] == pytest.approx(0.2, rel=1e-3)
+
+
+def test_one_cycle_goes_up_and_down():
+    seen = rates(OneCycle, 100)
+    assert seen[0] == pytest.approx(2.0 * 0.04) and max(seen) == pytest.approx(2.0) and seen[-1] < 0.01
+    top = seen.index(max(seen))
+    assert top == 30 and seen[:31] == sorted(seen[:31]) and seen[30:] == sorted(seen[30:], reverse=True)
+
+
+@pytest.mark.parametrize("kind", [Constant, Cosine, OneCycle])
+def test_a_schedule_that_is_restored_goes_on_with_the_new_plan(kind):
+    def fresh():
+        return kind(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0))
+
+    first, second = fresh(), fresh()
+    first.plan(10)
+    for _ in range(5):
+        first.optimizer.step()
+        first.step()
+    second.plan(20)
+    second.load_state_dict(first.state_dict())
+    assert (second.last_epoch, second.total_steps) == (5, 20)
+
+
+@pytest.mark.parametrize("wrong", [lambda o: Constant(o, warmup_steps=-1), lambda o: OneCycle(o, warmup_fraction=1.0)])
+def test_what_it_may_not_be(wrong):
+    with pytest.raises(ValueError, match="has to be"):
+        wrong(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0))
+
+
+def test_the_middle_of_a_cosine():
+    assert rates(Cosine, 10)[5] == pytest.approx(2.0 * (1 + math.cos(math.pi / 2)) / 2)

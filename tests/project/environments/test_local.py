@@ -1,0 +1,71 @@
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from project.environments import local
+from project.environments.local import run_processes
+
+
+def run(code, count=2):
+    return run_processes([sys.executable, "-c", code], count)
+
+
+def test_every_process_knows_its_place(tmp_path):
+    code = (
+        "import os, pathlib; e = os.environ; pathlib.Path(e['RANK']).write_text("
+        "f\"{e['LOCAL_RANK']} {e['WORLD_SIZE']} {e['MASTER_ADDR']} {e['MASTER_PORT']}\")"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"from project.environments.local import run_processes as r; import sys; r([sys.executable, '-c', {code!r}], 3)",
+        ],
+        cwd=tmp_path,
+    )
+    texts = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
+    assert done.returncode == 0
+    assert [text[0] for text in texts] == ["0", "1", "2"] and {text[1] for text in texts} == {"3"}
+    assert len({(text[2], text[3]) for text in texts}) == 1 and texts[0][2] == "127.0.0.1"
+
+
+def test_all_well():
+    assert run("pass") == 0
+
+
+def test_the_first_failure_is_the_exit_code_and_ends_the_others(monkeypatch):
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.5)
+    begun = time.monotonic()
+    assert run("import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
+    assert time.monotonic() - begun < 30
+
+
+def test_a_process_that_is_killed_is_named(monkeypatch, capfd):
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.2)
+    code = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
+    assert run(code) == 1
+    assert "rank 1 was ended by SIGKILL" in capfd.readouterr().err
+
+
+WATCHED = """
+import sys
+from project.environments.local import run_processes
+child = "import time; from project.environments.local import die_with_parent; die_with_parent(); print('up', end='', flush=True); time.sleep(60)"
+sys.exit(run_processes([sys.executable, "-c", child], 2))
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_when_the_first_one_is_ended(signum):
+    parent = subprocess.Popen([sys.executable, "-c", WATCHED], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    assert parent.stdout.read(4) == "upup"
+    children = psutil.Process(parent.pid).children()
+    parent.send_signal(signum)
+    parent.wait(20)
+    parent.stdout.close()
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert len(gone) == 2 and not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]

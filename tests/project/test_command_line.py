@@ -1,0 +1,93 @@
+import pytest
+from project.command_line import read_flags
+from project.errors import RequestError
+from running import command_of, fit
+
+FIT = command_of("fit")
+
+
+def read(*arguments):
+    return read_flags(FIT, arguments)
+
+
+def test_short_flags_become_lightning_keys_and_come_last():
+    flags = read("--epochs", "3", "--trainer.max_epochs", "9", "--model", "MLP", "--data=Toy", "--batch_size=8")
+    assert flags.arguments == [
+        "--model=lightning_modules.MLP",
+        "--data=data_modules.Toy",
+        "--trainer.max_epochs",
+        "9",
+        "--batch_size=8",
+        "--trainer.max_epochs=3",
+    ]
+    assert flags.get("epochs") == 3 and flags.get("batch_size") == 8 and flags.get("resume") == "auto"
+
+
+def test_the_tutorials_name_for_epochs():
+    assert read("--total_epochs", "50").get("epochs") == 50
+
+
+def test_long_names_count_too():
+    assert read("--trainer.devices", "2").values["trainer.devices"] == 2
+    assert read("--trainer.devices=[0,1]").values["trainer.devices"] == [0, 1]
+
+
+def test_defaults_stand_only_where_nothing_was_given():
+    assert "--model=lightning_modules.ResNet" in read().arguments
+    assert read().given == frozenset()
+    assert read("--model", "my.Net").given == {"model"}
+    assert "--data=data_modules.Digits" in read("--model", "my.Net").arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found", "instead"),
+    [
+        (["--epocs", "3"], "no flag of that name", "--epochs"),
+        (["--batchsize=3"], "there are --nodes, --devices", "--batch_size"),
+        (["--model", "RezNet"], "there are MLP, ResNet", "--model ResNet"),
+        (["--data", "Fashion"], "there are CIFAR10, Digits", "--data FashionMNIST"),
+        (["--devices", "0"], "not a whole number", "--devices 2"),
+        (["--epochs"], "no value after it", "--epochs VALUE"),
+        (["fit"], "belongs to no flag", "--help"),
+        (["--epochs", "3", "4"], "belongs to no flag", "--help"),
+        (["--nodes", "-3"], "not a whole number", "--nodes 2"),
+        (["--seed", "-1"], "0 to 4294967295", "--seed 0"),
+        (["-x"], "no flag of that name", ""),
+        (["--run", "../../etc"], "folder's name", "--run my-run"),
+    ],
+)
+def test_mistakes(arguments, found, instead):
+    with pytest.raises(RequestError) as error:
+        read(*arguments)
+    assert found in error.value.found and error.value.instead.endswith(instead)
+    assert arguments[0].lstrip("-").split("=")[0] in error.value.asked or "4" in error.value.asked
+
+
+def test_what_only_prints_starts_no_processes():
+    assert read("--print_config", "--devices", "2").only_prints
+    assert read("--model.help", "ResNet").only_prints
+    assert read("--help_all").only_prints
+    assert not read("--model.hidden_sizes", "[8]").only_prints
+
+
+def test_help_is_one_screen_of_all_flags(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        read("--help")
+    text = capsys.readouterr().out
+    assert leaving.value.code == 0
+    assert all(f"--{flag.name} " in text for flag in FIT.flags)
+    assert len(text.splitlines()) <= 30 and max(map(len, text.splitlines())) <= 120
+    assert all(example in text for example in FIT.examples) and len(FIT.examples) == 3
+
+
+def test_help_needs_no_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
+    result = fit("--help", folder=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
+    assert "--devices N" in result.out
+
+
+def test_a_mistake_needs_no_torch_and_leaves_with_2(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
+    result = fit("--devices", "0", folder=tmp_path, environment={"PYTHONPATH": str(tmp_path)}, code=2)
+    assert "asked  --devices 0" in result.err and "Traceback" not in result.err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["torch.py"]

@@ -1,0 +1,110 @@
+"""What a run carries on from."""
+
+import json
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from project.errors import CannotStart
+from running import fit_here, weights
+
+TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
+
+
+class Crash(RuntimeError):
+    pass
+
+
+class CrashAt(Callback):
+    """Raises behind a step, as a fault would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *arguments):
+        if trainer.global_step == self.step:
+            raise Crash
+
+
+def crash_at(step, *arguments, monkeypatch):
+    from project import cli
+
+    build = cli.build_trainer
+
+    def with_crash(*parts):
+        trainer = build(*parts)
+        trainer.callbacks.append(CrashAt(step))
+        return trainer
+
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(cli, "build_trainer", with_crash)
+        fit_here(*arguments)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("step", [25, 64, 100, 128, 150])
+def test_a_crash_anywhere_changes_nothing(here, monkeypatch, step, workers):
+    arguments = (*TOY, "--epochs", "3", "--data.num_workers", workers)
+    fit_here(*arguments, "--run", "whole")
+    crash_at(step, *arguments, "--run", "broken", monkeypatch=monkeypatch)
+    fit_here(*arguments, "--run", "broken")
+    assert same(weights(here / "runs/whole"), weights(here / "runs/broken"))
+    summary = json.loads((here / "runs/broken/summary.json").read_text())
+    assert (summary["samples"], summary["steps"], summary["attempts"]) == (3 * 2048, 192, 2)
+
+
+def test_a_finished_run_says_so(here, capsys):
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    before = (here / "runs/x/run.json").read_text()
+    capsys.readouterr()
+    assert fit_here(*TOY, "--epochs", "2", "--run", "x") == 0
+    out = capsys.readouterr().out
+    assert "already finished (2 epochs" in out and "--epochs 4" in out and "--resume never" in out
+    assert (here / "runs/x/run.json").read_text() == before
+
+
+def test_a_finished_run_goes_on_when_more_is_asked(here, capsys):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    fit_here(*TOY, "--epochs", "3", "--run", "x")
+    assert "carrying on from step-00000064" in capsys.readouterr().out
+    assert json.loads((here / "runs/x/summary.json").read_text())["epochs"] == 3
+
+
+def test_never_begins_anew_and_keeps_the_earlier_run(here):
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "never")
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
+    assert json.loads((here / "runs/x.before-1/summary.json").read_text())["steps"] == 128
+
+
+@pytest.mark.parametrize("path", ["runs/x", "runs/x/checkpoints/step-00000128"])
+def test_a_checkpoint_of_another_run(here, path):
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    fit_here(*TOY, "--epochs", "4", "--run", "y", "--resume", path)
+    summary = json.loads((here / "runs/y/summary.json").read_text())
+    assert (summary["epochs"], summary["samples"], summary["attempts"]) == (4, 4 * 2048, 1)
+
+
+def test_a_damaged_checkpoint_is_passed_over(here, capsys):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    (here / "runs/x/checkpoints/step-00000064/state.pt").write_bytes(b"")
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    out = capsys.readouterr().out
+    assert "passed over" in out and "carrying on from step-00000060" in out
+
+
+def test_a_resumed_run_keeps_its_global_batch_size(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x", "--batch_size", "64")
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
+
+
+def test_a_checkpoint_that_is_none(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    with pytest.raises(CannotStart, match="step-00000064"):
+        fit_here(*TOY, "--resume", "runs/x/checkpoints/step-00000007", "--run", "y")
+    assert not (here / "runs/y").exists()

@@ -1,0 +1,99 @@
+import json
+import os
+import threading
+
+import pytest
+from project.errors import RequestError
+from project.run_directory import RunDirectory, choose_run, write_atomically
+
+
+def test_unnamed_runs_are_numbered(tmp_path):
+    names = []
+    for _ in range(3):
+        run = choose_run(str(tmp_path), None, "MLP-Toy", None)
+        run.begin_attempt("a: 1")
+        names.append(run.name)
+    assert names == ["MLP-Toy-1", "MLP-Toy-2", "MLP-Toy-3"]
+
+
+def test_starts_at_the_same_time_never_share_a_number(tmp_path):
+    runs = [choose_run(str(tmp_path), None, "MLP-Toy", None) for _ in range(8)]
+    threads = [threading.Thread(target=run.begin_attempt, args=("a: 1",)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({run.path for run in runs}) == 8
+    assert all(len(run.read("run.json")["attempts"]) == 1 for run in runs)
+
+
+def test_a_job_finds_its_own_run_again(tmp_path):
+    first = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
+    first.begin_attempt("a: 1")
+    again = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
+    assert again.path == first.path == tmp_path / "MLP-Toy-4711" and again.exists
+
+
+def test_every_attempt_keeps_its_configuration(tmp_path):
+    for text in ("a: 1", "a: 2"):
+        run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
+        run.begin_attempt(text)
+    assert (run.path / "config.yaml").read_text() == "a: 2"
+    assert (run.path / "attempts/0001/config.yaml").read_text() == "a: 1"
+    assert [attempt["number"] for attempt in run.read("run.json")["attempts"]] == [1, 2]
+
+
+def test_an_impossible_attempt_leaves_nothing(tmp_path):
+    run = choose_run(str(tmp_path / "runs"), None, "MLP-Toy", None)
+    run.begin_attempt("a: 1")
+    run.discard_attempt()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_impossible_attempt_leaves_an_earlier_one_alone(tmp_path):
+    choose_run(str(tmp_path), "x", "MLP-Toy", None).begin_attempt("a: 1")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
+    run.begin_attempt("a: 2")
+    run.discard_attempt()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_earlier_run_is_put_aside_never_lost(tmp_path):
+    for _ in range(2):
+        run = RunDirectory(tmp_path / "x")
+        run.begin_attempt("a: 1")
+        run.put_aside()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.before-1", "x.before-2"]
+
+
+def test_a_root_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RequestError, match="is a file"):
+            choose_run(str(root), None, "MLP-Toy", None)
+    with pytest.raises(RequestError, match="folder you may write to"):
+        choose_run("/proc/runs", None, "MLP-Toy", None).begin_attempt("a: 1")
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0, reason="root may write everywhere; run the tests as another user to see this one"
+)
+def test_a_root_without_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(RequestError, match="no permission"):
+        choose_run(str(tmp_path), None, "MLP-Toy", None)
+    tmp_path.chmod(0o700)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.json"
+    write_atomically(path, json.dumps({"a": 1}))
+    write_atomically(path, json.dumps({"a": 2}))
+    assert json.loads(path.read_text()) == {"a": 2} and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_record_reads_as_none(tmp_path):
+    run = RunDirectory(tmp_path)
+    (tmp_path / "summary.json").write_text('{"status": "fin')
+    assert run.read("summary.json") == {} == run.read("run.json")

@@ -1,0 +1,135 @@
+"""Runs the commands as a person would, and, where a process of its own is not the point, in this one."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from project.command import Command
+from project.command_line import read_flags
+from project.environments.detect import Launch
+
+REPOSITORY = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+
+PARTS = {
+    "slurm": ("srun", "make system-tools"),
+    "fashion-mnist": ("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz", "make system-tools"),
+    "strace": ("strace", "make system-tools"),
+}
+"""Part that a machine may lack -> what shows that it is there, and the command that installs it."""
+
+
+def require(part: str) -> None:
+    """Skips the test where the machine lacks a part; fails it where RANKZERO_REQUIRE names the part."""
+    evidence, command = PARTS[part]
+    there = Path(evidence).exists() if evidence.startswith("/") else shutil.which(evidence) is not None
+    if there and (part != "slurm" or os.geteuid() == 0):
+        return
+    reason = f"{part} is not on this machine, or this is not root; to install it: {command}"
+    if part in os.environ.get("RANKZERO_REQUIRE", "").split(","):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@dataclass
+class Result:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    def summary(self, run: str = "*") -> dict[str, Any]:
+        """The summary of the run of this name, or of the only one."""
+        (path,) = (self.folder / "runs").glob(f"{run}/summary.json")
+        content: dict[str, Any] = json.loads(path.read_text())
+        return content
+
+
+def run(
+    *command: str, folder: Path, environment: dict[str, str] | None = None, seconds: float = 120, code: int | None = 0
+) -> Result:
+    """Runs a command line in a folder, `python` and `torchrun` being those of this environment."""
+    variables = {**os.environ, **(environment or {}), "PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=seconds)
+    result = Result(done.returncode, done.stdout, done.stderr, folder)
+    if code is not None and result.code != code:
+        pytest.fail(f"{' '.join(command)} left with {result.code}, not {code}\n{result.out}\n{result.err}")
+    return result
+
+
+def script(name: str) -> str:
+    """The path of a script in launch/."""
+    return str(REPOSITORY / "launch" / f"{name}.py")
+
+
+def fit(*arguments: str, folder: Path, **options: Any) -> Result:
+    """Runs `python launch/fit.py`."""
+    return run("python", script("fit"), *arguments, folder=folder, **options)
+
+
+def evaluate(*arguments: str, folder: Path, **options: Any) -> Result:
+    """Runs `python launch/evaluate.py`."""
+    return run("python", script("evaluate"), *arguments, folder=folder, **options)
+
+
+def command_of(name: str) -> Command:
+    """The `Command` of a script."""
+    specification = importlib.util.spec_from_file_location(f"launch_{name}", script(name))
+    assert specification and specification.loader
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    command: Command = getattr(module, name.upper())
+    return command
+
+
+@contextmanager
+def as_before():
+    """Restores what Lightning sets for the whole process: seeds in the environment, threads, grad mode."""
+    variables, threads = dict(os.environ), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(variables)
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(True)
+
+
+def fit_here(*arguments: str, launch: Launch | None = None) -> int:
+    """Runs `fit` in this process; mistakes come as exceptions."""
+    with as_before():
+        from project.cli import fit as work
+
+        return work(read_flags(command_of("fit"), arguments), launch or Launch())
+
+
+def evaluate_here(*arguments: str) -> int:
+    """Runs `evaluate` in this process; mistakes come as exceptions."""
+    with as_before():
+        from project.evaluation import evaluate as work
+
+        return work(read_flags(command_of("evaluate"), arguments), Launch())
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """The model's weights in the newest checkpoint of a run."""
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    state = torch.load(newest / "state.pt", weights_only=True)["state_dict"]
+    return dict(state)
+
+
+def lines(text: str, beginning: str) -> Sequence[str]:
+    """The lines that begin in a certain way."""
+    return [line for line in text.splitlines() if line.startswith(beginning)]
