@@ -126,8 +126,12 @@ RUNNING = (
     Flag("root", "DIR", a_path, "where runs are kept (runs)", "runs", default="runs"),
 )
 
+RUN = ("run_name",)
+"""What `--run` is called under torchrun, whose own parser stops at `--run` as short for `--run-path`, even behind the
+script's name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
+
 TRAINING = (
-    Flag("run", "NAME", a_run_name, "the run's name; left out: the next free one, or the job's", "my-run"),
+    Flag("run", "NAME", a_run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=RUN),
     Flag("epochs", "N", a_count, "passes over the data", "10", key="trainer.max_epochs", aliases=("total_epochs",)),
     Flag(
         "save_every",
@@ -149,7 +153,7 @@ TRAINING = (
 )
 
 EVALUATING = (
-    Flag("run", "NAME", a_run_name, "the run to evaluate; left out: the newest", "my-run"),
+    Flag("run", "NAME", a_run_name, "the run to evaluate; left out: the newest", "my-run", aliases=RUN),
     Flag("checkpoint", "PATH", a_path, "a checkpoint to evaluate; left out: the newest of --run", "runs/my-run"),
     Flag("split", "NAME", one_of("val", "test"), "val or test", "test", default="val"),
     Flag("output", "FILE", a_path, "where the JSON goes; left out: the run's directory", "metrics.json"),

@@ -33,7 +33,8 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: World) -> Non
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
-        table.add_row("to carry on", f"the same command with --run {run.name}")
+        name = "run_name" if summary["launcher"] == "torchrun" else "run"
+        table.add_row("to carry on", f"the same command with --{name} {run.name}")
     table.add_row("TensorBoard", f"tensorboard --logdir {run.path / 'tensorboard'}")
     _print(table)
 

@@ -145,15 +145,16 @@ def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> R
         RequestError: The root cannot be written.
     """
     folder = Path(root).expanduser()
-    _check_writable(folder)
-    if name or job_id:
+    try:
+        _check_writable(folder)
+        if not (name or job_id):
+            return RunDirectory(next_free(folder, title), title)
         run = RunDirectory(folder / (name or f"{title}-{job_id}"))
-        if run.path.exists() and not run.path.is_dir():
-            raise RequestError(f"--run {run.name}", f"{run.path.resolve()} is a file", "--run ANOTHER-NAME")
         if run.path.exists():
             _check_writable(run.path)
         return run
-    return RunDirectory(next_free(folder, title), title)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
 
 
 def next_free(folder: Path, title: str) -> Path:
@@ -165,14 +166,14 @@ def next_free(folder: Path, title: str) -> Path:
 
 
 def _check_writable(folder: Path) -> None:
-    """Raises a RequestError where nothing can be made in `folder`, without making anything."""
+    """Raises an OSError where nothing can be made in `folder`, without making anything."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
-        raise cannot_write(folder, NotADirectoryError(f"{existing} is a file"))
+        raise NotADirectoryError(f"{existing} is a file")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise cannot_write(folder, PermissionError(f"no permission to write in {existing.resolve()}"))
+        raise PermissionError(f"no permission to write in {existing.resolve()}")
     if os.statvfs(existing).f_flag & os.ST_RDONLY:
-        raise cannot_write(folder, OSError(f"{existing.resolve()} is on a read-only file system"))
+        raise OSError(f"{existing.resolve()} is on a read-only file system")
 
 
 def cannot_write(folder: Path, error: OSError) -> RequestError:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from project.command import Command
 from project.command_line import read_flags
 from project.environments.detect import Launch

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from running import REPOSITORY
 
 PACKAGES = ("launch", "project", "lightning_modules", "data_modules", "tests")

@@ -1,8 +1,9 @@
 import pytest
 import torch
-from data_modules.image_folder import ImageFolder, check_pictures
 from PIL import Image
 from torch.utils.data import DataLoader
+
+from data_modules.image_folder import ImageFolder, check_pictures
 
 
 def tree(root, splits=("",), classes=("ant", "bee"), each=15, size=(40, 30), mode="RGB"):

@@ -1,13 +1,14 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
 from data_modules.augmentation import Pictures, crop_at_random
 from data_modules.digits import Digits
 from data_modules.in_memory import InMemory, as_it_is, split_indices
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
-from hypothesis import given
-from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(0, 1000))

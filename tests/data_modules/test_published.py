@@ -10,6 +10,7 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
+
 from data_modules import cifar10, fashion_mnist
 from data_modules.cifar10 import CIFAR10, read_batch
 from data_modules.fashion_mnist import DEBIAN, FILES, FashionMNIST, read_idx
@@ -39,7 +40,7 @@ def test_fashion_mnist_of_debian():
     assert sizes == {"train": 55_000, "val": 5_000, "test": 10_000}
     labels = torch.cat([module.splits["train"].targets, module.splits["val"].targets])
     assert labels.bincount().tolist() == [6000] * 10
-    inputs, targets = module.splits["val"].__getitems__(list(range(5000)))
+    inputs, _ = module.splits["val"].__getitems__(list(range(5000)))
     assert inputs.shape == (5000, 1, 28, 28) and abs(inputs.mean()) < 0.02 and abs(inputs.std() - 1) < 0.02
 
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
-from lightning_modules.mlp import MLP
 from torch import nn
+
+from lightning_modules.mlp import MLP
 
 
 def shapes(model):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torchvision
+
 from lightning_modules.resnet import ResNet
 
 

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from lightning_modules.schedule import Constant, Cosine, OneCycle
 
 

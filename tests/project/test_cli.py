@@ -5,6 +5,7 @@ import os
 
 import pytest
 import yaml
+
 from project.errors import CannotStart, RequestError
 from running import fit_here, weights
 
@@ -56,7 +57,12 @@ def test_tensorboard_shows_the_run(here):
 
 
 def test_the_tutorials_command(here):
-    assert fit_here(*"--model MLP --data Toy --total_epochs 50 --save_every 10 --batch_size 32".split()) == 0
+    assert (
+        fit_here(
+            *["--model", "MLP", "--data", "Toy", "--total_epochs", "50", "--save_every", "10", "--batch_size", "32"]
+        )
+        == 0
+    )
     found = summary(here, "MLP-Toy-1")
     assert (found["epochs"], found["steps"]) == (50, 50 * 64)
     kept = sorted(path.name for path in (here / "runs/MLP-Toy-1/checkpoints").iterdir())

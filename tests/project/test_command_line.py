@@ -1,4 +1,5 @@
 import pytest
+
 from project.command_line import read_flags
 from project.errors import RequestError
 from running import command_of, fit

@@ -1,5 +1,6 @@
 import pytest
 import yaml
+
 from project.config_file import read_config
 from project.errors import RequestError
 from running import command_of

@@ -1,4 +1,5 @@
 import pytest
+
 from data_modules.in_memory import at_least
 from project.errors import CannotStart, RequestError, lost_contact, mistake, nearest, saying_why
 

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from project.errors import CannotStart
 from running import evaluate_here, fit_here
 

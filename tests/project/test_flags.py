@@ -1,4 +1,5 @@
 import pytest
+
 from project.errors import RequestError
 from project.flags import RUNNING, TRAINING, a_count, a_run_name, an_interval
 

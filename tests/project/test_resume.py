@@ -5,13 +5,14 @@ import json
 import pytest
 import torch
 from lightning.pytorch import Callback
+
 from project.errors import CannotStart
 from running import fit_here, weights
 
 TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
 
 
-class Crash(RuntimeError):
+class CrashError(RuntimeError):
     pass
 
 
@@ -23,7 +24,7 @@ class CrashAt(Callback):
 
     def on_train_batch_end(self, trainer, *arguments):
         if trainer.global_step == self.step:
-            raise Crash
+            raise CrashError
 
 
 def crash_at(step, *arguments, monkeypatch):
@@ -36,7 +37,7 @@ def crash_at(step, *arguments, monkeypatch):
         trainer.callbacks.append(CrashAt(step))
         return trainer
 
-    with monkeypatch.context() as patch, pytest.raises(Crash):
+    with monkeypatch.context() as patch, pytest.raises(CrashError):
         patch.setattr(cli, "build_trainer", with_crash)
         fit_here(*arguments)
 

@@ -3,6 +3,7 @@ import os
 import threading
 
 import pytest
+
 from project.errors import RequestError
 from project.run_directory import RunDirectory, choose_run, write_atomically
 
@@ -76,13 +77,21 @@ def test_a_root_that_cannot_be_written(tmp_path):
         choose_run("/proc/runs", None, "MLP-Toy", None).begin_attempt("a: 1")
 
 
-@pytest.mark.skipif(
-    os.geteuid() == 0, reason="root may write everywhere; run the tests as another user to see this one"
-)
-def test_a_root_without_permission(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(RequestError, match="no permission"):
-        choose_run(str(tmp_path), None, "MLP-Toy", None)
+@pytest.mark.parametrize("mode", [0o555, 0o700], ids=["not writable", "not even readable"])
+def test_a_root_without_permission(tmp_path, mode):
+    tmp_path.chmod(mode)
+    child = os.fork()
+    if child == 0:  # root may write everywhere, so this one is somebody else
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        elif mode == 0o700:
+            os._exit(0)  # it is one's own
+        try:
+            choose_run(str(tmp_path / "runs"), "x", "MLP-Toy", None)
+        except RequestError as error:
+            os._exit(0 if "ermission" in error.found else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     tmp_path.chmod(0o700)
 
 

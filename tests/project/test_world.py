@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from project.command_line import read_flags
 from project.environments.detect import Launch
 from project.errors import RequestError

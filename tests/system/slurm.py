@@ -22,6 +22,8 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+MinJobAge=300
 ReturnToService=2
 SlurmUser=root
 SlurmdUser=root
@@ -98,6 +100,20 @@ def name_the_nodes() -> None:
     if "n1 n2" not in hosts.read_text():
         with hosts.open("a") as file:
             file.write("127.0.0.1 n1 n2\n")
+
+
+def submit(script: Path, environment: dict[str, str], *options: str) -> tuple[str, str]:
+    """Submits a batch script and waits for its end; returns the job's id and what it printed."""
+    command = ["sbatch", "--parsable", f"--output={script.parent}/%j.out", *options, str(script)]
+    done = subprocess.run(command, cwd=script.parent, env=environment, capture_output=True, text=True, check=True)
+    job_id = done.stdout.strip()
+    listing = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%T"]
+
+    def ended() -> bool:
+        return not subprocess.run(listing, env=environment, capture_output=True, text=True).stdout.strip()
+
+    wait_until(ended, f"job {job_id}", seconds=120)
+    return job_id, (script.parent / f"{job_id}.out").read_text()
 
 
 def free_ports(count: int) -> int:

@@ -1,5 +1,6 @@
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+
 from project.callbacks.progress import BarProgress, PlainProgress
 from running import as_before
 

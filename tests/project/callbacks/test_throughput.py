@@ -3,6 +3,7 @@ import time
 import pytest
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+
 from project.callbacks.throughput import Throughput
 from project.sampling.global_batches import GlobalBatches
 from project.sampling.sharding import Sharding

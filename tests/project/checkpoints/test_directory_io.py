@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+
 from project.checkpoints.directory_io import (
     MANIFEST,
     STATE,

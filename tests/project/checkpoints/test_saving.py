@@ -1,6 +1,7 @@
 import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+
 from project.checkpoints.directory_io import DirectoryCheckpointIO, checkpoints_in
 from project.checkpoints.saving import Interval, SaveCheckpoints
 from running import as_before

@@ -1,4 +1,5 @@
 import pytest
+
 from project.environments.detect import LOCAL_MARK, Launch, detect
 from project.errors import RequestError
 

@@ -5,6 +5,7 @@ import time
 
 import psutil
 import pytest
+
 from project.environments import local
 from project.environments.local import run_processes
 
@@ -13,21 +14,16 @@ def run(code, count=2):
     return run_processes([sys.executable, "-c", code], count)
 
 
-def test_every_process_knows_its_place(tmp_path):
-    code = (
-        "import os, pathlib; e = os.environ; pathlib.Path(e['RANK']).write_text("
-        "f\"{e['LOCAL_RANK']} {e['WORLD_SIZE']} {e['MASTER_ADDR']} {e['MASTER_PORT']}\")"
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"from project.environments.local import run_processes as r; import sys; r([sys.executable, '-c', {code!r}], 3)",
-        ],
-        cwd=tmp_path,
-    )
-    texts = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
-    assert done.returncode == 0
+PLACE = """
+import os, pathlib
+e = os.environ
+pathlib.Path(e["RANK"]).write_text(f"{e['LOCAL_RANK']} {e['WORLD_SIZE']} {e['MASTER_ADDR']} {e['MASTER_PORT']}")
+"""
+
+
+def test_every_process_knows_its_place(here):
+    assert run(PLACE, count=3) == 0
+    texts = [(here / str(rank)).read_text().split() for rank in range(3)]
     assert [text[0] for text in texts] == ["0", "1", "2"] and {text[1] for text in texts} == {"3"}
     assert len({(text[2], text[3]) for text in texts}) == 1 and texts[0][2] == "127.0.0.1"
 
@@ -53,7 +49,13 @@ def test_a_process_that_is_killed_is_named(monkeypatch, capfd):
 WATCHED = """
 import sys
 from project.environments.local import run_processes
-child = "import time; from project.environments.local import die_with_parent; die_with_parent(); print('up', end='', flush=True); time.sleep(60)"
+child = '''
+import time
+from project.environments.local import die_with_parent
+die_with_parent()
+print("up", end="", flush=True)
+time.sleep(60)
+'''
 sys.exit(run_processes([sys.executable, "-c", child], 2))
 """
 

@@ -3,6 +3,7 @@ from itertools import zip_longest
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from project.sampling.global_batches import GlobalBatches
 
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 8), st.integers(0, 150)).map(

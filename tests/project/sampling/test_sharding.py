@@ -1,8 +1,9 @@
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+
 from project.errors import RequestError
 from project.sampling.sharding import Sharding
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 DATA = TensorDataset(torch.arange(100))
 

@@ -1,0 +1,45 @@
+"""The scripts in launch/, run as a person would: their exit codes, and what a terminal shows."""
+
+import json
+
+from running import evaluate, fit
+
+
+def test_the_default_learns_the_digits(tmp_path):
+    result = fit(folder=tmp_path)
+    summary = result.summary("ResNet-Digits-1")
+    assert summary["status"] == "finished" and summary["metrics"]["val/accuracy"] >= 0.97
+    assert "run ResNet-Digits-1: finished" in result.out and result.err == ""
+    exact = evaluate("--run", "ResNet-Digits-1", "--split", "test", folder=tmp_path)
+    metrics = json.loads((tmp_path / "runs/ResNet-Digits-1/evaluate-test.json").read_text())["metrics"]
+    assert metrics["test/accuracy"] >= 0.95 and f"{metrics['test/accuracy']:.6f}" in exact.out
+
+
+def test_a_wrong_request_leaves_with_2_and_no_traceback(tmp_path):
+    result = fit("--batch_size", "5000", folder=tmp_path, code=2)
+    assert result.err.startswith("rankzero: cannot start\n  asked  --batch_size 5000\n")
+    assert "Traceback" not in result.out + result.err and not list(tmp_path.iterdir())
+    result = evaluate("--run", "nothing", folder=tmp_path, code=2)
+    assert "no such run" in result.err and "Traceback" not in result.err
+
+
+def test_a_failure_in_a_users_code_leaves_with_1_and_shows_that_code_alone(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from lightning.pytorch.demos.boring_classes import BoringModel, BoringDataModule as Data\n"
+        "class Net(BoringModel):\n    def training_step(self, batch, batch_idx):\n        raise KeyError('mine')\n"
+    )
+    result = fit("--model", "mine.Net", "--data", "mine.Data", folder=tmp_path, code=1)
+    assert "raise KeyError('mine')" in result.err and "frames of libraries left out" in result.err
+    assert "site-packages" not in result.err
+    assert result.summary()["status"] == "failed"
+
+
+def test_a_terminal_shows_a_bar_and_a_pipe_shows_lines(tmp_path):
+    arguments = ("--model", "MLP", "--data", "Toy", "--epochs", "2")
+    lines = fit(*arguments, folder=tmp_path).out.splitlines()
+    assert [line for line in lines if line.startswith("epoch 2/2 done")]
+    from running import run, script
+
+    line = " ".join(["python", script("fit"), *arguments])
+    out = run("script", "--quiet", "--return", "--command", line, "/dev/null", folder=tmp_path).out
+    assert "━" in out and "epoch 2/2" in out and "done" not in out

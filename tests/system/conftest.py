@@ -1,0 +1,16 @@
+"""Real parts, started once for all tests that need them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from running import require
+from system.slurm import cluster
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """A Slurm of two nodes, n1 and n2; its environment variables."""
+    require("slurm")
+    with cluster(tmp_path_factory.mktemp("slurm") / "cluster") as environment:
+        yield environment

@@ -1,0 +1,147 @@
+"""Two and more processes on this machine, on gloo: without a launcher, and under torchrun."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from running import BIN, evaluate, fit, run, script, weights
+
+TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "2", "--global_batch_size", "32")
+MINE = """
+import os, signal, torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    def training_step(self, batch, batch_idx):
+        loss = (self.layer(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
+        self.log("loss", loss)
+        return loss
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", (self.layer(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Data(LightningDataModule):
+    def setup(self, stage):
+        generator = torch.Generator().manual_seed(0)
+        self.rows = TensorDataset(torch.rand(200, 4, generator=generator))
+    def train_dataloader(self):
+        return DataLoader(self.rows, batch_size=16, shuffle=True, num_workers=1)
+    def val_dataloader(self):
+        return DataLoader(TensorDataset(self.rows.tensors[0][:33]), batch_size=16)
+
+class KillRankOneAt(Callback):
+    def __init__(self, step: int):
+        self.step = step
+    def on_train_batch_end(self, trainer, *arguments):
+        if trainer.global_step == self.step and trainer.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def listening() -> set[int]:
+    return {connection.laddr.port for connection in psutil.net_connections("tcp") if connection.status == "LISTEN"}
+
+
+def ours() -> list[psutil.Process]:
+    here = psutil.process_iter(["cmdline", "status"])
+    return [p for p in here if "fit.py" in " ".join(p.info["cmdline"] or []) and p.info["status"] != "zombie"]
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_two_processes_learn_what_one_learns(tmp_path, launcher):
+    ports = listening()
+    fit(*TOY, "--run", "one", folder=tmp_path)
+    if launcher == "local":
+        result = fit(*TOY, "--run", "two", "--devices", "2", folder=tmp_path)
+    else:
+        result = run("torchrun", "--nproc-per-node", "2", script("fit"), *TOY, "--run_name", "two", folder=tmp_path)
+    one, two = result.summary("one"), result.summary("two")
+    assert (two["launcher"], two["world_size"], two["backend"]) == (launcher, 2, "gloo")
+    assert (one["steps"], one["samples"]) == (two["steps"], two["samples"])
+    for name in ("val/loss", "val/mae"):
+        assert one["metrics"][name] == pytest.approx(two["metrics"][name], abs=1e-6)
+    assert all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(weights(tmp_path / "runs/one").values(), weights(tmp_path / "runs/two").values(), strict=True)
+    )
+    assert result.out.count("rankzero: ") == 1 and result.out.count("run two: finished") == 1
+    assert sorted(path.name for path in (tmp_path / "runs/two/logs").iterdir()) == ["rank-000.log", "rank-001.log"]
+    assert len(list((tmp_path / "runs/two/tensorboard").glob("events.*"))) == 1
+    assert not ours() and listening() <= ports
+
+
+def test_exact_metrics_at_any_number_of_processes(tmp_path):
+    fit("--epochs", "2", "--run", "x", folder=tmp_path)  # a ResNet: batch norm, and 180 samples that 7 does not divide
+    found = []
+    for processes in ("1", "2", "3"):
+        evaluate("--devices", processes, "--batch_size", "7", "--output", processes, folder=tmp_path)
+        found.append(json.loads((tmp_path / processes).read_text()))
+    assert [result["world_size"] for result in found] == [1, 2, 3]
+    for result in found[1:]:
+        assert result["metrics"] == pytest.approx(found[0]["metrics"], abs=1e-6)
+
+
+def test_a_users_own_classes_with_two_processes(mine):
+    result = fit("--model", "mine.Net", "--data", "mine.Data", "--epochs", "2", "--devices", "2", folder=mine)
+    summary = result.summary("Net-Data-1")
+    assert (summary["status"], summary["samples"], summary["world_size"]) == ("finished", 400, 2)
+    assert {"loss", "val_loss"} <= set(summary["metrics"])
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_the_next_start_carries_on(mine):
+    arguments = ("--model", "mine.Net", "--data", "mine.Data", "--epochs", "3", "--devices", "2", "--run", "x")
+    kill = ("--trainer.callbacks", "mine.KillRankOneAt", "--trainer.callbacks.step", "10")
+    result = fit(*arguments, *kill, folder=mine, code=1)
+    assert "rank 1 was ended by SIGKILL" in result.err
+    assert not ours()
+    result = fit(*arguments, folder=mine)
+    assert "carrying on from step-00000007" in result.out
+    assert (result.summary("x")["samples"], result.summary("x")["attempts"]) == (600, 2)
+
+
+def test_a_wrong_request_is_told_once(tmp_path):
+    result = fit("--batch_size", "1000", "--devices", "2", folder=tmp_path, code=2)
+    assert result.err.count("cannot start") == 1 and "1000 on each of 2 processes, 2,000 in all" in result.err
+    assert "Traceback" not in result.err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_person_ends_it(tmp_path, signum):
+    command = [str(BIN / "python"), script("fit"), *TOY, "--epochs", "100000", "--devices", "2", "--run", "x"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out, start_new_session=True)
+        deadline = time.monotonic() + 60
+        while "epoch 1/" not in (tmp_path / "out").read_text():
+            assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "out").read_text()
+            time.sleep(0.1)
+        if signum == signal.SIGINT:  # a terminal sends it to the whole group
+            os.killpg(process.pid, signum)
+        else:
+            process.send_signal(signum)
+        assert process.wait(30) != 0
+    deadline = time.monotonic() + 10
+    while ours() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not ours()
+    if signum != signal.SIGKILL:
+        text = Path(tmp_path / "out").read_text()
+        assert "the same command with --run x" in text and "Traceback" not in text
+        assert json.loads((tmp_path / "runs/x/summary.json").read_text())["status"] == "stopped"
