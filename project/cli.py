@@ -47,11 +47,12 @@ def fit(flags: Flags, launch: Launch) -> int:
             attempt = Attempt(cli, trainer, world, launch)
             if attempt.already_finished:
                 return Exit.FINISHED
-            with attempt:
-                trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=attempt.checkpoint)
+            try:
+                with attempt:
+                    trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=attempt.checkpoint)
+            except SystemExit:  # how Lightning leaves on SIGTERM and Ctrl-C: with 0 and 1
+                return Exit.FAILED
             return Exit.FINISHED
-    except SystemExit:  # how Lightning leaves on SIGTERM and Ctrl-C: with 0 and 1
-        return Exit.FAILED
     finally:
         leave_process_group()
 

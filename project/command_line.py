@@ -38,6 +38,16 @@ class Flags:
         """Whether this asks for a text to read, not for work: a config file or help."""
         return any(re.match(r"--(help|print_config|\w+\.help)\b", token) for token in self.arguments)
 
+    @property
+    def devices(self) -> int | None:
+        """How many processes a machine were asked for, in any of the forms that `--trainer.devices` takes."""
+        asked = self.values.get("trainer.devices")
+        if isinstance(asked, str):
+            asked = yaml.safe_load(f"[{asked}]") if "," in asked else yaml.safe_load(asked)
+        if isinstance(asked, list):
+            return len(asked)
+        return asked if isinstance(asked, int) and asked > 0 else None
+
     def get(self, name: str) -> Any:
         """The value of a short flag as given, or its default."""
         flag = next(flag for flag in self.command.flags if flag.name == name)

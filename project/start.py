@@ -42,10 +42,7 @@ def start(command: Command, work: Callable[[Flags, Launch], int]) -> int:
 
 def processes_to_start(flags: Flags, launch: Launch) -> int:
     """How many processes this one has to start itself: those that were asked for, where no launcher has."""
-    devices = flags.values.get("trainer.devices")
-    if launch.created or flags.only_prints or not isinstance(devices, int | list):
-        return 0
-    return devices if isinstance(devices, int) else len(devices)
+    return 0 if launch.created or flags.only_prints else flags.devices or 0
 
 
 def tell(error: Exception, launch: Launch) -> Exit:

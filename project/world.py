@@ -87,11 +87,7 @@ def _accelerator(asked: object) -> str:
 def _shape(flags: Flags, launch: Launch, accelerator: str) -> tuple[int, int]:
     """Machines, and processes a machine."""
     asked_nodes = flags.values.get("trainer.num_nodes")
-    asked_devices = flags.values.get("trainer.devices")
-    if asked_devices in ("auto", -1):
-        asked_devices = None
-    if isinstance(asked_devices, list):
-        asked_devices = len(asked_devices)
+    asked_devices = flags.devices
     if launch.created:
         for name, asked, there in (
             ("nodes", asked_nodes, launch.num_nodes),

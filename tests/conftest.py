@@ -9,6 +9,9 @@ import psutil
 import pytest
 import torch
 
+DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd"}
+"""They serve many tests, and end with the last."""
+
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
@@ -34,7 +37,8 @@ def _variables() -> dict[str, str]:
 
 def _children() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    running = [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in running if child.name() not in DAEMONS]
 
 
 @pytest.fixture

@@ -92,3 +92,10 @@ def test_a_mistake_needs_no_torch_and_leaves_with_2(tmp_path):
     result = fit("--devices", "0", folder=tmp_path, environment={"PYTHONPATH": str(tmp_path)}, code=2)
     assert "asked  --devices 0" in result.err and "Traceback" not in result.err
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["torch.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("2", 2), ("auto", None), ("-1", None), ("[0,3]", 2), ("0,3,5", 3), ("'4'", 4)]
+)
+def test_every_form_that_lightnings_devices_take(text, count):
+    assert read(f"--trainer.devices={text}").devices == count

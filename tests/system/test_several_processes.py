@@ -1,5 +1,6 @@
 """Two and more processes on this machine, on gloo: without a launcher, and under torchrun."""
 
+import contextlib
 import json
 import os
 import signal
@@ -56,18 +57,18 @@ def mine(tmp_path):
     return tmp_path
 
 
-def listening() -> set[int]:
-    return {connection.laddr.port for connection in psutil.net_connections("tcp") if connection.status == "LISTEN"}
-
-
-def ours() -> list[psutil.Process]:
-    here = psutil.process_iter(["cmdline", "status"])
-    return [p for p in here if "fit.py" in " ".join(p.info["cmdline"] or []) and p.info["status"] != "zombie"]
+def left_in(folder: Path) -> list[psutil.Process]:
+    """Processes that work in a folder."""
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
+                left.append(process)
+    return left
 
 
 @pytest.mark.parametrize("launcher", ["local", "torchrun"])
 def test_two_processes_learn_what_one_learns(tmp_path, launcher):
-    ports = listening()
     fit(*TOY, "--run", "one", folder=tmp_path)
     if launcher == "local":
         result = fit(*TOY, "--run", "two", "--devices", "2", folder=tmp_path)
@@ -85,7 +86,7 @@ def test_two_processes_learn_what_one_learns(tmp_path, launcher):
     assert result.out.count("rankzero: ") == 1 and result.out.count("run two: finished") == 1
     assert sorted(path.name for path in (tmp_path / "runs/two/logs").iterdir()) == ["rank-000.log", "rank-001.log"]
     assert len(list((tmp_path / "runs/two/tensorboard").glob("events.*"))) == 1
-    assert not ours() and listening() <= ports
+    assert not left_in(tmp_path)
 
 
 def test_exact_metrics_at_any_number_of_processes(tmp_path):
@@ -111,7 +112,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_next_start_carries_on(min
     kill = ("--trainer.callbacks", "mine.KillRankOneAt", "--trainer.callbacks.step", "10")
     result = fit(*arguments, *kill, folder=mine, code=1)
     assert "rank 1 was ended by SIGKILL" in result.err
-    assert not ours()
+    assert not left_in(mine)
     result = fit(*arguments, folder=mine)
     assert "carrying on from step-00000007" in result.out
     assert (result.summary("x")["samples"], result.summary("x")["attempts"]) == (600, 2)
@@ -138,9 +139,9 @@ def test_nothing_is_left_when_the_person_ends_it(tmp_path, signum):
             process.send_signal(signum)
         assert process.wait(30) != 0
     deadline = time.monotonic() + 10
-    while ours() and time.monotonic() < deadline:
+    while left_in(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not ours()
+    assert not left_in(tmp_path)
     if signum != signal.SIGKILL:
         text = Path(tmp_path / "out").read_text()
         assert "the same command with --run x" in text and "Traceback" not in text

@@ -6,6 +6,8 @@ import torch
 from running import BIN, fit, run, script, weights
 from system.slurm import submit
 
+pytestmark = pytest.mark.xdist_group("slurm")
+
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "2", "--global_batch_size", "32")
 
 

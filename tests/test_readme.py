@@ -1,0 +1,111 @@
+"""Every command of the README and of docs/ runs as it stands there, in the order in which it stands there."""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from running import BIN, REPOSITORY, require, run
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+SHORT = ("--epochs", "1", "--trainer.limit_train_batches", "5")
+"""Behind every training command: it has to work, not to learn."""
+
+pytest_plugins = ["system.conftest"]
+
+
+def sections() -> Iterator[Any]:
+    """Every section that holds commands, with what goes before it in files; each stands for itself."""
+    for page in PAGES:
+        for text in re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE):
+            if commands(text):
+                group = [pytest.mark.xdist_group("slurm")] if "\nsrun" in text else []
+                yield pytest.param(page, text, id=f"{page.name}: {text.splitlines()[0].strip('# ')}", marks=group)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The code blocks of a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a text, without comments."""
+    lines = [line.partition(" #")[0].strip() for block in blocks(text, "sh") for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize(("page", "section"), sections())
+def test_every_command_runs(page, section, tmp_path, request):
+    (tmp_path / "launch").symlink_to(REPOSITORY / "launch")
+    for language in ("python", "yaml"):
+        for block in blocks(page.read_text(), language):
+            name, _, content = block.partition("\n")
+            (tmp_path / name.removeprefix("# ")).write_text(content)
+    if "FashionMNIST" in section:
+        require("fashion-mnist")
+    for command in commands(section):
+        words = shlex.split(command)
+        if words[0] == "make":
+            run_make(words[1])
+        elif words[0] == "tensorboard":
+            show(words, tmp_path)
+        else:
+            environment = {}
+            if words[0] == "srun":
+                environment = request.getfixturevalue("slurm")
+                words = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=4", *words]
+            trains = "launch/fit.py" in words and not any("help" in word for word in words)
+            run(*words, *(SHORT if trains else ()), folder=tmp_path, environment=environment, seconds=200)
+
+
+def run_make(target: str) -> None:
+    """Runs a target as far as the tests can: not themselves, and not an installation."""
+    dry = ["make", "--dry-run", "--always-make", target]
+    done = subprocess.run(dry, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {"fit": "launch/fit.py", "test": "-m pytest"}[target] in done.stdout
+
+
+def show(words: list[str], folder: Path) -> None:
+    """Runs TensorBoard until it shows the runs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(BIN / words[0]), *words[1:], "--port", str(port)]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                address = f"http://127.0.0.1:{port}/data/runs"
+                shown = urllib.request.urlopen(address, timeout=5).read().decode()
+                if "fashion/tensorboard" in shown:
+                    return
+            except OSError:
+                pass
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.3)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_what_the_readme_points_to_is_there():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_make_target_that_is_named_is_there():
+    text = "".join(page.read_text() for page in [*PAGES, REPOSITORY / "CONTRIBUTING.md"])
+    targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= set(targets)
+    assert os.access(REPOSITORY / ".ci/run", os.X_OK)
