@@ -13,6 +13,11 @@ DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd"}
 """They serve many tests, and end with the last."""
 
 
+def pytest_collection_modifyitems(items):
+    """What takes longest comes first, so that no worker waits for another at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/test_readme", "tests/system")))
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     variables = _variables()

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,25 @@ import pytest
 from running import BIN, REPOSITORY, require, run
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-SHORT = ("--epochs", "1", "--trainer.limit_train_batches", "5")
-"""Behind every training command: it has to work, not to learn."""
+SHORT = {
+    "launch/fit.py": ("--epochs=1", "--trainer.limit_train_batches=5", "--trainer.limit_val_batches=2"),
+    "launch/evaluate.py": ("--trainer.limit_val_batches=2", "--trainer.limit_test_batches=2"),
+}
+"""Behind every command: it has to work, not to learn."""
 
 pytest_plugins = ["system.conftest"]
 
 
-def sections() -> Iterator[Any]:
+def sections() -> list[Any]:
     """Every section that holds commands, with what goes before it in files; each stands for itself."""
+    found = []
     for page in PAGES:
         for text in re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE):
             if commands(text):
                 group = [pytest.mark.xdist_group("slurm")] if "\nsrun" in text else []
-                yield pytest.param(page, text, id=f"{page.name}: {text.splitlines()[0].strip('# ')}", marks=group)
+                title = f"{page.name}: {text.splitlines()[0].strip('# ')}"
+                found.append(pytest.param(page, text, id=title, marks=group))
+    return found
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -62,8 +67,8 @@ def test_every_command_runs(page, section, tmp_path, request):
             if words[0] == "srun":
                 environment = request.getfixturevalue("slurm")
                 words = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=4", *words]
-            trains = "launch/fit.py" in words and not any("help" in word for word in words)
-            run(*words, *(SHORT if trains else ()), folder=tmp_path, environment=environment, seconds=200)
+            short = () if "help" in command else next(SHORT[word] for word in words if word in SHORT)
+            run(*words, *short, folder=tmp_path, environment=environment, seconds=200)
 
 
 def run_make(target: str) -> None:

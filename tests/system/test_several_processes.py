@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from running import BIN, evaluate, fit, run, script, weights
+from running import BIN, evaluate, evaluate_here, fit, fit_here, run, script, weights
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "2", "--global_batch_size", "32")
 MINE = """
@@ -89,12 +89,12 @@ def test_two_processes_learn_what_one_learns(tmp_path, launcher):
     assert not left_in(tmp_path)
 
 
-def test_exact_metrics_at_any_number_of_processes(tmp_path):
-    fit("--epochs", "2", "--run", "x", folder=tmp_path)  # a ResNet: batch norm, and 180 samples that 7 does not divide
-    found = []
-    for processes in ("1", "2", "3"):
-        evaluate("--devices", processes, "--batch_size", "7", "--output", processes, folder=tmp_path)
-        found.append(json.loads((tmp_path / processes).read_text()))
+def test_exact_metrics_at_any_number_of_processes(here):
+    fit_here("--epochs", "2", "--run", "x")  # a ResNet: batch norm, and 180 samples that 7 does not divide
+    evaluate_here("--batch_size", "7", "--output", "1")
+    for processes in ("2", "3"):
+        evaluate("--devices", processes, "--batch_size", "7", "--output", processes, folder=here)
+    found = [json.loads((here / processes).read_text()) for processes in ("1", "2", "3")]
     assert [result["world_size"] for result in found] == [1, 2, 3]
     for result in found[1:]:
         assert result["metrics"] == pytest.approx(found[0]["metrics"], abs=1e-6)
