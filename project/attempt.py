@@ -1,6 +1,7 @@
 """One attempt at a run: where its files are, what it carries on from, and what is known of it at the end."""
 
 import logging
+import math
 import time
 import traceback
 from types import TracebackType
@@ -8,6 +9,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
 from typing_extensions import Self
 
 from project import report
@@ -101,7 +103,7 @@ class Attempt:
             "launcher": self.launch.launcher,
             "accelerator": self.world.accelerator,
             "backend": self.world.backend if self.world.size > 1 else None,
-            "metrics": {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())},
+            "metrics": {name: _number(value) for name, value in sorted(self.trainer.callback_metrics.items())},
             "samples_per_second": round(self.throughput.samples_per_second, 1),
             "seconds": round(time.perf_counter() - self._started, 3),
             "attempts": self.run.attempt,
@@ -137,3 +139,9 @@ class Attempt:
             "config": self.request.config_text,
             "global_batch_size": order.global_batch_size if order else None,
         }
+
+
+def _number(value: Tensor) -> float | None:
+    """A metric as JSON can hold it: what is no finite number is null."""
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -29,7 +29,7 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: World) -> Non
     table.add_row("epochs", f"{summary['epochs']} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
     table.add_row("speed", f"{summary['samples_per_second']:,.0f} samples/s; {summary['seconds']:.1f} s in all")
     for name, value in summary["metrics"].items():
-        table.add_row(name, f"{value:.4f}")
+        table.add_row(name, "not a finite number" if value is None else f"{value:.4f}")
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ BIN = Path(sys.executable).parent
 PARTS = {
     "slurm": ("srun", "make system-tools"),
     "fashion-mnist": ("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz", "make system-tools"),
-    "strace": ("strace", "make system-tools"),
 }
 """Part that a machine may lack -> what shows that it is there, and the command that installs it."""
 
@@ -129,8 +127,3 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     state = torch.load(newest / "state.pt", weights_only=True)["state_dict"]
     return dict(state)
-
-
-def lines(text: str, beginning: str) -> Sequence[str]:
-    """The lines that begin in a certain way."""
-    return [line for line in text.splitlines() if line.startswith(beginning)]

@@ -19,8 +19,7 @@ class BarProgress(RichProgressBar):
         return metrics
 
     def _get_train_description(self, current_epoch: int) -> str:
-        trainer = self.trainer
-        return f"epoch {current_epoch + 1}" + (f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else "")
+        return _epoch(self.trainer)
 
 
 class PlainProgress(ProgressBar):
@@ -67,10 +66,14 @@ class PlainProgress(ProgressBar):
         metrics = "  ".join(f"{name} {_short(value)}" for name, value in sorted(trainer.callback_metrics.items()))
         seconds = self._printed - self._started
         print(
-            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs} {where}  step {trainer.global_step}  {metrics}  "
-            f"{seconds:.0f} s",
+            f"{_epoch(trainer)} {where}  step {trainer.global_step}  {metrics}  {seconds:.0f} s",
             flush=True,
         )
+
+
+def _epoch(trainer: Trainer) -> str:
+    last = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
+    return f"epoch {trainer.current_epoch + 1}{last}"
 
 
 def _short(value: float | Tensor) -> str:

@@ -1,7 +1,6 @@
 """The order of the samples of one epoch, cut into global batches and shared among ranks."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -87,7 +86,3 @@ class GlobalBatches(Sampler[list[int]]):
             return None
         # Not torch's generator: of a seed that holds two numbers it uses the lower 32 bits alone.
         return torch.from_numpy(np.random.default_rng([self.seed, self.epoch]).permutation(self.count))
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the order depends on; free of ranks."""
-        return {"seed": self.seed, "count": self.count, "global_batch_size": self.global_batch_size}

@@ -252,3 +252,19 @@ def test_message_of_three_lines(here):
         "  found  1,437 training samples",
         "  type   --batch_size 1437, or less",
     ]
+
+
+def test_a_run_that_diverges_still_writes_a_summary_that_can_be_read(here, capsys):
+    fit_here(*TOY, "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
+    text = (here / "runs/x/summary.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/loss"] is None
+    assert "not a finite number" in capsys.readouterr().out
+
+
+def test_steps_instead_of_epochs(here, capsys):
+    fit_here("--model", "MLP", "--data", "Toy", "--trainer.max_epochs=-1", "--trainer.max_steps", "100", "--run", "x")
+    assert summary(here)["steps"] == 100 and "/-1" not in capsys.readouterr().out
+
+
+def test_a_trial_run(here):
+    assert fit_here(*TOY, "--run", "x", "--trainer.fast_dev_run", "true") == 0
