@@ -9,36 +9,12 @@ from lightning.pytorch.trainer.states import RunningStage
 from project.sampling.sharding import Sharding
 
 
-def _process(strategy: Strategy, sharding: Sharding, loader: object) -> object:
-    assert strategy.lightning_module is not None
-    stage = strategy.lightning_module.trainer.state.stage
-    return sharding.apply(loader, training=stage is RunningStage.TRAINING)
-
-
-def _carry_on(strategy: Strategy, sharding: Sharding) -> None:
-    """Turns the training samples to where the checkpoint left off.
-
-    Lightning may have made the loader's iterator before it restored the loops (`estimated_stepping_batches` does), and
-    loader processes draw from the sampler at once; so the iterator is made anew (lightning 2.6).
-    """
-    assert strategy.lightning_module is not None
-    loop = strategy.lightning_module.trainer.fit_loop
-    if not (loop.is_resuming and sharding.training):
-        return
-    batches = loop.epoch_loop.batch_progress
-    unfinished = loop.restarting and not batches.is_last_batch
-    sharding.training.set_epoch(loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
-    sharding.training.start = batches.current.ready if unfinished else 0
-    assert loop._data_fetcher is not None
-    iter(loop._data_fetcher)
-
-
-class OneProcess(SingleDeviceStrategy):
-    """One process on one device.
+class _RunOwnsOrder(Strategy):
+    """Mixin: the run's order of samples takes the place of the loaders' own.
 
     Args:
         sharding: The order of samples.
-        arguments: See `SingleDeviceStrategy`.
+        arguments: The strategy's.
     """
 
     def __init__(self, sharding: Sharding, **arguments: Any) -> None:
@@ -46,33 +22,37 @@ class OneProcess(SingleDeviceStrategy):
         self.sharding = sharding
 
     def process_dataloader(self, dataloader: object) -> object:
-        return _process(self, self.sharding, dataloader)
+        assert self.lightning_module is not None
+        stage = self.lightning_module.trainer.state.stage
+        return self.sharding.apply(dataloader, training=stage is RunningStage.TRAINING)
 
     def on_train_start(self) -> None:
+        """Turns the training samples to where the checkpoint left off.
+
+        Lightning may have made the loader's iterator before it restored the loops (`estimated_stepping_batches` does),
+        and loader processes draw from the sampler at once; so the iterator is made anew (lightning 2.6).
+        """
         super().on_train_start()
-        _carry_on(self, self.sharding)
+        assert self.lightning_module is not None
+        loop, order = self.lightning_module.trainer.fit_loop, self.sharding.training
+        if not (loop.is_resuming and order):
+            return
+        batches = loop.epoch_loop.batch_progress
+        unfinished = loop.restarting and not batches.is_last_batch
+        order.set_epoch(loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
+        order.start = batches.current.ready if unfinished else 0
+        assert loop._data_fetcher is not None
+        iter(loop._data_fetcher)
 
 
-class DataParallel(DDPStrategy):
-    """One process a device, gradients averaged by DistributedDataParallel.
+class OneProcess(_RunOwnsOrder, SingleDeviceStrategy):
+    """One process on one device."""
 
-    Args:
-        sharding: The order of samples.
-        arguments: See `DDPStrategy`.
-    """
+
+class DataParallel(_RunOwnsOrder, DDPStrategy):
+    """One process a device, gradients averaged by DistributedDataParallel."""
 
     strategy_name = "ddp"
-
-    def __init__(self, sharding: Sharding, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.sharding = sharding
-
-    def process_dataloader(self, dataloader: object) -> object:
-        return _process(self, self.sharding, dataloader)
-
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        _carry_on(self, self.sharding)
 
     def on_validation_start(self) -> None:
         """Takes rank zero's buffers (running means of batch norm) on every rank. All ranks must call."""
