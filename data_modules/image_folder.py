@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from data_modules.in_memory import at_least, check_batch_size, split_indices
+from data_modules.in_memory import at_least, split_indices
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -70,7 +70,6 @@ class ImageFolder(LightningDataModule):
     def setup(self, stage: str) -> None:
         if not self.splits:
             self.splits = self._samples()
-            check_batch_size(self.batch_size, len(self.splits["train"]))
 
     def _samples(self) -> dict[str, list[Sample]]:
         if self.training != self.root and (self.root / "val").is_dir():

@@ -1,7 +1,7 @@
 """Data that fits in memory: held as tensors, gathered a batch at a time."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -70,7 +70,6 @@ class InMemoryData(LightningDataModule):
     def setup(self, stage: str) -> None:
         if not self.splits:
             self.splits = self.load()
-            check_batch_size(self.batch_size, len(cast(Sized, self.splits["train"])))
 
     def train_dataloader(self) -> DataLoader[Batch]:
         return self._loader("train")
@@ -98,14 +97,6 @@ def at_least(least: int, name: str, value: int) -> int:
     if value < least:
         raise ValueError(f"--data.{name} is {value}; it has to be {least} or more")
     return value
-
-
-def check_batch_size(batch_size: int, count: int) -> None:
-    """Raises a ValueError where a batch is larger than the training data."""
-    if batch_size > count:
-        raise ValueError(
-            f"--data.batch_size is {batch_size}, but there are {count:,} training samples; type at most that"
-        )
 
 
 def split_indices(sizes: Sequence[int], seed: int) -> list[Tensor]:

@@ -1,8 +1,8 @@
 """Files that somebody published: found on this machine, or downloaded once, and known to be what was published."""
 
+import contextlib
 import gzip
 import hashlib
-import shutil
 import socket
 import tempfile
 import zlib
@@ -83,7 +83,7 @@ def download(files: Sequence[PublishedFile], folder: Path, fetch: Callable[[Path
     Raises:
         FileNotFoundError: There is no network, or what came is not what was published.
     """
-    made = next((f for f in reversed([folder, *folder.parents]) if not f.exists()), None)
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".download.lock"):
@@ -100,11 +100,18 @@ def download(files: Sequence[PublishedFile], folder: Path, fetch: Callable[[Path
                 for file in files:
                     (Path(fresh) / file.name).replace(folder / file.name)
     except (OSError, RuntimeError, ValueError) as error:
-        (folder / ".download.lock").unlink(missing_ok=True)
-        if made:
-            shutil.rmtree(made, ignore_errors=True)
+        _remove_if_empty(folder, made)
         missing = [file.name for file in files if not file.is_in(folder)]
         raise FileNotFoundError(
             f"missing: {', '.join(missing)}; downloading failed ({error}). "
             f"Put the files into {folder.resolve()}{by_hand}"
         ) from None
+
+
+def _remove_if_empty(folder: Path, made: Sequence[Path]) -> None:
+    """Takes back the folders that were made for a download that failed, unless somebody else uses them by now."""
+    if {entry.name for entry in folder.glob("*")} <= {".download.lock"} and made:
+        (folder / ".download.lock").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        for parent in made:
+            parent.rmdir()

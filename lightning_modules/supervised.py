@@ -39,7 +39,8 @@ class Supervised(LightningModule):
         self.num_classes = num_classes
         self.make_optimizer = optimizer
         self.make_schedule = schedule
-        self.losses = nn.ModuleDict({split: MeanMetric(nan_strategy="disable") for split in ("val", "test")})
+        # NaN stays NaN: by default torchmetrics leaves it out of the mean, and "disable" (1.9) leaves the weights out.
+        self.losses = nn.ModuleDict({split: MeanMetric(nan_strategy=float("nan")) for split in ("val", "test")})
         self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
 
     def _score(self) -> Metric:

@@ -17,7 +17,7 @@ from project.callbacks.throughput import Throughput
 from project.checkpoints.directory_io import newest_valid
 from project.checkpoints.saving import Interval, SaveCheckpoints
 from project.environments.detect import Launch
-from project.errors import mistake
+from project.errors import CannotStart, RequestError, mistake
 from project.resume import Request, agreed, decide
 from project.trainer import callback_of
 from project.world import World
@@ -61,7 +61,11 @@ class Attempt:
         self._log.addHandler(handler)
         self._log.setLevel(logging.INFO)
         self._log.propagate = False
-        self._keep_global_batch_size()
+        try:
+            self._keep_order()
+        except CannotStart as error:
+            self.__exit__(type(error), error, None)
+            raise
         self._attach()
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
@@ -112,10 +116,24 @@ class Attempt:
             "max_steps": self.trainer.max_steps,
         }
 
-    def _keep_global_batch_size(self) -> None:
-        sharding = self.throughput.sharding
-        if sharding.batch_size is None and sharding.global_batch_size is None:
-            sharding.global_batch_size = self.decision.manifest.get("rankzero", {}).get("global_batch_size")
+    def _keep_order(self) -> None:
+        """A run that is carried on keeps its order: global batch, seed and data; another one would repeat samples.
+
+        Raises:
+            RequestError: Another order was asked for.
+        """
+        sharding, kept = self.throughput.sharding, self.decision.manifest.get("rankzero", {}).get("order")
+        if not kept:
+            return
+        sharding.expected_count = kept["count"]
+        for name, asked in (("global_batch_size", sharding.global_batch_size), ("seed", sharding.seed)):
+            if asked not in (None, kept[name]):
+                raise RequestError(
+                    f"--{name} {asked}",
+                    f"run {self.run.name} carries on with {kept[name]}",
+                    f"--{name} {kept[name]}, or --resume never to start anew",
+                )
+        sharding.global_batch_size, sharding.batch_size = kept["global_batch_size"], None
 
     def _attach(self) -> None:
         """Gives the Trainer what had to wait for the run's directory."""
@@ -137,7 +155,7 @@ class Attempt:
         return {
             "run": self.run.name,
             "config": self.request.config_text,
-            "global_batch_size": order.global_batch_size if order else None,
+            "order": order.description if order else None,
         }
 
 

@@ -1,5 +1,7 @@
 """The command line: flags -> data, model, Trainer, run."""
 
+import inspect
+import sys
 from typing import Any
 
 import torch
@@ -39,10 +41,10 @@ def fit(flags: Flags, launch: Launch) -> int:
     attempt: Attempt | None = None
     try:
         with saying_why(begun=lambda: attempt is not None and attempt.begun):
-            cli = RankzeroCLI(flags)
             world = resolve_world(flags, launch)
-            if (code := start_processes(world, launch)) is not None:
+            if (code := start_processes(flags, world, launch)) is not None:
                 return code
+            cli = RankzeroCLI(flags)
             trainer = cli.build_trainer(world, launch)
             attempt = Attempt(cli, trainer, world, launch)
             if attempt.already_finished:
@@ -58,8 +60,13 @@ def fit(flags: Flags, launch: Launch) -> int:
 
 
 def leave_process_group() -> None:
-    """Destroys the process group; without this about one gloo run in ten ends with signal 6 after all is done."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    """Destroys the process group; without this about one gloo run in ten ends with signal 6 after all is done.
+
+    In an exception path too, but with NCCL, where it may wait for ranks that will never come.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    if sys.exc_info()[0] is None or torch.distributed.get_backend() == "gloo":
         torch.distributed.destroy_process_group()
 
 
@@ -78,7 +85,7 @@ class RankzeroCLI(LightningCLI):
             save_config_callback=None,
             load_from_checkpoint_support=False,
             parser_class=RankzeroParser,
-            trainer_defaults={"max_epochs": DEFAULT_EPOCHS, "log_every_n_steps": 10, "enable_model_summary": False},
+            trainer_defaults={"log_every_n_steps": 10, "enable_model_summary": False},
             seed_everything_default=0,
         )
 
@@ -88,6 +95,9 @@ class RankzeroCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
+        limits = self.config.trainer
+        if limits.max_epochs is None and limits.max_steps == -1 and limits.max_time is None:
+            limits.max_epochs = DEFAULT_EPOCHS
         if self.config.batch_size and self.config.global_batch_size:
             raise RequestError(
                 f"--batch_size {self.config.batch_size} and --global_batch_size {self.config.global_batch_size}",
@@ -117,6 +127,12 @@ class RankzeroCLI(LightningCLI):
             raise (error.__cause__ if isinstance(error.__cause__, Exception) else error) from None
         return instances
 
+    def _asked_data_batch_size(self) -> int | None:
+        """The value of `--data.batch_size`, where it is not the data module's own default."""
+        parameter = inspect.signature(type(self.datamodule).__init__).parameters.get("batch_size")
+        size: int | None = getattr(self.datamodule, "batch_size", None)
+        return None if parameter is None or parameter.default == size else size
+
     @property
     def seed(self) -> int:
         """The seed of everything, order of samples included."""
@@ -132,7 +148,7 @@ class RankzeroCLI(LightningCLI):
     def config_text(self) -> str:
         """The configuration as YAML, to start another run like it: without the run's name and what it resumed."""
         config = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
-        for name in ("run", "resume"):
+        for name in ("run", "resume", *(() if self.datamodule else ("data",))):
             config.pop(name, None)
         return str(yaml.safe_dump(config, sort_keys=False))
 
@@ -144,5 +160,6 @@ class RankzeroCLI(LightningCLI):
             seed=self.seed,
             batch_size=self.config.batch_size,
             global_batch_size=self.config.global_batch_size,
+            data_batch_size=self._asked_data_batch_size(),
         )
         return build_trainer(self.config_init.trainer.as_dict(), world, launch, sharding)

@@ -39,14 +39,19 @@ class Flags:
         return any(re.match(r"--(help|print_config|\w+\.help)\b", token) for token in self.arguments)
 
     @property
-    def devices(self) -> int | None:
-        """How many processes a machine were asked for, in any of the forms that `--trainer.devices` takes."""
+    def devices(self) -> int | list[int] | None:
+        """How many processes a machine, or which of its GPUs, in any of the forms that `--trainer.devices` takes."""
         asked = self.values.get("trainer.devices")
         if isinstance(asked, str):
-            asked = yaml.safe_load(f"[{asked}]") if "," in asked else yaml.safe_load(asked)
+            asked = [int(index) for index in asked.split(",") if index] if "," in asked else yaml.safe_load(asked)
         if isinstance(asked, list):
-            return len(asked)
+            return asked or None
         return asked if isinstance(asked, int) and asked > 0 else None
+
+    @property
+    def num_devices(self) -> int | None:
+        """How many processes a machine were asked for."""
+        return len(self.devices) if isinstance(self.devices, list) else self.devices
 
     def get(self, name: str) -> Any:
         """The value of a short flag as given, or its default."""

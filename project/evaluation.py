@@ -37,11 +37,14 @@ def evaluate(flags: Flags, launch: Launch) -> int:
     try:
         with saying_why(begun=lambda: False):
             checkpoint = find_checkpoint(flags)
-            cli = RankzeroCLI(replace(flags, arguments=[*configuration(checkpoint), *flags.arguments]))
             world = resolve_world(flags, launch)
-            if (code := start_processes(world, launch)) is not None:
+            if (code := start_processes(flags, world, launch)) is not None:
                 return code
+            cli = RankzeroCLI(with_configuration(flags, checkpoint))
             trainer = cli.build_trainer(world, launch)
+            trainer.strategy.setup_environment()
+            found = checkpoint  # beside a run that is under way each rank may have found another one
+            checkpoint = agreed(trainer.strategy, launch.rank, lambda: found)
             metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
             result = {
                 "run": checkpoint.parent.parent.name,
@@ -90,12 +93,14 @@ def find_checkpoint(flags: Flags) -> Path:
     return checkpoint
 
 
-def configuration(checkpoint: Path) -> list[str]:
-    """The arguments that build the model and the data which the checkpoint was trained with."""
+def with_configuration(flags: Flags, checkpoint: Path) -> Flags:
+    """The flags, behind what builds the model and the data that the checkpoint was trained with."""
     if not checkpoint.is_dir():
-        return []  # a .ckpt of somebody else: --model and --data have to say
+        return flags  # a .ckpt of somebody else: --model and --data have to say
     config: dict[str, Any] = yaml.safe_load(read_manifest(checkpoint)["rankzero"]["config"])
-    return ["--config=" + yaml.safe_dump({key: config[key] for key in KEPT if config.get(key) is not None})]
+    kept = {key: config[key] for key in KEPT if config.get(key) is not None}
+    arguments = ["--config=" + yaml.safe_dump(kept), *flags.arguments]
+    return replace(flags, arguments=arguments, given=flags.given | ({"data"} & kept.keys()))
 
 
 def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:

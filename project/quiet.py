@@ -9,7 +9,6 @@ _NOISE = (
     r".*is smaller than the logging interval.*",
     r".*your dataloader is not resumable.*",  # project.sampling resumes it
     r".*No seed found.*",
-    r".*sync_dist=True.*",  # torchmetrics reduce themselves
     r".*isinstance\(treespec, LeafSpec\).*",  # Lightning of torch
     r".*JsonargparseDeprecationWarning.*",  # Lightning of jsonargparse
     r".*JSONARGPARSE_DEPRECATION_WARNINGS.*",

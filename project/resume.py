@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
-from project.checkpoints.directory_io import newest_valid, read_manifest, verify
+from project.checkpoints.directory_io import checkpoints_in, newest_valid, read_manifest, verify
 from project.environments.detect import Launch
 from project.errors import CannotStart, RequestError
-from project.run_directory import RunDirectory, choose_run
+from project.run_directory import RunDirectory, choose_run, next_free
 
 T = TypeVar("T")
 
@@ -21,7 +21,6 @@ class Request(Protocol):
 
     config: Any
     config_init: Any
-    model: LightningModule
 
     @property
     def title(self) -> str:
@@ -53,14 +52,17 @@ class Decision:
 
 def agreed(strategy: Strategy, rank: int, decide: Callable[[], T]) -> T:
     """Rank zero decides, all follow; where it finds that it cannot, all raise. All ranks must call."""
-    outcome: T | CannotStart | None = None
+    outcome: T | Exception | None = None
     if rank == 0:
         try:
             outcome = decide()
         except CannotStart as error:
             outcome = error
+        except Exception as error:  # a bug of ours, or a user's class: it may not survive the way to the others
+            outcome = RuntimeError(f"rank zero failed: {error!r}")
+            outcome.__cause__ = error if strategy.root_device.type == "cpu" else None
     outcome = strategy.broadcast(outcome)
-    if isinstance(outcome, CannotStart):
+    if isinstance(outcome, Exception):
         raise outcome
     assert outcome is not None
     return outcome
@@ -79,6 +81,7 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
         decision.notes += [f"passed over: {reason}" for reason in refused]
     else:
         decision.checkpoint = given_checkpoint(config.resume)
+        _go_back(decision)
     if decision.checkpoint and decision.checkpoint.is_dir():
         decision.manifest = dict(read_manifest(decision.checkpoint))
     if config.resume == "auto" and _reached(run.read("summary.json"), trainer):
@@ -87,6 +90,19 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     else:
         run.begin_attempt(request.config_text)
     return decision
+
+
+def _go_back(decision: Decision) -> None:
+    """Where a run carries on from an older checkpoint of its own, puts the newer ones aside, so that none is lost."""
+    folder = decision.run.checkpoints
+    newer = [path for path in checkpoints_in(folder) if decision.checkpoint and path.name > decision.checkpoint.name]
+    if not decision.checkpoint or decision.checkpoint.parent.resolve() != folder.resolve() or not newer:
+        return
+    aside = next_free(folder.parent, "checkpoints.before")
+    aside.mkdir()
+    for path in newer:
+        path.rename(aside / path.name)
+    decision.notes.append(f"newer checkpoints are kept in {aside}")
 
 
 def given_checkpoint(text: str) -> Path:
@@ -129,9 +145,12 @@ def _reached(summary: dict[str, Any], trainer: Trainer) -> bool:
 
 def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
     """What a run says that has nothing left to do."""
-    epochs = run.read("summary.json")["epochs"]
+    summary = run.read("summary.json")
+    epochs, steps = summary["epochs"], summary["steps"]
+    by_steps = summary.get("max_steps") == steps
+    more = f"--trainer.max_steps {steps * 2}" if by_steps else f"--epochs {epochs * 2 or 1}"
     return (
-        f"run {run.name} is already finished ({epochs} epochs; {run.path}).\n"
-        f"  to go on:     the same command with --epochs {epochs * 2 or 1}\n"
+        f"run {run.name} is already finished ({epochs} epochs, {steps} steps; {run.path}).\n"
+        f"  to go on:     the same command with {more}\n"
         f"  to start anew: the same command with --run ANOTHER-NAME, or with --resume never"
     )

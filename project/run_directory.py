@@ -32,12 +32,14 @@ class RunDirectory:
         title: `<model>-<data>` where the name is the next free number behind it; None where the name is settled.
         attempt: Number of the attempt that is under way; 0 before `begin_attempt`.
         fresh: Whether this attempt made the directory.
+        aside: Where an earlier run of this name has been put.
     """
 
     path: Path
     title: str | None = None
     attempt: int = 0
     fresh: bool = False
+    aside: Path | None = None
 
     @property
     def name(self) -> str:
@@ -108,6 +110,8 @@ class RunDirectory:
         """Takes back `begin_attempt`, for an attempt that turned out to be impossible before its first step."""
         if self.fresh:
             shutil.rmtree(self.path, ignore_errors=True)
+            if self.aside:
+                self.aside.rename(self.path)
             with contextlib.suppress(OSError):
                 self.path.parent.rmdir()  # the root, if nothing else is in it
             return
@@ -128,7 +132,10 @@ class RunDirectory:
         number = 1
         while (aside := self.path.with_name(f"{self.name}.before-{number}")).exists():
             number += 1
-        self.path.rename(aside)
+        try:
+            self.aside = self.path.rename(aside)
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
         return aside
 
 

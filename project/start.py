@@ -26,8 +26,10 @@ def start(command: Command, work: Callable[[Flags, Launch], int]) -> int:
     """
     launch = Launch()
     try:
+        launch = detect()
         flags = read_flags(command, sys.argv[1:])
-        launch = detect(flags.get("launcher"))
+        if flags.get("launcher") != "auto":
+            launch = detect(flags.get("launcher"))
         if (devices := processes_to_start(flags, launch)) > 1:
             return run_processes([sys.executable, *sys.argv], devices)
         if launch.launcher == "local" and launch.created:
@@ -42,7 +44,7 @@ def start(command: Command, work: Callable[[Flags, Launch], int]) -> int:
 
 def processes_to_start(flags: Flags, launch: Launch) -> int:
     """How many processes this one has to start itself: those that were asked for, where no launcher has."""
-    return 0 if launch.created or flags.only_prints else flags.devices or 0
+    return 0 if launch.created or flags.only_prints else flags.num_devices or 0
 
 
 def tell(error: Exception, launch: Launch) -> Exit:
@@ -53,7 +55,7 @@ def tell(error: Exception, launch: Launch) -> Exit:
         return Exit.WRONG_REQUEST
     who = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     if lost_contact(error):
-        print(f"rankzero: {who} lost contact with another rank, which says why", file=sys.stderr, flush=True)
+        print(f"rankzero: {who} lost contact with another rank ({error})", file=sys.stderr, flush=True)
     elif message := mistake(error):
         print(f"rankzero: {who} failed\n  {message}", file=sys.stderr, flush=True)
     else:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import RunningStage
+from torch.nn.parallel import DistributedDataParallel
 
 from project.sampling.sharding import Sharding
 
@@ -37,9 +37,13 @@ class _RunOwnsOrder(Strategy):
         loop, order = self.lightning_module.trainer.fit_loop, self.sharding.training
         if not (loop.is_resuming and order):
             return
-        batches = loop.epoch_loop.batch_progress
+        batches, epochs = loop.epoch_loop.batch_progress, loop.epoch_progress.current
         unfinished = loop.restarting and not batches.is_last_batch
-        order.set_epoch(loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
+        if unfinished and epochs.processed == epochs.ready:  # type: ignore[attr-defined]
+            # A run that max_steps ended within an epoch has counted that epoch as processed.
+            epochs.processed -= 1  # type: ignore[attr-defined]
+            epochs.completed = epochs.processed  # type: ignore[attr-defined]
+        order.set_epoch(epochs.processed)  # type: ignore[attr-defined]
         order.start = batches.current.ready if unfinished else 0
         assert loop._data_fetcher is not None
         iter(loop._data_fetcher)
@@ -52,14 +56,11 @@ class OneProcess(_RunOwnsOrder, SingleDeviceStrategy):
 class DataParallel(_RunOwnsOrder, DDPStrategy):
     """One process a device, gradients averaged by DistributedDataParallel."""
 
-    strategy_name = "ddp"
-
     def on_validation_start(self) -> None:
         """Takes rank zero's buffers (running means of batch norm) on every rank. All ranks must call."""
         super().on_validation_start()
-        assert self.lightning_module is not None
-        for buffer in self.lightning_module.buffers():
-            torch.distributed.broadcast(buffer, src=0)
+        if isinstance(self.model, DistributedDataParallel) and self.model.will_sync_module_buffers():
+            self.model._sync_buffers()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module itself, not DDP around it.

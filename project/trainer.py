@@ -41,11 +41,10 @@ def build_trainer(arguments: dict[str, Any], world: World, launch: Launch, shard
     Raises:
         RequestError: `--trainer.strategy` is one that cannot keep the run's promises.
     """
-    devices = arguments["devices"] if isinstance(arguments["devices"], list) else world.devices
     arguments = {
         **arguments,
         "accelerator": world.accelerator,
-        "devices": devices,
+        "devices": list(world.indices) or world.devices,
         "num_nodes": world.nodes,
         "strategy": _strategy(arguments["strategy"], world, sharding),
         "plugins": [*_as_list(arguments["plugins"]), DirectoryCheckpointIO(), *_environments(world, launch)],
@@ -66,7 +65,7 @@ def _strategy(asked: Any, world: World, sharding: Sharding) -> Strategy:
             f"--trainer.strategy {' or '.join(list(UNUSED_PARAMETERS)[:2])}, or ddp_find_unused_parameters_true",
         )
     if world.size == 1:
-        index = ":0" if world.accelerator == "cuda" else ""
+        index = f":{(*world.indices, 0)[0]}" if world.accelerator == "cuda" else ""
         return OneProcess(sharding, device=torch.device(world.accelerator + index))
     return DataParallel(sharding, process_group_backend=world.backend, find_unused_parameters=UNUSED_PARAMETERS[asked])
 

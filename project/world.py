@@ -20,12 +20,14 @@ class World:
         devices: Processes a machine.
         nodes: Machines.
         backend: `nccl` or `gloo`.
+        indices: Which GPUs of a machine; empty where they are counted from 0.
     """
 
     accelerator: str
     devices: int
     nodes: int
     backend: str
+    indices: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -52,16 +54,17 @@ def resolve_world(flags: Flags, launch: Launch) -> World:
     backend = flags.get("backend") or ("nccl" if accelerator == "cuda" else "gloo")
     if backend == "nccl" and accelerator != "cuda":
         raise RequestError("--backend nccl", f"NCCL needs GPUs, and this runs on {accelerator}", "--backend gloo")
-    return World(accelerator, devices, nodes, backend)
+    indices = tuple(flags.devices) if isinstance(flags.devices, list) and accelerator == "cuda" else ()
+    return World(accelerator, devices, nodes, backend, indices)
 
 
-def start_processes(world: World, launch: Launch) -> int | None:
+def start_processes(flags: Flags, world: World, launch: Launch) -> int | None:
     """Starts a process for each GPU there is, where nobody gave a number and no launcher has started them.
 
     Returns:
         The exit code once all have left; None where this process is to do the work itself.
     """
-    if launch.created or world.devices == 1:
+    if launch.created or flags.only_prints or world.devices == 1:
         return None
     return run_processes([sys.executable, *sys.argv, f"--devices={world.devices}"], world.devices)
 
@@ -87,7 +90,13 @@ def _accelerator(asked: object) -> str:
 def _shape(flags: Flags, launch: Launch, accelerator: str) -> tuple[int, int]:
     """Machines, and processes a machine."""
     asked_nodes = flags.values.get("trainer.num_nodes")
-    asked_devices = flags.devices
+    asked_devices = flags.num_devices
+    if launch.world_size != launch.num_nodes * launch.devices:
+        raise RequestError(
+            f"{launch.world_size} processes on {launch.num_nodes} nodes ({launch.evidence})",
+            "not as many on each node as on the others",
+            "the same number of tasks on each node, such as srun --ntasks-per-node N",
+        )
     if launch.created:
         for name, asked, there in (
             ("nodes", asked_nodes, launch.num_nodes),

@@ -5,12 +5,13 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from project.sampling.sharding import Sharding
 
 
 class Throughput(Callback):
-    """Counts training samples over all ranks, and the seconds spent training on them (validation and saves excluded).
+    """Counts training samples over all ranks, and the seconds spent training on them (validation excluded).
 
     Args:
         sharding: Knows how many samples each global batch holds.
@@ -32,6 +33,9 @@ class Throughput(Callback):
         seconds = self.seconds + (time.perf_counter() - self._since if self._since is not None else 0.0)
         return self.samples_now / seconds if seconds > 0 else 0.0
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._since = time.perf_counter()  # within a resumed epoch Lightning does not call on_train_epoch_start
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._since = time.perf_counter()
 
@@ -49,7 +53,10 @@ class Throughput(Callback):
         if order is not None:
             count = order.samples_in(batch_idx)
         else:  # somebody else's order: this rank's share stands for the others'
-            count = extract_batch_size(batch) * trainer.world_size
+            try:
+                count = extract_batch_size(batch) * trainer.world_size
+            except MisconfigurationException:  # a batch of a kind of its own, whose samples nobody can count
+                count = 0
         self.samples += count
         self.samples_now += count
 

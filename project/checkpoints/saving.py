@@ -50,23 +50,21 @@ class SaveCheckpoints(Checkpoint):
 
     def __init__(self, folder: Path, every: Interval, record: Callable[[], dict[str, Any]], keep: int = 3) -> None:
         self.folder, self.every, self.record, self.keep = folder, every, record, keep
-        self.saved_at = 0
-        self.saved: Path | None = None
+        self.saved_at = self.seen = 0
         self.looked_at_clock = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.saved_at = trainer.global_step
+        self.saved_at = self.seen = trainer.global_step
         self.looked_at_clock = time.monotonic()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.global_step
-        if step == self.saved_at:
-            return
-        if self.every.steps and step % self.every.steps == 0:
+        step, before = trainer.global_step, self.seen
+        self.seen = step
+        if self.every.steps and step // self.every.steps > before // self.every.steps:
             self._save(trainer)
-        elif self.every.seconds and step % CLOCK_STEPS == 0:
+        elif self.every.seconds and step // CLOCK_STEPS > before // CLOCK_STEPS:
             due = time.monotonic() - self.looked_at_clock >= self.every.seconds
             if trainer.strategy.broadcast(due):
                 self._save(trainer)
@@ -86,9 +84,8 @@ class SaveCheckpoints(Checkpoint):
         step = trainer.global_step
         if step == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        path = self.folder / f"step-{step:08d}"
-        trainer.save_checkpoint(path)
-        self.saved_at, self.saved = step, path
+        trainer.save_checkpoint(self.folder / f"step-{step:08d}")
+        self.saved_at = step
         if trainer.is_global_zero:
             for old in checkpoints_in(self.folder)[: -self.keep]:
                 shutil.rmtree(old)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from project.errors import RequestError
 
 LOCAL_MARK = "RANKZERO_LOCAL"
-"""Set for the processes that `project.environments.local` starts."""
+"""Set for the processes that `project.environments.local` starts, to its own process id."""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ def die_with_parent() -> None:
         return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.environ.get(LOCAL_MARK, "") != str(os.getppid()):  # it was gone before it could be asked
+        os._exit(1)
 
 
 def free_port() -> int:
@@ -63,7 +65,7 @@ def _variables(rank: int, count: int, port: int) -> dict[str, str]:
     """The variables that torchrun would set, and the mark that it was us."""
     variables = {
         **os.environ,
-        LOCAL_MARK: "1",
+        LOCAL_MARK: str(os.getpid()),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),

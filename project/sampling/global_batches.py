@@ -58,6 +58,11 @@ class GlobalBatches(Sampler[list[int]]):
         """Samples a step on each rank."""
         return self.global_batch_size // self.world_size
 
+    @property
+    def description(self) -> dict[str, int]:
+        """What the order is made of; free of ranks."""
+        return {"count": self.count, "global_batch_size": self.global_batch_size, "seed": self.seed}
+
     def set_epoch(self, epoch: int) -> None:
         """Turns to another epoch, at its beginning."""
         if epoch != self.epoch:

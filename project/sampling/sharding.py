@@ -21,6 +21,8 @@ class Sharding:
         seed: Of the order of training samples.
         batch_size: Samples a step on each rank, if the run says.
         global_batch_size: Samples a step over all ranks, if the run says.
+        data_batch_size: Samples a step on each rank as `--data.batch_size` has it, which a loader may or may not use.
+        expected_count: Training samples that the run began with, where one is carried on.
     """
 
     rank: int = 0
@@ -28,6 +30,8 @@ class Sharding:
     seed: int = 0
     batch_size: int | None = None
     global_batch_size: int | None = None
+    data_batch_size: int | None = None
+    expected_count: int | None = None
     training: GlobalBatches | None = field(default=None, init=False)
     """The order of the training samples, once the training loader is known and is ours to order."""
     evaluated: int = field(default=0, init=False)
@@ -59,6 +63,12 @@ class Sharding:
                 f"{count} {kind} sample{'s' * (count != 1)}, so that some would have none",
                 f"--devices {max(1, count)}",
             )
+        if training and self.expected_count not in (None, count):
+            raise RequestError(
+                f"to carry on with {count:,} training samples",
+                f"the run began with {self.expected_count:,}; its order would repeat some and leave others out",
+                "--resume never to start anew",
+            )
         batches = GlobalBatches(
             count,
             self._global_batch_size(loader, count, training),
@@ -74,8 +84,9 @@ class Sharding:
         else:
             self.evaluated += count
         arguments, keywords = _get_dataloader_init_args_and_kwargs(loader, loader.sampler)
-        keywords.update(batch_sampler=batches, sampler=None, shuffle=False, batch_size=1, drop_last=False)
-        ours: object = _reinstantiate_wrapped_cls(loader, *arguments, **keywords)
+        by_name = dict(zip(getattr(loader, "__pl_saved_arg_names", ()), arguments, strict=False))
+        ours_now = {"batch_sampler": batches, "sampler": None, "shuffle": False, "batch_size": 1, "drop_last": False}
+        ours: object = _reinstantiate_wrapped_cls(loader, **{**by_name, **keywords, **ours_now})
         return ours
 
     @staticmethod
@@ -87,9 +98,9 @@ class Sharding:
             return f"the iterable dataset {type(loader.dataset).__name__}"
         if type(loader.batch_sampler) is not BatchSampler:
             return f"the batch sampler {type(loader.batch_sampler).__name__}"
-        if type(loader.sampler) not in (RandomSampler, SequentialSampler):
-            return f"the sampler {type(loader.sampler).__name__}"
-        return None
+        if type(loader.sampler) is RandomSampler and not loader.sampler.replacement:
+            return None if len(loader.sampler) == len(loader.dataset) else "a sampler that draws a part"  # type: ignore[arg-type]
+        return None if type(loader.sampler) is SequentialSampler else f"the sampler {type(loader.sampler).__name__}"
 
     def _global_batch_size(self, loader: "DataLoader[object]", count: int, training: bool) -> int:
         if self.global_batch_size is not None:
@@ -104,7 +115,9 @@ class Sharding:
             size, asked = self.batch_size * self.world_size, f"--batch_size {self.batch_size}"
         else:
             assert loader.batch_size is not None
-            return loader.batch_size * self.world_size
+            size, asked = loader.batch_size * self.world_size, f"--data.batch_size {loader.batch_size}"
+            if loader.batch_size != self.data_batch_size and not loader.drop_last:
+                return size  # a user's own loader may well hold fewer samples than a batch
         if training and size > count:
             shared = self.global_batch_size is not None or self.world_size == 1
             total = "" if shared else f" on each of {self.world_size} processes, {size:,} in all"

@@ -104,8 +104,3 @@ def test_half_of_the_pictures_are_mirrored():
 def test_what_may_not_be(wrong):
     with pytest.raises(ValueError, match="or more"):
         wrong()
-
-
-def test_a_batch_larger_than_the_data():
-    with pytest.raises(ValueError, match="1,437 training samples"):
-        ready(Digits(batch_size=1438))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_modules import cifar10, fashion_mnist
+from data_modules import cifar10
 from data_modules.cifar10 import CIFAR10, read_batch
 from data_modules.fashion_mnist import DEBIAN, FILES, FashionMNIST, read_idx
 from data_modules.published_files import PublishedFile, check, download
@@ -165,7 +165,3 @@ def test_a_batch_that_would_run_code_is_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"builtins\.print, which is no array"):
         read_batch(tmp_path / "b")
     assert "ran" not in capsys.readouterr().out
-
-
-def test_all_of_fashion_mnist_is_named_once():
-    assert len({file.name for file in fashion_mnist.FILES}) == 4

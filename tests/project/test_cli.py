@@ -174,6 +174,18 @@ def test_the_data_tells_a_users_model_too(here, mine):
 def test_a_module_with_loaders_of_its_own_needs_no_data(here, mine):
     assert fit_here("--model", "mine.WithLoaders", "--epochs", "1") == 0
     assert summary(here, "WithLoaders-own-1")["samples"] == 50
+    fit_here("--config", "runs/WithLoaders-own-1/config.yaml", "--run", "again")
+    assert summary(here, "again")["samples"] == 50
+
+
+def test_the_command_lines_batch_size_replaces_the_datas(here):
+    fit_here(*TOY, "--run", "x", "--data.count", "20", "--batch_size", "4")
+    assert summary(here)["steps"] == 5
+
+
+def test_steps_alone_limit_a_run(here):
+    fit_here("--model", "MLP", "--data", "Toy", "--data.count", "32", "--trainer.max_steps", "30", "--run", "x")
+    assert (summary(here)["steps"], summary(here)["epochs"]) == (30, 30)
 
 
 def test_a_failure_in_a_users_code_is_kept(here, mine):
@@ -237,7 +249,7 @@ def test_a_bad_attempt_leaves_an_earlier_one_as_it_was(here):
         path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
     }
     with pytest.raises(CannotStart):
-        fit_here("--model", "MLP", "--data", "Toy", "--run", "x", "--epochs", "2", "--batch_size", "5000")
+        fit_here("--model", "MLP", "--data", "Toy", "--run", "x", "--epochs", "2", "--data.count", "99")
     after = {
         path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
     }

@@ -95,7 +95,17 @@ def test_a_mistake_needs_no_torch_and_leaves_with_2(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("2", 2), ("auto", None), ("-1", None), ("[0,3]", 2), ("0,3,5", 3), ("'4'", 4)]
+    ("text", "devices", "count"),
+    [
+        ("2", 2, 2),
+        ("auto", None, None),
+        ("-1", None, None),
+        ("[0,3]", [0, 3], 2),
+        ("0,3,5", [0, 3, 5], 3),
+        ("1,", [1], 1),
+        ("'4'", 4, 4),
+    ],
 )
-def test_every_form_that_lightnings_devices_take(text, count):
-    assert read(f"--trainer.devices={text}").devices == count
+def test_every_form_that_lightnings_devices_take(text, devices, count):
+    flags = read(f"--trainer.devices={text}")
+    assert (flags.devices, flags.num_devices) == (devices, count)

@@ -99,8 +99,46 @@ def test_a_damaged_checkpoint_is_passed_over(here, capsys):
 
 def test_a_resumed_run_keeps_its_global_batch_size(here):
     fit_here(*TOY, "--epochs", "1", "--run", "x", "--batch_size", "64")
-    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    fit_here(*TOY, "--epochs", "2", "--run", "x", "--batch_size", "16")
     assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
+
+
+@pytest.mark.parametrize(("flag", "kept"), [(("--seed", "5"), "--seed 0"), (("--global_batch_size", "8"), "32")])
+def test_another_order_is_refused_and_nothing_changes(here, flag, kept):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    before = (here / "runs/x/run.json").read_text()
+    with pytest.raises(CannotStart, match=kept):
+        fit_here(*TOY, "--epochs", "2", "--run", "x", *flag)
+    assert (here / "runs/x/run.json").read_text() == before
+
+
+def test_going_back_keeps_the_newer_checkpoints(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "runs/x/checkpoints/step-00000050")
+    assert sorted(path.name for path in (here / "runs/x").glob("checkpoints*/*")) == [
+        "step-00000050",
+        "step-00000060",
+        "step-00000060",
+        "step-00000064",
+        "step-00000064",
+    ]
+
+
+def test_a_wrong_request_to_begin_anew_takes_nothing_away(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    with pytest.raises(CannotStart):
+        fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "never", "--batch_size", "5000")
+    assert [path.name for path in (here / "runs").iterdir()] == ["x"]
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
+
+
+def test_a_run_that_its_steps_ended_within_an_epoch_goes_on_there(here, capsys):
+    arguments = (*TOY, "--model.schedule", "Constant", "--trainer.max_epochs=-1")
+    fit_here(*arguments, "--trainer.max_steps", "192", "--run", "whole")
+    for steps in ("100", "192", "192"):
+        fit_here(*arguments, "--trainer.max_steps", steps, "--run", "parts")
+    assert same(weights(here / "runs/whole"), weights(here / "runs/parts"))
+    assert "--trainer.max_steps 384" in capsys.readouterr().out
 
 
 def test_a_checkpoint_that_is_none(here):

@@ -53,6 +53,17 @@ def test_more_gpus_than_there_are(monkeypatch):
     assert resolve("--devices", "3", "--accelerator", "cpu").backend == "gloo"
 
 
+def test_gpus_by_number(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    world = resolve("--trainer.devices", "[1,3]")
+    assert (world.devices, world.indices) == (2, (1, 3))
+
+
+def test_uneven_tasks_a_node():
+    with pytest.raises(RequestError, match="not as many on each node"):
+        resolve(launch=Launch(launcher="slurm", world_size=3, num_nodes=2, created=True))
+
+
 def test_nccl_without_gpus():
     with pytest.raises(RequestError, match="--backend gloo"):
         resolve("--backend", "nccl", "--accelerator", "cpu")

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
 
 from project.errors import RequestError
 from project.sampling.sharding import Sharding
@@ -55,6 +55,14 @@ def test_the_global_batch_size(sharding, size):
     assert sharding.training.global_batch_size == size
 
 
+def test_arguments_by_place(monkeypatch):
+    from lightning.fabric.utilities.data import _replace_dunder_methods
+
+    with _replace_dunder_methods(DataLoader, "dataset"):
+        loader = DataLoader(DATA, 32, True)
+    assert sorted(index for batch in drawn(Sharding().apply(loader, training=True)) for index in batch) == [*range(100)]
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(10))
@@ -66,6 +74,8 @@ class Stream(IterableDataset):
         (DataLoader(Stream()), "the iterable dataset Stream"),
         (DataLoader(DATA, sampler=SubsetRandomSampler(range(5))), "the sampler SubsetRandomSampler"),
         (DataLoader(DATA, batch_sampler=[[1, 2], [3]]), "the batch sampler list"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "the sampler RandomSampler"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=7)), "a sampler that draws a part"),
         ([1, 2, 3], "a list"),
     ],
 )
@@ -92,6 +102,16 @@ def test_batches_that_cannot_be(sharding, asked, instead):
     with pytest.raises(RequestError) as error:
         sharding.apply(DataLoader(DATA, batch_size=8), training=True)
     assert (error.value.asked, error.value.instead) == (asked, instead)
+
+
+def test_batches_of_which_none_is_whole():
+    with pytest.raises(RequestError, match="100 training samples"):
+        Sharding(0, 2).apply(DataLoader(DATA, batch_size=64, drop_last=True), training=True)
+
+
+def test_a_run_that_is_carried_on_has_the_samples_it_began_with():
+    with pytest.raises(RequestError, match="began with 90"):
+        Sharding(expected_count=90).apply(DataLoader(DATA, batch_size=8), training=True)
 
 
 def test_a_users_own_batch_may_be_larger_than_the_data():
