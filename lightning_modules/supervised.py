@@ -35,6 +35,8 @@ class Supervised(LightningModule):
         schedule: LRSchedulerCallable = lambda o: Cosine(o),
     ) -> None:
         super().__init__()
+        if num_classes is not None and num_classes < 2:
+            raise ValueError(f"num_classes is {num_classes}; to classify there have to be 2 or more")
         self.network = network
         self.num_classes = num_classes
         self.make_optimizer = optimizer

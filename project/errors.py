@@ -76,6 +76,8 @@ def mistake(error: BaseException) -> str | None:
     """
     if isinstance(error, CannotStart) or type(error).__name__ == "MisconfigurationException":
         return str(error)
+    if isinstance(error, RuntimeError) and str(error).startswith("Error(s) in loading state_dict"):
+        return f"the checkpoint does not fit the model: {str(error).splitlines()[1].strip()}"
     if not isinstance(error, ValueError | OSError):
         return None
     text = str(error)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
@@ -84,12 +85,33 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
         _go_back(decision)
     if decision.checkpoint and decision.checkpoint.is_dir():
         decision.manifest = dict(read_manifest(decision.checkpoint))
+    _check_same_training(decision, request)
     if config.resume == "auto" and _reached(run.read("summary.json"), trainer):
         decision.already_finished = True
         decision.notes.append(already_finished_note(run, trainer))
     else:
         run.begin_attempt(request.config_text)
     return decision
+
+
+def _check_same_training(decision: Decision, request: Request) -> None:
+    """Raises a RequestError where a checkpoint is of another model or other data than what is asked for."""
+    stored = decision.manifest.get("rankzero", {}).get("config")
+    if stored is None:
+        return
+    was, asked = _classes(stored), _classes(request.config_text)
+    if was != asked:
+        raise RequestError(
+            " ".join(f"--{name} {path}" for name, path in asked.items()) + f" for run {decision.run.name}",
+            f"{decision.checkpoint} is of " + " and ".join(was.values()),
+            " ".join(f"--{name} {path}" for name, path in was.items()) + ", or another --run NAME",
+        )
+
+
+def _classes(config: str) -> dict[str, str]:
+    """The class paths of model and data in a configuration."""
+    content = yaml.safe_load(config)
+    return {name: content[name]["class_path"] for name in ("model", "data") if content.get(name)}
 
 
 def _go_back(decision: Decision) -> None:

@@ -1,5 +1,6 @@
 """From the command line to the process that does the work. Imports no torch."""
 
+import os
 import signal
 import socket
 import sys
@@ -11,7 +12,10 @@ from project.command import Command
 from project.command_line import Flags, read_flags
 from project.environments.detect import Launch, detect
 from project.environments.local import die_with_parent, run_processes
-from project.errors import HOUSE, CannotStart, Exit, lost_contact, mistake
+from project.errors import HOUSE, CannotStart, Exit, RequestError, lost_contact, mistake
+
+PROCESSES_A_CORE = 16
+"""More than so many processes on one machine are taken for a slip of the finger."""
 
 
 def start(command: Command, work: Callable[[Flags, Launch], int]) -> int:
@@ -44,7 +48,14 @@ def start(command: Command, work: Callable[[Flags, Launch], int]) -> int:
 
 def processes_to_start(flags: Flags, launch: Launch) -> int:
     """How many processes this one has to start itself: those that were asked for, where no launcher has."""
-    return 0 if launch.created or flags.only_prints else flags.num_devices or 0
+    if launch.created or flags.only_prints:
+        return 0
+    count, most = flags.num_devices or 0, PROCESSES_A_CORE * (os.cpu_count() or 1)
+    if count > most:
+        raise RequestError(
+            f"--devices {count}", f"{os.cpu_count()} cores on this machine", f"--devices {most}, or less"
+        )
+    return count
 
 
 def tell(error: Exception, launch: Launch) -> Exit:
@@ -60,7 +71,7 @@ def tell(error: Exception, launch: Launch) -> Exit:
         print(f"rankzero: {who} failed\n  {message}", file=sys.stderr, flush=True)
     else:
         print("".join(user_frames(error)), file=sys.stderr)
-        print(f"rankzero: {who} failed with the error above (whole in the run's logs/)", file=sys.stderr, flush=True)
+        print(f"rankzero: {who} failed with the error above", file=sys.stderr, flush=True)
     return Exit.FAILED
 
 

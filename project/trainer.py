@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import Strategy
 
 from project.callbacks.learning_rate import LearningRate
 from project.callbacks.progress import BarProgress, PlainProgress
+from project.callbacks.termination import LeaveOnSigterm
 from project.callbacks.throughput import Throughput
 from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.environments.detect import Launch
@@ -80,7 +81,7 @@ def _environments(world: World, launch: Launch) -> list[ClusterEnvironment]:
 
 
 def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:
-    callbacks: list[Callback] = [Throughput(sharding), LearningRate()]
+    callbacks: list[Callback] = [Throughput(sharding), LearningRate(), LeaveOnSigterm()]
     has_bar = any(isinstance(callback, ProgressBar) for callback in _as_list(arguments["callbacks"]))
     if arguments["enable_progress_bar"] is not False and not has_bar:
         callbacks.append(BarProgress() if sys.stdout.isatty() else PlainProgress())

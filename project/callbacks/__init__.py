@@ -1,1 +1,1 @@
-"""What watches a run: progress, throughput, the learning rate."""
+"""What watches a run: progress, throughput, the learning rate, its end."""

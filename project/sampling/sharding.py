@@ -96,7 +96,9 @@ class Sharding:
             return f"a {type(loader).__name__}, which is no torch DataLoader"
         if isinstance(loader.dataset, IterableDataset):
             return f"the iterable dataset {type(loader.dataset).__name__}"
-        if type(loader.batch_sampler) is not BatchSampler:
+        if loader.batch_size is None and loader.batch_sampler is None:
+            return "a loader without batches (batch_size=None)"
+        if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
             return f"the batch sampler {type(loader.batch_sampler).__name__}"
         if type(loader.sampler) is RandomSampler and not loader.sampler.replacement:
             return None if len(loader.sampler) == len(loader.dataset) else "a sampler that draws a part"  # type: ignore[arg-type]

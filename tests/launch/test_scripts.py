@@ -52,3 +52,7 @@ def test_what_only_prints_prints_once_and_leaves_with_0(tmp_path):
     (tmp_path / "c.yaml").write_text(config.replace("devices: 2", "devices: 1"))
     assert fit("--config", "c.yaml", folder=tmp_path).summary()["epochs"] == 1
     assert "--model.depth" in fit("--model.help", "ResNet", folder=tmp_path).out
+
+
+def test_more_processes_than_anybody_means(tmp_path):
+    assert "cores on this machine" in fit("--devices", "100000", folder=tmp_path, code=2).err

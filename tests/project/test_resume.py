@@ -112,6 +112,20 @@ def test_another_order_is_refused_and_nothing_changes(here, flag, kept):
     assert (here / "runs/x/run.json").read_text() == before
 
 
+@pytest.mark.parametrize("other", [("--data", "Digits"), ("--model", "ResNet", "--data", "Digits")])
+def test_another_model_or_other_data_is_refused(here, other):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    with pytest.raises(CannotStart, match=r"--model lightning_modules\.MLP --data data_modules\.Toy"):
+        fit_here(*TOY, "--epochs", "2", "--run", "x", *other)
+
+
+def test_a_checkpoint_that_does_not_fit_the_model(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    with pytest.raises(CannotStart, match="does not fit the model"):
+        fit_here(*TOY, "--epochs", "2", "--run", "x", "--model.hidden_sizes", "[7]")
+    assert len(json.loads((here / "runs/x/run.json").read_text())["attempts"]) == 1
+
+
 def test_going_back_keeps_the_newer_checkpoints(here):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "runs/x/checkpoints/step-00000050")

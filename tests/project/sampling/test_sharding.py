@@ -1,6 +1,13 @@
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from project.errors import RequestError
 from project.sampling.sharding import Sharding
@@ -74,6 +81,8 @@ class Stream(IterableDataset):
         (DataLoader(Stream()), "the iterable dataset Stream"),
         (DataLoader(DATA, sampler=SubsetRandomSampler(range(5))), "the sampler SubsetRandomSampler"),
         (DataLoader(DATA, batch_sampler=[[1, 2], [3]]), "the batch sampler list"),
+        (DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 8, False)), "the batch sampler BatchSampler"),
+        (DataLoader(DATA, batch_size=None), "a loader without batches"),
         (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "the sampler RandomSampler"),
         (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=7)), "a sampler that draws a part"),
         ([1, 2, 3], "a list"),
