@@ -56,16 +56,17 @@ class Attempt:
 
     def __enter__(self) -> Self:
         self._started = time.perf_counter()
+        try:
+            self._keep_order()
+        except CannotStart:
+            if self.launch.rank == 0:
+                self.run.discard_attempt()
+            raise
         handler = logging.FileHandler(self.run.log(self.launch.rank))
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._log.setLevel(logging.INFO)
         self._log.propagate = False
-        try:
-            self._keep_order()
-        except CannotStart as error:
-            self.__exit__(type(error), error, None)
-            raise
         self._attach()
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)

@@ -61,7 +61,7 @@ def agreed(strategy: Strategy, rank: int, decide: Callable[[], T]) -> T:
             outcome = error
         except Exception as error:  # a bug of ours, or a user's class: it may not survive the way to the others
             outcome = RuntimeError(f"rank zero failed: {error!r}")
-            outcome.__cause__ = error if strategy.root_device.type == "cpu" else None
+            outcome.__cause__ = error
     outcome = strategy.broadcast(outcome)
     if isinstance(outcome, Exception):
         raise outcome
@@ -82,7 +82,6 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
         decision.notes += [f"passed over: {reason}" for reason in refused]
     else:
         decision.checkpoint = given_checkpoint(config.resume)
-        _go_back(decision)
     if decision.checkpoint and decision.checkpoint.is_dir():
         decision.manifest = dict(read_manifest(decision.checkpoint))
     _check_same_training(decision, request)
@@ -90,6 +89,7 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
         decision.already_finished = True
         decision.notes.append(already_finished_note(run, trainer))
     else:
+        _go_back(decision)
         run.begin_attempt(request.config_text)
     return decision
 

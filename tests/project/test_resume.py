@@ -138,6 +138,14 @@ def test_going_back_keeps_the_newer_checkpoints(here):
     ]
 
 
+def test_a_refused_way_back_leaves_the_newer_checkpoints_where_they_are(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    before = sorted((here / "runs").rglob("step-*"))
+    with pytest.raises(CannotStart):
+        fit_here(*TOY, "--data", "Digits", "--run", "x", "--resume", "runs/x/checkpoints/step-00000050")
+    assert sorted((here / "runs").rglob("step-*")) == before
+
+
 def test_a_wrong_request_to_begin_anew_takes_nothing_away(here):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     with pytest.raises(CannotStart):
