@@ -11,7 +11,7 @@ import data_modules
 import lightning_modules
 from project.command import Command
 from project.command_line import Flags
-from project.environments.detect import Launch
+from project.environments.roll_call import Meeting
 from project.flags import EVALUATING, RUNNING
 from project.start import start
 
@@ -29,11 +29,11 @@ EVALUATE = Command(
 )
 
 
-def evaluate(flags: Flags, launch: Launch) -> int:
+def evaluate(flags: Flags, meeting: Meeting) -> int:
     """Imports torch, now that the flags are known to be sound, and evaluates."""
     from project.evaluation import evaluate
 
-    return evaluate(flags, launch)
+    return evaluate(flags, meeting)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import data_modules
 import lightning_modules
 from project.command import Command
 from project.command_line import Flags
-from project.environments.detect import Launch
+from project.environments.roll_call import Meeting
 from project.flags import RUNNING, TRAINING
 from project.start import start
 
@@ -31,11 +31,11 @@ FIT = Command(
 )
 
 
-def fit(flags: Flags, launch: Launch) -> int:
+def fit(flags: Flags, meeting: Meeting) -> int:
     """Imports torch, now that the flags are known to be sound, and trains."""
     from project.cli import fit
 
-    return fit(flags, launch)
+    return fit(flags, meeting)
 
 
 if __name__ == "__main__":

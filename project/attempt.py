@@ -16,9 +16,9 @@ from project import report
 from project.callbacks.throughput import Throughput
 from project.checkpoints.directory_io import newest_valid
 from project.checkpoints.saving import Interval, SaveCheckpoints
-from project.environments.detect import Launch
 from project.errors import CannotStart, RequestError, mistake
 from project.resume import Request, agreed, decide
+from project.team import Team
 from project.trainer import callback_of
 from project.world import World
 
@@ -30,14 +30,15 @@ class Attempt:
         request: The command line.
         trainer: The Trainer; it is given a logger and the callback that saves.
         world: How many processes there are, and on what.
-        launch: Where this one stands.
+        team: All processes, and where this one stands.
 
     Raises:
         CannotStart: On every rank, where rank zero finds that the run cannot be begun or carried on.
     """
 
-    def __init__(self, request: Request, trainer: Trainer, world: World, launch: Launch) -> None:
-        self.request, self.trainer, self.world, self.launch = request, trainer, world, launch
+    def __init__(self, request: Request, trainer: Trainer, world: World, team: Team) -> None:
+        self.request, self.trainer, self.world, self.launch = request, trainer, world, team.launch
+        launch = team.launch
         trainer.strategy.setup_environment()
         self.decision = agreed(trainer.strategy, launch.rank, lambda: decide(request, trainer, launch))
         self.run, self.checkpoint = self.decision.run, self.decision.checkpoint
@@ -62,7 +63,7 @@ class Attempt:
             if self.launch.rank == 0:
                 self.run.discard_attempt()
             raise
-        handler = logging.FileHandler(self.run.log(self.launch.rank))
+        handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._log.setLevel(logging.INFO)

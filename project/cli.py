@@ -1,10 +1,8 @@
 """The command line: flags -> data, model, Trainer, run."""
 
 import inspect
-import sys
 from typing import Any
 
-import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -13,11 +11,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from project.attempt import Attempt
 from project.command_line import Flags
-from project.environments.detect import Launch
+from project.environments.roll_call import Meeting
 from project.errors import Exit, RequestError, saying_why
 from project.parser import RankzeroParser, reader
 from project.quiet import quieten
 from project.sampling.sharding import Sharding
+from project.team import Team
 from project.trainer import build_trainer
 from project.world import World, resolve_world, start_processes
 
@@ -27,8 +26,11 @@ attribute of the same name."""
 
 DEFAULT_EPOCHS = 20
 
+OF_ONE_START = ("run", "resume", "node_rank", "master_addr", "master_port", "interface")
+"""Arguments that another run like this one does not take over."""
 
-def fit(flags: Flags, launch: Launch) -> int:
+
+def fit(flags: Flags, meeting: Meeting) -> int:
     """Trains, or carries on. All ranks must call.
 
     Returns:
@@ -38,36 +40,22 @@ def fit(flags: Flags, launch: Launch) -> int:
         CannotStart: The request cannot be met; nothing was trained and nothing is left behind.
     """
     quieten()
+    if (code := start_processes(flags, meeting.launch)) is not None:
+        return code
     attempt: Attempt | None = None
-    try:
-        with saying_why(begun=lambda: attempt is not None and attempt.begun):
-            world = resolve_world(flags, launch)
-            if (code := start_processes(flags, world, launch)) is not None:
-                return code
-            cli = RankzeroCLI(flags)
-            trainer = cli.build_trainer(world, launch)
-            attempt = Attempt(cli, trainer, world, launch)
-            if attempt.already_finished:
-                return Exit.FINISHED
-            try:
-                with attempt:
-                    trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=attempt.checkpoint)
-            except SystemExit:  # how Lightning leaves on SIGTERM and Ctrl-C: with 0 and 1
-                return Exit.FAILED
+    with Team(meeting, flags) as team, saying_why(begun=lambda: attempt is not None and attempt.begun):
+        world = resolve_world(flags, team)
+        cli = team.together(lambda: RankzeroCLI(flags))
+        trainer = team.together(lambda: cli.build_trainer(world, team))
+        attempt = Attempt(cli, trainer, world, team)
+        if attempt.already_finished:
             return Exit.FINISHED
-    finally:
-        leave_process_group()
-
-
-def leave_process_group() -> None:
-    """Destroys the process group; without this about one gloo run in ten ends with signal 6 after all is done.
-
-    In an exception path too, but with NCCL, where it may wait for ranks that will never come.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    if sys.exc_info()[0] is None or torch.distributed.get_backend() == "gloo":
-        torch.distributed.destroy_process_group()
+        try:
+            with attempt:
+                trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=attempt.checkpoint)
+        except SystemExit:  # how Lightning leaves on SIGTERM and Ctrl-C: with 0 and 1
+            return Exit.FAILED
+        return Exit.FINISHED
 
 
 class RankzeroCLI(LightningCLI):
@@ -148,18 +136,18 @@ class RankzeroCLI(LightningCLI):
     def config_text(self) -> str:
         """The configuration as YAML, to start another run like it: without the run's name and what it resumed."""
         config = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
-        for name in ("run", "resume", *(() if self.datamodule else ("data",))):
+        for name in (*OF_ONE_START, *(() if self.datamodule else ("data",))):
             config.pop(name, None)
         return str(yaml.safe_dump(config, sort_keys=False))
 
-    def build_trainer(self, world: World, launch: Launch) -> Trainer:
+    def build_trainer(self, world: World, team: Team) -> Trainer:
         """Builds the Trainer, with the run's order of samples."""
         sharding = Sharding(
-            rank=launch.rank,
+            rank=team.launch.rank or 0,
             world_size=world.size,
             seed=self.seed,
             batch_size=self.config.batch_size,
             global_batch_size=self.config.global_batch_size,
             data_batch_size=self._asked_data_batch_size(),
         )
-        return build_trainer(self.config_init.trainer.as_dict(), world, launch, sharding)
+        return build_trainer(self.config_init.trainer.as_dict(), world, team, sharding)

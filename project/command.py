@@ -52,6 +52,7 @@ class Command:
             for flag in self.flags
         ]
         rows += [
+            ("--explain", "say which launcher was detected and from what; starts nothing"),
             ("--config FILE", "YAML with any of these, short or as LightningCLI's --print_config writes them"),
             ("--model.X --data.X --trainer.X", "any argument of theirs; all of them: --help_all"),
         ]
@@ -79,7 +80,8 @@ class Command:
 
     def unknown(self, name: str, where: str) -> RequestError:
         """The error for a flag, or a key of a config file, that nothing answers to."""
-        legal = [*self.keys, *LIGHTNING_KEYS, *(() if where else ("config", "print_config", "help", "help_all"))]
+        on_line = () if where else ("config", "explain", "print_config", "help", "help_all")
+        legal = [*self.keys, *LIGHTNING_KEYS, *on_line]
         near = nearest(name.split(".")[0], legal)
         dashes = "" if where else "--"
         return RequestError(

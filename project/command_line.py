@@ -25,12 +25,14 @@ class Flags:
         command: The command that was read.
         values: LightningCLI key, or own flag -> value, for what was given; the command line wins over config files.
         given: Which of `model` and `data` were given, by flag or config file.
+        explain: Whether only an explanation of what was detected is asked for.
         arguments: The command line for the LightningCLI.
     """
 
     command: Command
     values: Mapping[str, Any]
     given: frozenset[str] = frozenset()
+    explain: bool = False
     arguments: Sequence[str] = field(default_factory=list)
 
     @property
@@ -79,6 +81,9 @@ def read_flags(command: Command, arguments: Sequence[str]) -> Flags:
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--help_all", action="store_true")
+    parser.add_argument("--explain", action="store_true")
+    # What torch.distributed.launch puts on the command line; LOCAL_RANK says the same.
+    parser.add_argument("--local-rank", "--local_rank")
     parser.add_argument("-c", "--config", action="append", default=[])
     for name in ("model", "data"):
         parser.add_argument(f"--{name}")
@@ -115,7 +120,7 @@ def read_flags(command: Command, arguments: Sequence[str]) -> Flags:
             translated.append(f"--{flag.key or flag.name}={value}")
     if known.help_all:
         translated = ["--help"]
-    return Flags(command, values, frozenset(given), translated)
+    return Flags(command, values, frozenset(given), known.explain, translated)
 
 
 def _check_rest(command: Command, rest: Sequence[str]) -> None:

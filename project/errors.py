@@ -21,7 +21,15 @@ class Exit(IntEnum):
 
 
 class CannotStart(ValueError):  # noqa: N818 - it is what a person reads
-    """Nothing was started; the message says why, and what to do."""
+    """Nothing was started; the message says why, and what to do.
+
+    Attributes:
+        told: Whether another process tells it; None where nobody has asked, and rank zero tells it.
+        own: Whether this process alone may have found it, so that rank zero's message does not say it.
+    """
+
+    told: bool | None = None
+    own = False
 
 
 class RequestError(CannotStart):
@@ -90,7 +98,13 @@ def mistake(error: BaseException) -> str | None:
     return text if ours else None
 
 
+class AnotherRankFailed(RuntimeError):  # noqa: N818 - it is what a person reads
+    """Another rank has failed, and tells why."""
+
+
 def lost_contact(error: BaseException) -> bool:
     """Whether this is what a rank gets to see when another one has failed."""
     said = r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited|Timed out waiting"
+    if isinstance(error, AnotherRankFailed):
+        return True
     return isinstance(error, RuntimeError) and bool(re.search(said, str(error)))

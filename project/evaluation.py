@@ -10,21 +10,22 @@ from lightning.pytorch import Trainer
 
 from project import report
 from project.checkpoints.directory_io import newest_valid, read_manifest
-from project.cli import RankzeroCLI, leave_process_group
+from project.cli import RankzeroCLI
 from project.command_line import Flags
-from project.environments.detect import Launch
+from project.environments.roll_call import Meeting
 from project.errors import Exit, RequestError, nearest, saying_why
 from project.quiet import quieten
 from project.resume import agreed, given_checkpoint
 from project.run_directory import RunDirectory, write_atomically
 from project.sampling.sharding import Sharding
+from project.team import Team
 from project.world import resolve_world, start_processes
 
 KEPT = ("model", "data", "seed_everything")
 """What an evaluation takes over from the configuration of the run."""
 
 
-def evaluate(flags: Flags, launch: Launch) -> int:
+def evaluate(flags: Flags, meeting: Meeting) -> int:
     """Evaluates; every sample counts once, at any number of processes. All ranks must call.
 
     Returns:
@@ -34,33 +35,30 @@ def evaluate(flags: Flags, launch: Launch) -> int:
         CannotStart: There is no such run or checkpoint, or it cannot be evaluated as asked.
     """
     quieten()
-    try:
-        with saying_why(begun=lambda: False):
-            checkpoint = find_checkpoint(flags)
-            world = resolve_world(flags, launch)
-            if (code := start_processes(flags, world, launch)) is not None:
-                return code
-            cli = RankzeroCLI(with_configuration(flags, checkpoint))
-            trainer = cli.build_trainer(world, launch)
-            trainer.strategy.setup_environment()
-            found = checkpoint  # beside a run that is under way each rank may have found another one
-            checkpoint = agreed(trainer.strategy, launch.rank, lambda: found)
-            metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
-            result = {
-                "run": checkpoint.parent.parent.name,
-                "checkpoint": str(checkpoint),
-                "split": flags.get("split"),
-                "samples": sharding_of(trainer).evaluated,
-                "world_size": world.size,
-                "metrics": metrics,
-            }
-            file = output_file(flags, checkpoint)
-            agreed(trainer.strategy, launch.rank, lambda: _write(file, result))
-            if launch.rank == 0:
-                report.print_evaluation(result, file)
-            return Exit.FINISHED
-    finally:
-        leave_process_group()
+    find_checkpoint(flags)
+    if (code := start_processes(flags, meeting.launch)) is not None:
+        return code
+    with Team(meeting, flags) as team, saying_why(begun=lambda: False):
+        world = resolve_world(flags, team)
+        # Beside a run that is under way each rank may find another one: rank zero's counts.
+        checkpoint = Path(team.exchange(str(team.together(lambda: find_checkpoint(flags))))[0])
+        cli = team.together(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
+        trainer = team.together(lambda: cli.build_trainer(world, team))
+        trainer.strategy.setup_environment()
+        metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
+        result = {
+            "run": checkpoint.parent.parent.name,
+            "checkpoint": str(checkpoint),
+            "split": flags.get("split"),
+            "samples": sharding_of(trainer).evaluated,
+            "world_size": world.size,
+            "metrics": metrics,
+        }
+        file = output_file(flags, checkpoint)
+        agreed(trainer.strategy, team.launch.rank, lambda: _write(file, result))
+        if team.launch.rank == 0:
+            report.print_evaluation(result, file)
+        return Exit.FINISHED
 
 
 def find_checkpoint(flags: Flags) -> Path:

@@ -40,6 +40,27 @@ def a_run_name(text: str) -> str:
     return text
 
 
+def a_rank(text: str) -> int:
+    """Reads a whole number of 0 or more."""
+    if not re.fullmatch(r"[0-9]+", text):
+        raise ValueError("a whole number of 0 or more")
+    return int(text)
+
+
+def a_port(text: str) -> int:
+    """Reads a TCP port."""
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 2**16:
+        raise ValueError("a port, 1 to 65535")
+    return int(text)
+
+
+def a_word(text: str) -> str:
+    """Reads the name of a host or of an interface."""
+    if not re.fullmatch(r"[!-~]+", text):
+        raise ValueError("a name without blanks")
+    return text
+
+
 def a_path(text: str) -> str:
     """Reads a path."""
     if not text.strip() or "\0" in text:
@@ -99,12 +120,17 @@ RUNNING = (
     Flag(
         "launcher",
         "NAME",
-        one_of("auto", "local", "torchrun", "slurm"),
-        "auto (decided from evidence), local, torchrun, slurm",
+        one_of("auto", "local", "torchrun", "slurm", "pbs", "mpi", "env"),
+        "auto (decided from evidence), local, torchrun, slurm, pbs, mpi, env",
         "auto",
         default="auto",
     ),
-    Flag("backend", "NAME", one_of("nccl", "gloo"), "nccl or gloo; left out: nccl on GPUs, gloo on CPUs", "gloo"),
+    Flag("node_rank", "R", a_rank, "machines joined by hand: which one this is, from 0", "0"),
+    Flag("master_addr", "HOST", a_word, "where all meet: the machine of rank 0", "node1"),
+    Flag("master_port", "PORT", a_port, "the port at which they meet there", "29500"),
+    Flag("interface", "NAME", a_word, "the network interface to use; left out: the one that leads to HOST", "eth0"),
+    Flag("start_timeout", "SEC", a_count, "seconds to wait for all processes (300)", "60", default=300),
+    Flag("backend", "NAME", one_of("nccl", "gloo"), "left out: nccl where each process has a GPU, else gloo", "gloo"),
     Flag(
         "accelerator",
         "NAME",

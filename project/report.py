@@ -8,15 +8,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from project.environments.detect import Launch
+from project.environments.launch import Launch
 from project.run_directory import RunDirectory
 from project.world import World
 
 
 def start_line(run: RunDirectory, world: World, launch: Launch, checkpoint: Path | None) -> str:
     """The choice of launcher with its evidence, the world, and what is carried on."""
-    processes = f"{world.nodes} node{'s' * (world.nodes > 1)} x {world.devices} {world.accelerator}"
-    backend = f", {world.backend}" if world.size > 1 else ""
+    processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shared}"
+    backend = f", {world.backend}, met at {launch.address}:{launch.port}" if world.size > 1 else ""
     carried = f", carrying on from {checkpoint.name}" if checkpoint else ""
     return f"{launch.launcher} ({launch.evidence}): {processes}{backend}; run {run.path}{carried}"
 

@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
 from project.checkpoints.directory_io import checkpoints_in, newest_valid, read_manifest, verify
-from project.environments.detect import Launch
+from project.environments.launch import Launch
 from project.errors import CannotStart, RequestError
 from project.run_directory import RunDirectory, choose_run, next_free
 
@@ -51,7 +51,7 @@ class Decision:
     already_finished: bool = False
 
 
-def agreed(strategy: Strategy, rank: int, decide: Callable[[], T]) -> T:
+def agreed(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
     """Rank zero decides, all follow; where it finds that it cannot, all raise. All ranks must call."""
     outcome: T | Exception | None = None
     if rank == 0:

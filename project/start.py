@@ -1,72 +1,99 @@
 """From the command line to the process that does the work. Imports no torch."""
 
-import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from project.command import Command
 from project.command_line import Flags, read_flags
-from project.environments.detect import Launch, detect
-from project.environments.local import die_with_parent, run_processes
+from project.environments import elastic
+from project.environments.detect import detect
+from project.environments.launch import Launch
+from project.environments.network import quieten_sockets
+from project.environments.processes import die_with_parent, is_watched, run_processes
+from project.environments.roll_call import Meeting, call_roll
+from project.environments.speaker import leave_after_the_speaker, speaks_for_all, speaks_for_machine
 from project.errors import HOUSE, CannotStart, Exit, RequestError, lost_contact, mistake
+from project.explain import explain
+from project.request import asked_of, check_shape, processes_to_start
 
-PROCESSES_A_CORE = 16
-"""More than so many processes on one machine are taken for a slip of the finger."""
+LOST_CONTACT_SECONDS = 1.0
+"""A rank that lost another leaves so much later, so that what started them names the one that failed first."""
 
 
-def start(command: Command, work: Callable[[Flags, Launch], int]) -> int:
+def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
     """Reads the command line and does the work, in this process or in one process a device.
 
     Args:
         command: What the command line may say.
-        work: Called with the flags and this process's place among the others; returns the exit code.
+        work: Called with the flags and with all processes, once they are here; returns the exit code.
 
     Returns:
         The exit code, see `project.errors.Exit`.
     """
-    launch = Launch()
+    launch: Launch | None = None
     try:
-        launch = detect()
         flags = read_flags(command, sys.argv[1:])
-        if flags.get("launcher") != "auto":
-            launch = detect(flags.get("launcher"))
+        if flags.explain:
+            return explain(flags)
+        launch = detect(flags.get("launcher"), asked_of(flags))
+        check_shape(flags, launch)
         if (devices := processes_to_start(flags, launch)) > 1:
-            return run_processes([sys.executable, *sys.argv], devices)
-        if launch.launcher == "local" and launch.created:
+            return run_processes([sys.executable, *sys.argv], devices, launch)
+        if is_watched():
             die_with_parent()
+        quieten_sockets()
         _find_modules_in_this_folder()
-        return work(flags, launch)
+        meeting = meet(launch, flags)
+        launch = meeting.launch
+        return work(flags, meeting)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except CannotStart as error:
+        return refuse(error, launch)
     except Exception as error:
-        return tell(error, launch)
+        return tell(error, launch or Launch())
 
 
-def processes_to_start(flags: Flags, launch: Launch) -> int:
-    """How many processes this one has to start itself: those that were asked for, where no launcher has."""
-    if launch.created or flags.only_prints:
-        return 0
-    count, most = flags.num_devices or 0, PROCESSES_A_CORE * (os.cpu_count() or 1)
-    if count > most:
-        raise RequestError(
-            f"--devices {count}", f"{os.cpu_count()} cores on this machine", f"--devices {most}, or less"
-        )
-    return count
+def meet(launch: Launch, flags: Flags) -> Meeting:
+    """Waits until all processes are here, and looks once more whether they are as many as were asked for."""
+    if launch.elastic and launch.agent_store:
+        launch = elastic.meeting_point(launch, float(flags.get("start_timeout")))
+    if launch.world_size == 1 or not launch.created or launch.agent_store:
+        return Meeting.without_roll_call(launch)
+    meeting = call_roll(launch, float(flags.get("start_timeout")), flags.get("interface"))
+    check_shape(flags, meeting.launch)
+    return meeting
+
+
+def refuse(error: CannotStart, launch: Launch | None) -> Exit:
+    """Says why nothing was started, once a job, and returns the exit code.
+
+    Rank zero says it, unless the ranks have settled who does. Where the machines have terminals of their own, the
+    others point there in a line.
+    """
+    told = error.told if error.told is not None else not speaks_for_all(launch)
+    if not told:
+        print(f"rankzero: cannot start\n{error}", file=sys.stderr, flush=True)
+    elif error.told is None and launch and speaks_for_machine(launch, error.own):
+        found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
+        who = f"rank {launch.rank} on {socket.gethostname()}"
+        print(f"rankzero: {who} does not start: {found}", file=sys.stderr, flush=True)
+    if launch is None or launch.created:
+        leave_after_the_speaker(Exit.WRONG_REQUEST, spoke=not told)
+    return Exit.WRONG_REQUEST
 
 
 def tell(error: Exception, launch: Launch) -> Exit:
-    """Says what went wrong, once a machine rather than once a rank, and returns the exit code."""
-    if isinstance(error, CannotStart):
-        if launch.local_rank == 0:
-            print(f"rankzero: cannot start\n{error}", file=sys.stderr, flush=True)
-        return Exit.WRONG_REQUEST
+    """Says what went wrong on this rank, and returns the exit code."""
     who = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     if lost_contact(error):
         print(f"rankzero: {who} lost contact with another rank ({error})", file=sys.stderr, flush=True)
+        time.sleep(LOST_CONTACT_SECONDS)
     elif message := mistake(error):
         print(f"rankzero: {who} failed\n  {message}", file=sys.stderr, flush=True)
     else:

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import RunningStage
 from torch.nn.parallel import DistributedDataParallel
 
 from project.sampling.sharding import Sharding
+from project.team import Team
 
 
 class _RunOwnsOrder(Strategy):
@@ -54,7 +56,28 @@ class OneProcess(_RunOwnsOrder, SingleDeviceStrategy):
 
 
 class DataParallel(_RunOwnsOrder, DDPStrategy):
-    """One process a device, gradients averaged by DistributedDataParallel."""
+    """One process a device, gradients averaged by DistributedDataParallel.
+
+    Args:
+        sharding: The order of samples.
+        team: All processes.
+        arguments: The strategy's.
+    """
+
+    def __init__(self, sharding: Sharding, team: Team, **arguments: Any) -> None:
+        super().__init__(sharding=sharding, **arguments)
+        self.team = team
+
+    @property
+    def root_device(self) -> torch.device:
+        """This process's device; Lightning would look it up by local rank, but here each process lists its own."""
+        assert self.parallel_devices is not None
+        return self.parallel_devices[0]
+
+    def setup_distributed(self) -> None:
+        """Makes the process group where the team has met; Lightning then finds it there. All ranks must call."""
+        self.team.join(self._get_process_group_backend(), self.root_device, self._timeout)
+        super().setup_distributed()
 
     def on_validation_start(self) -> None:
         """Takes rank zero's buffers (running means of batch norm) on every rank. All ranks must call."""

@@ -4,10 +4,8 @@ import sys
 from typing import Any
 
 import torch
-from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
-from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import Strategy
 
 from project.callbacks.learning_rate import LearningRate
@@ -15,10 +13,11 @@ from project.callbacks.progress import BarProgress, PlainProgress
 from project.callbacks.termination import LeaveOnSigterm
 from project.callbacks.throughput import Throughput
 from project.checkpoints.directory_io import DirectoryCheckpointIO
-from project.environments.detect import Launch
+from project.environments.cluster import LaunchEnvironment
 from project.errors import RequestError
 from project.sampling.sharding import Sharding
 from project.strategies import DataParallel, OneProcess
+from project.team import Team
 from project.world import World
 
 UNUSED_PARAMETERS = {
@@ -30,13 +29,13 @@ UNUSED_PARAMETERS = {
 """The values of --trainer.strategy -> whether DDP looks for parameters that a step did not use."""
 
 
-def build_trainer(arguments: dict[str, Any], world: World, launch: Launch, sharding: Sharding) -> Trainer:
+def build_trainer(arguments: dict[str, Any], world: World, team: Team, sharding: Sharding) -> Trainer:
     """Builds the Trainer of a run, or of an evaluation. It knows nothing yet of the run's directory.
 
     Args:
         arguments: `--trainer.*`, instantiated.
         world: How many processes there are, and on what.
-        launch: Where this one stands.
+        team: All processes, and where this one stands.
         sharding: How samples are shared among them.
 
     Raises:
@@ -45,10 +44,10 @@ def build_trainer(arguments: dict[str, Any], world: World, launch: Launch, shard
     arguments = {
         **arguments,
         "accelerator": world.accelerator,
-        "devices": list(world.indices) or world.devices,
+        "devices": 1 if world.accelerator == "cpu" else [world.index],
         "num_nodes": world.nodes,
-        "strategy": _strategy(arguments["strategy"], world, sharding),
-        "plugins": [*_as_list(arguments["plugins"]), DirectoryCheckpointIO(), *_environments(world, launch)],
+        "strategy": _strategy(arguments["strategy"], world, team, sharding),
+        "plugins": [*_as_list(arguments["plugins"]), DirectoryCheckpointIO(), LaunchEnvironment(team.launch)],
         "callbacks": [*_as_list(arguments["callbacks"]), *_callbacks(arguments, sharding)],
         "use_distributed_sampler": False,  # project.sampling shares the samples
         "logger": False,  # the logger and our checkpoints come with the run's directory, see project.attempt
@@ -58,26 +57,18 @@ def build_trainer(arguments: dict[str, Any], world: World, launch: Launch, shard
     return Trainer(**arguments)
 
 
-def _strategy(asked: Any, world: World, sharding: Sharding) -> Strategy:
+def _strategy(asked: Any, world: World, team: Team, sharding: Sharding) -> Strategy:
     if not isinstance(asked, str) or asked not in UNUSED_PARAMETERS:
         raise RequestError(
             f"--trainer.strategy {asked}",
             "a strategy for which the order of samples is not known to be right",
             f"--trainer.strategy {' or '.join(list(UNUSED_PARAMETERS)[:2])}, or ddp_find_unused_parameters_true",
         )
+    device = torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else world.accelerator
     if world.size == 1:
-        index = f":{(*world.indices, 0)[0]}" if world.accelerator == "cuda" else ""
-        return OneProcess(sharding, device=torch.device(world.accelerator + index))
-    return DataParallel(sharding, process_group_backend=world.backend, find_unused_parameters=UNUSED_PARAMETERS[asked])
-
-
-def _environments(world: World, launch: Launch) -> list[ClusterEnvironment]:
-    """The cluster environment, always given, so that Lightning never looks for one itself."""
-    if launch.launcher == "slurm":
-        return [SLURMEnvironment(auto_requeue=False)]
-    if launch.created:
-        return [TorchElasticEnvironment()]  # `project.environments.local` sets the same variables as torchrun
-    return [LightningEnvironment()]
+        return OneProcess(sharding, device=device)
+    unused = UNUSED_PARAMETERS[asked]
+    return DataParallel(sharding, team, process_group_backend=world.backend, find_unused_parameters=unused)
 
 
 def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:

@@ -1,72 +1,131 @@
-"""How many processes there are, on what devices, and how they talk to each other."""
+"""What every process runs on, and how they talk to each other."""
 
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass
 
 import torch
 
 from project.command_line import Flags
-from project.environments.detect import Launch
-from project.environments.local import run_processes
+from project.environments.launch import Launch
+from project.environments.processes import run_processes
 from project.errors import RequestError
+from project.team import Team
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What one process runs on.
+
+    Args:
+        accelerator: `cuda`, `mps` or `cpu`.
+        index: Which GPU, of those that this process sees.
+        gpu: What tells this GPU from all others of its machine; None without one.
+    """
+
+    accelerator: str
+    index: int = 0
+    gpu: str | None = None
 
 
 @dataclass(frozen=True)
 class World:
-    """What was asked for, held against what is there.
+    """What all processes run on.
 
     Args:
         accelerator: `cuda`, `mps` or `cpu`.
-        devices: Processes a machine.
+        size: Processes in all.
         nodes: Machines.
+        devices: Processes on this machine.
         backend: `nccl` or `gloo`.
-        indices: Which GPUs of a machine; empty where they are counted from 0.
+        index: Which GPU this process has, of those that it sees.
+        shared: Whether processes share a GPU.
     """
 
     accelerator: str
-    devices: int
-    nodes: int
-    backend: str
-    indices: tuple[int, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Processes in all."""
-        return self.nodes * self.devices
+    size: int = 1
+    nodes: int = 1
+    devices: int = 1
+    backend: str = "gloo"
+    index: int = 0
+    shared: bool = False
 
 
-def resolve_world(flags: Flags, launch: Launch) -> World:
-    """Works out the world.
+def resolve_world(flags: Flags, team: Team) -> World:
+    """Finds what every process runs on, and the backend for all. All ranks must call.
 
     Raises:
-        RequestError: What was asked for does not fit the launcher, or there are not as many GPUs.
+        CannotStart: What was asked for is not there, on one machine or another.
+    """
+    launch = team.launch
+    seat = team.together(lambda: find_seat(flags, launch))
+    seats = [Seat(**other) for other in team.exchange(asdict(seat))]
+    hosts = [member.host for member in team.members]
+    kinds = {other.accelerator: host for other, host in zip(seats, hosts, strict=True)}
+    if len(kinds) > 1:
+        raise RequestError(
+            "the same accelerator for all processes",
+            ", ".join(f"{kind} on {host}" for kind, host in kinds.items()),
+            "--accelerator cpu, or machines that all have GPUs",
+        )
+    gpus = Counter((host, other.gpu) for other, host in zip(seats, hosts, strict=True) if other.gpu)
+    shared = any(count > 1 for count in gpus.values())
+    backend = flags.get("backend") or ("nccl" if seat.accelerator == "cuda" and not shared else "gloo")
+    if backend == "nccl" and seat.accelerator != "cuda":
+        raise RequestError("--backend nccl", f"NCCL needs GPUs, and this runs on {seat.accelerator}", "--backend gloo")
+    if backend == "nccl" and shared:
+        (host, _), count = gpus.most_common(1)[0]
+        raise RequestError(
+            "--backend nccl",
+            f"{count} processes share a GPU on {host}, and NCCL needs one for each",
+            f"--devices {len({gpu for where, gpu in gpus if where == host})}, or --backend gloo",
+        )
+    assert launch.local_world_size and launch.num_nodes
+    return World(
+        seat.accelerator, launch.world_size, launch.num_nodes, launch.local_world_size, backend, seat.index, shared
+    )
+
+
+def find_seat(flags: Flags, launch: Launch) -> Seat:
+    """Finds what this process runs on.
+
+    Raises:
+        RequestError: What was asked for is not on this machine.
     """
     accelerator = _accelerator(flags.values.get("trainer.accelerator") or "auto")
-    nodes, devices = _shape(flags, launch, accelerator)
-    if accelerator == "cuda" and devices > torch.cuda.device_count():
-        raise RequestError(
-            f"{devices} processes on this machine, each with a GPU",
-            f"{torch.cuda.device_count()} GPU{'s' * (torch.cuda.device_count() != 1)} (torch.cuda.device_count())",
-            f"--devices {torch.cuda.device_count()}, or --accelerator cpu",
-        )
-    if accelerator == "mps" and devices > 1:
-        raise RequestError(f"{devices} processes with --accelerator mps", "one MPS device", "--accelerator cpu")
-    backend = flags.get("backend") or ("nccl" if accelerator == "cuda" else "gloo")
-    if backend == "nccl" and accelerator != "cuda":
-        raise RequestError("--backend nccl", f"NCCL needs GPUs, and this runs on {accelerator}", "--backend gloo")
-    indices = tuple(flags.devices) if isinstance(flags.devices, list) and accelerator == "cuda" else ()
-    return World(accelerator, devices, nodes, backend, indices)
+    processes = launch.local_world_size or 1
+    if accelerator == "mps" and processes > 1:
+        raise RequestError(f"{processes} processes with --accelerator mps", "one MPS device", "--accelerator cpu")
+    if accelerator != "cuda":
+        return Seat(accelerator)
+    visible, local_rank = torch.cuda.device_count(), launch.local_rank or 0
+    indices = flags.devices if isinstance(flags.devices, list) else range(visible)
+    if max(indices) >= visible:
+        raise RequestError(f"GPU {max(indices)}", f"{visible} GPUs, counted from 0", "--trainer.devices [0]")
+    # With `srun --gpus-per-task=1` every process sees one GPU, its own, as number 0.
+    index = indices[local_rank % len(indices)]
+    return Seat(accelerator, index, gpu_id(index))
 
 
-def start_processes(flags: Flags, world: World, launch: Launch) -> int | None:
+def gpu_id(index: int) -> str:
+    """What tells a GPU from all others of its machine, whatever number it goes by in this process."""
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def start_processes(flags: Flags, launch: Launch) -> int | None:
     """Starts a process for each GPU there is, where nobody gave a number and no launcher has started them.
 
     Returns:
         The exit code once all have left; None where this process is to do the work itself.
     """
-    if launch.created or flags.only_prints or world.devices == 1:
+    if launch.created or flags.only_prints or flags.num_devices:
         return None
-    return run_processes([sys.executable, *sys.argv, f"--devices={world.devices}"], world.devices)
+    count = (
+        torch.cuda.device_count() if _accelerator(flags.values.get("trainer.accelerator") or "auto") == "cuda" else 1
+    )
+    if count == 1 and launch.num_nodes == 1:
+        return None
+    return run_processes([sys.executable, *sys.argv, f"--devices={count}"], count, launch)
 
 
 def _accelerator(asked: object) -> str:
@@ -85,35 +144,3 @@ def _accelerator(asked: object) -> str:
             "--accelerator cpu, or auto to take what there is",
         )
     return "cpu"
-
-
-def _shape(flags: Flags, launch: Launch, accelerator: str) -> tuple[int, int]:
-    """Machines, and processes a machine."""
-    asked_nodes = flags.values.get("trainer.num_nodes")
-    asked_devices = flags.num_devices
-    if launch.world_size != launch.num_nodes * launch.devices:
-        raise RequestError(
-            f"{launch.world_size} processes on {launch.num_nodes} nodes ({launch.evidence})",
-            "not as many on each node as on the others",
-            "the same number of tasks on each node, such as srun --ntasks-per-node N",
-        )
-    if launch.created:
-        for name, asked, there in (
-            ("nodes", asked_nodes, launch.num_nodes),
-            ("devices", asked_devices, launch.devices),
-        ):
-            if asked is not None and asked != there:
-                raise RequestError(
-                    f"--{name} {asked}",
-                    f"{launch.launcher} started {launch.num_nodes} x {launch.devices} processes "
-                    f"(nodes x devices; {launch.evidence})",
-                    f"--{name} {there}, or leave it out",
-                )
-        return launch.num_nodes, launch.devices
-    if asked_nodes not in (None, 1):
-        raise RequestError(
-            f"--nodes {asked_nodes}",
-            f"one process on one machine; {launch.evidence}",
-            f"srun python launch/fit.py --nodes {asked_nodes} ..., or torchrun --nnodes {asked_nodes} ...",
-        )
-    return 1, asked_devices or (torch.cuda.device_count() if accelerator == "cuda" else 1)

@@ -16,13 +16,17 @@ import torch
 
 from project.command import Command
 from project.command_line import read_flags
-from project.environments.detect import Launch
+from project.environments.launch import Launch
+from project.environments.roll_call import Meeting
 
 REPOSITORY = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 
 PARTS = {
     "slurm": ("srun", "make system-tools"),
+    "openmpi": ("mpirun.openmpi", "make system-tools"),
+    "mpich": ("mpiexec.hydra", "make system-tools"),
+    "hosts": ("ip", "make system-tools"),
     "fashion-mnist": ("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz", "make system-tools"),
 }
 """Part that a machine may lack -> what shows that it is there, and the command that installs it."""
@@ -32,7 +36,7 @@ def require(part: str) -> None:
     """Skips the test where the machine lacks a part; fails it where RANKZERO_REQUIRE names the part."""
     evidence, command = PARTS[part]
     there = Path(evidence).exists() if evidence.startswith("/") else shutil.which(evidence) is not None
-    if there and (part != "slurm" or os.geteuid() == 0):
+    if there and (part == "fashion-mnist" or os.geteuid() == 0):
         return
     reason = f"{part} is not on this machine, or this is not root; to install it: {command}"
     if part in os.environ.get("RANKZERO_REQUIRE", "").split(","):
@@ -111,7 +115,7 @@ def fit_here(*arguments: str, launch: Launch | None = None) -> int:
     with as_before():
         from project.cli import fit as work
 
-        return work(read_flags(command_of("fit"), arguments), launch or Launch())
+        return work(read_flags(command_of("fit"), arguments), Meeting.without_roll_call(launch or Launch()))
 
 
 def evaluate_here(*arguments: str) -> int:
@@ -119,7 +123,7 @@ def evaluate_here(*arguments: str) -> int:
     with as_before():
         from project.evaluation import evaluate as work
 
-        return work(read_flags(command_of("evaluate"), arguments), Launch())
+        return work(read_flags(command_of("evaluate"), arguments), Meeting.without_roll_call(Launch()))
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from running import require
+from system.hosts import Hosts, two_hosts
 from system.slurm import cluster
 
 
@@ -14,3 +15,11 @@ def slurm(tmp_path_factory) -> Iterator[dict[str, str]]:
     require("slurm")
     with cluster(tmp_path_factory.mktemp("slurm") / "cluster") as environment:
         yield environment
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory) -> Iterator[Hosts]:
+    """Two hosts with a network between them, rz1 and rz2."""
+    require("hosts")
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
+        yield made

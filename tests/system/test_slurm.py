@@ -31,11 +31,3 @@ def test_a_job_finds_its_own_run_again(slurm, tmp_path):
     job_id, printed = submit(script_file, environment, "--nodes=2", "--ntasks-per-node=1")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"MLP-Toy-{job_id}"]
     assert "carrying on from step-00000064" in printed
-
-
-@pytest.mark.parametrize(("flag", "instead"), [(("--nodes", "1"), "--nodes 2"), (("--devices", "4"), "--devices 1")])
-def test_other_numbers_than_sruns(slurm, tmp_path, flag, instead):
-    python = ("python", script("fit"), *flag, *TOY)
-    result = run("srun", "--nodes=2", "--ntasks-per-node=1", *python, folder=tmp_path, environment=slurm, code=2)
-    assert "slurm started 2 x 1 processes" in result.err and instead in result.err
-    assert "Traceback" not in result.err and not (tmp_path / "runs").exists()

@@ -6,8 +6,8 @@ import time
 import psutil
 import pytest
 
-from project.environments import local
-from project.environments.local import run_processes
+from project.environments import processes
+from project.environments.processes import run_processes
 
 
 def run(code, count=2):
@@ -33,14 +33,14 @@ def test_all_well():
 
 
 def test_the_first_failure_is_the_exit_code_and_ends_the_others(monkeypatch):
-    monkeypatch.setattr(local, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
     begun = time.monotonic()
     assert run("import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
     assert time.monotonic() - begun < 30
 
 
 def test_a_process_that_is_killed_is_named(monkeypatch, capfd):
-    monkeypatch.setattr(local, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
     code = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
     assert run(code) == 1
     assert "rank 1 was ended by SIGKILL" in capfd.readouterr().err
@@ -48,10 +48,10 @@ def test_a_process_that_is_killed_is_named(monkeypatch, capfd):
 
 WATCHED = """
 import sys
-from project.environments.local import run_processes
+from project.environments.processes import run_processes
 child = '''
 import time
-from project.environments.local import die_with_parent
+from project.environments.processes import die_with_parent
 die_with_parent()
 print("up", end="", flush=True)
 time.sleep(60)

@@ -1,0 +1,152 @@
+"""Several processes on this machine, which no launcher has started: `--devices 2`, and each machine joined by hand.
+
+The process that the person started only watches: it starts one process a device, passes signals on, and ends all of
+them as soon as one fails. It imports no torch, so it is there at once and stays small.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from types import FrameType
+
+from project.environments import local, network
+from project.environments.launch import Launch
+
+GRACE_SECONDS = 10.0
+"""How long processes have to leave by themselves once one has failed, or once they were told to end."""
+
+_POLL_SECONDS = 0.01
+
+
+def run_processes(command: Sequence[str], count: int, launch: Launch | None = None) -> int:
+    """Runs `command` in `count` processes and waits for all of them.
+
+    Args:
+        command: What each of them runs.
+        count: How many.
+        launch: Which of several machines this is, where they are joined by hand.
+
+    Returns:
+        0 where all left with 0; otherwise the exit code of the one that failed first. One that was ended by a signal
+        counts as 1.
+    """
+    launch = launch or Launch()
+    watched = _Processes(_start(command, count, launch), first_rank=(launch.node_rank or 0) * count)
+    before = {
+        signum: signal.signal(signum, watched.pass_on) for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    }
+    # A terminal sends Ctrl-C to the whole foreground group, so that every process already has it.
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return watched.wait()
+    finally:
+        watched.kill()
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def is_watched() -> bool:
+    """Whether this process is one of those."""
+    return local.MARK in os.environ
+
+
+def die_with_parent() -> None:
+    """Asks Linux to kill this process when the one that started it is gone, so that none is ever left behind."""
+    if sys.platform != "linux":
+        return
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.environ.get(local.MARK, "") != str(os.getppid()):  # it was gone before it could be asked
+        os._exit(1)
+
+
+def _start(command: Sequence[str], count: int, launch: Launch) -> list["subprocess.Popen[bytes]"]:
+    """Starts the processes; rank zero of one machine inherits the socket, so that nobody takes the port meanwhile."""
+    if (launch.num_nodes or 1) > 1:
+        variables = _variables(count, launch)
+        return [subprocess.Popen(command, env=variables | _place(i, count, launch)) for i in range(count)]
+    with network.listen("127.0.0.1", 0) as listening:
+        variables = _variables(count, replace(launch, port=listening.getsockname()[1]))
+        inherited = (listening.fileno(),)
+        first = variables | _place(0, count, launch) | {local.LISTENING: str(listening.fileno())}
+        processes = [subprocess.Popen(command, env=first, pass_fds=inherited)]
+        return processes + [
+            subprocess.Popen(command, env=variables | _place(i, count, launch)) for i in range(1, count)
+        ]
+
+
+def _variables(count: int, launch: Launch) -> dict[str, str]:
+    """The variables that torchrun would set for all, and the mark that it was us."""
+    nodes = launch.num_nodes or 1
+    return {
+        **os.environ,
+        local.MARK: str(os.getpid()),
+        "WORLD_SIZE": str(nodes * count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": str(launch.node_rank or 0),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "MASTER_ADDR": launch.address,
+        "MASTER_PORT": str(launch.port),
+    }
+
+
+def _place(local_rank: int, count: int, launch: Launch) -> dict[str, str]:
+    """The variables that torchrun would set for one of them."""
+    return {"RANK": str((launch.node_rank or 0) * count + local_rank), "LOCAL_RANK": str(local_rank)}
+
+
+class _Processes:
+    """Processes that are watched together."""
+
+    def __init__(self, processes: Sequence["subprocess.Popen[bytes]"], first_rank: int) -> None:
+        self.processes, self.first_rank = processes, first_rank
+        self.deadline = float("inf")
+
+    def pass_on(self, signum: int, frame: FrameType | None) -> None:
+        """Passes a signal on to all; SIGTERM leaves them a while to end."""
+        for process in self.processes:
+            process.send_signal(signum)
+        if signum == signal.SIGTERM:
+            self._give_grace()
+
+    def wait(self) -> int:
+        """Waits for all, but not long once one has failed; returns the exit code of that one, or 0."""
+        failed: int | None = None
+        while any(process.poll() is None for process in self.processes):
+            if failed is None and (failed := self._first_failure()) is not None:
+                self._give_grace()
+            if time.monotonic() > self.deadline:
+                self.kill()
+            time.sleep(_POLL_SECONDS)
+        return (self._first_failure() or 0) if failed is None else failed
+
+    def kill(self) -> None:
+        """Kills those that are left."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    @staticmethod
+    def _tell(what: str) -> None:
+        print(f"rankzero: {what}", file=sys.stderr, flush=True)
+
+    def _give_grace(self) -> None:
+        self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
+
+    def _first_failure(self) -> int | None:
+        for rank, process in enumerate(self.processes):
+            code = process.poll()
+            if code is not None and code < 0:
+                name = signal.Signals(-code).name
+                self._tell(f"rank {self.first_rank + rank} was ended by {name}; ending the others")
+                return 1
+            if code == 1:
+                self._tell(f"rank {self.first_rank + rank} failed first; ending the others")
+            if code:
+                return code
+        return None

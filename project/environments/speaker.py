@@ -1,0 +1,72 @@
+"""Who tells a person that the run cannot start, before the processes can talk to each other. Imports no torch."""
+
+import os
+import signal
+import socket
+import sys
+import time
+
+from project.environments import slurm
+from project.environments.launch import Launch, Variables
+
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "PBS_NODENUM")
+"""What any launcher calls a process's rank; the first that is set counts."""
+
+LEAVE_SECONDS = 1.0
+"""So much later than rank zero the others leave: torchrun and mpirun end all as soon as one has left."""
+
+_claim: list[socket.socket] = []
+"""What this process has claimed, kept until it ends."""
+
+
+def speaks_for_all(launch: Launch | None) -> bool:
+    """Whether this process tells: rank zero, or the first one of its machine where several may be rank zero."""
+    if launch is not None and launch.rank is not None and launch.launcher != "env":
+        return launch.rank == 0
+    variables = Variables(os.environ)
+    name, rank = next(((name, variables.text(name)) for name in RANKS if name in variables), ("RANK", "0"))
+    if name == "RANK" and "TORCHELASTIC_RUN_ID" not in variables and "PBS_TASKNUM" not in variables:
+        # Started by hand, or in containers, whose terminals and logs nothing brings together.
+        return _claims(f"env {variables.find('MASTER_ADDR')}:{variables.find('MASTER_PORT')}")
+    if rank != "0":
+        return False
+    if "PBS_TASKNUM" in variables:
+        return (variables.find("PBS_NODENUM") or "0") == "0" and _claims(f"pbs {variables.find('PBS_JOBID')}")
+    if slurm.found(variables) and "TORCHELASTIC_RUN_ID" in variables:
+        # Several torchruns, each with a rank zero of its own.
+        alone = (variables.find("GROUP_WORLD_SIZE") or "1") == "1"
+        step = f"slurm {variables.find('SLURM_JOB_ID')} {variables.find('SLURM_STEP_ID')}"
+        return not (alone and (variables.find("SLURM_NODEID") or "0") != "0") and _claims(step)
+    if "OMPI_COMM_WORLD_RANK" in variables and "TORCHELASTIC_RUN_ID" in variables:
+        return _claims(f"mpi {variables.find('PMIX_NAMESPACE')}")
+    return True
+
+
+def speaks_for_machine(launch: Launch, own: bool) -> bool:
+    """Whether this process points its machine's terminal to rank zero: srun and mpirun bring all output together."""
+    apart = launch.launcher not in ("slurm", "mpi")
+    return (own or apart) and launch.rank != 0 and launch.local_rank == 0
+
+
+def _claims(name: str) -> bool:
+    """Whether this process is the first of its machine to claim a name."""
+    if sys.platform != "linux":
+        return True
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0rankzero {os.getuid()} {name}")
+    except OSError:
+        claim.close()
+        return False
+    _claim.append(claim)
+    return True
+
+
+def leave_after_the_speaker(code: int, spoke: bool) -> None:
+    """Waits until rank zero has spoken and has been heard: srun brings lines and exit codes on different ways.
+
+    One that has claimed to speak waits until the others have seen the claim. Where the launcher ends this process
+    meanwhile, it leaves with `code` all the same.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+    time.sleep(LEAVE_SECONDS * (2 if _claim else 0.3 if spoke else 1))

@@ -1,0 +1,73 @@
+"""Processes that torchrun started, in any of its forms; `torch.distributed.launch` is one of them."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+from project.environments.launch import Asked, Launch, Variables
+
+
+def found(variables: Variables) -> bool:
+    """Whether this process is one of torchrun's."""
+    return "TORCHELASTIC_RUN_ID" in variables
+
+
+def read(variables: Variables, asked: Asked) -> Launch:
+    """Reads torchrun's variables."""
+    run_id = variables.find("TORCHELASTIC_RUN_ID") or "none"
+    if drawn(run_id):
+        run_id = run_id[:8]
+    attempt = variables.find_number("TORCHELASTIC_RESTART_COUNT") or 0
+    address = variables.find("MASTER_ADDR") or "127.0.0.1"
+    port = variables.find_number("MASTER_PORT") or 0
+    return Launch(
+        launcher="torchrun",
+        evidence=f"TORCHELASTIC_RUN_ID={run_id}",
+        rank=variables.number("RANK"),
+        local_rank=variables.number("LOCAL_RANK"),
+        world_size=variables.number("WORLD_SIZE"),
+        local_world_size=variables.find_number("LOCAL_WORLD_SIZE"),
+        num_nodes=variables.find_number("GROUP_WORLD_SIZE"),
+        node_rank=(variables.find_number("GROUP_RANK") or 0),
+        address=address,
+        port=port,
+        key=f"torchrun {run_id} {attempt} {address}:{port}",
+        job_id=None if run_id == "none" else run_id,  # older torchrun's word where --rdzv-id was not given
+        created=True,
+        agent_store=(variables.find("TORCHELASTIC_USE_AGENT_STORE") or "False") == "True",
+        elastic=elastic_nodes(variables),
+        variables=variables.read,
+    )
+
+
+def drawn(run_id: str) -> bool:
+    """Whether torchrun drew this run id because `--rdzv-id` was not given."""
+    return bool(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", run_id))
+
+
+def elastic_nodes(variables: Variables) -> str | None:
+    """`--nnodes 1:2` where torchrun was given a range; it tells its workers by no variable, so its own line is read."""
+    nodes = option(command_of_parent(), "nnodes")
+    if nodes:
+        return f"--nnodes {nodes}" if ":" in nodes else None
+    nodes = variables.find("PET_NNODES") or ""
+    return f"PET_NNODES={nodes}" if ":" in nodes else None
+
+
+def option(words: list[str], name: str) -> str | None:
+    """The value of an option on a command line, in the forms `--name value`, `--name=value` and with underscores."""
+    for word, following in pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") == f"--{name}":
+            return value if equals else following
+    return None
+
+
+def command_of_parent() -> list[str]:
+    """The command line of the process that started this one; empty where it cannot be seen."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        parent = re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE)
+        return Path(f"/proc/{parent[1] if parent else 0}/cmdline").read_text().split("\0")
+    except OSError:
+        return []

@@ -1,0 +1,55 @@
+"""`--explain`: what was detected, from which variables, and what would happen. Imports no torch, joins nothing."""
+
+from project.command_line import Flags
+from project.environments.detect import detect
+from project.environments.launch import Launch
+from project.environments.speaker import speaks_for_all
+from project.errors import Exit, RequestError
+from project.request import asked_of, check_shape, processes_to_start
+
+
+def explain(flags: Flags) -> int:
+    """Prints the explanation, on rank zero; returns the exit code."""
+    launch: Launch | None = None
+    refusal: RequestError | None = None
+    try:
+        launch = detect(flags.get("launcher"), asked_of(flags))
+        check_shape(flags, launch)
+        processes_to_start(flags, launch)
+    except RequestError as error:
+        refusal = error
+    if speaks_for_all(launch):
+        print("\n".join(_lines(flags, launch, refusal)))
+    return Exit.FINISHED
+
+
+def _lines(flags: Flags, launch: Launch | None, refusal: RequestError | None) -> list[str]:
+    lines = [] if launch is None else _described(flags, launch)
+    if refusal:
+        return [*lines, "would start: nothing", str(refusal)]
+    assert launch is not None
+    if launch.created:
+        does = "the work of this rank, once all are there"
+    elif (count := processes_to_start(flags, launch)) > 1:
+        does = f"{count} processes on this machine"
+    else:
+        does = "one process, or one for each GPU of this machine"
+    return [*lines, f"would start: {does}"]
+
+
+def _described(flags: Flags, launch: Launch) -> list[str]:
+    rows = [
+        ("launcher", f"{launch.launcher} ({launch.evidence})"),
+        ("world", launch.shape + (f"; elastic, {launch.elastic}" if launch.elastic else "")),
+    ]
+    if launch.created or (launch.num_nodes or 1) > 1:
+        rank = "handed out when all are there" if launch.rank is None else str(launch.rank)
+        node = "" if launch.node_rank is None else f", node {launch.node_rank}"
+        rows.append(("this is", f"rank {rank}{node}"))
+        rows.append(("meet at", f"{launch.address}:{launch.port}"))
+    if launch.hosts:
+        rows.append(("hosts", ", ".join(launch.hosts)))
+    backend = flags.get("backend") or "nccl where each process has a GPU of its own, else gloo"
+    rows.append(("backend", backend))
+    rows += [("read", f"{name}={value}") for name, value in sorted(launch.variables.items())]
+    return [f"{label + ':':<12} {text}" for label, text in rows]

@@ -1,0 +1,226 @@
+"""The processes of a run: they meet, agree before anything is started, and leave together."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from hashlib import sha256
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from typing_extensions import Self
+
+from project.command_line import Flags
+from project.environments import network
+from project.environments.roll_call import Meeting, Member, completed
+from project.errors import AnotherRankFailed, CannotStart, lost_contact
+from project.request import check_shape
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.02
+_LEAVE_SECONDS = 3.0
+
+
+class Team:
+    """The processes of a run, a context manager around all that they do together. All ranks must make one.
+
+    Until the process group is there, and beside it, they talk through a `torch.distributed.Store`.
+
+    Args:
+        meeting: All processes, as far as they have been called.
+        flags: The command line: `--start_timeout`, `--interface`.
+
+    Attributes:
+        launch: Where this process stands, now with what the launcher did not say.
+        members: All processes, by rank.
+
+    Raises:
+        RequestError: The world is not the one that was asked for.
+    """
+
+    def __init__(self, meeting: Meeting, flags: Flags) -> None:
+        self.timeout = float(flags.get("start_timeout"))
+        self.launch, self.members = meeting.launch, meeting.members
+        self._store: Store | None = None
+        self._exchanges = 0
+        self._serves = meeting.listening is not None
+        if self.launch.world_size == 1:
+            return
+        self._store = self._server(meeting.ip, meeting.listening) if meeting.listening else self._client(meeting.ip)
+        if self.launch.agent_store:
+            me = self.members[0]
+            everybody = [Member(**member) for member in self.exchange(vars(me))]
+            self.launch, self.members = completed(self.launch, me, everybody)
+            check_shape(flags, self.launch)
+        self.interface = network.use_interface(flags.get("interface"), self._interface())
+
+    def _server(self, ip: str, listening: Any) -> Store:
+        """The store, on the socket that the roll was called at."""
+        return TCPStore(
+            ip,
+            self.launch.port,
+            is_master=True,
+            timeout=timedelta(seconds=self.timeout),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+
+    def _client(self, ip: str) -> Store:
+        timeout = timedelta(seconds=self.timeout)
+        store = TCPStore(ip, self.launch.port, is_master=False, timeout=timeout, wait_for_workers=False)
+        # Torchrun's store outlives its workers; what an earlier attempt left in it is not ours.
+        return PrefixStore(f"rankzero {self.launch.key}", store) if self.launch.agent_store else store
+
+    def _interface(self) -> str | None:
+        """The interface that leads to the other machines."""
+        assert self.launch.rank is not None
+        if self.launch.num_nodes == 1:
+            return "lo"
+        address = network.resolve(self.launch.address)[0]
+        mine = (self.launch.node_rank, network.source_address(address))
+        others = [source for node, source in self.exchange(mine) if node != self.launch.node_rank and source]
+        target = others[0] if self.launch.node_rank == self.members[0].node_rank and others else address
+        source = network.source_address(target)
+        return network.interface_of(source) if source else None
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Every rank gives a value that JSON can hold; returns all of them, by rank. All ranks must call."""
+        if self._store is None:
+            return [json.loads(json.dumps(value))]
+        self._exchanges += 1
+        key, size = f"exchange {self._exchanges}", self.launch.world_size
+        self._store.set(f"{key} {self.launch.rank}", json.dumps(value))
+        return [json.loads(self._wait_for(f"{key} {rank}", rank)) for rank in range(size)]
+
+    def _wait_for(self, key: str, rank: int) -> bytes:
+        assert self._store is not None
+        deadline = time.monotonic() + self.timeout
+        while not self._store.check([key]):
+            if time.monotonic() > deadline:
+                raise AnotherRankFailed(f"rank {rank} did not come along within {self.timeout:g} s (--start_timeout)")
+            time.sleep(_POLL_SECONDS)
+        return bytes(self._store.get(key))
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Does the work on every rank; where it cannot be done on one, none goes on. All ranks must call.
+
+        Raises:
+            CannotStart: On every rank, where one or more have raised it.
+            AnotherRankFailed: Where another rank has raised anything else.
+        """
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+        said = {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
+        statements = self.exchange(said)
+        if error is not None and not isinstance(error, CannotStart):
+            raise error
+        refusals = [statement.get("refused") for statement in statements]
+        first = next((rank for rank, refusal in enumerate(refusals) if refusal), None)
+        if first is not None:
+            raise self._refusal(refusals, first, error)
+        failed = next((rank for rank, statement in enumerate(statements) if "failed" in statement), None)
+        if failed is not None:
+            error_text, host = statements[failed]["failed"], self.members[failed].host
+            raise AnotherRankFailed(f"rank {failed} on {host} failed: {error_text}")
+        return result  # type: ignore[return-value]
+
+    def _refusal(self, refusals: Sequence[str | None], first: int, own: Exception | None) -> CannotStart:
+        """The error that this rank raises: its own or the first, told by the lowest rank that found the same."""
+        refusal = own if isinstance(own, CannotStart) else CannotStart(refusals[first])
+        refusal.told = own is None or refusals.index(str(own)) != self.launch.rank
+        if not refusal.told and not all(refusals):
+            return told_by_this_rank(refusal, f"rank {self.launch.rank} on {self.members[first].host}")
+        return refusal
+
+    def join(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
+        """Makes the process group. All ranks must call."""
+        if torch.distributed.is_initialized():
+            return
+        assert self._store is not None
+        torch.distributed.init_process_group(
+            backend,
+            store=PrefixStore("process group", self._store),
+            rank=self.launch.rank or 0,
+            world_size=self.launch.world_size,
+            timeout=timeout,
+            device_id=None if device.type == "cpu" else device,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        refused = isinstance(error, CannotStart)
+        try:
+            if isinstance(error, CannotStart) and error.told is None:
+                error.told = self._is_told(str(error))
+            elif isinstance(error, Exception) and lost_contact(error) and self._somebody_refused():
+                refused = True
+                raise told_elsewhere() from None
+        finally:
+            leave_process_group()
+            if refused:
+                self._leave_after_all()
+
+    def _is_told(self, text: str) -> bool:
+        """Whether another rank tells this; otherwise it is this one's to tell."""
+        if self._store is None:
+            return False
+        try:
+            self._store.set("refused", "")
+            return bool(self._store.add(f"told {sha256(text.encode()).hexdigest()}", 1) > 1)
+        except RuntimeError:
+            return True  # the rank that keeps the store has left, and not without a word
+
+    def _somebody_refused(self) -> bool:
+        try:
+            return self._store is not None and bool(self._store.check(["refused"]))
+        except RuntimeError:
+            return False
+
+    def _leave_after_all(self) -> None:
+        """The rank that keeps the store leaves last, so that the others can still look into it."""
+        if self._store is None or self.launch.agent_store:
+            return
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        try:
+            left = self._store.add("left", 1)
+            while self._serves and left < self.launch.world_size and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                left = self._store.add("left", 0)
+        except RuntimeError:
+            pass  # it has left
+
+
+def told_by_this_rank(refusal: CannotStart, who: str) -> CannotStart:
+    """The same refusal, with the rank that it is about: the others have nothing against it."""
+    named = CannotStart(f"  {who}:\n{refusal}")
+    named.told = False
+    return named
+
+
+def told_elsewhere() -> CannotStart:
+    """A refusal that another rank tells."""
+    refusal = CannotStart("another rank cannot start")
+    refusal.told = True
+    return refusal
+
+
+def leave_process_group() -> None:
+    """Destroys the process group; without this about one gloo run in ten ends with signal 6 after all is done.
+
+    In an exception path too, but with NCCL, where it may wait for ranks that will never come.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    if sys.exc_info()[0] is None or torch.distributed.get_backend() == "gloo":
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,201 @@
+"""Every row of the table of launchers, on the real part: all learn the same, to 1e-6."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from running import BIN, Result, fit, require, run, script, weights
+from system import pbs
+from system.hosts import HOSTS, end
+from system.slurm import wait_until
+
+pytestmark = pytest.mark.xdist_group("hosts")
+
+TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--epochs", "1", "--global_batch_size", "64")
+PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
+TWO = ("--nodes", "2", "--devices", "1")
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory):
+    """What one process on one machine learns, and what two processes there say of the last batch."""
+    folder = tmp_path_factory.mktemp("alone")
+    fit(*TRAIN[1:], "--run", "one", folder=folder)
+    two = fit(*TRAIN[1:], "--run", "two", "--devices", "2", folder=folder)
+    return weights(folder / "runs/one"), two.summary("two")["metrics"]
+
+
+def check(folder: Path, printed: str, alone, launcher: str, shape: tuple[int, int]) -> dict:
+    """The run learned what one process learns; said once, in one line, how it was started; left nothing else to say."""
+    (run_folder,) = (folder / "runs").iterdir()
+    there, (expected, metrics) = weights(run_folder), alone
+    assert all(torch.allclose(there[name], expected[name], atol=1e-6, rtol=0) for name in expected)
+    summary = Result(0, "", "", folder).summary()
+    assert (summary["launcher"], summary["nodes"], summary["world_size"]) == (launcher, shape[0], shape[0] * shape[1])
+    names = metrics if shape[0] * shape[1] == 2 else ("val/loss", "val/mae")
+    for name in names:
+        assert summary["metrics"][name] == pytest.approx(metrics[name], abs=1e-6)
+    lines = [line for line in printed.splitlines() if line.startswith("rankzero:")]
+    assert len(lines) == 1 and lines[0].startswith(f"rankzero: {launcher} ("), printed
+    assert f"{shape[0]} node{'s' * (shape[0] > 1)} x {shape[1]} process" in lines[0] and "met at" in lines[0]
+    return summary
+
+
+@pytest.mark.parametrize(
+    ("launcher", "command"),
+    [
+        ("local", (PYTHON, *TRAIN, "--devices", "2")),
+        ("torchrun", (TORCHRUN, "--standalone", "--nproc-per-node", "2", *TRAIN)),
+        ("torchrun", (PYTHON, "-m", "torch.distributed.launch", "--nproc-per-node", "2", *TRAIN)),
+    ],
+    ids=["local", "torchrun --standalone", "torch.distributed.launch"],
+)
+def test_two_processes_on_one_machine(tmp_path, alone, launcher, command):
+    result = run(*command, folder=tmp_path)
+    check(
+        tmp_path,
+        result.out + result.err,
+        alone,
+        "local" if command[0] == PYTHON and "-m" not in command else "torchrun",
+        (1, 2),
+    )
+
+
+def test_variables_by_hand(tmp_path, alone, hosts):
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "rz1", "MASTER_PORT": "29501"}
+    commands = {host: ["env", f"RANK={rank}", PYTHON, *TRAIN] for rank, host in enumerate(HOSTS)}
+    results = hosts.run_on_both(tmp_path, commands, environment=place)
+    assert [code for code, _ in results.values()] == [0, 0], results
+    check(tmp_path, "".join(text for _, text in results.values()), alone, "env", (2, 1))
+
+
+def test_two_machines_by_hand(tmp_path, alone, hosts):
+    meet = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", "29502")
+    commands = {host: [PYTHON, *TRAIN, *meet, "--node_rank", str(node)] for node, host in enumerate(HOSTS)}
+    results = hosts.run_on_both(tmp_path, commands)
+    assert [code for code, _ in results.values()] == [0, 0], results
+    check(tmp_path, "".join(text for _, text in results.values()), alone, "local", (2, 2))
+
+
+@pytest.mark.parametrize("kind", ["static", "c10d"])
+def test_torchrun_on_two_machines(tmp_path, alone, hosts, kind):
+    def command(node):
+        if kind == "static":
+            meet = ["--node-rank", str(node), "--master-addr", "rz1", "--master-port", "29503"]
+        else:
+            meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29504", "--rdzv-id", "job"]
+        return [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *meet, *TRAIN, *TWO]
+
+    results = hosts.run_on_both(tmp_path, {host: command(node) for node, host in enumerate(HOSTS)})
+    assert [code for code, _ in results.values()] == [0, 0], results
+    check(tmp_path, "".join(text for _, text in results.values()), alone, "torchrun", (2, 1))
+
+
+MPIRUN = {
+    "openmpi": ("mpirun.openmpi", "--allow-run-as-root", "--mca", "plm_rsh_agent", "{agent}", "-H", "{slots}"),
+    "mpich": ("mpiexec.hydra", "-launcher", "ssh", "-launcher-exec", "{agent}", "-hosts", "{slots}"),
+}
+
+
+@pytest.mark.parametrize(("part", "each"), [("openmpi", 2), ("mpich", 1)])
+def test_mpirun_on_two_machines(tmp_path, alone, hosts, part, each):
+    require(part)
+    slots = ",".join(f"{host}:{each}" for host in HOSTS)
+    words = [word.format(agent=hosts.agent, slots=slots) for word in MPIRUN[part]]
+    command = [*words, "-np", str(2 * each), PYTHON, *TRAIN, "--nodes", "2", "--devices", str(each)]
+    results = hosts.run_on_both(tmp_path, {"rz1": command})
+    assert results["rz1"][0] == 0, results
+    check(tmp_path, results["rz1"][1], alone, "mpi", (2, each))
+
+
+def test_mpirun_from_a_third_place_needs_rank_zeros_address(tmp_path, alone, hosts):
+    require("openmpi")
+    words = [word.format(agent=hosts.agent, slots="rz2:2") for word in MPIRUN["openmpi"]]
+    command = [*words, "-np", "2", PYTHON, *TRAIN]
+    results = hosts.run_on_both(tmp_path, {"rz1": command})
+    check(tmp_path, results["rz1"][1], alone, "mpi", (1, 2))  # one machine meets on loopback, whoever started it
+
+
+NODES = "rz1\nrz2\n"
+
+
+@pytest.fixture
+def job(tmp_path, hosts):
+    """A PBS job of two hosts: what starts a command as pbsdsh would, and the job script's variables."""
+    node_file = tmp_path / "0.rz1"
+    node_file.write_text(NODES)
+    pbsdsh = [sys.executable, pbs.__file__, str(hosts.folder / "enter"), str(node_file), "0.rz1"]
+    return pbsdsh, {**pbs.SCRIPT, "PBS_JOBID": "0.rz1", "PBS_NODEFILE": str(node_file), "HOME": str(tmp_path)}
+
+
+def test_pbsdsh_hands_out_no_ranks(tmp_path, alone, job):
+    pbsdsh, variables = job
+    result = run(*pbsdsh, "--", PYTHON, *TRAIN, *TWO, folder=tmp_path, environment=variables)
+    summary = check(tmp_path, result.out + result.err, alone, "pbs", (2, 1))
+    assert summary["run"] == "MLP-Toy-0.rz1"
+
+
+def test_pbsdsh_with_ranks_on_its_command_line(tmp_path, alone, job):
+    pbsdsh, variables = job
+    shared = "WORLD_SIZE=2 MASTER_ADDR=rz1 MASTER_PORT=29505"
+    lines = [
+        f"{' '.join(pbsdsh)} -n {rank} -- env RANK={rank} {shared} {PYTHON} {' '.join(TRAIN)} &" for rank in range(2)
+    ]
+    result = run("sh", "-c", "\n".join([*lines, "wait"]), folder=tmp_path, environment=variables)
+    check(tmp_path, result.out + result.err, alone, "pbs", (2, 1))
+
+
+def test_pbsdsh_with_a_torchrun_on_each_host(tmp_path, alone, job):
+    pbsdsh, variables = job
+    meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29506", "--rdzv-id", "0.rz1")
+    command = (TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *meet, *TRAIN)
+    result = run(*pbsdsh, "--", *command, folder=tmp_path, environment=variables)
+    check(tmp_path, result.out + result.err, alone, "torchrun", (2, 1))
+
+
+def test_mpirun_in_a_pbs_script(tmp_path, alone, hosts, job):
+    require("openmpi")
+    words = [word.format(agent=hosts.agent, slots="rz1:1,rz2:1") for word in MPIRUN["openmpi"]]
+    results = hosts.run_on_both(tmp_path, {"rz1": [*words, "-np", "2", PYTHON, *TRAIN]}, environment=job[1])
+    summary = check(tmp_path, results["rz1"][1], alone, "mpi", (2, 1))
+    assert summary["run"] == "MLP-Toy-0.rz1"
+
+
+def test_one_machine_listens_nowhere_else(tmp_path, hosts):
+    """While two processes train on one machine, nothing of theirs listens beyond loopback."""
+    command = (PYTHON, *TRAIN, "--devices", "2", "--epochs", "1000")
+    process = hosts.start("rz1", *command, folder=tmp_path, log=tmp_path / "log")
+    try:
+        addresses = listening_while(tmp_path / "log", "rz1")
+    finally:
+        end(process)
+    assert addresses and all(address.startswith(("127.", "[::1]")) for address in addresses), addresses
+
+
+def test_two_machines_listen_on_the_interface_between_them(tmp_path, hosts):
+    meet = ("--nodes", "2", "--devices", "1", "--master_addr", "rz1", "--master_port", "29507", "--epochs", "1000")
+    processes = [
+        hosts.start(host, PYTHON, *TRAIN, *meet, "--node_rank", str(node), folder=tmp_path, log=tmp_path / host)
+        for node, host in enumerate(HOSTS)
+    ]
+    try:
+        addresses = listening_while(tmp_path / "rz1", "rz1")
+    finally:
+        for process in processes:
+            end(process)
+    assert f"{HOSTS['rz1']}:29507" in addresses
+    assert all(address.startswith(HOSTS["rz1"]) for address in addresses), addresses
+
+
+def listening_while(log: Path, host: str) -> list[str]:
+    """Where a host listens once training is under way."""
+    wait_until(lambda: log.exists() and "epoch " in log.read_text(), "training")
+    found = run("ip", "netns", "exec", host, "ss", "-Hltn", folder=Path("/"))
+    return [line.split()[3] for line in found.out.splitlines()]
+
+
+def test_nothing_but_a_launcher_of_ones_own_is_in_the_environment():
+    assert not {"RANK", "WORLD_SIZE", "SLURM_JOB_ID", "PBS_JOBID", "TORCHELASTIC_RUN_ID"} & os.environ.keys()

@@ -1,0 +1,181 @@
+"""What cannot start says why: once, within seconds, on every rank with exit code 2, on the real parts."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from running import BIN, require, run, script
+from system.hosts import HOSTS
+from system.slurm import submit
+from system.test_launchers import MPIRUN
+
+SECONDS = 10
+PYTHON, FIT = str(BIN / "python"), script("fit")
+
+
+def check(printed: str, begun: float, folder: Path, *parts: str, times: int = 1) -> None:
+    """One message, in time, without a traceback of ours; nothing was created."""
+    assert time.monotonic() - begun < SECONDS
+    messages = re.findall(r"rankzero: cannot start\n  asked  .*\n(?:.*\n)*?  type   .*", printed)
+    assert len(messages) == times == printed.count("cannot start"), printed
+    for part in parts:
+        assert part in printed, printed
+    assert not (folder / "runs").exists()
+
+
+ENV = {"WORLD_SIZE": "2", "MASTER_PORT": "29520", "MASTER_ADDR": "rz1"}
+
+
+@pytest.mark.xdist_group("hosts")
+class TestOnTwoHosts:
+    @pytest.mark.parametrize(
+        ("address", "parts"),
+        [
+            ("no-such-host", ("'no-such-host' does not resolve on rz1", "--master_addr HOST")),
+            ("10.93.0.77", ("rank 0 is on rz1, and 10.93.0.77", "--master_addr rz1")),
+            ("rz2", ("rank 0 is on rz1, and rz2 (10.93.0.2)", "--node_rank 0 on rz2")),
+        ],
+    )
+    def test_an_address_that_is_nobodys(self, tmp_path, hosts, address, parts):
+        meet = ("--nodes", "2", "--devices", "2", "--master_addr", address, "--master_port", "29520")
+        commands = {host: [PYTHON, FIT, *meet, "--node_rank", str(node)] for node, host in enumerate(HOSTS)}
+        begun = time.monotonic()
+        results = hosts.run_on_both(tmp_path, commands)
+        assert [code for code, _ in results.values()] == [2, 2], results
+        check(results["rz1"][1], begun, tmp_path, *parts)
+        assert results["rz2"][1].count("rankzero: rank 2 on rz2 does not start") == 1
+
+    def test_a_machine_that_does_not_come(self, tmp_path, hosts):
+        meet = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", "29521")
+        for node, (host, missing) in enumerate([("rz1", "ranks 2, 3; nobody from node 1"), ("rz2", "rank 0, which")]):
+            begun = time.monotonic()
+            command = [PYTHON, FIT, *meet, "--node_rank", str(node), "--start_timeout", "2"]
+            results = hosts.run_on_both(tmp_path, {host: command})
+            assert results[host][0] == 2
+            check(results[host][1], begun, tmp_path, f"missing {missing}", "within 2 s")
+
+    def test_a_rank_twice(self, tmp_path, hosts):
+        commands = {host: ["env", f"RANK={rank}", PYTHON, FIT] for rank, host in enumerate(HOSTS)}
+        twice = ["sh", "-c", f"{PYTHON} {FIT} & RANK=0 {PYTHON} {FIT}; code=$?; wait; exit $code"]
+        begun = time.monotonic()
+        results = hosts.run_on_both(
+            tmp_path, commands | {"rz1": twice}, environment=ENV | {"RANK": "1", "WORLD_SIZE": "3"}
+        )
+        assert [code for code, _ in results.values()] == [2, 2], results
+        check(results["rz1"][1], begun, tmp_path, "one process of rank 1", "on rz1", "on rz2")
+
+    def test_worlds_of_different_size(self, tmp_path, hosts):
+        commands = {
+            host: ["env", f"RANK={rank}", f"WORLD_SIZE={2 + rank}", PYTHON, FIT] for rank, host in enumerate(HOSTS)
+        }
+        begun = time.monotonic()
+        results = hosts.run_on_both(tmp_path, commands, environment=ENV)
+        assert [code for code, _ in results.values()] == [2, 2], results
+        check(results["rz1"][1], begun, tmp_path, "rank 1 on rz2 was told of 3")
+
+    def test_an_interface_that_is_not_there(self, tmp_path, hosts):
+        commands = {host: ["env", f"RANK={rank}", PYTHON, FIT, "--interface", "ib7"] for rank, host in enumerate(HOSTS)}
+        begun = time.monotonic()
+        results = hosts.run_on_both(tmp_path, commands, environment=ENV)
+        assert [code for code, _ in results.values()] == [2, 2], results
+        check(results["rz1"][1], begun, tmp_path, "rz1 has no interface of that name", "to-rz2", "--interface to-rz2")
+
+    @pytest.mark.parametrize("part", ["openmpi", "mpich"])
+    def test_mpirun_with_other_numbers(self, tmp_path, hosts, part):
+        require(part)
+        slots = ",".join(f"{host}:2" for host in HOSTS)
+        words = [word.format(agent=hosts.agent, slots=slots) for word in MPIRUN[part]]
+        for asked in (("--nodes", "2", "--devices", "4"), ("--devices", "4")):
+            begun = time.monotonic()
+            code, printed = hosts.run_on_both(tmp_path, {"rz1": [*words, "-np", "4", PYTHON, FIT, *asked]})["rz1"]
+            (tmp_path / "rz1.log").unlink()
+            assert code == 2, printed
+            check(printed, begun, tmp_path, "mpi started", " ".join(asked))
+
+    def test_mpirun_without_rank_zeros_address(self, tmp_path, hosts):
+        require("openmpi")
+        words = [word.format(agent=hosts.agent, slots="rz2:1,rz1:1") for word in MPIRUN["openmpi"]]
+        begun = time.monotonic()
+        command = [*words, "-np", "2", "-x", "MASTER_ADDR=rz2", PYTHON, FIT]
+        code, printed = hosts.run_on_both(tmp_path, {"rz1": command})["rz1"]
+        assert code == 2, printed
+        check(
+            printed, begun, tmp_path, "rank 0 is on rz1, and rz2 (10.93.0.2) is another machine", "-x MASTER_ADDR=rz1"
+        )
+
+
+@pytest.mark.xdist_group("slurm")
+class TestUnderSlurm:
+    def srun(self, slurm, folder, *words, **more):
+        begun = time.monotonic()
+        result = run("srun", *words, folder=folder, environment=slurm | more, code=2)
+        return result.out + result.err, begun
+
+    @pytest.mark.parametrize(
+        ("tasks", "asked", "parts"),
+        [
+            (("--ntasks-per-node=1",), ("--nodes", "1"), ("started 2 nodes x 1 process", "--nodes 2 --devices 1")),
+            (("--ntasks-per-node=1",), ("--devices", "4"), ("started 2 nodes x 1", "--ntasks-per-node=4")),
+            (("--ntasks-per-node=2",), ("--nodes", "2", "--devices", "1"), ("started 2 nodes x 2 processes",)),
+            (("--ntasks=3",), ("--nodes", "2", "--devices", "2"), ("2 nodes with 2 and 1 processes",)),
+        ],
+    )
+    def test_too_few_or_too_many_tasks(self, slurm, tmp_path, tasks, asked, parts):
+        printed, begun = self.srun(slurm, tmp_path, "--nodes=2", *tasks, PYTHON, FIT, *asked)
+        check(printed, begun, tmp_path, *parts)
+
+    def test_a_missing_rank(self, slurm, tmp_path):
+        shell = f"if [ $SLURM_PROCID = 1 ]; then sleep 4; else {PYTHON} {FIT} --start_timeout 2; fi"
+        printed, begun = self.srun(slurm, tmp_path, "--nodes=2", "--ntasks-per-node=1", "sh", "-c", shell)
+        check(printed, begun, tmp_path, "missing rank 1; nobody from n2")
+
+    def test_an_address_that_does_not_resolve(self, slurm, tmp_path):
+        task = ("--nodes=2", "--ntasks-per-node=2", PYTHON, FIT)
+        printed, begun = self.srun(slurm, tmp_path, *task, MASTER_ADDR="no-such-host")
+        check(printed, begun, tmp_path, "'no-such-host' does not resolve")
+
+    def test_in_a_batch_script(self, slurm, tmp_path):
+        torchrun = f"{BIN}/torchrun --standalone --nproc-per-node 2 {FIT} 2>&1 | grep -A5 rankzero:"
+        script_file = tmp_path / "job.sh"
+        script_file.write_text(
+            f"#!/bin/sh\n{PYTHON} {FIT}; echo left with $?; echo ---\n"
+            f"{PYTHON} {FIT} --nodes 2 --devices 2; echo left with $?; echo ---\n"
+            f"srun --ntasks=4 sh -c '{torchrun}'; echo ---\n"
+            f"srun --ntasks=2 --ntasks-per-node=1 sh -c '{torchrun}'\n"
+        )
+        _, printed = submit(script_file, slurm, "--nodes=2", "--ntasks=4")
+        bare, numbers, several, apart = printed.split("---\n")
+        for part in (bare, numbers):
+            assert "left with 2" in part
+            check(part, time.monotonic(), tmp_path, "no task has been started", "srun --nodes=2 --ntasks-per-node=2")
+        for part in (several, apart):
+            check(part, time.monotonic(), tmp_path, "worlds within a world", "srun --ntasks-per-node=1 torchrun")
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not given"),
+        ({"RANK": "1"}, "WORLD_SIZE is not given"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "MASTER_PORT is not given"),
+        ({"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "rank 4 is not below 4"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not given"),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2"}, "no task has been started"),
+    ],
+)
+def test_half_of_the_variables(tmp_path, variables, found):
+    begun = time.monotonic()
+    result = run(PYTHON, FIT, folder=tmp_path, environment=variables, code=2)
+    check(result.err, begun, tmp_path, found)
+
+
+def test_explain_answers_at_once_and_starts_nothing(tmp_path):
+    begun = time.monotonic()
+    place = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "nowhere", "MASTER_PORT": "29500"}
+    result = run(PYTHON, FIT, "--explain", folder=tmp_path, environment=place)
+    assert time.monotonic() - begun < SECONDS and "MASTER_ADDR=nowhere" in result.out and "env (RANK=0" in result.out
+    refused = run(PYTHON, FIT, "--explain", folder=tmp_path, environment={"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"})
+    assert "would start: nothing" in refused.out and "srun" in refused.out
+    assert not list(tmp_path.iterdir())
