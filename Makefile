@@ -30,12 +30,13 @@ types: install                    ## mypy --strict
 
 check: lint types test            ## everything that CI runs
 
-starts: install                   ## 40 starts and ends under torchrun, counted
-	$(BIN)/python tests/soak/starts.py --count 40
+starts: install                   ## starts and ends, counted: 100 under torchrun, 50 under srun (as root)
+	$(BIN)/python tests/soak/starts.py --launcher torchrun --count 100
+	$(BIN)/python tests/soak/starts.py --launcher srun --count 50
 
 system-tools:                     ## the Debian packages that system tests use (as root)
 	apt-get update
-	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge dataset-fashion-mnist
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge openmpi-bin mpich iproute2 dataset-fashion-mnist
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

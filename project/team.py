@@ -15,7 +15,8 @@ from typing_extensions import Self
 
 from project.command_line import Flags
 from project.environments import network
-from project.environments.roll_call import Meeting, Member, completed
+from project.environments.members import Member, completed
+from project.environments.roll_call import Meeting
 from project.errors import AnotherRankFailed, CannotStart, lost_contact
 from project.request import check_shape
 

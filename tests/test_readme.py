@@ -67,6 +67,9 @@ def test_every_command_runs(page, section, tmp_path, request):
             if words[0] == "srun":
                 environment = request.getfixturevalue("slurm")
                 words = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=4", *words]
+            if words[0] == "mpirun":
+                require("openmpi")
+                environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
             short = () if "help" in command else next(SHORT[word] for word in words if word in SHORT)
             run(*words, *short, folder=tmp_path, environment=environment, seconds=200)
 

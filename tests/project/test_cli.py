@@ -41,7 +41,7 @@ def test_a_run_leaves_what_the_design_says(here, capsys):
     assert found["samples_per_second"] > 0 and found["seconds"] > 0
     assert 0 < found["metrics"]["val/loss"] < 1
     out = capsys.readouterr().out
-    assert "rankzero: local (no launcher's variables are set): 1 node x 1 cpu" in out
+    assert "rankzero: local (no launcher's variables are set): 1 node x 1 process on cpu" in out
     assert "tensorboard --logdir runs/x/tensorboard" in out and "run x: finished" in out
 
 

@@ -6,7 +6,7 @@ import torch
 from project import world
 from project.command_line import read_flags
 from project.environments.launch import Launch
-from project.environments.roll_call import Member
+from project.environments.members import Member
 from project.errors import CannotStart
 from project.world import Seat, World, find_seat, resolve_world
 from running import command_of

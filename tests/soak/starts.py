@@ -1,19 +1,28 @@
-"""Starts and ends a small run many times under torchrun, and counts how it left.
+"""Starts and ends a small run many times under a launcher, and counts how it left and what it left behind.
 
-python tests/soak/starts.py --count 40 --processes 2
+python tests/soak/starts.py --launcher torchrun --count 100 --processes 2
+python tests/soak/starts.py --launcher srun --count 50           # a Slurm of two nodes, started for this; as root
 """
 
 import argparse
+import contextlib
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own Slurm
+
+from system.slurm import cluster
+
 SCRIPT = Path(__file__).parents[2] / "launch" / "fit.py"
+TRAIN = [str(SCRIPT), "--model", "MLP", "--data", "Toy", "--epochs", "1"]
 
 
 def left_behind() -> tuple[int, set[int]]:
@@ -24,27 +33,41 @@ def left_behind() -> tuple[int, set[int]]:
     return len(running), ports
 
 
+@contextlib.contextmanager
+def launcher(name: str, processes: int, folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The command line that starts the run, and the variables that it needs."""
+    if name == "torchrun":
+        torchrun = str(Path(sys.executable).with_name("torchrun"))
+        yield [torchrun, "--nproc-per-node", str(processes), *TRAIN], dict(os.environ)
+        return
+    with cluster(folder / "slurm") as environment:
+        each = f"--ntasks-per-node={max(processes // 2, 1)}"
+        yield ["srun", "--nodes=2", each, sys.executable, *TRAIN], environment
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launcher", choices=("torchrun", "srun"), default="torchrun")
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(options.processes)]
-    command = [*torchrun, str(SCRIPT), "--model", "MLP", "--data", "Toy", "--epochs", "1"]
-    _, ports = left_behind()
     codes: Counter[int] = Counter()
-    begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        launcher(options.launcher, options.processes, Path(name)) as (command, variables),
+    ):
+        _, ports = left_behind()
+        begun = time.monotonic()
         for number in range(1, options.count + 1):
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+            done = subprocess.run(command, cwd=name, env=variables, capture_output=True, text=True)
             codes[done.returncode] += 1
             if done.returncode:
                 print(done.stdout[-2000:], done.stderr[-4000:], flush=True)
             print(f"{number}/{options.count}: exit codes {dict(codes)}", flush=True)
-    processes, ports_after = left_behind()
-    seconds = (time.monotonic() - begun) / options.count
+        seconds = (time.monotonic() - begun) / options.count
+        processes, ports_after = left_behind()
     print(
-        f"{codes[0]} of {options.count} left with 0, {seconds:.1f} s each; "
+        f"{options.launcher}: {codes[0]} of {options.count} left with 0, {seconds:.1f} s each; "
         f"processes left: {processes}; ports left: {len(ports_after - ports)}"
     )
     return 0 if codes[0] == options.count and not processes and not ports_after - ports else 1

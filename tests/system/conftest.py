@@ -6,6 +6,7 @@ import pytest
 
 from running import require
 from system.hosts import Hosts, two_hosts
+from system.learned import Alone, learn_alone
 from system.slurm import cluster
 
 
@@ -23,3 +24,9 @@ def hosts(tmp_path_factory) -> Iterator[Hosts]:
     require("hosts")
     with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory) -> Alone:
+    """What one process learns, and two on one machine."""
+    return learn_alone(tmp_path_factory.mktemp("alone"))

@@ -36,7 +36,8 @@ SlurmdLogFile={folder}/slurmd-%n.log
 SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=8 RealMemory=2000
+GresTypes=gpu
+NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=8 RealMemory=2000 Gres=gpu:2
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
 
@@ -48,6 +49,8 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     first_port = free_ports(3)
     (folder / "state").mkdir(parents=True)
     config = folder / "slurm.conf"
+    # GPUs that Slurm hands out but nobody can use: what counts here is how it starts tasks for them.
+    (folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/null,/dev/zero\n")
     config.write_text(
         CONFIG.format(
             host=socket.gethostname(),

@@ -5,43 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from running import BIN, Result, fit, require, run, script, weights
+from running import require, run
 from system import pbs
 from system.hosts import HOSTS, end
+from system.learned import PYTHON, TORCHRUN, TRAIN, check
 from system.slurm import wait_until
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
-TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--epochs", "1", "--global_batch_size", "64")
-PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
 TWO = ("--nodes", "2", "--devices", "1")
-
-
-@pytest.fixture(scope="session")
-def alone(tmp_path_factory):
-    """What one process on one machine learns, and what two processes there say of the last batch."""
-    folder = tmp_path_factory.mktemp("alone")
-    fit(*TRAIN[1:], "--run", "one", folder=folder)
-    two = fit(*TRAIN[1:], "--run", "two", "--devices", "2", folder=folder)
-    return weights(folder / "runs/one"), two.summary("two")["metrics"]
-
-
-def check(folder: Path, printed: str, alone, launcher: str, shape: tuple[int, int]) -> dict:
-    """The run learned what one process learns; said once, in one line, how it was started; left nothing else to say."""
-    (run_folder,) = (folder / "runs").iterdir()
-    there, (expected, metrics) = weights(run_folder), alone
-    assert all(torch.allclose(there[name], expected[name], atol=1e-6, rtol=0) for name in expected)
-    summary = Result(0, "", "", folder).summary()
-    assert (summary["launcher"], summary["nodes"], summary["world_size"]) == (launcher, shape[0], shape[0] * shape[1])
-    names = metrics if shape[0] * shape[1] == 2 else ("val/loss", "val/mae")
-    for name in names:
-        assert summary["metrics"][name] == pytest.approx(metrics[name], abs=1e-6)
-    lines = [line for line in printed.splitlines() if line.startswith("rankzero:")]
-    assert len(lines) == 1 and lines[0].startswith(f"rankzero: {launcher} ("), printed
-    assert f"{shape[0]} node{'s' * (shape[0] > 1)} x {shape[1]} process" in lines[0] and "met at" in lines[0]
-    return summary
 
 
 @pytest.mark.parametrize(
@@ -55,13 +28,7 @@ def check(folder: Path, printed: str, alone, launcher: str, shape: tuple[int, in
 )
 def test_two_processes_on_one_machine(tmp_path, alone, launcher, command):
     result = run(*command, folder=tmp_path)
-    check(
-        tmp_path,
-        result.out + result.err,
-        alone,
-        "local" if command[0] == PYTHON and "-m" not in command else "torchrun",
-        (1, 2),
-    )
+    check(tmp_path, result.out + result.err, alone, launcher, (2,))
 
 
 def test_variables_by_hand(tmp_path, alone, hosts):
@@ -69,7 +36,7 @@ def test_variables_by_hand(tmp_path, alone, hosts):
     commands = {host: ["env", f"RANK={rank}", PYTHON, *TRAIN] for rank, host in enumerate(HOSTS)}
     results = hosts.run_on_both(tmp_path, commands, environment=place)
     assert [code for code, _ in results.values()] == [0, 0], results
-    check(tmp_path, "".join(text for _, text in results.values()), alone, "env", (2, 1))
+    check(tmp_path, "".join(text for _, text in results.values()), alone, "env", (1, 1))
 
 
 def test_two_machines_by_hand(tmp_path, alone, hosts):
@@ -91,7 +58,7 @@ def test_torchrun_on_two_machines(tmp_path, alone, hosts, kind):
 
     results = hosts.run_on_both(tmp_path, {host: command(node) for node, host in enumerate(HOSTS)})
     assert [code for code, _ in results.values()] == [0, 0], results
-    check(tmp_path, "".join(text for _, text in results.values()), alone, "torchrun", (2, 1))
+    check(tmp_path, "".join(text for _, text in results.values()), alone, "torchrun", (1, 1))
 
 
 MPIRUN = {
@@ -108,7 +75,7 @@ def test_mpirun_on_two_machines(tmp_path, alone, hosts, part, each):
     command = [*words, "-np", str(2 * each), PYTHON, *TRAIN, "--nodes", "2", "--devices", str(each)]
     results = hosts.run_on_both(tmp_path, {"rz1": command})
     assert results["rz1"][0] == 0, results
-    check(tmp_path, results["rz1"][1], alone, "mpi", (2, each))
+    check(tmp_path, results["rz1"][1], alone, "mpi", (each, each))
 
 
 def test_mpirun_from_a_third_place_needs_rank_zeros_address(tmp_path, alone, hosts):
@@ -116,7 +83,7 @@ def test_mpirun_from_a_third_place_needs_rank_zeros_address(tmp_path, alone, hos
     words = [word.format(agent=hosts.agent, slots="rz2:2") for word in MPIRUN["openmpi"]]
     command = [*words, "-np", "2", PYTHON, *TRAIN]
     results = hosts.run_on_both(tmp_path, {"rz1": command})
-    check(tmp_path, results["rz1"][1], alone, "mpi", (1, 2))  # one machine meets on loopback, whoever started it
+    check(tmp_path, results["rz1"][1], alone, "mpi", (2,))  # one machine meets on loopback, whoever started it
 
 
 NODES = "rz1\nrz2\n"
@@ -134,7 +101,7 @@ def job(tmp_path, hosts):
 def test_pbsdsh_hands_out_no_ranks(tmp_path, alone, job):
     pbsdsh, variables = job
     result = run(*pbsdsh, "--", PYTHON, *TRAIN, *TWO, folder=tmp_path, environment=variables)
-    summary = check(tmp_path, result.out + result.err, alone, "pbs", (2, 1))
+    summary = check(tmp_path, result.out + result.err, alone, "pbs", (1, 1))
     assert summary["run"] == "MLP-Toy-0.rz1"
 
 
@@ -145,7 +112,7 @@ def test_pbsdsh_with_ranks_on_its_command_line(tmp_path, alone, job):
         f"{' '.join(pbsdsh)} -n {rank} -- env RANK={rank} {shared} {PYTHON} {' '.join(TRAIN)} &" for rank in range(2)
     ]
     result = run("sh", "-c", "\n".join([*lines, "wait"]), folder=tmp_path, environment=variables)
-    check(tmp_path, result.out + result.err, alone, "pbs", (2, 1))
+    check(tmp_path, result.out + result.err, alone, "pbs", (1, 1))
 
 
 def test_pbsdsh_with_a_torchrun_on_each_host(tmp_path, alone, job):
@@ -153,14 +120,14 @@ def test_pbsdsh_with_a_torchrun_on_each_host(tmp_path, alone, job):
     meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29506", "--rdzv-id", "0.rz1")
     command = (TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *meet, *TRAIN)
     result = run(*pbsdsh, "--", *command, folder=tmp_path, environment=variables)
-    check(tmp_path, result.out + result.err, alone, "torchrun", (2, 1))
+    check(tmp_path, result.out + result.err, alone, "torchrun", (1, 1))
 
 
 def test_mpirun_in_a_pbs_script(tmp_path, alone, hosts, job):
     require("openmpi")
     words = [word.format(agent=hosts.agent, slots="rz1:1,rz2:1") for word in MPIRUN["openmpi"]]
     results = hosts.run_on_both(tmp_path, {"rz1": [*words, "-np", "2", PYTHON, *TRAIN]}, environment=job[1])
-    summary = check(tmp_path, results["rz1"][1], alone, "mpi", (2, 1))
+    summary = check(tmp_path, results["rz1"][1], alone, "mpi", (1, 1))
     assert summary["run"] == "MLP-Toy-0.rz1"
 
 

@@ -1,33 +1,56 @@
 """The same command under srun, on two nodes of a real Slurm."""
 
 import pytest
-import torch
 
-from running import BIN, fit, run, script, weights
+from running import BIN, run
+from system.learned import TORCHRUN, TRAIN, check
 from system.slurm import submit
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
-TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "2", "--global_batch_size", "32")
+
+@pytest.mark.parametrize(
+    ("tasks", "asked", "shape"),
+    [
+        (("--ntasks-per-node=1",), ("--nodes", "2", "--devices", "1"), (1, 1)),
+        (("--ntasks=4",), (), (3, 1)),
+        (("--ntasks-per-node=2", "--gpus-per-task=1"), ("--nodes", "2", "--devices", "2"), (2, 2)),
+        (("--ntasks-per-node=1", "--gres=gpu:2"), (), (1, 1)),
+    ],
+    ids=["a task a device", "uneven tasks", "a GPU a task", "all GPUs for all tasks"],
+)
+def test_one_task_a_device_on_two_nodes(slurm, tmp_path, alone, tasks, asked, shape):
+    result = run("srun", "--nodes=2", *tasks, "python", *TRAIN, *asked, folder=tmp_path, environment=slurm)
+    check(tmp_path, result.out + result.err, alone, "slurm", shape)
 
 
-def test_one_task_a_device_on_two_nodes(slurm, tmp_path):
-    python = ("python", script("fit"), "--nodes", "2", "--devices", "1", *TOY)
-    result = run("srun", "--nodes=2", "--ntasks-per-node=1", *python, folder=tmp_path, environment=slurm)
-    summary = result.summary("MLP-Toy-*")
-    assert (summary["launcher"], summary["nodes"], summary["devices"], summary["world_size"]) == ("slurm", 2, 1, 2)
-    assert (summary["status"], summary["samples"]) == ("finished", 4096)
-    assert result.out.count("rankzero: slurm (SLURM_JOB_ID=") == 1
-    fit(*TOY, "--run", "alone", folder=tmp_path)
-    there, alone = weights(tmp_path / "runs" / summary["run"]), weights(tmp_path / "runs/alone")
-    assert all(torch.allclose(there[name], alone[name], atol=1e-6) for name in alone)
+def test_a_torchrun_on_each_node(slurm, tmp_path, alone):
+    meet = "--rdzv-backend c10d --rdzv-endpoint n1:29540 --rdzv-id $SLURM_JOB_ID"
+    command = f"{TORCHRUN} --nnodes 2 --nproc-per-node 1 {meet} {' '.join(TRAIN)} --nodes 2 --devices 1"
+    script_file = tmp_path / "job.sh"
+    script_file.write_text(f"#!/bin/sh\nsrun --ntasks-per-node=1 {command}\n")
+    job_id, printed = submit(script_file, slurm, "--nodes=2", "--ntasks-per-node=1")
+    summary = check(tmp_path, printed, alone, "torchrun", (1, 1))
+    assert summary["run"] == f"MLP-Toy-{job_id}"
 
 
 def test_a_job_finds_its_own_run_again(slurm, tmp_path):
-    command = f"srun --nodes=2 --ntasks-per-node=1 python {script('fit')} {' '.join(TOY)}"
+    command = f"srun --nodes=2 --ntasks-per-node=1 python {' '.join(TRAIN)}"
     script_file = tmp_path / "job.sh"
     script_file.write_text(f"#!/bin/sh\n{command} --epochs 1 && {command} --epochs 2\n")
     environment = {**slurm, "PATH": f"{BIN}:{slurm['PATH']}"}
     job_id, printed = submit(script_file, environment, "--nodes=2", "--ntasks-per-node=1")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"MLP-Toy-{job_id}"]
-    assert "carrying on from step-00000064" in printed
+    assert "carrying on from step-00000032" in printed
+
+
+def test_two_steps_of_one_job_do_not_meet(slurm, tmp_path):
+    command = f"srun --exact --nodes=2 --ntasks-per-node=1 python {' '.join(TRAIN)}"
+    script_file = tmp_path / "job.sh"
+    lines = [f"{command} --run {name} &" for name in ("a", "b")]
+    script_file.write_text("#!/bin/sh\n" + "\n".join(lines) + "\nwait\n")
+    environment = {**slurm, "PATH": f"{BIN}:{slurm['PATH']}"}
+    _, printed = submit(script_file, environment, "--nodes=2", "--ntasks-per-node=2")
+    starts = [line for line in printed.splitlines() if line.startswith("rankzero: slurm (")]
+    assert len(starts) == 2 and len({line.split("met at ")[1].split(";")[0] for line in starts}) == 2, printed
+    assert printed.count("finished") == 2

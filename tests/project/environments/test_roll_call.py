@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from project.environments import network, roll_call
+from project.environments import hall, members, network, roll_call
 from project.environments.launch import Launch
-from project.environments.roll_call import GREETING, Meeting, call_roll
+from project.environments.refusals import GREETING
+from project.environments.roll_call import Meeting, call_roll
 from project.errors import RequestError
 
 
@@ -58,7 +59,7 @@ def test_all_are_here(port):
 
 def test_what_the_launcher_does_not_say(port, monkeypatch):
     place = threading.local()
-    monkeypatch.setattr(roll_call.socket, "gethostname", lambda: place.host)
+    monkeypatch.setattr(members.socket, "gethostname", lambda: place.host)
     untold = [
         replace(launch, num_nodes=None, node_rank=None, local_rank=None, local_world_size=None)
         for launch in launches(port, count=5, nodes=1)
@@ -205,8 +206,8 @@ def unreachable(address, timeout):
 
 def test_one_machine_listens_on_loopback_alone(port):
     rank_zero = launches(port, count=2, nodes=1)[0]
-    assert roll_call._where_to_listen(replace(rank_zero, address="x"), ["127.0.1.1"], None) == "127.0.1.1"
+    assert hall._where_to_listen(replace(rank_zero, address="x"), ["127.0.1.1"], None) == "127.0.1.1"
     several = replace(rank_zero, num_nodes=2, local_world_size=1)
-    assert roll_call._where_to_listen(replace(several, address="x"), ["127.0.1.1"], None) == ""
-    assert roll_call._where_to_listen(replace(several, address="x"), ["10.0.0.1"], None) == "10.0.0.1"
-    assert roll_call._where_to_listen(several, ["10.0.0.1"], "lo") == "127.0.0.1"
+    assert hall._where_to_listen(replace(several, address="x"), ["127.0.1.1"], None) == ""
+    assert hall._where_to_listen(replace(several, address="x"), ["10.0.0.1"], None) == "10.0.0.1"
+    assert hall._where_to_listen(several, ["10.0.0.1"], "lo") == "127.0.0.1"

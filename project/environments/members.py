@@ -1,0 +1,68 @@
+"""The processes of a run, as they tell one another who they are. Imports no torch."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from project.environments.launch import Launch
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process, as it tells the others.
+
+    Args:
+        rank: Its rank; None where the launcher gives none.
+        local_rank: Its rank on its machine; None where the launcher does not say.
+        node_rank: Its machine's; None where the launcher does not say.
+        world_size: How many processes it believes there are.
+        host: Its machine's name.
+        pid: Its process id.
+        order: What ranks are handed out by, where the launcher gives none.
+    """
+
+    rank: int | None
+    local_rank: int | None
+    node_rank: int | None
+    world_size: int
+    host: str
+    pid: int
+    order: int = 0
+
+    @classmethod
+    def this(cls, launch: Launch) -> "Member":
+        """This process."""
+        host, pid = socket.gethostname(), os.getpid()
+        return cls(launch.rank, launch.local_rank, launch.node_rank, launch.world_size, host, pid, launch.order)
+
+
+def completed(launch: Launch, me: Member, members: Sequence[Member]) -> tuple[Launch, list[Member]]:
+    """The launch with what the launcher did not say, and all members with it, by rank."""
+    if me.rank is None:
+        ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.order, member.pid))
+    else:
+        ordered = sorted(members, key=lambda member: member.rank or 0)
+    told = all(member.node_rank is not None for member in ordered)
+    names = [member.node_rank if told else member.host for member in ordered]
+    nodes = list(dict.fromkeys(sorted(names) if told else names))  # type: ignore[type-var]
+    count = [0] * len(nodes)
+    whole = []
+    for rank, (member, name) in enumerate(zip(ordered, names, strict=True)):
+        node = nodes.index(name)
+        local_rank = count[node] if member.local_rank is None else member.local_rank
+        whole.append(replace(member, rank=rank, local_rank=local_rank, node_rank=node))
+        count[node] += 1
+    mine = next(member for old, member in zip(ordered, whole, strict=True) if old == me)
+    assert mine.node_rank is not None
+    launch = replace(
+        launch,
+        rank=mine.rank,
+        local_rank=mine.local_rank,
+        node_rank=mine.node_rank,
+        num_nodes=len(nodes),
+        local_world_size=count[mine.node_rank],
+        processes_a_node=tuple(count),
+        hosts=tuple(next(member.host for member in whole if member.node_rank == node) for node in range(len(nodes))),
+    )
+    return launch, whole

@@ -1,0 +1,49 @@
+"""What every way to start must come to: the weights that one process learns, to 1e-6."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from running import BIN, Result, fit, script, weights
+
+TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--epochs", "1", "--global_batch_size", "64")
+PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
+
+Alone = tuple[dict[str, torch.Tensor], dict[str, float]]
+"""The weights that one process learns, and the metrics of two processes, whose train/loss is rank zero's share."""
+
+
+def learn_alone(folder: Path) -> Alone:
+    """Trains on one machine without a launcher."""
+    fit(*TRAIN[1:], "--run", "one", folder=folder)
+    two = fit(*TRAIN[1:], "--run", "two", "--devices", "2", folder=folder)
+    return weights(folder / "runs/one"), two.summary("two")["metrics"]
+
+
+def check(folder: Path, printed: str, alone: Alone, launcher: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """The run learned what one process learns, and said once, in one line, how it was started.
+
+    Args:
+        folder: Where it ran.
+        printed: All that all processes said.
+        alone: What one process learns.
+        launcher: What must have been detected.
+        shape: Processes on each node.
+    """
+    (run_folder,) = (folder / "runs").iterdir()
+    there, (expected, metrics) = weights(run_folder), alone
+    assert all(torch.allclose(there[name], expected[name], atol=1e-6, rtol=0) for name in expected)
+    summary = Result(0, "", "", folder).summary()
+    assert (summary["launcher"], summary["nodes"], summary["world_size"]) == (launcher, len(shape), sum(shape))
+    names = metrics if sum(shape) == 2 else ("val/loss", "val/mae")
+    for name in names:
+        assert summary["metrics"][name] == pytest.approx(metrics[name], abs=1e-6)
+    lines = [line for line in printed.splitlines() if line.startswith("rankzero:")]
+    assert len(lines) == 1 and lines[0].startswith(f"rankzero: {launcher} ("), printed
+    each = (
+        f" x {shape[0]} process" if len(set(shape)) == 1 else f" with {', '.join(map(str, shape[:-1]))} and {shape[-1]}"
+    )
+    assert f"{len(shape)} node{'s' * (len(shape) > 1)}{each}" in lines[0] and "met at" in lines[0], lines
+    return summary
