@@ -6,6 +6,7 @@ the other classes reads its launcher's variables.
 
 import logging
 import os
+from signal import Signals
 from typing import ClassVar
 
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
@@ -126,8 +127,8 @@ class TorchrunEnvironment(TorchElasticEnvironment):
 class SlurmEnvironment(SLURMEnvironment):
     """Tasks of a Slurm step; Lightning's own takes a batch script for one, and two steps share its port."""
 
-    def __init__(self) -> None:
-        super().__init__(auto_requeue=False)
+    def __init__(self, auto_requeue: bool = False, requeue_signal: Signals | None = None) -> None:
+        super().__init__(auto_requeue, requeue_signal)
 
     @staticmethod
     def detect() -> bool:

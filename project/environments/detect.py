@@ -128,16 +128,27 @@ def _refuse_one_of_several(name: str, allocation: Allocation, asked: Asked, expl
 def _refuse_several_alone(environ: Mapping[str, str], asked: Asked) -> None:
     """Refuses `--launcher local` in one of several tasks: each would start a run of its own."""
     for name in ("mpi", "slurm", "env"):
-        if not LAUNCHERS[name].found(Variables(environ)):
+        outer = _around(name, environ)
+        if outer is None or outer.world_size == 1:
             continue
-        outer: Launch = LAUNCHERS[name].read(Variables(environ), Asked())
         joined_by_hand = outer.world_size == outer.num_nodes == asked.nodes and asked.node_rank is not None
-        if outer.world_size > 1 and not joined_by_hand:
+        if not joined_by_hand:
             raise RequestError(
                 "--launcher local",
                 f"{outer.world_size} processes that {name} started; each would start a run of its own",
                 "the same line without --launcher local, or with one task",
             )
+
+
+def _around(name: str, environ: Mapping[str, str]) -> Launch | None:
+    """What a launcher's variables say, where they are there and whole."""
+    try:
+        if not LAUNCHERS[name].found(Variables(environ)):
+            return None
+        launch: Launch = LAUNCHERS[name].read(Variables(environ), Asked(address="anywhere", port=1))
+    except (KeyError, ValueError):
+        return None
+    return launch
 
 
 def _check_places(launch: Launch) -> None:
@@ -153,20 +164,17 @@ def _check_places(launch: Launch) -> None:
 
 def _check_nesting(launch: Launch, environ: Mapping[str, str]) -> None:
     """Refuses a launcher in several tasks of another one, unless it is one torchrun a node that make one world."""
-    variables = Variables(environ)
-    for name in ("mpi", "slurm"):
-        if (
-            launch.launcher not in ("torchrun", "mpi")
-            or name == launch.launcher
-            or not LAUNCHERS[name].found(variables)
-        ):
+    outside = {
+        "torchrun": ("mpi", "slurm"),
+        "mpi": ("slurm",) if mpi.runs_within_step(Variables(environ)) else (),
+    }.get(launch.launcher, ())
+    for name in outside:
+        outer = _around(name, environ)
+        if outer is None or outer.world_size == 1:
             continue
-        if launch.launcher == "mpi" and not mpi.runs_within_step(variables):
-            continue
-        outer: Launch = LAUNCHERS[name].read(variables, Asked())
         one_a_node = launch.launcher == "torchrun" and (outer.local_world_size or 1) == 1
         alone = launch.num_nodes == 1 and not launch.elastic and torchrun.drawn(environ.get("TORCHELASTIC_RUN_ID", ""))
-        if outer.world_size == 1 or (one_a_node and not alone):
+        if one_a_node and not alone:
             continue
         start = {"slurm": "srun --ntasks-per-node=1", "mpi": "mpirun --map-by ppr:1:node"}[name]
         raise RequestError(

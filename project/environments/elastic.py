@@ -41,11 +41,13 @@ def meeting_point(launch: Launch, start_timeout: float) -> Launch:
     store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
     ours = PrefixStore(f"rankzero.{run_id}", store)
     if launch.rank == 0:
-        listening = network.listen("127.0.0.1" if launch.num_nodes == 1 else "", 0)
         for number in range(ROUNDS):
             coming = PrefixStore(f"torch.rendezvous.{run_id}.{number}", store)
             coming.set("MASTER_ADDR", launch.address)
             coming.set("MASTER_PORT", str(launch.port))
+        if launch.world_size == 1:
+            return launch
+        listening = network.listen("127.0.0.1" if launch.num_nodes == 1 else "", 0)
         address = "127.0.0.1" if launch.num_nodes == 1 else launch.address
         ours.set(_KEY, f"{address} {listening.getsockname()[1]}")
         return _met_at(launch, address, listening.getsockname()[1], listening.detach())

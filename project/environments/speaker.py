@@ -24,7 +24,10 @@ def speaks_for_all(launch: Launch | None) -> bool:
     if launch is not None and launch.rank is not None and launch.launcher != "env":
         return launch.rank == 0
     variables = Variables(os.environ)
-    name, rank = next(((name, variables.text(name)) for name in RANKS if name in variables), ("RANK", "0"))
+    ranks = [(name, variables.text(name)) for name in RANKS if name in variables]
+    if not ranks:
+        return True
+    name, rank = ranks[0]
     if name == "RANK" and "TORCHELASTIC_RUN_ID" not in variables and "PBS_TASKNUM" not in variables:
         # Started by hand, or in containers, whose terminals and logs nothing brings together.
         return _claims(f"env {variables.find('MASTER_ADDR')}:{variables.find('MASTER_PORT')}")
@@ -68,5 +71,8 @@ def leave_after_the_speaker(code: int, spoke: bool) -> None:
     One that has claimed to speak waits until the others have seen the claim. Where the launcher ends this process
     meanwhile, it leaves with `code` all the same.
     """
+    variables = Variables(os.environ)
+    if not any(name in variables for name in RANKS):
+        return  # nobody else is there
     signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     time.sleep(LEAVE_SECONDS * (2 if _claim else 0.3 if spoke else 1))

@@ -1,55 +1,9 @@
 import pytest
 
-from project.environments import local
 from project.environments.detect import detect
 from project.environments.launch import Asked, Launch
 from project.errors import RequestError
-
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "job-7",
-    "RANK": "3",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "4",
-    "LOCAL_WORLD_SIZE": "2",
-    "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2",
-    "MASTER_ADDR": "a",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-}
-SBATCH = {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0"}
-STEP = {
-    **SBATCH,
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "n[1-2]",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-    "SLURM_PROCID": "2",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-}
-LOCAL = {
-    local.MARK: "1",
-    "RANK": "1",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "2",
-    "LOCAL_WORLD_SIZE": "2",
-    "GROUP_RANK": "0",
-    "GROUP_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "1234",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "77",
-}
-SCRIPT = {"PBS_JOBID": "0.pbs1", "PBS_TASKNUM": "1", "PBS_NODENUM": "0", "PBS_ENVIRONMENT": "PBS_BATCH"}
-TASK = {**SCRIPT, "PBS_TASKNUM": "20000001", "PBS_NODENUM": "1", "RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "pbs1"}
-ENV = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+from recorded import ENV, LOCAL, OPEN_MPI, PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
 
 
 def refusal(environ, launcher="auto", **asked):
@@ -69,7 +23,7 @@ def test_nothing_is_one_local_process():
         (TORCHRUN, "torchrun"),
         (OPEN_MPI, "mpi"),
         (STEP, "slurm"),
-        (TASK, "pbs"),
+        (PBS_TASK, "pbs"),
         (ENV, "env"),
     ],
 )
@@ -87,7 +41,7 @@ def test_each_is_found_by_its_own_variables(variables, launcher):
         (SBATCH, TORCHRUN, "torchrun"),
         (SBATCH, ENV, "env"),
         (SBATCH, OPEN_MPI, "mpi"),
-        (SCRIPT, OPEN_MPI, "mpi"),
+        (PBS_SCRIPT, OPEN_MPI, "mpi"),
         (STEP, {"PMI_RANK": "2", "PMI_SIZE": "4", "PMIX_RANK": "2"}, "slurm"),
         (STEP, {"WORLD_SIZE": "4", "MASTER_ADDR": "n1"}, "slurm"),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, {}, "local"),
@@ -138,7 +92,7 @@ def test_the_shell_of_salloc_and_the_batch_script_are_no_tasks(step):
 
 def test_a_pbs_script(tmp_path):
     nodes = tmp_path / "nodes"
-    variables = SCRIPT | {"PBS_NODEFILE": str(nodes)}
+    variables = PBS_SCRIPT | {"PBS_NODEFILE": str(nodes)}
     nodes.write_text("pbs1\npbs1\npbs2\npbs2\n")
     error = refusal(variables)
     assert "job of 2 nodes and 4 tasks" in error.asked and "--nodes 2 --devices 2" in error.instead

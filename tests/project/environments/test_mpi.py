@@ -2,6 +2,7 @@ import pytest
 
 from project.environments import mpi
 from project.environments.launch import Asked, Variables
+from recorded import HYDRA
 
 OPEN_MPI = {  # as mpirun 4.1.4 sets them on the second of two hosts
     "OMPI_COMM_WORLD_RANK": "3",
@@ -12,7 +13,6 @@ OPEN_MPI = {  # as mpirun 4.1.4 sets them on the second of two hosts
     "PMIX_NAMESPACE": "2774990849",
     "PMIX_RANK": "3",
 }
-HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 PROXY = ["/usr/bin/hydra_pmi_proxy", "--control-port", "h1:39039", "--rmk", "user"]
 
 

@@ -4,22 +4,13 @@ from hypothesis import strategies as st
 
 from project.environments import slurm
 from project.environments.launch import Asked, Variables, derived_port
+from recorded import STEP
 
-STEP = {
-    "SLURM_JOB_ID": "12",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "3",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "n[1-2]",
-    "SLURM_STEP_TASKS_PER_NODE": "2,1",
-    "SLURM_PROCID": "2",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-}
+UNEVEN = {**STEP, "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
 
 
 def read(**changes):
-    return slurm.read(Variables(STEP | changes), Asked())
+    return slurm.read(Variables(UNEVEN | changes), Asked())
 
 
 def test_uneven_tasks_a_node():

@@ -2,19 +2,7 @@ import pytest
 
 from project.environments import torchrun
 from project.environments.launch import Asked, Variables
-
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "job-7",
-    "RANK": "3",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "4",
-    "LOCAL_WORLD_SIZE": "2",
-    "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2",
-    "MASTER_ADDR": "a",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-}
+from recorded import TORCHRUN
 
 
 def read(**changes):
