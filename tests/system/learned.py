@@ -46,4 +46,7 @@ def check(folder: Path, printed: str, alone: Alone, launcher: str, shape: tuple[
         f" x {shape[0]} process" if len(set(shape)) == 1 else f" with {', '.join(map(str, shape[:-1]))} and {shape[-1]}"
     )
     assert f"{len(shape)} node{'s' * (len(shape) > 1)}{each}" in lines[0] and "met at" in lines[0], lines
+    assert printed.count(f"run {run_folder.name}: finished") == 1
+    assert len(list((run_folder / "logs").iterdir())) == sum(shape)
+    assert len(list((run_folder / "tensorboard").glob("events.*"))) == 1
     return summary

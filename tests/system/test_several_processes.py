@@ -11,9 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-from running import BIN, evaluate, evaluate_here, fit, fit_here, run, script, weights
+from running import BIN, evaluate, evaluate_here, fit, fit_here, script
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "2", "--global_batch_size", "32")
 MINE = """
@@ -66,28 +65,6 @@ def left_in(folder: Path) -> list[psutil.Process]:
             if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
                 left.append(process)
     return left
-
-
-@pytest.mark.parametrize("launcher", ["local", "torchrun"])
-def test_two_processes_learn_what_one_learns(tmp_path, launcher):
-    fit(*TOY, "--run", "one", folder=tmp_path)
-    if launcher == "local":
-        result = fit(*TOY, "--run", "two", "--devices", "2", folder=tmp_path)
-    else:
-        result = run("torchrun", "--nproc-per-node", "2", script("fit"), *TOY, "--run_name", "two", folder=tmp_path)
-    one, two = result.summary("one"), result.summary("two")
-    assert (two["launcher"], two["world_size"], two["backend"]) == (launcher, 2, "gloo")
-    assert (one["steps"], one["samples"]) == (two["steps"], two["samples"])
-    for name in ("val/loss", "val/mae"):
-        assert one["metrics"][name] == pytest.approx(two["metrics"][name], abs=1e-6)
-    assert all(
-        torch.allclose(a, b, atol=1e-6)
-        for a, b in zip(weights(tmp_path / "runs/one").values(), weights(tmp_path / "runs/two").values(), strict=True)
-    )
-    assert result.out.count("rankzero: ") == 1 and result.out.count("run two: finished") == 1
-    assert sorted(path.name for path in (tmp_path / "runs/two/logs").iterdir()) == ["rank-000.log", "rank-001.log"]
-    assert len(list((tmp_path / "runs/two/tensorboard").glob("events.*"))) == 1
-    assert not left_in(tmp_path)
 
 
 def test_exact_metrics_at_any_number_of_processes(here):
