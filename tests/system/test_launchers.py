@@ -78,14 +78,6 @@ def test_mpirun_on_two_machines(tmp_path, alone, hosts, part, each):
     check(tmp_path, results["rz1"][1], alone, "mpi", (each, each))
 
 
-def test_mpirun_from_a_third_place_needs_rank_zeros_address(tmp_path, alone, hosts):
-    require("openmpi")
-    words = [word.format(agent=hosts.agent, slots="rz2:2") for word in MPIRUN["openmpi"]]
-    command = [*words, "-np", "2", PYTHON, *TRAIN]
-    results = hosts.run_on_both(tmp_path, {"rz1": command})
-    check(tmp_path, results["rz1"][1], alone, "mpi", (2,))  # one machine meets on loopback, whoever started it
-
-
 NODES = "rz1\nrz2\n"
 
 

@@ -12,12 +12,11 @@ pytestmark = pytest.mark.xdist_group("slurm")
 @pytest.mark.parametrize(
     ("tasks", "asked", "shape"),
     [
-        (("--ntasks-per-node=1",), ("--nodes", "2", "--devices", "1"), (1, 1)),
         (("--ntasks=4",), (), (3, 1)),
         (("--ntasks-per-node=2", "--gpus-per-task=1"), ("--nodes", "2", "--devices", "2"), (2, 2)),
         (("--ntasks-per-node=1", "--gres=gpu:2"), (), (1, 1)),
     ],
-    ids=["a task a device", "uneven tasks", "a GPU a task", "all GPUs for all tasks"],
+    ids=["uneven tasks", "a GPU a task", "all GPUs for all tasks"],
 )
 def test_one_task_a_device_on_two_nodes(slurm, tmp_path, alone, tasks, asked, shape):
     result = run("srun", "--nodes=2", *tasks, "python", *TRAIN, *asked, folder=tmp_path, environment=slurm)
