@@ -100,7 +100,8 @@ def _call(launch: Launch, me: Member, deadline: float, timeout: float) -> tuple[
             raise nobody_answers(launch, ips)
         if now - began > NO_ANSWER_SECONDS and _is_at_the_wrong_machine(launch, ips):
             error = not_rank_zeros(launch, ips)
-            turn_away(launch, ips, error)
+            if me.local_rank == 0:  # which points to rank zero, see project.environments.speaker
+                turn_away(launch, ips, error)
             raise error
         if now > deadline:
             error = missing(launch, [me], timeout)
