@@ -151,7 +151,7 @@ class Team:
             rank=self.launch.rank or 0,
             world_size=self.launch.world_size,
             timeout=timeout,
-            device_id=None if device.type == "cpu" else device,
+            device_id=device if backend == "nccl" else None,
         )
 
     def __enter__(self) -> Self:

@@ -173,7 +173,7 @@ def _check_nesting(launch: Launch, environ: Mapping[str, str]) -> None:
         if outer is None or outer.world_size == 1:
             continue
         one_a_node = launch.launcher == "torchrun" and (outer.local_world_size or 1) == 1
-        alone = launch.num_nodes == 1 and not launch.elastic and torchrun.drawn(environ.get("TORCHELASTIC_RUN_ID", ""))
+        alone = launch.num_nodes == 1 and not launch.elastic
         if one_a_node and not alone:
             continue
         start = {"slurm": "srun --ntasks-per-node=1", "mpi": "mpirun --map-by ppr:1:node"}[name]

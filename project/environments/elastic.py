@@ -12,12 +12,16 @@ from dataclasses import replace
 from datetime import timedelta
 
 from project.environments import network
+from project.environments.ancestors import option
 from project.environments.launch import Launch
-from project.environments.torchrun import command_of_parent, option
+from project.environments.torchrun import own_command
 from project.errors import RequestError
 
 ROUNDS = 200
 """So many joins and losses of machines are provided for."""
+
+DEFAULT_PORT = 29400
+"""torchrun's, where the endpoint names none."""
 
 _KEY = "rankzero meets at"
 _POLL_SECONDS = 0.1
@@ -33,16 +37,18 @@ def meeting_point(launch: Launch, start_timeout: float) -> Launch:
     """
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    words = command_of_parent()
+    words = own_command()
     endpoint, run_id = option(words, "rdzv-endpoint") or "", option(words, "rdzv-id")
-    host, _, port = endpoint.rpartition(":")
-    if option(words, "rdzv-backend") != "c10d" or not run_id or not host or not port.isdigit():
+    host, _, port = endpoint.partition(":")
+    if option(words, "rdzv-backend") != "c10d" or not run_id or not host:
         return launch
-    store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
+    store = TCPStore(
+        host, int(port or DEFAULT_PORT), is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False
+    )
     ours = PrefixStore(f"rankzero.{run_id}", store)
     if launch.rank == 0:
-        for number in range(ROUNDS):
-            coming = PrefixStore(f"torch.rendezvous.{run_id}.{number}", store)
+        for coming_round in range(ROUNDS):
+            coming = PrefixStore(f"torch.rendezvous.{run_id}.{coming_round}", store)
             coming.set("MASTER_ADDR", launch.address)
             coming.set("MASTER_PORT", str(launch.port))
         if launch.world_size == 1:

@@ -1,7 +1,9 @@
 """Rank zero's side of the roll call: where the processes come together. Imports no torch."""
 
 import contextlib
+import errno
 import json
+import os
 import selectors
 import socket
 import sys
@@ -20,6 +22,7 @@ LONGEST_LINE = 1 << 20
 
 PROGRESS_SECONDS = 10.0
 TURN_AWAY_SECONDS = 1.0
+LINGER_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
 
@@ -57,6 +60,8 @@ class Hall:
                 progress.tell(lambda: f"{missing_ranks(self.launch, self.members)}; {len(self.members)} are here")
                 for key, _ in self.selector.select(_POLL_SECONDS):
                     self._serve(key.fileobj)  # type: ignore[arg-type]
+            if refusal:
+                raise refusal
         except RequestError as error:
             self._answer({"refused": [error.asked, error.found, error.instead]})
             raise
@@ -80,9 +85,10 @@ class Hall:
         except OSError:
             received = b""
         self.callers[ready] += received
+        expected = ready not in self.admitted and len(self.members) < self.launch.world_size
         if not received or len(self.callers[ready]) > LONGEST_LINE:
             self._drop(ready)
-        elif ready not in self.admitted and (member := _read_member(self.callers[ready])):
+        elif expected and (member := _read_member(self.callers[ready])):
             self._admit(ready, member)
 
     def _admit(self, caller: socket.socket, member: Member) -> None:
@@ -109,10 +115,10 @@ class Hall:
 
     def _answer(self, answer: object) -> None:
         """Answers all callers, and is done with them; the listening socket stays."""
-        line = (json.dumps(answer) + "\n").encode()
+        too_many = {"refused": [f"a world of {self.launch.world_size}", "more processes than that", "fewer of them"]}
         for caller in list(self.callers):
             with contextlib.suppress(OSError):  # it has left; whoever started it tells
-                caller.sendall(line)
+                caller.sendall((json.dumps(answer if caller in self.admitted else too_many) + "\n").encode())
             self._drop(caller)
         self.selector.close()
         if isinstance(answer, dict) and "refused" in answer:
@@ -140,11 +146,21 @@ def open_hall(launch: Launch, interface: str | None) -> socket.socket | None:
     own = [ip for ip in ips if network.is_mine(ip)]
     try:
         listening = network.listen(_where_to_listen(launch, own, interface), launch.port)
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise RequestError(
+            f"to listen on port {launch.port} of {socket.gethostname()}",
+            str(error.strerror),
+            "--master_port PORT (or MASTER_PORT=PORT), 1024 or more, the same for all",
+        ) from None
     if not own and not _reaches_itself(ips, launch.port, listening):
+        refusal = not_rank_zeros(launch, ips)
+        if launch.hosts:  # the others come here next, see project.environments.roll_call
+            with contextlib.suppress(RequestError):
+                Hall(launch, Member.this(launch), listening, time.monotonic() + LINGER_SECONDS, 0).wait(refusal)
         listening.close()
-        raise not_rank_zeros(launch, ips)
+        raise refusal
     return listening
 
 
@@ -154,6 +170,8 @@ def _where_to_listen(launch: Launch, own: Sequence[str], interface: str | None) 
     if interface:
         return network.address_of(interface)
     beyond = [ip for ip in own if not network.is_loopback(ip)]
+    if launch.launcher == "pbs" and not launch.one_machine:
+        return ""  # rank zero's host goes by its own name here, and by the node file's on the others
     if own and not beyond and (launch.one_machine or launch.address in ("localhost", *own)):
         return own[0]
     # A name that means loopback here (127.0.1.1 on Debian) means something else on the other machines.
@@ -162,16 +180,18 @@ def _where_to_listen(launch: Launch, own: Sequence[str], interface: str | None) 
 
 def _reaches_itself(ips: Sequence[str], port: int, listening: socket.socket) -> bool:
     """Whether a connection to a foreign address comes back to this socket, as in a container with a published port."""
+    word = os.urandom(16)
     for ip in ips:
         try:
             with socket.create_connection((ip, port), timeout=3) as sent:
+                sent.sendall(word)
                 listening.settimeout(1)
-                received, _ = listening.accept()
-                with received:
-                    received.sendall(b"rankzero")
-                    sent.settimeout(1)
-                    if sent.recv(8) == b"rankzero":
-                        return True
+                while True:  # others may call already; they will call again
+                    received, _ = listening.accept()
+                    with received:
+                        received.settimeout(1)
+                        if received.recv(len(word)) == word:
+                            return True
         except OSError:
             continue
     return False

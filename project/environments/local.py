@@ -9,6 +9,10 @@ LISTENING = "RANKZERO_LISTENING"
 """Set for rank zero of one machine: the file descriptor of a socket that listens already on the port."""
 
 
+EVIDENCE = "RANKZERO_EVIDENCE"
+"""Set for the processes that we start: what the one that watches them has found."""
+
+
 def found(variables: Variables) -> bool:
     """Whether we started this process."""
     return MARK in variables
@@ -18,9 +22,8 @@ def read(variables: Variables, asked: Asked) -> Launch:
     """Reads the variables that we set."""
     devices, nodes = variables.number("LOCAL_WORLD_SIZE"), variables.number("GROUP_WORLD_SIZE")
     address, port = variables.text("MASTER_ADDR"), variables.number("MASTER_PORT")
-    by_hand = f"--nodes {nodes} --node_rank {variables.number('GROUP_RANK')}, " if nodes > 1 else ""
     return Launch(
-        evidence=f"{by_hand}--devices {devices}, no launcher's variables are set",
+        evidence=f"--devices {devices}; {variables.find(EVIDENCE) or Launch.evidence}",
         rank=variables.number("RANK"),
         local_rank=variables.number("LOCAL_RANK"),
         world_size=variables.number("WORLD_SIZE"),
@@ -55,7 +58,7 @@ def by_hand(variables: Variables, asked: Asked) -> Launch:
     address, port = meeting_point(variables, asked, "127.0.0.1", "by hand")
     devices = asked.devices or 1
     return Launch(
-        evidence=f"--nodes {asked.nodes} --node_rank {asked.node_rank}, no launcher's variables are set",
+        evidence=f"--nodes {asked.nodes} --node_rank {asked.node_rank}; {Launch.evidence}",
         rank=asked.node_rank * devices,
         world_size=asked.nodes * devices,
         num_nodes=asked.nodes,

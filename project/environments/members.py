@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from project.environments.launch import Launch
 
@@ -20,6 +21,7 @@ class Member:
         host: Its machine's name.
         pid: Its process id.
         order: What ranks are handed out by, where the launcher gives none.
+        boot: What tells two machines of one name apart: the id of the kernel's start.
     """
 
     rank: int | None
@@ -29,12 +31,19 @@ class Member:
     host: str
     pid: int
     order: int = 0
+    boot: str = ""
 
     @classmethod
     def this(cls, launch: Launch) -> "Member":
         """This process."""
         host, pid = socket.gethostname(), os.getpid()
-        return cls(launch.rank, launch.local_rank, launch.node_rank, launch.world_size, host, pid, launch.order)
+        place = (launch.rank, launch.local_rank, launch.node_rank)
+        return cls(*place, launch.world_size, host, pid, launch.order, _boot())
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """What two processes of one machine share."""
+        return self.host, self.boot
 
 
 def completed(launch: Launch, me: Member, members: Sequence[Member]) -> tuple[Launch, list[Member]]:
@@ -44,7 +53,7 @@ def completed(launch: Launch, me: Member, members: Sequence[Member]) -> tuple[La
     else:
         ordered = sorted(members, key=lambda member: member.rank or 0)
     told = all(member.node_rank is not None for member in ordered)
-    names = [member.node_rank if told else member.host for member in ordered]
+    names = [member.node_rank if told else member.machine for member in ordered]
     nodes = list(dict.fromkeys(sorted(names) if told else names))  # type: ignore[type-var]
     count = [0] * len(nodes)
     whole = []
@@ -66,3 +75,10 @@ def completed(launch: Launch, me: Member, members: Sequence[Member]) -> tuple[La
         hosts=tuple(next(member.host for member in whole if member.node_rank == node) for node in range(len(nodes))),
     )
     return launch, whole
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -10,8 +10,8 @@ import os
 import re
 
 from project.environments import pbs, slurm
+from project.environments.ancestors import ancestors
 from project.environments.launch import Asked, Launch, Variables, meeting_point
-from project.environments.torchrun import command_of_parent
 
 NAMES = {
     "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
@@ -80,11 +80,12 @@ def _mpirun(variables: Variables) -> tuple[str, str | None]:
     addresses = re.search(r"tcp://([^:;]+):\d+", uri)
     if namespace:
         return f"mpi {namespace} {uri}", addresses[1] if addresses else None
-    command = " ".join(command_of_parent())
-    control = re.search(r"--control-port (\S+):(\d+)", command)
-    control = control or re.search(r"--upstream-host (\S+) --upstream-port (\d+)", command)
-    if control:
-        return f"mpi {control[1]}:{control[2]}", control[1]
+    for words in ancestors():
+        command = " ".join(words)
+        control = re.search(r"--control-port (\S+):(\d+)", command)
+        control = control or re.search(r"--upstream-host (\S+) --upstream-port (\d+)", command)
+        if control:
+            return f"mpi {control[1]}:{control[2]}", control[1]
     return f"mpi {_job_id(variables)} of {os.getuid()}", None
 
 

@@ -86,6 +86,7 @@ def _variables(count: int, launch: Launch) -> dict[str, str]:
     return {
         **os.environ,
         local.MARK: str(os.getpid()),
+        local.EVIDENCE: launch.evidence,
         "WORLD_SIZE": str(nodes * count),
         "LOCAL_WORLD_SIZE": str(count),
         "GROUP_RANK": str(launch.node_rank or 0),

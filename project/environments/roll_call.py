@@ -5,6 +5,7 @@ missing. The protocol is a line each way: rank zero greets, a process tells who 
 of all, or with the reason why the run cannot start.
 """
 
+import contextlib
 import json
 import socket
 import time
@@ -58,26 +59,27 @@ def call_roll(launch: Launch, start_timeout: float, interface: str | None = None
         RequestError: Somebody is missing, came twice or belongs to another world, or rank zero cannot be reached.
     """
     me, deadline = Member.this(launch), time.monotonic() + start_timeout
-    if interface:
-        network.address_of(interface)
-    if launch.rank == 0 or (launch.rank is None and launch.node_rank == 0):
-        listening = open_hall(launch, interface)
-        if listening:
-            members = Hall(launch, me, listening, deadline, start_timeout).wait()
-            ip = str(listening.getsockname()[0])
-            return Meeting(*completed(launch, me, members), "127.0.0.1" if ip == "0.0.0.0" else ip, listening)
     try:
-        members, ip = _call(launch, me, deadline, start_timeout)
+        if interface:
+            network.address_of(interface)
+        listening = None
+        if launch.rank == 0 or (launch.rank is None and launch.node_rank == 0):
+            listening = open_hall(launch, interface)
+        if listening is None:
+            members, ip = _call(launch, me, deadline, start_timeout)
+            return Meeting(*completed(launch, me, members), ip)
     except RequestError as error:
-        if error.told is None:
-            error.own = True
+        error.own = error.told is None
         raise
-    return Meeting(*completed(launch, me, members), ip)
+    members = Hall(launch, me, listening, deadline, start_timeout).wait()
+    ip = str(listening.getsockname()[0])
+    return Meeting(*completed(launch, me, members), "127.0.0.1" if ip == "0.0.0.0" else ip, listening)
 
 
 def _call(launch: Launch, me: Member, deadline: float, timeout: float) -> tuple[list[Member], str]:
     """Calls rank zero until it is there, and waits for its answer; returns all, and where it answered."""
     ips, began = network.resolve(launch.address), time.monotonic()
+    first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
     progress, silent_since = Progress(timeout), None
     while True:
         refused = False
@@ -90,15 +92,20 @@ def _call(launch: Launch, me: Member, deadline: float, timeout: float) -> tuple[
             except OSError:
                 continue
             with connection:
-                members = _converse(connection, launch, me, deadline)
+                members = _converse(connection, launch, me, deadline, timeout)
             if members is not None:
                 return members, ip
             refused = True
         now = time.monotonic()
+        if first_host and now - began > NO_ANSWER_SECONDS / 3:
+            # Rank zero is there, whatever address was given; and says what is wrong with that.
+            with contextlib.suppress(RequestError):
+                ips += network.resolve(first_host)
+            first_host = None
         silent_since = None if refused else (silent_since or began)
         if launch.rank == 0 or (silent_since is not None and now - silent_since > NO_ANSWER_SECONDS):
             raise nobody_answers(launch, ips)
-        if now - began > NO_ANSWER_SECONDS and _is_at_the_wrong_machine(launch, ips):
+        if now - began > NO_ANSWER_SECONDS and not launch.one_machine and _is_at_the_wrong_machine(launch, ips):
             error = not_rank_zeros(launch, ips)
             if me.local_rank == 0:  # which points to rank zero, see project.environments.speaker
                 turn_away(launch, ips, error)
@@ -112,12 +119,15 @@ def _call(launch: Launch, me: Member, deadline: float, timeout: float) -> tuple[
         time.sleep(_POLL_SECONDS)
 
 
-def _converse(connection: socket.socket, launch: Launch, me: Member, deadline: float) -> list[Member] | None:
+def _converse(
+    connection: socket.socket, launch: Launch, me: Member, deadline: float, timeout: float
+) -> list[Member] | None:
     """Tells rank zero who we are, and waits for its answer; None where it hung up, so that one can call again.
 
     Raises:
         RequestError: It is not rank zero of this world that listens there, or it says that the run cannot start.
     """
+    greeted = False
     try:
         with connection.makefile("rwb") as line:
             # Of one machine's own processes the port is known to be rank zero's, however late it comes.
@@ -128,12 +138,13 @@ def _converse(connection: socket.socket, launch: Launch, me: Member, deadline: f
                 if not greeting and launch.rank != 0:
                     return None
                 raise foreign(launch, greeting)
+            greeted = True
             line.write((json.dumps(asdict(me)) + "\n").encode())
             line.flush()
             connection.settimeout(max(deadline - time.monotonic(), 0) + 5)
             text = line.readline(LONGEST_LINE * 64)
     except TimeoutError:
-        raise foreign(launch, "") from None
+        raise (missing(launch, [me], timeout) if greeted else foreign(launch, "")) from None
     except OSError:
         return None
     if not text:
@@ -148,4 +159,5 @@ def _converse(connection: socket.socket, launch: Launch, me: Member, deadline: f
 
 def _is_at_the_wrong_machine(launch: Launch, ips: Sequence[str]) -> bool:
     """Whether all were sent to this machine, where rank zero cannot come."""
-    return bool(launch.node_rank) and any(network.is_mine(ip) and not network.is_loopback(ip) for ip in ips)
+    elsewhere = bool(launch.node_rank) or (launch.launcher == "mpi" and launch.rank != launch.local_rank)
+    return elsewhere and any(network.is_mine(ip) and not network.is_loopback(ip) for ip in ips)

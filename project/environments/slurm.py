@@ -23,7 +23,8 @@ def read(variables: Variables, asked: Asked) -> Launch:
     nodes = variables.find("SLURM_STEP_NODELIST") or variables.find("SLURM_NODELIST") or ""
     hosts = expand_hosts(nodes)
     num_nodes = variables.find_number("SLURM_STEP_NUM_NODES") or len(hosts) or 1
-    address, port = meeting_point(variables, asked, "127.0.0.1" if num_nodes == 1 else hosts[0], key(variables))
+    first = "127.0.0.1" if num_nodes == 1 else next(iter(hosts), None)
+    address, port = meeting_point(variables, asked, first, key(variables))
     each = expand_tasks(variables.find("SLURM_STEP_TASKS_PER_NODE") or "")
     node_rank = variables.number("SLURM_NODEID")
     return Launch(

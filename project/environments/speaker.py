@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import time
+from hashlib import sha256
 
 from project.environments import slurm
 from project.environments.launch import Launch, Variables
@@ -12,8 +13,10 @@ from project.environments.launch import Launch, Variables
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "PBS_NODENUM")
 """What any launcher calls a process's rank; the first that is set counts."""
 
-LEAVE_SECONDS = 1.0
+LEAVE_SECONDS = 2.5
 """So much later than rank zero the others leave: torchrun and mpirun end all as soon as one has left."""
+
+HEARD_SECONDS = 0.3
 
 _claim: list[socket.socket] = []
 """What this process has claimed, kept until it ends."""
@@ -57,7 +60,7 @@ def _claims(name: str) -> bool:
         return True
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        claim.bind(f"\0rankzero {os.getuid()} {name}")
+        claim.bind(f"\0rankzero {os.getuid()} {sha256(name.encode()).hexdigest()}")  # names end at 107 bytes
     except OSError:
         claim.close()
         return False
@@ -75,4 +78,4 @@ def leave_after_the_speaker(code: int, spoke: bool) -> None:
     if not any(name in variables for name in RANKS):
         return  # nobody else is there
     signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
-    time.sleep(LEAVE_SECONDS * (2 if _claim else 0.3 if spoke else 1))
+    time.sleep(LEAVE_SECONDS if _claim or not spoke else HEARD_SECONDS)

@@ -1,9 +1,9 @@
 """Processes that torchrun started, in any of its forms; `torch.distributed.launch` is one of them."""
 
 import re
-from itertools import pairwise
 from pathlib import Path
 
+from project.environments.ancestors import ancestors, option
 from project.environments.launch import Asked, Launch, Variables
 
 
@@ -47,27 +47,16 @@ def drawn(run_id: str) -> bool:
 
 def elastic_nodes(variables: Variables) -> str | None:
     """`--nnodes 1:2` where torchrun was given a range; it tells its workers by no variable, so its own line is read."""
-    nodes = option(command_of_parent(), "nnodes")
+    nodes = option(own_command(), "nnodes")
     if nodes:
         return f"--nnodes {nodes}" if ":" in nodes else None
     nodes = variables.find("PET_NNODES") or ""
     return f"PET_NNODES={nodes}" if ":" in nodes else None
 
 
-def option(words: list[str], name: str) -> str | None:
-    """The value of an option on a command line, in the forms `--name value`, `--name=value` and with underscores."""
-    for word, following in pairwise([*words, ""]):
-        option, equals, value = word.partition("=")
-        if option.replace("_", "-") == f"--{name}":
-            return value if equals else following
-    return None
-
-
-def command_of_parent() -> list[str]:
-    """The command line of the process that started this one; empty where it cannot be seen."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        parent = re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE)
-        return Path(f"/proc/{parent[1] if parent else 0}/cmdline").read_text().split("\0")
-    except OSError:
-        return []
+def own_command() -> list[str]:
+    """The words of the nearest torchrun's own command line; none where it cannot be seen."""
+    for words in ancestors():
+        if any(Path(word).name == "torchrun" or word.startswith("torch.distributed.") for word in words[:4]):
+            return words
+    return []

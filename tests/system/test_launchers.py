@@ -73,7 +73,9 @@ def test_mpirun_on_two_machines(tmp_path, alone, hosts, part, each):
     slots = ",".join(f"{host}:{each}" for host in HOSTS)
     words = [word.format(agent=hosts.agent, slots=slots) for word in MPIRUN[part]]
     command = [*words, "-np", str(2 * each), PYTHON, *TRAIN, "--nodes", "2", "--devices", str(each)]
-    results = hosts.run_on_both(tmp_path, {"rz1": command})
+    (tmp_path / "trap").mkdir()
+    (tmp_path / "trap/mpi4py.py").write_text("raise SystemExit('somebody has looked for mpi4py')")
+    results = hosts.run_on_both(tmp_path, {"rz1": command}, environment={"PYTHONPATH": str(tmp_path / "trap")})
     assert results["rz1"][0] == 0, results
     check(tmp_path, results["rz1"][1], alone, "mpi", (each, each))
 

@@ -28,16 +28,16 @@ def test_open_mpi():
 
 
 def test_hydra(monkeypatch):
-    monkeypatch.setattr(mpi, "command_of_parent", lambda: PROXY)
+    monkeypatch.setattr(mpi, "ancestors", lambda: [["bash", "run.sh"], PROXY])
     launch = read(HYDRA)
     assert (launch.rank, launch.local_rank, launch.world_size, launch.address) == (3, 1, 4, "h1")
-    monkeypatch.setattr(mpi, "command_of_parent", lambda: [*PROXY[:2], "h1:39040"])
+    monkeypatch.setattr(mpi, "ancestors", lambda: [[*PROXY[:2], "h1:39040"]])
     assert read(HYDRA).port != launch.port  # another mpiexec
 
 
 def test_intel_mpi(monkeypatch):
     proxy = ["hydra_bstrap_proxy", "--upstream-host", "n7", "--upstream-port", "4711"]
-    monkeypatch.setattr(mpi, "command_of_parent", lambda: proxy)
+    monkeypatch.setattr(mpi, "ancestors", lambda: [proxy])
     assert read(HYDRA | {"I_MPI_MPIRUN": "mpirun"}).address == "n7"
 
 
@@ -47,7 +47,7 @@ def test_one_machine_meets_on_loopback():
 
 
 def test_where_rank_zero_is(monkeypatch, tmp_path):
-    monkeypatch.setattr(mpi, "command_of_parent", list)
+    monkeypatch.setattr(mpi, "ancestors", list)
     nodes = tmp_path / "nodes"
     nodes.write_text("pbs1\npbs1\npbs2\n")
     assert read(OPEN_MPI | {"SLURM_JOB_NODELIST": "n[4-5]", "SLURM_JOB_ID": "3"}).address == "n4"

@@ -211,3 +211,31 @@ def test_one_machine_listens_on_loopback_alone(port):
     assert hall._where_to_listen(replace(several, address="x"), ["127.0.1.1"], None) == ""
     assert hall._where_to_listen(replace(several, address="x"), ["10.0.0.1"], None) == "10.0.0.1"
     assert hall._where_to_listen(several, ["10.0.0.1"], "lo") == "127.0.0.1"
+
+
+def test_more_processes_than_were_told(port):
+    tasks = [
+        Launch(
+            launcher="pbs", rank=None, local_rank=None, world_size=2, local_world_size=None, num_nodes=1,
+            node_rank=0, order=order, port=port, key="k", created=True,
+        )
+        for order in range(4)
+    ]  # fmt: skip
+    results = call(tasks, start_timeout=2)
+    assert sum(isinstance(result, Meeting) for result in results) == 2
+    assert sum(isinstance(result, RequestError) for result in results) == 2
+
+
+def test_machines_of_one_name_are_told_apart():
+    launch = Launch(world_size=2, created=True, num_nodes=None)
+    there = [members.Member(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
+    assert members.completed(launch, there[1], there)[0].num_nodes == 2
+
+
+def test_a_port_that_may_not_be_listened_on(port, monkeypatch):
+    def refuse(ip, number):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(hall.network, "listen", refuse)
+    (error,) = call(launches(80, count=2, nodes=1)[:1], start_timeout=1)
+    assert "port 80" in error.asked and "Permission denied" in error.found

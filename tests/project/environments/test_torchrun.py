@@ -1,6 +1,7 @@
 import pytest
 
 from project.environments import torchrun
+from project.environments.ancestors import option
 from project.environments.launch import Asked, Variables
 from recorded import TORCHRUN
 
@@ -34,7 +35,7 @@ def test_torchruns_id_is_the_jobs(run_id, job_id):
     ],
 )
 def test_elastic_worlds_are_known_by_torchruns_line(monkeypatch, words, elastic):
-    monkeypatch.setattr(torchrun, "command_of_parent", lambda: words)
+    monkeypatch.setattr(torchrun, "ancestors", lambda: [["sh", "-c", "x"], words])
     assert read().elastic == elastic
     if not elastic and not words:
         assert read(PET_NNODES="1:3").elastic == "PET_NNODES=1:3"
@@ -42,5 +43,5 @@ def test_elastic_worlds_are_known_by_torchruns_line(monkeypatch, words, elastic)
 
 def test_options_in_all_their_forms():
     words = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
-    assert torchrun.option(words, "rdzv-endpoint") == "a:1" and torchrun.option(words, "rdzv-id") == "x"
-    assert torchrun.option(words, "nnodes") is None
+    assert option(words, "rdzv-endpoint") == "a:1" and option(words, "rdzv-id") == "x"
+    assert option(words, "nnodes") is None

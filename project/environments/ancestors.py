@@ -1,0 +1,29 @@
+"""The command lines of the processes that started this one, which tell what no variable does. Imports no torch."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+_GENERATIONS = 8
+
+
+def ancestors() -> Iterator[list[str]]:
+    """The words of each ancestor's command line, the parent's first; nothing where they cannot be seen."""
+    process = "self"
+    for _ in range(_GENERATIONS):
+        try:
+            parent = re.search(r"^PPid:\s*(\d+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+            process = parent[1] if parent else "0"
+            yield Path(f"/proc/{process}/cmdline").read_text().split("\0")
+        except OSError:
+            return
+
+
+def option(words: list[str], name: str) -> str | None:
+    """The value of an option on a command line, in the forms `--name value`, `--name=value` and with underscores."""
+    for word, following in pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") == f"--{name}":
+            return value if equals else following
+    return None
