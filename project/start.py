@@ -83,7 +83,7 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
         found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
         who = f"rank {launch.rank} on {socket.gethostname()}"
         print(f"rankzero: {who} does not start: {found}", file=sys.stderr, flush=True)
-    leave_after_the_speaker(Exit.WRONG_REQUEST, spoke=not told)
+    leave_after_the_speaker(Exit.WRONG_REQUEST, spoke=not told or error.own)
     return Exit.WRONG_REQUEST
 
 

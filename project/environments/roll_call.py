@@ -19,7 +19,7 @@ from project.environments.members import Member, completed
 from project.environments.refusals import GREETING, foreign, missing, nobody_answers, not_rank_zeros
 from project.errors import RequestError
 
-NO_ANSWER_SECONDS = 6.0
+NO_ANSWER_SECONDS = 5.0
 """So long a host may stay silent: one that is up refuses a connection at once where nobody listens yet."""
 
 _POLL_SECONDS = 0.1
