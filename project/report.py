@@ -18,7 +18,8 @@ def start_line(run: RunDirectory, world: World, launch: Launch, checkpoint: Path
     processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shared}"
     backend = f", {world.backend}, met at {launch.address}:{launch.port}" if world.size > 1 else ""
     carried = f", carrying on from {checkpoint.name}" if checkpoint else ""
-    return f"{launch.launcher} ({launch.evidence}): {processes}{backend}; run {run.path}{carried}"
+    evidence = "".join(letter if letter.isprintable() else "?" for letter in launch.evidence)
+    return f"{launch.launcher} ({evidence}): {processes}{backend}; run {run.path}{carried}"
 
 
 def print_table(summary: dict[str, Any], run: RunDirectory, world: World) -> None:

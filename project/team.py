@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from project.command_line import Flags
 from project.environments import network
+from project.environments.hall import Progress
 from project.environments.members import Member, completed
 from project.environments.roll_call import Meeting
 from project.errors import AnotherRankFailed, CannotStart, lost_contact
@@ -24,6 +25,9 @@ T = TypeVar("T")
 
 _POLL_SECONDS = 0.02
 _LEAVE_SECONDS = 3.0
+
+WORK_SECONDS = 1800.0
+"""So long, at least, one rank may take to build its data and model: the others wait for it."""
 
 
 class Team:
@@ -44,7 +48,7 @@ class Team:
     """
 
     def __init__(self, meeting: Meeting, flags: Flags) -> None:
-        self.timeout = float(flags.get("start_timeout"))
+        self.timeout = max(float(flags.get("start_timeout")), WORK_SECONDS)
         self.launch, self.members = meeting.launch, meeting.members
         self._store: Store | None = None
         self._exchanges = 0
@@ -99,10 +103,12 @@ class Team:
 
     def _wait_for(self, key: str, rank: int) -> bytes:
         assert self._store is not None
-        deadline = time.monotonic() + self.timeout
+        deadline, progress = time.monotonic() + self.timeout, Progress(self.timeout)
         while not self._store.check([key]):
             if time.monotonic() > deadline:
-                raise AnotherRankFailed(f"rank {rank} did not come along within {self.timeout:g} s (--start_timeout)")
+                raise AnotherRankFailed(f"rank {rank} did not come along within {self.timeout:g} s")
+            if self.launch.rank == 0:
+                progress.tell(lambda: f"rank {rank} on {self.members[rank].host}")
             time.sleep(_POLL_SECONDS)
         return bytes(self._store.get(key))
 

@@ -1,6 +1,7 @@
 """Where this process stands among the others, as its launcher's variables tell. Imports no torch."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -154,6 +155,13 @@ class Variables:
         if value is None:
             raise KeyError(name)
         return value
+
+
+def folder_name(job: str | None) -> str | None:
+    """A job's id as a run's folder can be called by it: `15[3].pbs1`, a member of a PBS array, is 15-3.pbs1."""
+    if job is None:
+        return None
+    return re.sub(r"[^A-Za-z0-9_.+=@-]", "", re.sub(r"[\[/\s]+", "-", job)).strip(".-")[:64] or None
 
 
 def derived_port(key: str) -> int:

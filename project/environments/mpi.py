@@ -11,7 +11,7 @@ import re
 
 from project.environments import pbs, slurm
 from project.environments.ancestors import ancestors
-from project.environments.launch import Asked, Launch, Variables, meeting_point
+from project.environments.launch import Asked, Launch, Variables, folder_name, meeting_point
 
 NAMES = {
     "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
@@ -95,4 +95,4 @@ def _scheduler_host(variables: Variables) -> str | None:
 
 
 def _job_id(variables: Variables) -> str | None:
-    return variables.find("SLURM_JOB_ID") or pbs.job_id(variables)
+    return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables)

@@ -9,7 +9,7 @@ import re
 import socket
 from pathlib import Path
 
-from project.environments.launch import Allocation, Asked, Launch, Variables, meeting_point
+from project.environments.launch import Allocation, Asked, Launch, Variables, folder_name, meeting_point
 
 
 def found(variables: Variables) -> bool:
@@ -70,9 +70,8 @@ def node_file(variables: Variables) -> list[str]:
 
 
 def job_id(variables: Variables) -> str | None:
-    """The job's id as a folder's name can hold it: `15[3].pbs1`, a member of an array, is 15-3.pbs1."""
-    job = variables.find("PBS_JOBID")
-    return re.sub(r"[^A-Za-z0-9_.+=@-]", "", job.replace("[", "-")) if job else None
+    """The job's id, as a folder can be called by it."""
+    return folder_name(variables.find("PBS_JOBID"))
 
 
 def _task(variables: Variables) -> int:

@@ -3,7 +3,7 @@
 import re
 from itertools import product
 
-from project.environments.launch import Allocation, Asked, Launch, Variables, meeting_point
+from project.environments.launch import Allocation, Asked, Launch, Variables, folder_name, meeting_point
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """The steps of batch scripts and of salloc's own shell have numbers from here on (slurm.h)."""
@@ -41,7 +41,7 @@ def read(variables: Variables, asked: Asked) -> Launch:
         address=address,
         port=port,
         key=key(variables),
-        job_id=job,
+        job_id=folder_name(job),
         created=True,
         variables=variables.read,
     )

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from project.environments.ancestors import ancestors, option
-from project.environments.launch import Asked, Launch, Variables
+from project.environments.launch import Asked, Launch, Variables, folder_name
 
 
 def found(variables: Variables) -> bool:
@@ -32,7 +32,7 @@ def read(variables: Variables, asked: Asked) -> Launch:
         address=address,
         port=port,
         key=f"torchrun {run_id} {attempt} {address}:{port}",
-        job_id=None if run_id == "none" else run_id,  # older torchrun's word where --rdzv-id was not given
+        job_id=None if run_id == "none" else folder_name(run_id),  # older torchrun's word where --rdzv-id was not given
         created=True,
         agent_store=(variables.find("TORCHELASTIC_USE_AGENT_STORE") or "False") == "True",
         elastic=elastic_nodes(variables),

@@ -54,7 +54,8 @@ def test_one_machine(node_file):
 
 
 @pytest.mark.parametrize(
-    ("job", "name"), [("18.pbs1", "18.pbs1"), ("15[3].pbs1", "15-3.pbs1"), ("15[].pbs1", "15-.pbs1")]
+    ("job", "name"),
+    [("18.pbs1", "18.pbs1"), ("15[3].pbs1", "15-3.pbs1"), ("15[].pbs1", "15-.pbs1"), ("../../etc/x y", "etc-x-y")],
 )
 def test_a_jobs_id_as_a_folders_name(job, name):
     assert pbs.job_id(Variables({"PBS_JOBID": job})) == name
