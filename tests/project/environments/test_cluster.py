@@ -139,7 +139,7 @@ quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False
 trainer = Trainer(plugins=[TorchrunEnvironment()], accelerator="cpu", devices=2, max_steps=2, **quiet)
 trainer.fit(Net(), DataLoader(torch.rand(8, 1), batch_size=2))
 ranks = int(trainer.strategy.reduce(torch.tensor(float(trainer.global_rank)), reduce_op="sum"))
-sys.stdout.write(f"ranks {ranks}\n")  # at once: two processes write to one pipe
+sys.stdout.write(f"ranks {ranks}\\n")  # at once: two processes write to one pipe
 torch.distributed.destroy_process_group()
 """
 
