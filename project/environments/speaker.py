@@ -38,13 +38,14 @@ def speaks_for_all(launch: Launch | None) -> bool:
         return False
     if "PBS_TASKNUM" in variables:
         return (variables.find("PBS_NODENUM") or "0") == "0" and _claims(f"pbs {variables.find('PBS_JOBID')}")
+    alone = (variables.find("GROUP_WORLD_SIZE") or "1") == "1"
     if slurm.found(variables) and "TORCHELASTIC_RUN_ID" in variables:
         # Several torchruns, each with a rank zero of its own.
-        alone = (variables.find("GROUP_WORLD_SIZE") or "1") == "1"
         step = f"slurm {variables.find('SLURM_JOB_ID')} {variables.find('SLURM_STEP_ID')}"
         return not (alone and (variables.find("SLURM_NODEID") or "0") != "0") and _claims(step)
-    if "OMPI_COMM_WORLD_RANK" in variables and "TORCHELASTIC_RUN_ID" in variables:
-        return _claims(f"mpi {variables.find('PMIX_NAMESPACE')}")
+    outer = variables.find("OMPI_COMM_WORLD_RANK") or variables.find("PMI_RANK")
+    if outer and "TORCHELASTIC_RUN_ID" in variables:
+        return not (alone and outer != "0") and _claims(f"mpi {variables.find('PMIX_NAMESPACE')}")
     return True
 
 

@@ -95,6 +95,14 @@ class TestOnTwoHosts:
             assert code == 2, printed
             check(printed, begun, tmp_path, "mpi started", " ".join(asked))
 
+    def test_a_torchrun_in_each_of_mpiruns_tasks(self, tmp_path, hosts):
+        require("openmpi")
+        words = [word.format(agent=hosts.agent, slots="rz1:1,rz2:1") for word in MPIRUN["openmpi"]]
+        begun = time.monotonic()
+        command = [*words, "-np", "2", str(BIN / "torchrun"), "--nproc-per-node", "1", FIT]
+        printed = hosts.run_on_both(tmp_path, {"rz1": command})["rz1"][1]
+        check(printed, begun, tmp_path, "torchrun within mpi", "worlds within a world")
+
     def test_mpirun_without_rank_zeros_address(self, tmp_path, hosts):
         require("openmpi")
         words = [word.format(agent=hosts.agent, slots="rz2:1,rz1:1") for word in MPIRUN["openmpi"]]
