@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
@@ -15,15 +16,22 @@ class InMemory(Dataset[Batch]):
     """Inputs and targets as tensors.
 
     A batch is read with one gather (`__getitems__`), not sample by sample; the loader has to have
-    `collate_fn=as_it_is`.
+    `collate_fn=as_it_is`. What the transform draws for a sample comes from a key of its own: Rankzero's list of indices
+    has one for each (`random_keys`); with any other list they are drawn from torch's generator.
 
     Args:
         inputs: Of shape `(count, ...)`.
         targets: Of shape `(count, ...)`.
-        transform: From a batch of inputs to what the model sees, such as `augmentation.Pictures`.
+        transform: From a batch of inputs, and 64 random bits for each as int64 of shape `(batch,)`, to what the model
+            sees, such as `augmentation.Pictures`.
     """
 
-    def __init__(self, inputs: Tensor, targets: Tensor, transform: Callable[[Tensor], Tensor] | None = None) -> None:
+    draws_from_keys = True
+    """Tells Rankzero that nothing is drawn from the generators that the process shares."""
+
+    def __init__(
+        self, inputs: Tensor, targets: Tensor, transform: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> None:
         assert len(inputs) == len(targets)
         self.inputs, self.targets, self.transform = inputs, targets, transform
 
@@ -38,7 +46,14 @@ class InMemory(Dataset[Batch]):
         """Returns the batch at `indices`."""
         where = torch.as_tensor(indices)
         inputs, targets = self.inputs[where], self.targets[where]
-        return (self.transform(inputs) if self.transform else inputs), targets
+        return (self.transform(inputs, random_keys(indices)) if self.transform else inputs), targets
+
+
+def random_keys(indices: Sequence[int]) -> Tensor:
+    """64 random bits for each sample, int64 of shape `(len(indices),)`."""
+    if hasattr(indices, "random_keys"):
+        return torch.from_numpy(indices.random_keys.view(np.int64))
+    return torch.randint(-(2**63), 2**63 - 1, (len(indices),))
 
 
 def as_it_is(batch: Any) -> Any:

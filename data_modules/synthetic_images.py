@@ -20,6 +20,9 @@ class NoisePictures(Dataset[tuple[Tensor, Tensor]]):
         seed: Of the pool.
     """
 
+    draws_from_keys = True
+    """Tells Rankzero that nothing is drawn while samples are read."""
+
     def __init__(self, count: int, shape: tuple[int, int, int], classes: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.count = count

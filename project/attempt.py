@@ -13,11 +13,14 @@ from torch import Tensor
 from typing_extensions import Self
 
 from project import report
+from project.callbacks.ledger import KeepLedger
 from project.callbacks.throughput import Throughput
 from project.checkpoints.directory_io import newest_valid
 from project.checkpoints.saving import Interval, SaveCheckpoints
 from project.errors import CannotStart, RequestError, mistake
+from project.loops import fit_loop_of
 from project.resume import Request, agreed, decide
+from project.sampling.training_batches import Position
 from project.team import Team
 from project.trainer import callback_of
 from project.world import World
@@ -45,6 +48,7 @@ class Attempt:
         self.already_finished = self.decision.already_finished
         self.first_step = int(self.decision.manifest.get("step") or 0)
         self.throughput: Throughput = callback_of(trainer, Throughput)
+        self.ledger: KeepLedger = callback_of(trainer, KeepLedger)
         self._log = logging.getLogger("rankzero")
         if launch.rank == 0:
             for note in self.decision.notes:
@@ -112,6 +116,7 @@ class Attempt:
             "metrics": {name: _number(value) for name, value in sorted(self.trainer.callback_metrics.items())},
             "samples_per_second": round(self.throughput.samples_per_second, 1),
             "seconds": round(time.perf_counter() - self._started, 3),
+            "ledger": self.ledger.statements,
             "attempts": self.run.attempt,
             "checkpoint": str(saved.relative_to(self.run.path)) if saved else None,
             "max_epochs": self.trainer.max_epochs,
@@ -122,27 +127,38 @@ class Attempt:
         """A run that is carried on keeps its order: global batch, seed and data; another one would repeat samples.
 
         Raises:
-            RequestError: Another order was asked for.
+            RequestError: Another order was asked for, and not accepted.
         """
-        sharding, kept = self.throughput.sharding, self.decision.manifest.get("rankzero", {}).get("order")
+        sharding, manifest = self.throughput.sharding, self.decision.manifest
+        kept = (manifest.get("rankzero") or {}).get("order")
         if not kept:
+            sharding.start = Position(manifest["epoch"]) if manifest.get("epoch") else None
             return
-        sharding.expected_count = kept["count"]
-        for name, asked in (("global_batch_size", sharding.global_batch_size), ("seed", sharding.seed)):
-            if asked not in (None, kept[name]):
-                raise RequestError(
-                    f"--{name} {asked}",
-                    f"run {self.run.name} carries on with {kept[name]}",
-                    f"--{name} {kept[name]}, or --resume never to start anew",
-                )
-        sharding.global_batch_size, sharding.batch_size = kept["global_batch_size"], None
+        sizes, anew = kept["global_batch_sizes"], "--resume never to start anew"
+        if sharding.seed != kept["seed"]:
+            raise RequestError(
+                f"--seed {sharding.seed}",
+                f"run {self.run.name} carries on with {kept['seed']}",
+                f"--seed {kept['seed']}, or {anew}",
+            )
+        sharding.start, sharding.kept_data = Position(kept["epoch"], kept["step"], kept["samples"]), kept["data"]
+        if "global_batch_size" in (self.request.config.accept_changed or ""):
+            return
+        sharding.kept_sizes = sizes
+        if sharding.global_batch_size not in (None, sizes[0]):
+            raise RequestError(
+                f"--global_batch_size {sharding.global_batch_size}",
+                f"run {self.run.name} carries on with {sizes[0]}",
+                f"--global_batch_size {sizes[0]}, or --accept_changed global_batch_size to change it, or {anew}",
+            )
 
     def _attach(self) -> None:
         """Gives the Trainer what had to wait for the run's directory."""
         settings, trainer = self.request.config_init.trainer, self.trainer
         if settings.logger in (None, True):
-            # What a lost attempt logged behind the checkpoint is hidden, so that there is one curve.
-            purge: dict[str, Any] = {"purge_step": self.first_step + 1} if self.checkpoint else {}
+            # What a lost attempt logged behind the checkpoint is hidden, so that there is one curve. What belongs to
+            # the n-th step is logged at n - 1 (lightning 2.6).
+            purge: dict[str, Any] = {"purge_step": self.first_step} if self.checkpoint else {}
             logger = TensorBoardLogger(self.run.path, name="", version="tensorboard", default_hp_metric=False, **purge)
             trainer.loggers = [logger]
         elif settings.logger:
@@ -153,11 +169,21 @@ class Attempt:
             trainer.callbacks.append(saving)  # type: ignore[attr-defined]
 
     def _record(self) -> dict[str, Any]:
-        order = self.throughput.sharding.training
+        return {"run": self.run.name, "config": self.request.config_text, "order": self._order()}
+
+    def _order(self) -> dict[str, Any] | None:
+        """What the order of samples is made of, and how far it has come. Free of ranks."""
+        sharding, loop = self.throughput.sharding, fit_loop_of(self.trainer)
+        order, batches = sharding.order, loop.epoch_loop.batches_done if loop.is_within_epoch else 0
+        if order is None:
+            return None
+        whole = batches >= len(order)
+        position = order.position(batches) if batches and not whole else Position(loop.epochs_done + whole)
         return {
-            "run": self.run.name,
-            "config": self.request.config_text,
-            "order": order.description if order else None,
+            **vars(position),
+            "seed": sharding.seed,
+            "global_batch_sizes": [one.global_batch_size for one in sharding.training],
+            "data": sharding.data,
         }
 
 

@@ -26,7 +26,7 @@ attribute of the same name."""
 
 DEFAULT_EPOCHS = 20
 
-OF_ONE_START = ("run", "resume", "node_rank", "master_addr", "master_port", "interface")
+OF_ONE_START = ("run", "resume", "accept_changed", "node_rank", "master_addr", "master_port", "interface")
 """Arguments that another run like this one does not take over."""
 
 
@@ -149,5 +149,8 @@ class RankzeroCLI(LightningCLI):
             batch_size=self.config.batch_size,
             global_batch_size=self.config.global_batch_size,
             data_batch_size=self._asked_data_batch_size(),
+            micro_batches=self.config_init.trainer.accumulate_grad_batches,
+            max_device_batch_size=self.config.max_device_batch_size,
+            accept_changed_data="data" in (self.config.get("accept_changed") or ""),
         )
         return build_trainer(self.config_init.trainer.as_dict(), world, team, sharding)

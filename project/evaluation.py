@@ -17,7 +17,7 @@ from project.errors import Exit, RequestError, nearest, saying_why
 from project.quiet import quieten
 from project.resume import agreed, given_checkpoint
 from project.run_directory import RunDirectory, write_atomically
-from project.sampling.sharding import Sharding
+from project.strategies import strategy_of
 from project.team import Team
 from project.world import resolve_world, start_processes
 
@@ -50,7 +50,7 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
             "run": checkpoint.parent.parent.name,
             "checkpoint": str(checkpoint),
             "split": flags.get("split"),
-            "samples": sharding_of(trainer).evaluated,
+            "samples": strategy_of(trainer).sharding.evaluated,
             "world_size": world.size,
             "metrics": metrics,
         }
@@ -115,12 +115,6 @@ def output_file(flags: Flags, checkpoint: Path) -> Path:
         return Path(flags.get("output")).expanduser()
     run = RunDirectory(checkpoint.parent.parent)
     return run.path / name if run.exists else checkpoint.with_name(f"{checkpoint.name}-{name}")
-
-
-def sharding_of(trainer: Trainer) -> Sharding:
-    """The trainer's order of samples."""
-    sharding: Sharding = trainer.strategy.sharding  # type: ignore[attr-defined]
-    return sharding
 
 
 def _write(file: Path, result: dict[str, Any]) -> bool:

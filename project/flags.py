@@ -68,6 +68,17 @@ def a_path(text: str) -> str:
     return text
 
 
+def some_of(*legal: str) -> Callable[[str], str]:
+    """Returns a reader of one or more of the `legal` words, with commas between them."""
+
+    def read(text: str) -> str:
+        if not set(text.split(",")) <= set(legal):
+            raise ValueError("one or more of " + ", ".join(legal) + ", with commas between them")
+        return text
+
+    return read
+
+
 def one_of(*legal: str) -> Callable[[str], str]:
     """Returns a reader of one of the `legal` words."""
 
@@ -149,6 +160,13 @@ RUNNING = (
     ),
     Flag("batch_size", "N", a_count, "samples a step on each device", "32"),
     Flag("global_batch_size", "N", a_count, "samples a step over all devices; a resumed run keeps it", "128"),
+    Flag(
+        "max_device_batch_size",
+        "N",
+        a_count,
+        "the most samples that a device can hold; a step takes several rounds",
+        "32",
+    ),
     Flag("root", "DIR", a_path, "where runs are kept (runs)", "runs", default="runs"),
 )
 
@@ -174,6 +192,13 @@ TRAINING = (
         "auto (carry on with this run), never, or a checkpoint's path",
         "auto",
         default="auto",
+    ),
+    Flag(
+        "accept_changed",
+        "WHAT",
+        some_of("data", "global_batch_size"),
+        "carry on although this has changed: data, global_batch_size",
+        "data",
     ),
     Flag("seed", "N", a_seed, "seed of order, weights and augmentation", "0", key="seed_everything"),
 )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
@@ -82,8 +83,10 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
         decision.notes += [f"passed over: {reason}" for reason in refused]
     else:
         decision.checkpoint = given_checkpoint(config.resume)
-    if decision.checkpoint and decision.checkpoint.is_dir():
-        decision.manifest = dict(read_manifest(decision.checkpoint))
+    if decision.checkpoint:
+        decision.manifest = described(decision.checkpoint)
+        if decision.manifest.get("rankzero") is None:
+            decision.notes.append(f"{decision.checkpoint} is not ours: the epoch that it ends in begins anew")
     _check_same_training(decision, request)
     if config.resume == "auto" and _reached(run.read("summary.json"), trainer):
         decision.already_finished = True
@@ -94,9 +97,20 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     return decision
 
 
+def described(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself: its manifest, or as much of one as a .ckpt file holds."""
+    if checkpoint.is_dir():
+        return dict(read_manifest(checkpoint))
+    try:
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # loading it in earnest will say why
+        return {"rankzero": {}}
+    return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": content.get("rankzero")}
+
+
 def _check_same_training(decision: Decision, request: Request) -> None:
     """Raises a RequestError where a checkpoint is of another model or other data than what is asked for."""
-    stored = decision.manifest.get("rankzero", {}).get("config")
+    stored = (decision.manifest.get("rankzero") or {}).get("config")
     if stored is None:
         return
     was, asked = _classes(stored), _classes(request.config_text)

@@ -1,18 +1,26 @@
-"""Lightning's strategies with what the run owns put in: the order of samples, and evaluation without DDP."""
+"""Lightning's strategies with what the run owns put in: the order of samples, and steps in which ranks differ."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import RunningStage
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from project.gradients import average_gradients
 from project.sampling.sharding import Sharding
+from project.sampling.training_batches import Share
 from project.team import Team
 
+_EVEN = Share(samples=1, total=1, weight=1.0, part=1.0, idle=False, last=True)
 
-class _RunOwnsOrder(Strategy):
-    """Mixin: the run's order of samples takes the place of the loaders' own.
+
+class RunStrategy(Strategy):
+    """What our strategies have in common: the run's order of samples takes the place of the loaders' own.
 
     Args:
         sharding: The order of samples.
@@ -22,40 +30,60 @@ class _RunOwnsOrder(Strategy):
     def __init__(self, sharding: Sharding, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.sharding = sharding
+        self.share = _EVEN
+        """What this rank has of the batch that is being trained on."""
+
+    @property
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
 
     def process_dataloader(self, dataloader: object) -> object:
-        assert self.lightning_module is not None
-        stage = self.lightning_module.trainer.state.stage
-        return self.sharding.apply(dataloader, training=stage is RunningStage.TRAINING)
+        trainer = self._module.trainer
+        training = trainer.state.stage is RunningStage.TRAINING
+        loader = self.sharding.apply(dataloader, training, self.broadcast, self._pads() if training else None)
+        if training and self.sharding.order:
+            trainer.accumulate_grad_batches = self.sharding.order.micro_batches
+        return loader
 
-    def on_train_start(self) -> None:
-        """Turns the training samples to where the checkpoint left off.
+    def _pads(self) -> str | None:
+        """What of this module cannot do without a sample on every rank."""
+        if not self._module.automatic_optimization:
+            return "manual optimisation"
+        synced = any(isinstance(module, torch.nn.SyncBatchNorm) for module in self._module.modules())
+        return "SyncBatchNorm" if synced else None
 
-        Lightning may have made the loader's iterator before it restored the loops (`estimated_stepping_batches` does),
-        and loader processes draw from the sampler at once; so the iterator is made anew (lightning 2.6).
-        """
-        super().on_train_start()
-        assert self.lightning_module is not None
-        loop, order = self.lightning_module.trainer.fit_loop, self.sharding.training
-        if not (loop.is_resuming and order):
-            return
-        batches, epochs = loop.epoch_loop.batch_progress, loop.epoch_progress.current
-        unfinished = loop.restarting and not batches.is_last_batch
-        if unfinished and epochs.processed == epochs.ready:  # type: ignore[attr-defined]
-            # A run that max_steps ended within an epoch has counted that epoch as processed.
-            epochs.processed -= 1  # type: ignore[attr-defined]
-            epochs.completed = epochs.processed  # type: ignore[attr-defined]
-        order.set_epoch(epochs.processed)  # type: ignore[attr-defined]
-        order.start = batches.current.ready if unfinished else 0
-        assert loop._data_fetcher is not None
-        iter(loop._data_fetcher)
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        orders = self.sharding.training  # of several loaders none can say alone what a sample's share of the loss is
+        self.share = orders[0].share(batch_idx) if len(orders) == 1 else _EVEN
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Weighs the loss, so that the gradient is that of the mean over the global batch."""
+        if self.share.weight != 1:
+            closure_loss = closure_loss * self.share.weight
+        return super().backward(closure_loss, optimizer, *args, **kwargs)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, by rank. All ranks must call."""
+        return [value]
+
+    def add_up(self, numbers: Sequence[int]) -> list[int]:
+        """Sums over all ranks, modulo 2^64. All ranks must call."""
+        return list(numbers)
 
 
-class OneProcess(_RunOwnsOrder, SingleDeviceStrategy):
+def strategy_of(trainer: Trainer) -> RunStrategy:
+    """The trainer's strategy, which is one of ours."""
+    assert isinstance(trainer.strategy, RunStrategy)
+    return trainer.strategy
+
+
+class OneProcess(RunStrategy, SingleDeviceStrategy):
     """One process on one device."""
 
 
-class DataParallel(_RunOwnsOrder, DDPStrategy):
+class DataParallel(RunStrategy, DDPStrategy):
     """One process a device, gradients averaged by DistributedDataParallel.
 
     Args:
@@ -67,6 +95,10 @@ class DataParallel(_RunOwnsOrder, DDPStrategy):
     def __init__(self, sharding: Sharding, team: Team, **arguments: Any) -> None:
         super().__init__(sharding=sharding, **arguments)
         self.team = team
+        self._apart = False
+        """Whether a step is under way that not all ranks take."""
+        self._part = 1.0
+        """By what a mean of this rank is multiplied in the step that is under way."""
 
     @property
     def root_device(self) -> torch.device:
@@ -79,6 +111,33 @@ class DataParallel(_RunOwnsOrder, DDPStrategy):
         self.team.join(self._get_process_group_backend(), self.root_device, self._timeout)
         super().setup_distributed()
 
+    def gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.team.launch.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    def add_up(self, numbers: Sequence[int]) -> list[int]:
+        sums = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64)).to(self.root_device)
+        torch.distributed.all_reduce(sums)
+        return [int(number) for number in sums.cpu().numpy().view(np.uint64)]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains; where some rank has nothing, without DDP, in whose passes every rank would have to take part."""
+        if not self.sharding.now.some_idle:
+            self._part = self.share.part
+            try:
+                return super().training_step(*args, **kwargs)
+            finally:
+                self._part = 1.0
+        with self.precision_plugin.train_step_context():
+            return self._alone(self._module.training_step, *args, **kwargs)
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Averages the gradients where DDP has not. All ranks must call."""
+        super().post_backward(closure_loss)
+        if self.sharding.now.some_idle and self.share.last:
+            average_gradients(self._module.parameters(), self.team.launch.world_size)
+
     def on_validation_start(self) -> None:
         """Takes rank zero's buffers (running means of batch norm) on every rank. All ranks must call."""
         super().on_validation_start()
@@ -86,11 +145,37 @@ class DataParallel(_RunOwnsOrder, DDPStrategy):
             self.model._sync_buffers()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module itself, not DDP around it.
-
-        DDP's forward broadcasts buffers in evaluation too; ranks with different numbers of batches would wait for one
-        another for ever.
-        """
-        assert self.lightning_module is not None
+        """Runs the module itself, not DDP around it, whose forward broadcasts buffers in evaluation too."""
         with self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)
+            return self._alone(self._module.validation_step, *args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module itself."""
+        with self.precision_plugin.test_step_context():
+            return self._alone(self._module.test_step, *args, **kwargs)
+
+    def _alone(self, step: Any, *args: Any, **kwargs: Any) -> Any:
+        """Takes a step that not all ranks may take; returns a loss that leads nowhere on a rank that has nothing."""
+        if self.sharding.now.has_nothing:
+            return torch.zeros((), device=self.root_device, requires_grad=torch.is_grad_enabled())
+        self._apart = self.sharding.now.some_idle
+        try:
+            return step(*args, **kwargs)
+        finally:
+            self._apart = False
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduces over ranks; a mean within a step by their shares, and not at all where some rank has nothing."""
+        if self._apart:
+            return tensor
+        if self._part != 1 and reduce_op in ("mean", "avg"):
+            tensor = tensor * self._part
+        return super().reduce(tensor, group, reduce_op)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        if self._apart:
+            raise RuntimeError(
+                "all_gather in a step in which some rank has no sample: it would wait for ever. "
+                "DataLoader(drop_last=True), or a --global_batch_size that divides the number of samples, avoids it"
+            )
+        return super().all_gather(tensor, group, sync_grads)

@@ -8,11 +8,14 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.strategies import Strategy
 
+from project import logged_metrics, loops
 from project.callbacks.learning_rate import LearningRate
+from project.callbacks.ledger import KeepLedger
 from project.callbacks.progress import BarProgress, PlainProgress
 from project.callbacks.termination import LeaveOnSigterm
 from project.callbacks.throughput import Throughput
 from project.checkpoints.directory_io import DirectoryCheckpointIO
+from project.checkpoints.rank_states import RankStates
 from project.environments.cluster import LaunchEnvironment
 from project.errors import RequestError
 from project.sampling.sharding import Sharding
@@ -54,7 +57,10 @@ def build_trainer(arguments: dict[str, Any], world: World, team: Team, sharding:
         "enable_checkpointing": any(isinstance(c, Checkpoint) for c in _as_list(arguments["callbacks"])),
         "enable_model_summary": bool(arguments["enable_model_summary"]),
     }
-    return Trainer(**arguments)
+    trainer = Trainer(**arguments)
+    loops.install(trainer, sharding)
+    logged_metrics.install(trainer)
+    return trainer
 
 
 def _strategy(asked: Any, world: World, team: Team, sharding: Sharding) -> Strategy:
@@ -72,7 +78,13 @@ def _strategy(asked: Any, world: World, team: Team, sharding: Sharding) -> Strat
 
 
 def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:
-    callbacks: list[Callback] = [Throughput(sharding), LearningRate(), LeaveOnSigterm()]
+    callbacks: list[Callback] = [
+        Throughput(sharding),
+        KeepLedger(sharding),
+        LearningRate(),
+        RankStates(sharding.seed, sharding.rank, sharding.world_size),
+        LeaveOnSigterm(),
+    ]
     has_bar = any(isinstance(callback, ProgressBar) for callback in _as_list(arguments["callbacks"]))
     if arguments["enable_progress_bar"] is not False and not has_bar:
         callbacks.append(BarProgress() if sys.stdout.isatty() else PlainProgress())

@@ -11,9 +11,14 @@ class LearningRate(Callback):
     Unlike Lightning's LearningRateMonitor it needs no schedule, and keeps the rate out of the run's metrics.
     """
 
+    def __init__(self) -> None:
+        self._logged_at = -1
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if trainer.logger is None or trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
+        step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if trainer.logger is None or step % every or step == self._logged_at:
             return
+        self._logged_at = step
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
         names = ["train/lr", *(f"train/lr-{i}" for i in range(1, len(rates)))]
         trainer.logger.log_metrics(dict(zip(names, map(float, rates), strict=True)), trainer.global_step)

@@ -49,9 +49,8 @@ class Throughput(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        order = self.sharding.training
-        if order is not None:
-            count = order.samples_in(batch_idx)
+        if self.sharding.training:
+            count = sum(order.samples_in(batch_idx) for order in self.sharding.training)
         else:  # somebody else's order: this rank's share stands for the others'
             try:
                 count = extract_batch_size(batch) * trainer.world_size
@@ -63,7 +62,9 @@ class Throughput(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause()
         if trainer.logger is not None:
-            trainer.logger.log_metrics({"train/samples_per_second": self.samples_per_second}, trainer.global_step)
+            # At the step at which Lightning logs the epoch's other metrics: a run that is carried on keeps them all.
+            step = max(0, trainer.global_step - 1)
+            trainer.logger.log_metrics({"train/samples_per_second": self.samples_per_second}, step)
 
     def state_dict(self) -> dict[str, Any]:
         return {"samples": self.samples}

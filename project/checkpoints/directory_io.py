@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-FORMAT = 1
+FORMAT = 2
+"""1 knew no position within an epoch, and another order of samples."""
 STATE, MANIFEST = "state.pt", "manifest.json"
 
 

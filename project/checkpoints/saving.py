@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from project.checkpoints.directory_io import checkpoints_in
+from project.loops import LoopCallback, fit_loop_of
 
 CLOCK_STEPS = 16
 """How many steps pass between two looks at the clock, which all ranks take together."""
@@ -38,8 +39,11 @@ class Interval:
         return cls(steps=number) if unit.startswith("step") else cls(seconds=number * _SECONDS[unit])
 
 
-class SaveCheckpoints(Checkpoint):
+class SaveCheckpoints(LoopCallback, Checkpoint):
     """Saves at an interval, and at the end; keeps the newest few. All ranks must have it.
+
+    It saves when nothing is half done. What falls due at an epoch's last step is saved at the epoch's end, which
+    follows at once.
 
     Args:
         folder: Where the checkpoints go.
@@ -52,38 +56,46 @@ class SaveCheckpoints(Checkpoint):
         self.folder, self.every, self.record, self.keep = folder, every, record, keep
         self.saved_at = self.seen = 0
         self.looked_at_clock = 0.0
+        self._due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.saved_at = self.seen = trainer.global_step
         self.looked_at_clock = time.monotonic()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step, before = trainer.global_step, self.seen
-        self.seen = step
-        if self.every.steps and step // self.every.steps > before // self.every.steps:
+    def on_step_done(self, trainer: Trainer) -> None:
+        self._due |= self._falls_due(trainer)
+        loop = fit_loop_of(trainer).epoch_loop
+        if not loop.is_complete and (self._due or loop.done):
             self._save(trainer)
-        elif self.every.seconds and step // CLOCK_STEPS > before // CLOCK_STEPS:
-            due = time.monotonic() - self.looked_at_clock >= self.every.seconds
-            if trainer.strategy.broadcast(due):
-                self._save(trainer)
-                self.looked_at_clock = time.monotonic()
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.every.epochs and (trainer.current_epoch + 1) % self.every.epochs == 0:
+    def on_epoch_done(self, trainer: Trainer) -> None:
+        if self._due or (self.every.epochs and trainer.current_epoch % self.every.epochs == 0):
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._save(trainer)
+
+    def _falls_due(self, trainer: Trainer) -> bool:
+        """Whether the last step passed an interval. All ranks must call."""
+        step, before = trainer.global_step, self.seen
+        self.seen = step
+        if self.every.steps:
+            return step // self.every.steps > before // self.every.steps
+        if not self.every.seconds or step // CLOCK_STEPS == before // CLOCK_STEPS:
+            return False
+        due: bool = trainer.strategy.broadcast(time.monotonic() - self.looked_at_clock >= self.every.seconds)
+        return due
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["rankzero"] = self.record()
 
     def _save(self, trainer: Trainer) -> None:
         step = trainer.global_step
+        self._due, self.looked_at_clock = False, time.monotonic()
         if step == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        for logger in trainer.loggers:  # what the checkpoint comes behind is to be on the disk before it
+            logger.save()
         trainer.save_checkpoint(self.folder / f"step-{step:08d}")
         self.saved_at = step
         if trainer.is_global_zero:

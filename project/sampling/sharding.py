@@ -1,14 +1,17 @@
 """Puts the run's own order of samples into whatever DataLoader a data module returns."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from lightning.fabric.utilities.data import _reinstantiate_wrapped_cls
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from lightning.pytorch.utilities.data import _get_dataloader_init_args_and_kwargs
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from project.errors import RequestError
-from project.sampling.global_batches import GlobalBatches
+from project.sampling.evaluation_batches import EvaluationBatches
+from project.sampling.fingerprint import changes, fingerprint
+from project.sampling.loader import Now, OrderedLoader
+from project.sampling.training_batches import Position, TrainingBatches
 
 
 @dataclass
@@ -19,10 +22,21 @@ class Sharding:
         rank: This process among all.
         world_size: Processes in all.
         seed: Of the order of training samples.
-        batch_size: Samples a step on each rank, if the run says.
-        global_batch_size: Samples a step over all ranks, if the run says.
-        data_batch_size: Samples a step on each rank as `--data.batch_size` has it, which a loader may or may not use.
-        expected_count: Training samples that the run began with, where one is carried on.
+        batch_size: Samples a batch on each rank, if the run says.
+        global_batch_size: Samples an optimiser step over all ranks, if the run says.
+        data_batch_size: Samples a batch on each rank as `--data.batch_size` has it, which a loader may or may not use.
+        micro_batches: Batches an optimiser step, as `--trainer.accumulate_grad_batches` has it.
+        max_device_batch_size: The largest batch that a device can hold, if the run says.
+        accept_changed_data: Whether a run is carried on with other data than it began with.
+
+    Attributes:
+        start: Where the run is carried on.
+        kept_data: Of what data the run was, where it is carried on; see `fingerprint`.
+        kept_sizes: Its global batch sizes, one for each loader, where it keeps them.
+        training: The orders of the training samples, one for each loader whose order is ours.
+        data: The fingerprint of the training data.
+        evaluated: Samples in the evaluation loaders whose order is ours.
+        now: The batch that was read last.
     """
 
     rank: int = 0
@@ -31,98 +45,156 @@ class Sharding:
     batch_size: int | None = None
     global_batch_size: int | None = None
     data_batch_size: int | None = None
-    expected_count: int | None = None
-    training: GlobalBatches | None = field(default=None, init=False)
-    """The order of the training samples, once the training loader is known and is ours to order."""
+    micro_batches: int = 1
+    max_device_batch_size: int | None = None
+    accept_changed_data: bool = False
+    start: Position | None = field(default=None, init=False)
+    kept_data: Mapping[str, str] | None = field(default=None, init=False)
+    kept_sizes: list[int] = field(default_factory=list, init=False)
+    training: list[TrainingBatches] = field(default_factory=list, init=False)
+    data: dict[str, str] = field(default_factory=dict, init=False)
     evaluated: int = field(default=0, init=False)
-    """Samples in the evaluation loaders that are ours to order."""
+    now: Now = field(default_factory=Now, init=False)
 
-    def apply(self, loader: object, training: bool) -> object:
-        """Returns the loader with its sampler replaced, or as it is where its order is the user's own.
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some rank evaluates more samples than another."""
+        return self.evaluated % self.world_size != 0
+
+    @property
+    def order(self) -> TrainingBatches | None:
+        """The order that sets the length of an epoch; None where the order is somebody else's."""
+        return max(self.training, key=len, default=None)
+
+    def apply(self, loader: object, training: bool, share: Callable[[Any], Any], pads: str | None = None) -> object:
+        """Returns a loader that reads in the run's order, or the same one where its order is the user's own.
 
         Args:
             loader: What a data module returned.
-            training: Whether it is the training loader.
+            training: Whether it is a training loader.
+            share: Sends an object from rank zero to all.
+            pads: What cannot do without a sample on every rank, if anything.
 
         Raises:
-            RequestError: A batch would be larger than the data, or there are more ranks than samples.
+            RequestError: A batch would be larger than the data, or the data has changed.
         """
-        kind = "training" if training else "evaluation"
-        reason = self._not_ours(loader)
+        reason = _not_ours(loader)
         if reason:
             rank_zero_warn(
-                f"rankzero: the order of the {kind} samples is left to {reason}: that every sample is used exactly "
-                f"once, at any number of processes, is not promised here"
+                f"rankzero: the order of the {'training' if training else 'evaluation'} samples is left to {reason}: "
+                f"that every sample is used exactly once, at any number of processes, is not promised here"
             )
             return loader
         assert isinstance(loader, DataLoader)
+        batches = self._train(loader, pads) if training else self._evaluate(loader)
+        return OrderedLoader(loader, batches, share, self.now)
+
+    def _train(self, loader: "DataLoader[Any]", pads: str | None) -> TrainingBatches:
         count = len(loader.dataset)  # type: ignore[arg-type]
-        if count < self.world_size:
-            raise RequestError(
-                f"{self.world_size} processes",
-                f"{count} {kind} sample{'s' * (count != 1)}, so that some would have none",
-                f"--devices {max(1, count)}",
-            )
-        if training and self.expected_count not in (None, count):
-            raise RequestError(
-                f"to carry on with {count:,} training samples",
-                f"the run began with {self.expected_count:,}; its order would repeat some and leave others out",
-                "--resume never to start anew",
-            )
-        batches = GlobalBatches(
+        if not count:
+            raise RequestError("to train", "no training samples", "another --data")
+        if self.training and self.training[0].begun:  # Lightning asks for the loaders anew
+            self.training = []
+        first = not self.training
+        if first:
+            self.data = fingerprint(loader.dataset, count)
+            self._check_data()
+        batches = TrainingBatches(
             count,
-            self._global_batch_size(loader, count, training),
+            self._global_batch_size(loader, count),
             self.rank,
             self.world_size,
-            shuffle=training and not isinstance(loader.sampler, SequentialSampler),
+            self.micro_batches,
+            self.max_device_batch_size,
+            shuffle=not isinstance(loader.sampler, SequentialSampler),
             seed=self.seed,
-            training=training,
             drop_last=loader.drop_last,
+            start=self.start,
         )
-        if training:
-            self.training = batches
-        else:
-            self.evaluated += count
-        arguments, keywords = _get_dataloader_init_args_and_kwargs(loader, loader.sampler)
-        by_name = dict(zip(getattr(loader, "__pl_saved_arg_names", ()), arguments, strict=False))
-        ours_now = {"batch_sampler": batches, "sampler": None, "shuffle": False, "batch_size": 1, "drop_last": False}
-        ours: object = _reinstantiate_wrapped_cls(loader, **{**by_name, **keywords, **ours_now})
-        return ours
+        self.training.append(batches)
+        if not first:
+            pads = "several training loaders"
+            if len({order.micro_batches for order in self.training}) > 1:
+                raise RequestError(
+                    f"--max_device_batch_size {self.max_device_batch_size} for several training loaders",
+                    "batches of different sizes, which would not stay side by side",
+                    "--trainer.accumulate_grad_batches N",
+                )
+        if pads and not batches.pads and any(order.some_idle for order in self.training):
+            rank_zero_warn(
+                f"rankzero: some steps have fewer samples than there are processes, and {pads} cannot do without a "
+                "sample on each: there a sample is read once more, and given no weight. DataLoader(drop_last=True) "
+                "leaves a short last batch out"
+            )
+        for order in self.training:
+            order.pads = bool(pads)
+        return batches
 
-    @staticmethod
-    def _not_ours(loader: object) -> str | None:
-        """Whose the order is, where it is not ours."""
-        if not isinstance(loader, DataLoader):
-            return f"a {type(loader).__name__}, which is no torch DataLoader"
-        if isinstance(loader.dataset, IterableDataset):
-            return f"the iterable dataset {type(loader.dataset).__name__}"
-        if loader.batch_size is None and loader.batch_sampler is None:
-            return "a loader without batches (batch_size=None)"
-        if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-            return f"the batch sampler {type(loader.batch_sampler).__name__}"
-        if type(loader.sampler) is RandomSampler and not loader.sampler.replacement:
-            return None if len(loader.sampler) == len(loader.dataset) else "a sampler that draws a part"  # type: ignore[arg-type]
-        return None if type(loader.sampler) is SequentialSampler else f"the sampler {type(loader.sampler).__name__}"
+    def _check_data(self) -> None:
+        """Raises a RequestError where a run is carried on with other data than it began with."""
+        kept, self.kept_data = self.kept_data, None
+        changed = changes(kept, self.data) if kept else []
+        if not changed:
+            return
+        if not self.accept_changed_data:
+            raise RequestError(
+                "to carry on with this data",
+                "the training data has changed, so that some samples would be repeated and others left out\n"
+                + "\n".join(changed),
+                "--accept_changed data to begin the epoch anew with it, or --resume never to start anew",
+            )
+        if self.start:
+            self.start = Position(self.start.epoch)
 
-    def _global_batch_size(self, loader: "DataLoader[object]", count: int, training: bool) -> int:
+    def _evaluate(self, loader: "DataLoader[Any]") -> EvaluationBatches:
+        count = len(loader.dataset)  # type: ignore[arg-type]
+        self.evaluated += count
+        size = self.batch_size or loader.batch_size or 1
+        if self.global_batch_size is not None:
+            size = -(-self.global_batch_size // (self.world_size * self.micro_batches))
+        size = min(size, self.max_device_batch_size or size)
+        return EvaluationBatches(count, size, self.rank, self.world_size, self.seed, loader.drop_last)
+
+    def _global_batch_size(self, loader: "DataLoader[Any]", count: int) -> int:
+        """Samples a training step.
+
+        Raises:
+            RequestError: It was asked for, and is more than there are.
+        """
+        ranks, batches = self.world_size, self.micro_batches
+        if len(self.training) < len(self.kept_sizes):
+            return self.kept_sizes[len(self.training)]
         if self.global_batch_size is not None:
             size, asked = self.global_batch_size, f"--global_batch_size {self.global_batch_size}"
-            if size % self.world_size:
-                raise RequestError(
-                    asked,
-                    f"{self.world_size} processes, among which it cannot be divided evenly",
-                    f"--global_batch_size {max(1, size // self.world_size) * self.world_size}",
-                )
+            ranks = batches = 1
         elif self.batch_size is not None:
-            size, asked = self.batch_size * self.world_size, f"--batch_size {self.batch_size}"
+            size, asked = self.batch_size, f"--batch_size {self.batch_size}"
         else:
             assert loader.batch_size is not None
-            size, asked = loader.batch_size * self.world_size, f"--data.batch_size {loader.batch_size}"
+            size, asked = loader.batch_size, f"--data.batch_size {loader.batch_size}"
             if loader.batch_size != self.data_batch_size and not loader.drop_last:
-                return size  # a user's own loader may well hold fewer samples than a batch
-        if training and size > count:
-            shared = self.global_batch_size is not None or self.world_size == 1
-            total = "" if shared else f" on each of {self.world_size} processes, {size:,} in all"
-            most = count // self.world_size * (1 if self.global_batch_size is None else self.world_size)
-            raise RequestError(asked + total, f"{count:,} training samples", f"{asked.split()[0]} {most}, or less")
-        return size
+                return size * ranks * batches  # a user's own loader may well hold fewer samples than a batch
+        total = size * ranks * batches
+        if total > count:
+            each = f" on each of {ranks} processes" * (ranks > 1) + f" in {batches} batches a step" * (batches > 1)
+            in_all = f"{each}, {total:,} in all" if each else ""
+            most = max(1, count // (ranks * batches))
+            raise RequestError(
+                asked + in_all, f"{count:,} training sample{'s' * (count != 1)}", f"{asked.split()[0]} {most}, or less"
+            )
+        return total
+
+
+def _not_ours(loader: object) -> str | None:
+    """Whose the order is, where it is not ours."""
+    if not isinstance(loader, DataLoader):
+        return f"a {type(loader).__name__}, which is no torch DataLoader"
+    if isinstance(loader.dataset, IterableDataset):
+        return f"the iterable dataset {type(loader.dataset).__name__}"
+    if loader.batch_size is None and loader.batch_sampler is None:
+        return "a loader without batches (batch_size=None)"
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        return f"the batch sampler {type(loader.batch_sampler).__name__}"
+    if type(loader.sampler) is RandomSampler and not loader.sampler.replacement:
+        return None if len(loader.sampler) == len(loader.dataset) else "a sampler that draws a part"  # type: ignore[arg-type]
+    return None if type(loader.sampler) is SequentialSampler else f"the sampler {type(loader.sampler).__name__}"

@@ -1,0 +1,87 @@
+"""Holds each epoch to account: was every sample used, and once?"""
+
+import logging
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from project.loops import LoopCallback, fit_loop_of
+from project.sampling.ledger import Digest, Ledger, expected
+from project.sampling.sharding import Sharding
+from project.sampling.training_batches import TrainingBatches
+from project.strategies import strategy_of
+
+
+class SamplesDifferError(RuntimeError):
+    """An epoch did not use every sample once. Always a bug of ours, never the user's."""
+
+
+class KeepLedger(LoopCallback):
+    """States at the end of each epoch which samples were used, over all ranks and attempts.
+
+    Args:
+        sharding: The order of samples; of several training loaders nothing is stated.
+
+    Attributes:
+        statements: One for each epoch since the run began.
+    """
+
+    def __init__(self, sharding: Sharding) -> None:
+        self.sharding = sharding
+        self.statements: list[str] = []
+        self._ledger, self._batches, self._kept = Ledger(), 0, False
+        self._log = logging.getLogger("rankzero")
+
+    @property
+    def _order(self) -> TrainingBatches | None:
+        return self.sharding.training[0] if len(self.sharding.training) == 1 else None
+
+    def on_ready(self, trainer: Trainer) -> None:
+        order = self._order
+        if order is None:
+            return
+        self._batches = order.first_batch
+        if not order.origin.samples:
+            self._ledger = Ledger()  # an epoch from its beginning, whatever was used of it before
+        elif not self._kept and self.sharding.rank == 0:
+            # A checkpoint that knows of no ledger: what came before it is taken on trust.
+            self._ledger = Ledger(expected(order.order(), order.count, order.origin.samples))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._batches += 1
+        for order in self.sharding.training:
+            self._ledger.use(order.given.popleft())
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All ranks must call.
+
+        Raises:
+            SamplesDifferError: A sample was left out, or used twice.
+        """
+        order, ledger, batches = self._order, self._ledger, self._batches
+        self._ledger, self._batches = Ledger(), 0
+        if order is None:
+            return
+        consumed = order.position(batches).samples
+        used = Digest(strategy_of(trainer).add_up(ledger.digest().sums))
+        if used != expected(order.order(), order.count, consumed):
+            raise SamplesDifferError(
+                f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples should have been used, each once, "
+                f"but {used.sums[0]:,} were drawn, and not those. This is a fault of Rankzero; please report it"
+            )
+        so_far = "" if fit_loop_of(trainer).epoch_loop.is_complete else " so far"
+        self.statements.append(f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples, each once{so_far}")
+        self._log.info(self.statements[-1])
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """All ranks must call."""
+        used = strategy_of(trainer).add_up(self._ledger.digest().sums)
+        checkpoint["ledger"] = {"sums": used, "statements": list(self.statements)}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        kept = checkpoint.get("ledger")
+        if kept:
+            self._kept, self.statements = True, list(kept["statements"])
+            self._ledger = Ledger(Digest(kept["sums"]) if self.sharding.rank == 0 else None)

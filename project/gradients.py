@@ -1,0 +1,59 @@
+"""Averages gradients over ranks where DistributedDataParallel cannot: some rank has run no backward pass."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+BUCKET_BYTES = 25 * 2**20
+"""As DistributedDataParallel: so much is copied at a time."""
+
+
+def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
+    """Replaces each gradient by its mean over ranks, a missing one counting as 0. All ranks must call.
+
+    A gradient that is missing on every rank stays missing, so that the optimiser passes its parameter over as it would
+    in one process.
+
+    Args:
+        parameters: The model's, in the same order on every rank.
+        world_size: Processes in all.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained:
+        return
+    there = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32)
+    there = there.to(trained[0].device)
+    torch.distributed.all_reduce(there, torch.distributed.ReduceOp.MAX)
+    used = [parameter for parameter, anywhere in zip(trained, there.tolist(), strict=True) if anywhere]
+    for bucket in _buckets(used):
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        flat /= world_size
+        torch.distributed.all_reduce(flat)
+        for parameter, mean in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+            _put(parameter, mean.view_as(parameter))
+
+
+def _put(parameter: Parameter, mean: Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter)
+    parameter.grad.copy_(mean)
+
+
+def _buckets(parameters: Iterable[Parameter]) -> Iterable[list[Parameter]]:
+    """Neighbours of one type on one device, of about the size that DistributedDataParallel sends at once."""
+    bucket: list[Parameter] = []
+    for parameter in parameters:
+        size = sum(one.numel() * one.element_size() for one in bucket)
+        if bucket and (_kind(parameter) != _kind(bucket[0]) or size >= BUCKET_BYTES):
+            yield bucket
+            bucket = []
+        bucket.append(parameter)
+    if bucket:
+        yield bucket
+
+
+def _kind(parameter: Parameter) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device

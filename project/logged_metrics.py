@@ -1,0 +1,164 @@
+"""What `self.log` has gathered over an epoch: made whole over ranks, and carried from one attempt to the next.
+
+Lightning (2.6) has the ranks talk metric by metric, and waits for ever where one of them has logged something that
+another has not. Here they tell each other once, at the end of an epoch, what each has gathered; sums and counts are
+added up, whether or not `sync_dist` was asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from project.strategies import strategy_of
+
+Gathered = dict[str, dict[str, Any]]
+"""Key -> how it was logged, and, but for a torchmetrics metric, `value` and `weight`."""
+
+_PLAIN = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph")
+_PLACE = ("add_dataloader_idx", "dataloader_idx", "metric_attribute")
+_REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
+_BUILT_IN = {"built-in sum": sum, "built-in max": max, "built-in min": min}
+
+
+class LoggerConnector(_LoggerConnector):
+    """Lightning's, with metrics that are exact over ranks.
+
+    Args:
+        trainer: The Trainer.
+    """
+
+    def epoch_end_reached(self) -> None:
+        """Lightning's place between the last batch and the epoch's metrics. All ranks must call."""
+        super().epoch_end_reached()
+        if self.trainer.world_size > 1:
+            _add_up(self.trainer)
+
+    def on_epoch_end(self) -> None:
+        """Lightning's place behind the hooks of an epoch's end. All ranks must call."""
+        if self.trainer.world_size > 1:
+            _warn_of_own_values(self.trainer)
+        super().on_epoch_end()
+
+
+def install(trainer: Trainer) -> None:
+    """Puts the connector in the place of Lightning's."""
+    trainer._logger_connector = LoggerConnector(trainer)
+
+
+def gathered(results: _ResultCollection) -> Gathered:
+    """What this rank has gathered since the epoch began, and is to be reduced over it."""
+    return {
+        key: _description(metric)
+        for key, metric in results.valid_items()
+        if metric.meta.on_epoch
+        and metric._computed is None
+        and not metric.meta.sync.rank_zero_only
+        and metric.meta.sync.group is None
+    }
+
+
+def restore(results: _ResultCollection, kept: Gathered, trainer: Trainer) -> None:
+    """Goes on gathering where `kept` was taken. Metrics of torchmetrics keep their state themselves."""
+    for key, description in kept.items():
+        if "value" in description:
+            metric = results[key] = _revived(description, trainer)
+            metric.value = description["value"].to(trainer.strategy.root_device)
+            if metric.meta.is_mean_reduction:
+                metric.cumulated_batch_size = description["weight"].to(trainer.strategy.root_device)
+            metric._update_count = 1
+    # Otherwise the first batch of the epoch, which the next one is for Lightning, would begin them anew.
+    trainer._logger_connector._first_loop_iter = False
+
+
+def merged(everyone: Sequence[Gathered]) -> Gathered:
+    """What one rank would have gathered that had seen all that these have."""
+    keys = dict.fromkeys(key for one in everyone for key in one)
+    return {key: _merged([one[key] for one in everyone if key in one]) for key in keys}
+
+
+def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if "value" not in parts[0]:
+        return dict(parts[0])
+    values = torch.stack([part["value"].double() for part in parts])
+    reduction = parts[0]["reduction"].removeprefix("built-in ")
+    value = values.amax() if reduction == "max" else values.amin() if reduction == "min" else values.sum()
+    weight = torch.stack([part["weight"] for part in parts]).sum()
+    return {**parts[0], "value": value.to(parts[0]["value"].dtype), "exact": value, "weight": weight}
+
+
+def _add_up(trainer: Trainer) -> None:
+    """Gives every metric its value over all ranks. All ranks must call."""
+    results = trainer._results
+    assert results is not None
+    for key, whole in merged(strategy_of(trainer).gather(gathered(results))).items():
+        metric = results.get(key)
+        if metric is None or metric.has_reset:
+            metric = results[key] = _revived(whole, trainer)
+        if not metric.is_tensor:
+            metric.compute()  # torchmetrics talks to the other ranks itself
+            continue
+        value = whole["exact"] / whole["weight"] if metric.meta.is_mean_reduction else whole["exact"]
+        metric._computed = value.to(whole["value"].dtype).to(trainer.strategy.root_device)
+
+
+def _description(metric: _ResultMetric) -> dict[str, Any]:
+    meta = metric.meta
+    names = {function: name for name, function in {**_REDUCTIONS, **_BUILT_IN}.items()}
+    described = {name: getattr(meta, name) for name in (*_PLAIN, *_PLACE)}
+    described |= {"reduction": names[meta.reduce_fx], "sync": meta.sync.should}
+    if metric.is_tensor:
+        weight = metric.cumulated_batch_size if meta.is_mean_reduction else torch.tensor(0)
+        described |= {"value": metric.value.detach().cpu(), "weight": weight.detach().cpu()}
+    return described
+
+
+def _revived(description: Mapping[str, Any], trainer: Trainer) -> _ResultMetric:
+    """A metric that was logged as described, here as if by this rank."""
+    meta = _Metadata(
+        **{name: description[name] for name in (*_PLAIN, *_PLACE)},
+        reduce_fx={**_REDUCTIONS, **_BUILT_IN}[description["reduction"]],  # type: ignore[arg-type]
+    )
+    meta.sync = _Sync(_should=description["sync"], fn=trainer.strategy.reduce)
+    metric = _ResultMetric(meta, is_tensor="value" in description).to(trainer.strategy.root_device)
+    if not metric.is_tensor:
+        metric.value = trainer.lightning_module.get_submodule(description["metric_attribute"])
+    return metric
+
+
+def _warn_of_own_values(trainer: Trainer) -> None:
+    """Warns where ranks log values of their own at an epoch's end, of which no mean is right. All ranks must call."""
+    results = trainer._results
+    assert results is not None
+    own = {key: one for key, one in gathered(results).items() if "value" in one and one["fx"].endswith("_epoch_end")}
+    everyone = strategy_of(trainer).gather({key: _own_value(one) for key, one in own.items()})
+    for key, one in own.items():
+        values = [theirs[key] for theirs in everyone if key in theirs]
+        if max(values) - min(values) <= 1e-6 * max(map(abs, values)):
+            continue
+        if not one["sync"]:
+            shown = "rank zero's alone is taken"
+        elif strategy_of(trainer).sharding.is_uneven:
+            shown = "their mean is taken, in which a rank with fewer samples counts as much as one with more"
+        else:
+            continue
+        rank_zero_warn(
+            f"rankzero: self.log({one['name']!r}) in {one['fx']} has another value on each rank: {shown}. Logged in "
+            "the step, or as a metric of torchmetrics, it is exact at any number of processes"
+        )
+
+
+def _own_value(description: Mapping[str, Any]) -> float:
+    weight = description["weight"] if description["reduction"] == "mean" else torch.tensor(1)
+    value: Tensor = description["value"] / weight
+    return float(value)

@@ -1,0 +1,141 @@
+"""Lightning's training loops (2.6), with exact places to save at and to carry on from.
+
+Lightning saves inside of its hooks, when a step or an epoch is half done: what was still to come of it (a validation,
+the epoch's metrics, a step of the schedule) is left out by the run that carries on. Here a step and an epoch have an
+end, behind everything that belongs to them; a checkpoint of that moment is carried on from as if nothing had happened.
+"""
+
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+
+from project.sampling.sharding import Sharding
+
+
+class LoopCallback(Callback):
+    """A callback that is called when nothing is half done. All ranks call these at the same time."""
+
+    def on_ready(self, trainer: Trainer) -> None:
+        """All that has to do with the start is done; the first batch comes next."""
+
+    def on_step_done(self, trainer: Trainer) -> None:
+        """An optimiser step is done, and the validation that was due behind it."""
+
+    def on_epoch_done(self, trainer: Trainer) -> None:
+        """An epoch is done, its hooks and its metrics included."""
+
+
+def install(trainer: Trainer, sharding: Sharding) -> None:
+    """Puts the loops in the place of Lightning's."""
+    theirs = trainer.fit_loop
+    ours = FitLoop(trainer, theirs.min_epochs, theirs.max_epochs)
+    ours.epoch_loop = EpochLoop(trainer, theirs.epoch_loop.min_steps, theirs.epoch_loop.max_steps)
+    ours.sharding = ours.epoch_loop.sharding = sharding
+    trainer.fit_loop = ours
+
+
+def fit_loop_of(trainer: Trainer) -> "FitLoop":
+    """The trainer's loop over epochs, which is ours."""
+    assert isinstance(trainer.fit_loop, FitLoop)
+    return trainer.fit_loop
+
+
+def _call(trainer: Trainer, hook: str) -> None:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, LoopCallback):
+            getattr(callback, hook)(trainer)
+
+
+class FitLoop(_FitLoop):
+    """The loop over epochs."""
+
+    sharding: Sharding
+    epoch_loop: "EpochLoop"
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that have ended; one whose last hooks are running counts as ended."""
+        return int(self.epoch_progress.current.processed)  # type: ignore[attr-defined]
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """Whether an epoch has begun and not ended."""
+        return bool(self.epoch_progress.current.started > self.epochs_done)  # type: ignore[attr-defined]
+
+    def on_run_start(self) -> None:
+        super().on_run_start()
+        _call(self.trainer, "on_ready")
+
+    def on_advance_start(self) -> None:
+        super().on_advance_start()
+        # Lightning leaves schedules that watch a metric out of the epoch that it carries on, for want of the metric.
+        self._restarting = False
+
+    def on_advance_end(self) -> None:
+        complete = self.epoch_loop.is_complete
+        super().on_advance_end()
+        if not complete:
+            return
+        order = self.sharding.order
+        if order and order.is_patched:  # the epochs to come have another length
+            assert self._combined_loader is not None
+            self._combined_loader.reset()
+            self._combined_loader = None
+        _call(self.trainer, "on_epoch_done")
+
+
+class EpochLoop(_TrainingEpochLoop):
+    """The loop over the batches of an epoch."""
+
+    sharding: Sharding
+    at_rest = False
+    """Whether no batch is half done, nor what belongs to it."""
+
+    @property
+    def batches_done(self) -> int:
+        """Batches of this epoch that have been trained on."""
+        return int(self.batch_progress.current.processed)  # type: ignore[attr-defined]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the epoch's last batch is done."""
+        return self._num_ready_batches_reached()
+
+    def reset(self) -> None:
+        """Turns to where a checkpoint left off, or to the beginning of an epoch."""
+        within = self.trainer.fit_loop.restarted_mid_epoch
+        if self.restarting and (not within or self.at_rest):
+            self.restarting = False  # nothing is left to be made up for
+            if within:
+                self.batch_progress.reset_on_restart()
+                self.scheduler_progress.reset_on_restart()
+                self.automatic_optimization.optim_progress.reset_on_restart()
+            else:
+                super().reset()
+        else:
+            super().reset()
+        order = self.sharding.order
+        if within and order:
+            done = order.first_batch
+            vars(self.batch_progress.current).update(ready=done, started=done, processed=done, completed=done)
+            self.batch_progress.is_last_batch = done >= self.trainer.num_training_batches
+
+    def advance(self, data_fetcher: _DataFetcher) -> None:
+        self.at_rest = False
+        super().advance(data_fetcher)
+
+    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        super().on_advance_end(data_fetcher)
+        self.at_rest = True
+        if not self._should_accumulate():
+            _call(self.trainer, "on_step_done")
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        return {**super().on_save_checkpoint(), "at_rest": self.at_rest}
+
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        super().on_load_checkpoint(state_dict)
+        self.at_rest = bool(state_dict.get("at_rest"))

@@ -1,0 +1,121 @@
+"""A user's DataLoader, read in the run's order."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from project.sampling.evaluation_batches import EvaluationBatches
+from project.sampling.reading import Reading
+from project.sampling.training_batches import TrainingBatches
+
+
+@dataclass
+class Now:
+    """The batch that was read last.
+
+    Args:
+        some_idle: Whether it is empty on some rank.
+        has_nothing: Whether it is empty on this one.
+    """
+
+    some_idle: bool = False
+    has_nothing: bool = False
+
+
+class OrderedLoader:
+    """Reads what a DataLoader would, with its workers and its collate function, in another order.
+
+    Whoever looks at it sees the user's loader: its data set, its settings. What reads is a copy, in which torch's own
+    check that nobody exchanges the sampler of a loader that is being read is passed by: it is not being read yet.
+
+    Args:
+        loader: The user's.
+        batches: The order.
+        share: Sends an object from rank zero to all; all ranks call it.
+        now: Is told what is read.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        batches: TrainingBatches | EvaluationBatches,
+        share: Callable[[Any], Any],
+        now: Now,
+    ) -> None:
+        self._users, self.batch_sampler, self._share, self._now = loader, batches, share, now
+        self._reader = copy.copy(loader)
+        vars(self._reader).update(
+            dataset=Reading(loader.dataset),
+            batch_sampler=batches,
+            sampler=batches,
+            batch_size=None,
+            drop_last=False,
+            collate_fn=_Collate(loader.collate_fn),
+            # A loader draws a seed for its workers; from a generator of its own, so that the process's is not touched.
+            generator=loader.generator or torch.Generator().manual_seed(batches.seed),
+            _iterator=None,
+        )
+
+    @property
+    def sampler(self) -> TrainingBatches | EvaluationBatches:
+        """The order."""
+        return self.batch_sampler
+
+    @property
+    def _iterator(self) -> Any:
+        """Where Lightning looks for loader processes that it has to end."""
+        return self._reader._iterator
+
+    @_iterator.setter
+    def _iterator(self, value: Any) -> None:
+        self._reader._iterator = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_users":
+            raise AttributeError(name)
+        return getattr(self._users, name)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of this rank. All ranks must read them in step."""
+        first = self.batch_sampler.first_batch
+        for number, batch in enumerate(self._reader, first):
+            self._now.some_idle = self.batch_sampler.idle(number)
+            self._now.has_nothing = self._now.some_idle and batch is None
+            if self._now.some_idle:
+                # Rank zero always has something; the others learn from it what an empty batch looks like.
+                empty = self._share(None if batch is None else emptied(batch))
+                batch = empty if batch is None else batch
+            yield batch
+
+
+class _Collate:
+    """A collate function that lets nothing pass as nothing."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        return None if samples is None else self.collate(samples)
+
+
+def emptied(batch: Any) -> Any:
+    """A batch of the same form that holds no sample; None in place of what cannot be emptied."""
+    if isinstance(batch, Tensor):
+        return batch[:0].detach().cpu() if batch.ndim else None
+    if isinstance(batch, Mapping):
+        return {key: emptied(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(emptied, batch))
+    if isinstance(batch, list | tuple):
+        if any(isinstance(value, Tensor | Mapping | list | tuple) for value in batch):
+            return type(batch)(map(emptied, batch))
+        return type(batch)()
+    return None

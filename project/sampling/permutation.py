@@ -1,0 +1,90 @@
+"""A random order of 0, 1, ..., N-1 of which any part can be computed at once, without the rest."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Positions = NDArray[np.int64]
+
+SMALL = 2**16
+ROUNDS, ROUNDS_WHEN_SMALL = 12, 24
+"""Fewer rounds mix measurably worse than a shuffle: with 8, neighbours among 9 samples show it in 20,000 epochs."""
+
+_ORDER, _SAMPLES = 0, 1
+"""What a stream of random numbers is for, so that the two never coincide."""
+
+
+class Permutation:
+    """A permutation of `range(count)` drawn by `(seed, epoch)`, as a function from positions to indices.
+
+    A Feistel network over the numbers `left * width + right`, whose halves are reduced to the smallest rectangle that
+    holds `count` of them; what falls outside is sent through again until it falls inside ("cycle walking"; Black and
+    Rogaway 2002, Ciphers with Arbitrary Finite Domains). It needs no memory, whatever the count.
+
+    Args:
+        count: N, from 1 to 10^12 and beyond.
+        seed: Any non-negative number.
+        epoch: Likewise.
+        cycle: Likewise: which pass within the epoch, for a loader that goes round while a longer one goes on.
+    """
+
+    def __init__(self, count: int, seed: int, epoch: int, cycle: int = 0) -> None:
+        assert count > 0
+        self.count = count
+        self.height = math.isqrt(count - 1) + 1
+        self.width = -(-count // self.height)
+        rounds = ROUNDS_WHEN_SMALL if count < SMALL else ROUNDS
+        stream = np.random.SeedSequence([_ORDER, seed, epoch, cycle])
+        self._keys = stream.generate_state(rounds, np.uint64)
+
+    def __call__(self, positions: Positions) -> Positions:
+        """The indices at some positions, in the shape of `positions`; tens of nanoseconds each."""
+        indices = self._once(positions.astype(np.uint64).ravel())
+        while (outside := np.flatnonzero(indices >= self.count)).size:
+            indices[outside] = self._once(indices[outside])
+        return indices.astype(np.int64).reshape(positions.shape)
+
+    def _once(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        heights = np.uint64(self.height), np.uint64(self.width)
+        left, right = np.divmod(numbers, heights[1])
+        for number, key in enumerate(self._keys):
+            size = heights[number % 2]
+            drawn = right + key
+            drawn *= _MULTIPLIERS[0]
+            drawn ^= drawn >> _32
+            drawn *= _MULTIPLIERS[1]
+            drawn >>= _32  # 32 random bits ...
+            drawn *= size
+            drawn >>= _32  # ... become a number below `size` (Lemire 2019, without a division)
+            drawn += left
+            np.subtract(drawn, size, out=drawn, where=drawn >= size)
+            left, right = right, drawn
+        left *= heights[1]
+        left += right
+        return left
+
+
+def epoch_key(seed: int, epoch: int) -> int:
+    """The key from which the samples of an epoch get random numbers of their own."""
+    return int(np.random.SeedSequence([_SAMPLES, seed, epoch]).generate_state(1, np.uint64)[0])
+
+
+def sample_keys(key: int, indices: Positions) -> NDArray[np.uint64]:
+    """64 random bits for each sample, the same whenever and wherever it is read in this epoch.
+
+    Args:
+        key: See `epoch_key`.
+        indices: The samples.
+    """
+    bits = indices.astype(np.uint64) * _MULTIPLIERS[0] + np.uint64(key)
+    for multiplier in _MULTIPLIERS:
+        bits ^= bits >> _32
+        bits *= multiplier
+    bits ^= bits >> _32
+    return bits
+
+
+_32 = np.uint64(32)
+_MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
+"""Odd, with well-spread bits: the golden ratio's, and one found by search (Mulvey 2016)."""

@@ -1,0 +1,72 @@
+"""Reads samples so that what is random in one is a function of seed, epoch and sample."""
+
+from typing import Any
+
+from torch.utils.data import Dataset, TensorDataset
+
+from project.sampling import generators
+from project.sampling.indices import Indices
+
+
+class Reading(Dataset[Any]):
+    """A data set, read with the generators seeded for each sample: the same crop in any worker, process or attempt.
+
+    A data set with `__getitems__` is read a batch at a time, with the generators seeded for the batch; what it draws
+    then depends on the batch too, unless it draws from `Indices.random_keys`.
+
+    Seeding costs 6 microseconds a sample. A data set that draws nothing is spared them: after a batch without a draw
+    the generators are only looked at, before and behind each batch, and should one have been drawn from after all, the
+    batch is read once more, seeded. One that says `draws_from_keys = True` is not even looked at.
+
+    Args:
+        dataset: The data set.
+    """
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+        self._reads_batches = callable(getattr(dataset, "__getitems__", None))
+        self._needs_no_seed = type(dataset) is TensorDataset or bool(getattr(dataset, "draws_from_keys", False))
+        self._draws: bool | None = None
+        """Whether it draws; unknown before the first batch."""
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # not there yet while a loader process unpickles this
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __getitems__(self, indices: Indices) -> Any:
+        """Returns the samples, as a list or as the data set makes a batch of them; None where there are none."""
+        if not indices:
+            return None
+        if self._needs_no_seed:
+            return self._read(indices)
+        before = generators.look()
+        if self._draws is False:
+            samples = self._read(indices)
+            if not generators.drawn_since(before):
+                return samples
+            self._draws = True
+        try:
+            return self._read_seeded(indices)
+        finally:
+            generators.put_back(before)
+
+    def _read(self, indices: Indices) -> Any:
+        if self._reads_batches:
+            return self.dataset.__getitems__(indices)  # type: ignore[attr-defined]
+        return [self.dataset[index] for index in indices]
+
+    def _read_seeded(self, indices: Indices) -> Any:
+        keys = indices.random_keys.tolist()
+        reads = [(sum(keys) % 2**64, indices)] if self._reads_batches else list(zip(keys, indices, strict=True))
+        draws, samples = bool(self._draws), []
+        for key, what in reads:
+            generators.seed(key)
+            fresh = None if draws else generators.look()
+            samples.append(self._read(what) if self._reads_batches else self.dataset[what])  # type: ignore[arg-type]
+            draws = draws or generators.drawn_since(fresh)  # type: ignore[arg-type]
+        self._draws = draws
+        return samples[0] if self._reads_batches else samples

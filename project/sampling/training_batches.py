@@ -1,0 +1,229 @@
+"""The training samples of one epoch: cut into global batches, dealt to ranks, read in micro-batches."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from project.sampling.indices import Indices
+from project.sampling.permutation import Permutation, Positions, epoch_key
+
+BLOCK = 4096
+"""About so many positions are looked up at a time: a look-up costs some 50 microseconds beside what it costs each."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come. Free of ranks.
+
+    Args:
+        epoch: The epoch, from 0.
+        step: Optimiser steps of it that are done.
+        samples: Samples of it that are consumed.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank has of one micro-batch.
+
+    Args:
+        samples: Of this rank.
+        total: Of all ranks.
+        weight: By what this rank's mean loss is multiplied, so that the gradient, which is averaged over ranks and
+            micro-batches alike, is that of the mean over the global batch.
+        part: By what a mean of this rank is multiplied, so that the mean over ranks is that over the micro-batch.
+        idle: Whether some rank has nothing.
+        last: Whether the optimiser steps behind it.
+    """
+
+    samples: int
+    total: int
+    weight: float
+    part: float
+    idle: bool
+    last: bool
+
+
+class TrainingBatches(Sampler[Indices]):
+    """A batch sampler: step t of an epoch takes positions t*G to (t+1)*G of the epoch's order, at any world size.
+
+    Rank r of W has every W-th of them from the r-th, in micro-batches that a device can hold. No sample is repeated or
+    left out: the last step may be short, and some ranks may have nothing in it, or, where G < W, in any. They then get
+    an empty batch, so that all ranks have as many batches.
+
+    Args:
+        count: N, samples in the data set.
+        global_batch_size: G, samples an optimiser step over all ranks.
+        rank: r.
+        world_size: W.
+        micro_batches: Into how many batches a rank's share is divided at least.
+        max_device_batch_size: The largest batch that a device can hold, if there is a limit.
+        shuffle: Whether the order is a random permutation, drawn by `(seed, epoch)`, or 0, 1, 2, ...
+        seed: Of the permutation, and of what is drawn for each sample.
+        drop_last: Whether a last step that is short is left out.
+        start: Where to begin.
+
+    Attributes:
+        micro_batches: Batches an optimiser step; the last step may have fewer.
+        given: What has been handed out and not yet been trained on, a batch at a time.
+        pads: Whether a rank that has nothing draws one of the step's samples, to be given no weight, for what cannot do
+            without a sample on every rank.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        global_batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        micro_batches: int = 1,
+        max_device_batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        start: Position | None = None,
+    ) -> None:
+        assert count > 0 and global_batch_size > 0 and world_size > rank >= 0
+        self.count, self.global_batch_size = count, global_batch_size
+        self.rank, self.world_size = rank, world_size
+        largest_share = -(-global_batch_size // world_size)
+        size = -(-largest_share // micro_batches)
+        self.device_batch_size = min(size, max_device_batch_size or size)
+        self.micro_batches = -(-largest_share // self.device_batch_size)
+        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.pads = False
+        self.begun = False
+        self.given: deque[Positions] = deque()
+        self._dealt: dict[int, list[Share]] = {}
+        self._cycle, self._exhausted = 0, False
+        self.origin = Position()
+        self.epoch = 0
+        if start:
+            self._begin_at(start)
+
+    def _begin_at(self, start: Position) -> None:
+        self.epoch = start.epoch
+        if start.step >= self.steps:  # a loader that goes round while a longer one goes on
+            self._cycle, step = divmod(start.step, self.steps)
+            start = Position(start.epoch, step, step * self.global_batch_size)
+        self.origin = start
+
+    @property
+    def sampler(self) -> "TrainingBatches":
+        """Where Lightning looks for `set_epoch`: at `batch_sampler.sampler`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Turns to another epoch, at its beginning."""
+        if epoch != self.epoch:
+            self.epoch, self._cycle, self._exhausted = epoch, 0, False
+            self.origin = Position(epoch)
+
+    @property
+    def is_patched(self) -> bool:
+        """Whether this epoch has another number of steps than others: it began with another global batch."""
+        return self.origin.samples != self.origin.step * self.global_batch_size
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps in this epoch."""
+        whole, rest = divmod(self.count - self.origin.samples, self.global_batch_size)
+        return self.origin.step + whole + (rest > 0 and not self.drop_last)
+
+    @property
+    def first_batch(self) -> int:
+        """The batch at which this epoch begins; 0 but for a run that is carried on within it."""
+        return self.origin.step * self.micro_batches
+
+    def __len__(self) -> int:
+        """Batches in this epoch, the same on every rank."""
+        if self.steps <= self.origin.step:
+            return self.first_batch
+        return (self.steps - 1) * self.micro_batches + len(self._shares(self._size(self.steps - 1)))
+
+    def order(self) -> Callable[[Positions], Positions]:
+        """The order of this epoch: from positions to samples."""
+        return Permutation(self.count, self.seed, self.epoch, self._cycle) if self.shuffle else np.copy
+
+    def position(self, batches: int) -> Position:
+        """Where the run is behind so many batches of this epoch."""
+        step = batches // self.micro_batches if batches < len(self) else self.steps
+        return Position(self.epoch, step, min(self.count, self._first(step)))
+
+    def share(self, batch: int) -> Share:
+        """What this rank has of a batch."""
+        step, micro_batch = divmod(batch, self.micro_batches)
+        return self._shares(self._size(step))[micro_batch]
+
+    @property
+    def some_idle(self) -> bool:
+        """Whether in some step some rank has nothing."""
+        sizes = {self._size(step) for step in (self.origin.step, self.steps - 1)} if len(self) else set()
+        return any(share.idle for size in sizes if size > 0 for share in self._shares(size))
+
+    def idle(self, batch: int) -> bool:
+        """Whether some rank gets an empty batch."""
+        return self.share(batch).idle and not self.pads
+
+    def samples_in(self, batch: int) -> int:
+        """Samples in a batch over all ranks."""
+        return self.share(batch).total if batch < len(self) else 0
+
+    def _first(self, step: int) -> int:
+        return self.origin.samples + (step - self.origin.step) * self.global_batch_size
+
+    def _size(self, step: int) -> int:
+        return min(self.global_batch_size, self.count - self._first(step))
+
+    def _shares(self, size: int) -> list[Share]:
+        """How a step of `size` samples is dealt to this rank, a micro-batch at a time."""
+        if size not in self._dealt:
+            device, world = self.device_batch_size, self.world_size
+            of_rank = [(size - rank + world - 1) // world for rank in range(world)]
+            shares = []
+            for done in range(0, of_rank[0], device):
+                dealt = [min(device, max(0, samples - done)) for samples in of_rank]
+                mine, total, last = dealt[self.rank] * world, sum(dealt), done + device >= of_rank[0]
+                weight = mine * self.micro_batches / size
+                shares.append(Share(dealt[self.rank], total, weight, mine / total, idle=not all(dealt), last=last))
+            self._dealt[size] = shares
+        return self._dealt[size]
+
+    def __iter__(self) -> Iterator[Indices]:
+        if self._exhausted:
+            self._cycle, self._exhausted, self.origin = self._cycle + 1, False, Position(self.epoch)
+        self.begun = True
+        self.given = deque()
+        return self._batches(self.given)
+
+    def _batches(self, given: deque[Positions]) -> Iterator[Indices]:
+        key = epoch_key(self.seed, self.epoch)
+        order = self.order()
+        for first, size, row in self._rows(order):
+            for number in range(len(self._shares(size))):
+                drawn = row[number * self.device_batch_size : (number + 1) * self.device_batch_size]
+                given.append(drawn)
+                if self.pads and not drawn.size:
+                    drawn = order(np.array([first + self.rank % size]))
+                yield Indices(drawn.tolist(), key)
+        self._exhausted = True
+
+    def _rows(self, order: Callable[[Positions], Positions]) -> Iterator[tuple[int, int, Positions]]:
+        """For each step its first position, its size, and the samples of this rank."""
+        size, mine = self.global_batch_size, np.arange(self.rank, self.global_batch_size, self.world_size)
+        whole = self.origin.step + (self.count - self.origin.samples) // size
+        block = max(1, BLOCK // max(1, mine.size))
+        for step in range(self.origin.step, whole, block):
+            firsts = self._first(step) + size * np.arange(min(block, whole - step))
+            for first, row in zip(firsts.tolist(), order(firsts[:, None] + mine), strict=True):
+                yield first, size, row
+        if whole < self.steps:
+            first, size = self._first(whole), self._size(whole)
+            yield first, size, order(first + np.arange(self.rank, size, self.world_size))
