@@ -158,7 +158,7 @@ class Attempt:
         if settings.logger in (None, True):
             # What a lost attempt logged behind the checkpoint is hidden, so that there is one curve. What belongs to
             # the n-th step is logged at n - 1 (lightning 2.6).
-            purge: dict[str, Any] = {"purge_step": self.first_step} if self.checkpoint else {}
+            purge: dict[str, Any] = {"purge_step": self.first_step} if self.checkpoint or self.run.attempt > 1 else {}
             logger = TensorBoardLogger(self.run.path, name="", version="tensorboard", default_hp_metric=False, **purge)
             trainer.loggers = [logger]
         elif settings.logger:

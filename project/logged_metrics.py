@@ -31,6 +31,37 @@ _REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": to
 _BUILT_IN = {"built-in sum": sum, "built-in max": max, "built-in min": min}
 
 
+class Results(_ResultCollection):
+    """Lightning's collection for training, which goes on gathering where an earlier attempt left off.
+
+    Attributes:
+        carried: What that attempt had gathered, key by key until it is logged again. Metrics of torchmetrics keep their
+            state themselves.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(training=True)
+        self.carried: Gathered = {}
+
+    def log(self, fx: str, name: str, value: Any, *arguments: Any, **settings: Any) -> None:
+        super().log(fx, name, value, *arguments, **settings)
+        if self.carried:
+            self.take_up(f"{fx}.{name}")
+
+    def take_up(self, key: str) -> None:
+        """Adds what is carried to what has been logged since."""
+        carried, metric = self.carried.pop(key, None), self.get(key)
+        if carried is None or metric is None or "value" not in carried:
+            return
+        before = carried["value"].to(metric.value.device)
+        if metric.meta.is_max_reduction or metric.meta.is_min_reduction:
+            metric.value = metric.meta.reduce_fx(metric.value, before)
+        else:
+            metric.value = metric.value + before
+        if metric.meta.is_mean_reduction:
+            metric.cumulated_batch_size = metric.cumulated_batch_size + carried["weight"].to(metric.value.device)
+
+
 class LoggerConnector(_LoggerConnector):
     """Lightning's, with metrics that are exact over ranks.
 
@@ -41,6 +72,11 @@ class LoggerConnector(_LoggerConnector):
     def epoch_end_reached(self) -> None:
         """Lightning's place between the last batch and the epoch's metrics. All ranks must call."""
         super().epoch_end_reached()
+        results = self.trainer._results
+        if isinstance(results, Results):
+            for key, description in list(results.carried.items()):
+                results[key] = _revived(description, self.trainer)
+                results.take_up(key)
         if self.trainer.world_size > 1:
             _add_up(self.trainer)
 
@@ -58,7 +94,7 @@ def install(trainer: Trainer) -> None:
 
 def gathered(results: _ResultCollection) -> Gathered:
     """What this rank has gathered since the epoch began, and is to be reduced over it."""
-    return {
+    own = {
         key: _description(metric)
         for key, metric in results.valid_items()
         if metric.meta.on_epoch
@@ -66,19 +102,7 @@ def gathered(results: _ResultCollection) -> Gathered:
         and not metric.meta.sync.rank_zero_only
         and metric.meta.sync.group is None
     }
-
-
-def restore(results: _ResultCollection, kept: Gathered, trainer: Trainer) -> None:
-    """Goes on gathering where `kept` was taken. Metrics of torchmetrics keep their state themselves."""
-    for key, description in kept.items():
-        if "value" in description:
-            metric = results[key] = _revived(description, trainer)
-            metric.value = description["value"].to(trainer.strategy.root_device)
-            if metric.meta.is_mean_reduction:
-                metric.cumulated_batch_size = description["weight"].to(trainer.strategy.root_device)
-            metric._update_count = 1
-    # Otherwise the first batch of the epoch, which the next one is for Lightning, would begin them anew.
-    trainer._logger_connector._first_loop_iter = False
+    return {**(results.carried if isinstance(results, Results) else {}), **own}
 
 
 def merged(everyone: Sequence[Gathered]) -> Gathered:

@@ -12,6 +12,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
+from project.logged_metrics import Results
 from project.sampling.sharding import Sharding
 
 
@@ -91,8 +92,12 @@ class EpochLoop(_TrainingEpochLoop):
     """The loop over the batches of an epoch."""
 
     sharding: Sharding
-    at_rest = False
-    """Whether no batch is half done, nor what belongs to it."""
+
+    def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self._results = self.results = Results()
+        self.at_rest = False
+        """Whether no batch is half done, nor what belongs to it."""
 
     @property
     def batches_done(self) -> int:

@@ -64,8 +64,8 @@ class RankStates(LoopCallback):
         if fit_loop_of(trainer).is_within_epoch:
             # At another world size rank zero goes on with what all have gathered, the others with nothing.
             whole = [mine] if same_world else states if self.rank == 0 else []
-            gathered = logged_metrics.merged([one["gathered"] for one in whole])
-            logged_metrics.restore(trainer.fit_loop.epoch_loop._results, gathered, trainer)
+            carried = logged_metrics.merged([one["gathered"] for one in whole])
+            fit_loop_of(trainer).epoch_loop.results.carried = carried
             load_metrics(trainer.lightning_module, [one["metrics"] for one in whole])
 
     def _seed_anew(self, step: int) -> None:

@@ -1,0 +1,106 @@
+"""Many starts of `launch/fit.py` at the price of one: forks of a process that has imported everything.
+
+As a program it is that process: it reads a request a line, and answers with the exit code of every rank.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Forks:
+    """Runs `fit` in ranks that are started by RANK and WORLD_SIZE, as containers are.
+
+    Args:
+        process: The process that forks.
+    """
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        self.process = process
+
+    def fit(self, *arguments: str, folder: Path, world: int = 1, code: int | None = 0) -> list[int]:
+        """Runs `python launch/fit.py`; returns the exit code of each rank, negative where a signal ended it."""
+        request = {"arguments": arguments, "folder": str(folder), "world": world}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        codes = json.loads(self.process.stdout.readline())
+        if code is not None:
+            assert codes == [code] * world, (codes, *self.said(folder, world))
+        return codes
+
+    @staticmethod
+    def said(folder: Path, world: int = 1) -> list[str]:
+        """What each rank printed, over all its starts in this folder."""
+        return [(folder / f"rank-{rank}.out").read_text() for rank in range(world)]
+
+
+@contextmanager
+def forking() -> Iterator[Forks]:
+    """Starts the process that forks."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, __file__]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        yield Forks(process)
+        process.stdin.close()
+
+
+def _serve() -> None:
+    import tensorboard.compat.proto  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
+
+    from running import command_of
+
+    fit = command_of("fit")
+    for line in sys.stdin:
+        request = json.loads(line)
+        port = _free_port()
+        ranks = [
+            _fork(fit, request["arguments"], Path(request["folder"]), rank, request["world"], port)
+            for rank in range(request["world"])
+        ]
+        codes = {pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks}
+        print(json.dumps([codes[pid] for pid in ranks]), flush=True)
+
+
+def _fork(fit: object, arguments: Sequence[str], folder: Path, rank: int, world: int, port: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.chdir(folder)
+        said = os.open(f"rank-{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for target, source in ((0, nothing), (1, said), (2, said)):
+            os.dup2(source, target)
+        if world > 1:
+            place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in place.items()})
+        sys.argv = ["fit.py", *arguments]
+        from project.cli import fit as work
+        from project.start import start
+
+        code = start(fit, work)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+    _serve()
