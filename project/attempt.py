@@ -132,7 +132,7 @@ class Attempt:
         sharding, manifest = self.throughput.sharding, self.decision.manifest
         kept = (manifest.get("rankzero") or {}).get("order")
         if not kept:
-            sharding.start = Position(manifest["epoch"]) if manifest.get("epoch") else None
+            sharding.start = [Position(manifest["epoch"])] if manifest.get("epoch") else []
             return
         sizes, anew = kept["global_batch_sizes"], "--resume never to start anew"
         if sharding.seed != kept["seed"]:
@@ -141,7 +141,8 @@ class Attempt:
                 f"run {self.run.name} carries on with {kept['seed']}",
                 f"--seed {kept['seed']}, or {anew}",
             )
-        sharding.start, sharding.kept_data = Position(kept["epoch"], kept["step"], kept["samples"]), kept["data"]
+        sharding.start = [Position(**position) for position in kept["positions"]]
+        sharding.kept_data = kept["data"]
         if "global_batch_size" in (self.request.config.accept_changed or ""):
             return
         sharding.kept_sizes = sizes
@@ -174,13 +175,15 @@ class Attempt:
     def _order(self) -> dict[str, Any] | None:
         """What the order of samples is made of, and how far it has come. Free of ranks."""
         sharding, loop = self.throughput.sharding, fit_loop_of(self.trainer)
-        order, batches = sharding.order, loop.epoch_loop.batches_done if loop.is_within_epoch else 0
-        if order is None:
+        if sharding.order is None:
             return None
-        whole = batches >= len(order)
-        position = order.position(batches) if batches and not whole else Position(loop.epochs_done + whole)
+        batches = loop.epoch_loop.batches_done if loop.is_within_epoch else 0
+        if batches and batches < len(sharding.order):
+            positions = [one.position(batches - one.cycle_began_at) for one in sharding.training]
+        else:
+            positions = [Position(loop.epochs_done + (batches > 0)) for _ in sharding.training]
         return {
-            **vars(position),
+            "positions": [vars(position) for position in positions],
             "seed": sharding.seed,
             "global_batch_sizes": [one.global_batch_size for one in sharding.training],
             "data": sharding.data,

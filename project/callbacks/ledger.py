@@ -50,8 +50,8 @@ class KeepLedger(LoopCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._batches += 1
-        for order in self.sharding.training:
+        if order := self._order:
+            self._batches += 1
             self._ledger.use(order.given.popleft())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

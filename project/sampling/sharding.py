@@ -30,7 +30,7 @@ class Sharding:
         accept_changed_data: Whether a run is carried on with other data than it began with.
 
     Attributes:
-        start: Where the run is carried on.
+        start: Where the run is carried on, for each training loader; where it does not say, at the epoch's beginning.
         kept_data: Of what data the run was, where it is carried on; see `fingerprint`.
         kept_sizes: Its global batch sizes, one for each loader, where it keeps them.
         training: The orders of the training samples, one for each loader whose order is ours.
@@ -48,7 +48,7 @@ class Sharding:
     micro_batches: int = 1
     max_device_batch_size: int | None = None
     accept_changed_data: bool = False
-    start: Position | None = field(default=None, init=False)
+    start: list[Position] = field(default_factory=list, init=False)
     kept_data: Mapping[str, str] | None = field(default=None, init=False)
     kept_sizes: list[int] = field(default_factory=list, init=False)
     training: list[TrainingBatches] = field(default_factory=list, init=False)
@@ -66,13 +66,15 @@ class Sharding:
         """The order that sets the length of an epoch; None where the order is somebody else's."""
         return max(self.training, key=len, default=None)
 
-    def apply(self, loader: object, training: bool, share: Callable[[Any], Any], pads: str | None = None) -> object:
+    def apply(
+        self, loader: object, training: bool, share: Callable[[Any], Any] = lambda value: value, pads: str | None = None
+    ) -> object:
         """Returns a loader that reads in the run's order, or the same one where its order is the user's own.
 
         Args:
             loader: What a data module returned.
             training: Whether it is a training loader.
-            share: Sends an object from rank zero to all.
+            share: Sends an object from rank zero to all; all ranks call it.
             pads: What cannot do without a sample on every rank, if anything.
 
         Raises:
@@ -109,7 +111,7 @@ class Sharding:
             shuffle=not isinstance(loader.sampler, SequentialSampler),
             seed=self.seed,
             drop_last=loader.drop_last,
-            start=self.start,
+            start=self._start(),
         )
         self.training.append(batches)
         if not first:
@@ -143,8 +145,13 @@ class Sharding:
                 + "\n".join(changed),
                 "--accept_changed data to begin the epoch anew with it, or --resume never to start anew",
             )
-        if self.start:
-            self.start = Position(self.start.epoch)
+        self.start = [Position(position.epoch) for position in self.start]
+
+    def _start(self) -> Position | None:
+        """Where the next loader begins."""
+        if not self.start:
+            return None
+        return self.start[len(self.training)] if len(self.training) < len(self.start) else Position(self.start[0].epoch)
 
     def _evaluate(self, loader: "DataLoader[Any]") -> EvaluationBatches:
         count = len(loader.dataset)  # type: ignore[arg-type]

@@ -22,11 +22,13 @@ class Position:
         epoch: The epoch, from 0.
         step: Optimiser steps of it that are done.
         samples: Samples of it that are consumed.
+        cycle: Rounds of it that are done, for a loader that goes round while a longer one goes on.
     """
 
     epoch: int = 0
     step: int = 0
     samples: int = 0
+    cycle: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class TrainingBatches(Sampler[Indices]):
         shuffle: Whether the order is a random permutation, drawn by `(seed, epoch)`, or 0, 1, 2, ...
         seed: Of the permutation, and of what is drawn for each sample.
         drop_last: Whether a last step that is short is left out.
-        start: Where to begin.
+        start: Where to begin, for a run that is carried on.
 
     Attributes:
         micro_batches: Batches an optimiser step; the last step may have fewer.
@@ -102,18 +104,9 @@ class TrainingBatches(Sampler[Indices]):
         self.begun = False
         self.given: deque[Positions] = deque()
         self._dealt: dict[int, list[Share]] = {}
-        self._cycle, self._exhausted = 0, False
-        self.origin = Position()
-        self.epoch = 0
-        if start:
-            self._begin_at(start)
-
-    def _begin_at(self, start: Position) -> None:
-        self.epoch = start.epoch
-        if start.step >= self.steps:  # a loader that goes round while a longer one goes on
-            self._cycle, step = divmod(start.step, self.steps)
-            start = Position(start.epoch, step, step * self.global_batch_size)
-        self.origin = start
+        self._exhausted = False
+        self.origin = start or Position()
+        self.epoch = self.origin.epoch
 
     @property
     def sampler(self) -> "TrainingBatches":
@@ -123,7 +116,7 @@ class TrainingBatches(Sampler[Indices]):
     def set_epoch(self, epoch: int) -> None:
         """Turns to another epoch, at its beginning."""
         if epoch != self.epoch:
-            self.epoch, self._cycle, self._exhausted = epoch, 0, False
+            self.epoch, self._exhausted = epoch, False
             self.origin = Position(epoch)
 
     @property
@@ -142,6 +135,11 @@ class TrainingBatches(Sampler[Indices]):
         """The batch at which this epoch begins; 0 but for a run that is carried on within it."""
         return self.origin.step * self.micro_batches
 
+    @property
+    def cycle_began_at(self) -> int:
+        """Batches of the epoch in earlier rounds, for a loader that goes round."""
+        return self.origin.cycle * len(self)
+
     def __len__(self) -> int:
         """Batches in this epoch, the same on every rank."""
         if self.steps <= self.origin.step:
@@ -150,12 +148,12 @@ class TrainingBatches(Sampler[Indices]):
 
     def order(self) -> Callable[[Positions], Positions]:
         """The order of this epoch: from positions to samples."""
-        return Permutation(self.count, self.seed, self.epoch, self._cycle) if self.shuffle else np.copy
+        return Permutation(self.count, self.seed, self.epoch, self.origin.cycle) if self.shuffle else np.copy
 
     def position(self, batches: int) -> Position:
         """Where the run is behind so many batches of this epoch."""
         step = batches // self.micro_batches if batches < len(self) else self.steps
-        return Position(self.epoch, step, min(self.count, self._first(step)))
+        return Position(self.epoch, step, min(self.count, self._first(step)), self.origin.cycle)
 
     def share(self, batch: int) -> Share:
         """What this rank has of a batch."""
@@ -198,7 +196,7 @@ class TrainingBatches(Sampler[Indices]):
 
     def __iter__(self) -> Iterator[Indices]:
         if self._exhausted:
-            self._cycle, self._exhausted, self.origin = self._cycle + 1, False, Position(self.epoch)
+            self._exhausted, self.origin = False, Position(self.epoch, cycle=self.origin.cycle + 1)
         self.begun = True
         self.given = deque()
         return self._batches(self.given)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -10,7 +11,9 @@ from torch.utils.data import (
 )
 
 from project.errors import RequestError
+from project.sampling.fingerprint import fingerprint
 from project.sampling.sharding import Sharding
+from project.sampling.training_batches import Position
 
 DATA = TensorDataset(torch.arange(100))
 
@@ -24,6 +27,7 @@ def test_the_runs_order_takes_the_place_of_the_loaders():
     batches = [drawn(loader) for loader in ranks]
     assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(100))
     assert all(len(batch) == 8 for rank in batches for batch in rank[:-1])
+    assert ranks[0].dataset is DATA
 
 
 def test_what_else_the_loader_has_stays():
@@ -40,8 +44,10 @@ def test_what_else_the_loader_has_stays():
     with _replace_dunder_methods(DataLoader, "dataset"):  # Lightning makes loaders so
         loader = Loader(DATA, "mine", batch_size=8, collate_fn=collate, num_workers=1, persistent_workers=True)
     ours = Sharding(0, 2).apply(loader, training=False)
-    assert type(ours) is Loader and ours.name == "mine" and ours.collate_fn is collate
-    assert ours.num_workers == 1 and ours.persistent_workers
+    assert ours.name == "mine" and ours.collate_fn is collate
+    assert ours.num_workers == 1 and ours.persistent_workers and ours.batch_size == 8
+    assert sorted(index for (batch,) in ours for index in batch.tolist()) == list(range(0, 100, 2))
+    _shutdown_workers_and_reset_iterator(ours)
 
 
 def test_not_shuffled_means_in_order():
@@ -55,11 +61,16 @@ def test_not_shuffled_means_in_order():
         (Sharding(0, 2, batch_size=5), 10),
         (Sharding(0, 2, global_batch_size=30), 30),
         (Sharding(0, 1, global_batch_size=30), 30),
+        (Sharding(0, 2, global_batch_size=7), 7),
+        (Sharding(0, 3, global_batch_size=2), 2),
+        (Sharding(0, 2, micro_batches=3), 48),
+        (Sharding(0, 2, batch_size=5, micro_batches=3), 30),
+        (Sharding(0, 2, global_batch_size=30, micro_batches=3), 30),
     ],
 )
 def test_the_global_batch_size(sharding, size):
     sharding.apply(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
-    assert sharding.training.global_batch_size == size
+    assert sharding.order.global_batch_size == size
 
 
 def test_arguments_by_place(monkeypatch):
@@ -103,8 +114,11 @@ def test_an_order_of_ones_own_is_left_alone_with_a_warning(loader, whose):
             "--batch_size 50, or less",
         ),
         (Sharding(0, 2, global_batch_size=102), "--global_batch_size 102", "--global_batch_size 100, or less"),
-        (Sharding(0, 2, global_batch_size=7), "--global_batch_size 7", "--global_batch_size 6"),
-        (Sharding(0, 101), "101 processes", "--devices 100"),
+        (
+            Sharding(0, 2, batch_size=51, micro_batches=2),
+            "--batch_size 51 on each of 2 processes in 2 batches a step, 204 in all",
+            "--batch_size 25, or less",
+        ),
     ],
 )
 def test_batches_that_cannot_be(sharding, asked, instead):
@@ -118,9 +132,72 @@ def test_batches_of_which_none_is_whole():
         Sharding(0, 2).apply(DataLoader(DATA, batch_size=64, drop_last=True), training=True)
 
 
-def test_a_run_that_is_carried_on_has_the_samples_it_began_with():
-    with pytest.raises(RequestError, match="began with 90"):
-        Sharding(expected_count=90).apply(DataLoader(DATA, batch_size=8), training=True)
+def carried_on(data, **settings):
+    sharding = Sharding(**settings)
+    sharding.start, sharding.kept_data, sharding.kept_sizes = [Position(3, 5, 40)], fingerprint(data, len(data)), [8]
+    return sharding
+
+
+def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed():
+    whole, rest = Sharding(), carried_on(DATA)
+    loaders = [one.apply(DataLoader(DATA, batch_size=8, shuffle=True), training=True) for one in (whole, rest)]
+    whole.order.set_epoch(3)
+    rest.order.set_epoch(3)
+    assert drawn(loaders[1]) == drawn(loaders[0])[5:] and len(loaders[1]) == len(loaders[0])
+
+
+@pytest.mark.parametrize(("count", "said"), [(90, "samples: was 90, is 100"), (100, "tensors: was ")])
+def test_a_run_that_is_carried_on_has_the_data_it_began_with(count, said):
+    other = TensorDataset(torch.arange(1000, 1000 + count))
+    with pytest.raises(RequestError, match=said):
+        carried_on(other).apply(DataLoader(DATA, batch_size=8), training=True)
+
+
+def test_changed_data_begins_the_epoch_anew_where_that_is_accepted():
+    sharding = carried_on(TensorDataset(torch.arange(90)), accept_changed_data=True)
+    loader = sharding.apply(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
+    assert sharding.order.epoch == 3 and sorted(i for batch in drawn(loader) for i in batch) == [*range(100)]
+
+
+def test_another_global_batch_size_goes_on_behind_what_was_consumed():
+    sharding = carried_on(DATA, global_batch_size=25)
+    sharding.kept_sizes = []
+    order = sharding.apply(DataLoader(DATA, batch_size=8), training=True).sampler
+    assert [list(batch) for batch in order] == [[*range(40, 65)], [*range(65, 90)], [*range(90, 100)]]
+    assert len(order) == 5 + 3 and order.is_patched
+    order.set_epoch(4)
+    assert len(order) == 4 and not order.is_patched
+
+
+def test_several_training_loaders_stay_side_by_side():
+    sharding = Sharding(0, 2)
+    loaders = [sharding.apply(DataLoader(DATA, batch_size=size), training=True) for size in (9, 33)]
+    assert sharding.order.global_batch_size == 18 and [len(loader) for loader in loaders] == [6, 2]
+    assert all(order.pads for order in sharding.training)
+
+
+def test_several_training_loaders_cannot_be_cut_differently():
+    sharding = Sharding(0, 2, max_device_batch_size=10)
+    sharding.apply(DataLoader(DATA, batch_size=9), training=True)
+    with pytest.raises(RequestError, match="several training loaders"):
+        sharding.apply(DataLoader(DATA, batch_size=33), training=True)
+
+
+def test_loaders_that_are_asked_for_anew_take_the_place_of_the_former():
+    sharding = Sharding()
+    for _ in range(2):
+        list(sharding.apply(DataLoader(DATA, batch_size=9), training=True))
+    assert len(sharding.training) == 1
+
+
+def test_where_a_rank_has_nothing_and_cannot_do_without_there_is_a_warning():
+    with pytest.warns(UserWarning, match="SyncBatchNorm cannot do without a sample on each"):
+        Sharding(0, 2, global_batch_size=33).apply(DataLoader(DATA, batch_size=8), training=True, pads="SyncBatchNorm")
+
+
+def test_no_samples():
+    with pytest.raises(RequestError, match="no training samples"):
+        Sharding().apply(DataLoader(TensorDataset(torch.empty(0))), training=True)
 
 
 def test_a_users_own_batch_may_be_larger_than_the_data():
