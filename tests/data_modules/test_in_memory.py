@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -6,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from data_modules.augmentation import Pictures, crop_at_random
 from data_modules.digits import Digits
-from data_modules.in_memory import InMemory, as_it_is, split_indices
+from data_modules.in_memory import InMemory, as_it_is, random_keys, split_indices
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
 
@@ -81,7 +82,7 @@ def test_noise_of_any_count_costs_no_memory():
 @pytest.mark.parametrize("padding", [1, 4])
 def test_crops_are_windows_of_the_padded_picture(padding):
     pictures = torch.arange(1, 5 * 2 * 6 * 6 + 1).reshape(5, 2, 6, 6)
-    cropped = crop_at_random(pictures, padding)
+    cropped = crop_at_random(pictures, padding, random_keys(range(5)))
     padded = torch.nn.functional.pad(pictures, (padding,) * 4)
     for before, after in zip(padded, cropped, strict=True):
         windows = before.unfold(1, 6, 1).unfold(2, 6, 1).permute(1, 2, 0, 3, 4).flatten(0, 1)
@@ -89,15 +90,33 @@ def test_crops_are_windows_of_the_padded_picture(padding):
 
 
 def test_pictures_are_normalised():
-    batch = Pictures(mean=(10.0,), std=(2.0,))(torch.full((1, 1, 2, 2), 14, dtype=torch.uint8))
+    picture = torch.full((1, 1, 2, 2), 14, dtype=torch.uint8)
+    batch = Pictures(mean=(10.0,), std=(2.0,))(picture, random_keys([0]))
     assert torch.equal(batch, torch.full((1, 1, 2, 2), 2.0))
 
 
 def test_half_of_the_pictures_are_mirrored():
     torch.manual_seed(0)
     pictures = torch.arange(4.0).expand(1000, 1, 1, 4)
-    mirrored = (Pictures((0.0,), (1.0,), flip=True)(pictures)[:, 0, 0, 0] == 3).sum()
+    mirrored = (Pictures((0.0,), (1.0,), flip=True)(pictures, random_keys(range(1000)))[:, 0, 0, 0] == 3).sum()
     assert 400 < mirrored < 600
+
+
+def test_crops_are_as_frequent_as_one_another():
+    torch.manual_seed(0)
+    picture = torch.zeros(1, 1, 5, 5)
+    picture[..., 2, 2] = 1
+    cropped = crop_at_random(picture.expand(9000, 1, 5, 5), 1, random_keys(range(9000)))
+    assert cropped.sum(0)[0, 1:4, 1:4].sub(1000).abs().max() < 5 * 1000**0.5
+
+
+def test_a_picture_is_the_same_in_any_batch_that_has_keys():
+    class Keyed(list):
+        random_keys = property(lambda self: np.array(self, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+
+    data = ready(Digits()).splits["train"]
+    one, other = data.__getitems__(Keyed([1, 2, 3]))[0], data.__getitems__(Keyed([3, 9]))[0]
+    assert torch.equal(one[2], other[0])
 
 
 @pytest.mark.parametrize("wrong", [lambda: Toy(batch_size=0), lambda: Toy(count=0), lambda: Digits(num_workers=-1)])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from running import require
+from system.forks import Forks, forking
 from system.hosts import Hosts, two_hosts
 from system.learned import Alone, learn_alone
 from system.slurm import cluster
@@ -30,3 +31,10 @@ def hosts(tmp_path_factory) -> Iterator[Hosts]:
 def alone(tmp_path_factory) -> Alone:
     """What one process learns, and two on one machine."""
     return learn_alone(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Starts `fit` many times at the price of one."""
+    with forking() as process:
+        yield process

@@ -5,8 +5,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from project.callbacks.throughput import Throughput
-from project.sampling.global_batches import GlobalBatches
 from project.sampling.sharding import Sharding
+from project.sampling.training_batches import TrainingBatches
 from running import as_before
 
 
@@ -34,7 +34,7 @@ def train(throughput, **options):
 
 def test_counts_the_samples_of_our_own_order():
     sharding = Sharding(world_size=2)
-    sharding.training = GlobalBatches(25, 8, world_size=2, training=True)
+    sharding.training = [TrainingBatches(25, 8, world_size=2)]
     throughput = Throughput(sharding)
     train(throughput)
     assert throughput.samples == 25

@@ -4,6 +4,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from project.checkpoints.directory_io import DirectoryCheckpointIO, checkpoints_in
 from project.checkpoints.saving import Interval, SaveCheckpoints
+from project.loops import install
+from project.sampling.sharding import Sharding
 from running import as_before
 
 
@@ -36,6 +38,7 @@ def steps_saved(folder, every, keep=100, **options):
             limit_val_batches=0,
             **options,
         )
+        install(trainer, Sharding())
         trainer.fit(BoringModel())
     return [int(path.name.removeprefix("step-")) for path in checkpoints_in(folder)]
 

@@ -1,0 +1,193 @@
+"""Every sample exactly once: at any world size, from any crash, by classes that never heard of Rankzero."""
+
+import json
+import math
+import shutil
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from running import weights
+from system.forks import Forks
+
+CLASSES = ("--model", "recording.Net", "--data", "recording.Data", "--trainer.num_sanity_val_steps", "0")
+
+pytestmark = pytest.mark.xdist_group("forks")
+
+
+@pytest.fixture
+def mine(tmp_path):
+    shutil.copy(Path(__file__).parent / "recording.py", tmp_path)
+    return tmp_path
+
+
+def noted(folder: Path, what: str = "train") -> dict[tuple[int, int], dict[int, list[int]]]:
+    """(epoch, step) -> rank -> the samples that it was given last."""
+    steps: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for file in sorted(folder.glob("noted-*.jsonl")):
+        rank = int(file.stem.removeprefix("noted-"))
+        for line in file.read_text().splitlines():
+            kind, epoch, step, samples = json.loads(line)
+            if kind == what:
+                steps.setdefault((epoch, step), {}).setdefault(rank, []).extend(samples)
+    return steps
+
+
+def summary(folder: Path, run: str) -> dict:
+    return json.loads((folder / "runs" / run / "summary.json").read_text())
+
+
+def sizes_for(count: int, world: int) -> list[int]:
+    """Global batches that divide and that do not, that are smaller than the world and as large as the data."""
+    return sorted({size for size in (world - 1, world, 24, 97, count) if 0 < size <= count and count / size < 150})
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 7, 640, 1437, 10_007])
+def test_each_epoch_is_a_permutation(forks: Forks, mine, world, count):
+    for size in sizes_for(count, world):
+        arguments = (*CLASSES, "--data.count", str(count), "--global_batch_size", str(size), "--epochs", "2")
+        forks.fit(*arguments, "--data.held_out", "1", "--run", f"{size}", folder=mine, world=world)
+        steps = noted(mine)
+        for epoch in (0, 1):
+            given = [
+                [sample for samples in ranks.values() for sample in samples]
+                for (of_epoch, _), ranks in steps.items()
+                if of_epoch == epoch
+            ]
+            assert sorted(sample for step in given for sample in step) == list(range(count))
+            assert sorted(map(len, given)) == sorted([size] * (count // size) + [count % size] * (count % size > 0))
+        assert summary(mine, f"{size}")["steps"] == 2 * math.ceil(count / size)
+        assert summary(mine, f"{size}")["ledger"] == [
+            f"epoch {epoch}: {count:,} of {count:,} samples, each once" for epoch in (1, 2)
+        ]
+        for file in mine.glob("noted-*"):
+            file.unlink()
+
+
+def test_shares_however_uneven_learn_what_one_process_learns(forks: Forks, mine):
+    """A global batch that no world divides, a last batch that leaves ranks without any, and devices that are small."""
+    arguments = (*CLASSES, "--data.count", "203", "--global_batch_size", "25", "--epochs", "2", "--data.noise", "0.1")
+    forks.fit(*arguments, "--run", "one", folder=mine)
+    expected, metrics = weights(mine / "runs/one"), summary(mine, "one")["metrics"]
+    ways = [(2, ()), (3, ()), (4, ()), (1, ("--max_device_batch_size", "4")), (4, ("--max_device_batch_size", "2"))]
+    ways += [(2, ("--trainer.accumulate_grad_batches", "3")), (3, ("--data.workers", "1"))]
+    for number, (world, settings) in enumerate(ways):
+        forks.fit(*arguments, *settings, "--run", f"{number}", folder=mine, world=world)
+        found = weights(mine / f"runs/{number}")
+        assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected), settings
+        here = summary(mine, f"{number}")["metrics"]
+        names = [name for name in metrics if name not in ("loss_step", "synced_step")]
+        assert {name: here[name] for name in names} == pytest.approx({name: metrics[name] for name in names}, rel=1e-5)
+
+
+def test_an_epoch_at_world_sizes_1_2_3_2_1(forks: Forks, mine):
+    arguments = (*CLASSES, "--data.count", "637", "--global_batch_size", "16", "--epochs", "1", "--data.noise", "0.1")
+    arguments += ("--save_every", "3steps")
+    forks.fit(*arguments, "--run", "one", folder=mine)
+    once = {step: sorted(ranks[0]) for step, ranks in noted(mine).items()}
+    (mine / "noted-0.jsonl").unlink()
+    for world, step in ((1, 8), (2, 16), (3, 24), (2, 33)):
+        kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
+        codes = forks.fit(*arguments, "--run", "x", *kill, folder=mine, world=world, code=None)
+        assert codes[0] == -9
+        keep_what_was_saved(mine, "x")
+    forks.fit(*arguments, "--run", "x", folder=mine)
+    assert {step: sorted(chain(*ranks.values())) for step, ranks in noted(mine).items()} == once
+    one, parts = (summary(mine, run) for run in ("one", "x"))
+    assert parts["attempts"] == 5 and parts["ledger"] == ["epoch 1: 637 of 637 samples, each once"]
+    expected, found = weights(mine / "runs/one"), weights(mine / "runs/x")
+    assert all(torch.allclose(found[name], expected[name], atol=1e-5, rtol=0) for name in expected)
+    assert parts["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
+
+
+def keep_what_was_saved(folder: Path, run: str) -> None:
+    """Forgets what was noted behind the newest checkpoint, which the next attempt does again."""
+    saved = sorted((folder / "runs" / run / "checkpoints").glob("step-*"))
+    step = int(saved[-1].name.removeprefix("step-")) if saved else 0
+    for file in folder.glob("noted-*.jsonl"):
+        lines = [line for line in file.read_text().splitlines() if json.loads(line)[2] < step]
+        file.write_text("".join(f"{line}\n" for line in lines))
+
+
+def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows, but for the speed."""
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if "samples_per_second" not in tag]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def learned(run: Path) -> dict:
+    """What the newest checkpoint holds of the model and how it learns."""
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    state = torch.load(newest / "state.pt", weights_only=True)
+    return {name: state[name] for name in ("state_dict", "optimizer_states", "lr_schedulers", "rank_states", "ledger")}
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+RANDOM = ("--model.dropout", "0.2", "--data.noise", "0.1", "--global_batch_size", "16", "--epochs", "2")
+OFTEN = ("--trainer.val_check_interval", "0.25", "--trainer.log_every_n_steps", "3")
+
+
+@pytest.mark.parametrize(
+    ("world", "every", "steps", "settings"),
+    [
+        (1, "1steps", (1, 11, 40), ()),
+        (1, "7steps", (33, 80), ("--max_device_batch_size", "6")),
+        (1, "3steps", (20,), ("--data.workers", "2")),
+        (2, "1steps", (10,), ()),
+        (2, "7steps", (38,), ("--data.count", "633", "--max_device_batch_size", "3")),
+    ],
+)
+def test_a_kill_changes_nothing(forks: Forks, mine, world, every, steps, settings):
+    """Forty steps an epoch: weights bit for bit, optimiser, schedule, generators, metrics, and what TensorBoard shows."""
+    arguments = (*CLASSES, *RANDOM, *OFTEN, "--save_every", every, *settings)
+    forks.fit(*arguments, "--run", "whole", folder=mine, world=world)
+    given = noted(mine)
+    for step in steps:
+        for file in mine.glob("noted-*"):
+            file.unlink()
+        kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
+        kill += ("--trainer.callbacks.rank", f"{world - 1}")
+        run = f"killed-{step}"
+        assert -9 in forks.fit(*arguments, "--run", run, *kill, folder=mine, world=world, code=None)
+        keep_what_was_saved(mine, run)
+        forks.fit(*arguments, "--run", run, folder=mine, world=world)
+        assert noted(mine) == given
+        assert same(learned(mine / "runs" / run), learned(mine / "runs/whole"))
+        assert scalars(mine / "runs" / run) == scalars(mine / "runs/whole")
+        here, there = summary(mine, run), summary(mine, "whole")
+        assert all(here[name] == there[name] for name in ("metrics", "ledger", "steps", "epochs", "samples"))
+
+
+def test_evaluation_is_the_same_at_any_world_size(forks: Forks, mine):
+    """1,001 samples, which no world divides; and 3, which leave a rank without any."""
+    for held_out, worlds in ((1001, (1, 2, 3, 4)), (3, (1, 4))):
+        found = []
+        for world in worlds:
+            run = f"{held_out}-{world}"
+            arguments = ("--data.held_out", f"{held_out}", "--data.size", "12", "--global_batch_size", "64")
+            arguments += ("--data.count", "64", "--epochs", "1", "--model.rate", "0", "--run", run)
+            forks.fit(*CLASSES, *arguments, folder=mine, world=world)
+            samples = [
+                sample for ranks in noted(mine, "val").values() for samples in ranks.values() for sample in samples
+            ]
+            assert sorted(samples) == list(range(held_out))
+            found.append({name: summary(mine, run)["metrics"][name] for name in ("val_loss", "val_error")})
+            for file in mine.glob("noted-*"):
+                file.unlink()
+        for metrics in found[1:]:
+            assert metrics == pytest.approx(found[0], abs=1e-6)
