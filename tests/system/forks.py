@@ -55,6 +55,7 @@ def _serve() -> None:
     import tensorboard.compat.proto  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
 
+    import project.cli  # noqa: F401
     from running import command_of
 
     fit = command_of("fit")

@@ -153,7 +153,7 @@ OFTEN = ("--trainer.val_check_interval", "0.25", "--trainer.log_every_n_steps", 
     ],
 )
 def test_a_kill_changes_nothing(forks: Forks, mine, world, every, steps, settings):
-    """Forty steps an epoch: weights bit for bit, optimiser, schedule, generators, metrics, and what TensorBoard shows."""
+    """Forty steps an epoch: weights bit for bit, optimiser, schedule, generators, metrics, and TensorBoard."""
     arguments = (*CLASSES, *RANDOM, *OFTEN, "--save_every", every, *settings)
     forks.fit(*arguments, "--run", "whole", folder=mine, world=world)
     given = noted(mine)
