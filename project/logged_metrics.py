@@ -19,6 +19,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 )
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from project.strategies import strategy_of
 
@@ -78,6 +80,9 @@ class LoggerConnector(_LoggerConnector):
                 results[key] = _revived(description, self.trainer)
                 results.take_up(key)
         if self.trainer.world_size > 1:
+            for metric in self.trainer.lightning_module.modules():
+                if isinstance(metric, Metric):
+                    metric.dist_sync_fn = metric.dist_sync_fn or _from_all_ranks
             _add_up(self.trainer)
 
     def on_epoch_end(self) -> None:
@@ -134,6 +139,21 @@ def _add_up(trainer: Trainer) -> None:
             continue
         value = whole["exact"] / whole["weight"] if metric.meta.is_mean_reduction else whole["exact"]
         metric._computed = value.to(whole["value"].dtype).to(trainer.strategy.root_device)
+
+
+def _from_all_ranks(state: Tensor, group: Any = None) -> list[Tensor]:
+    """A metric's state on each rank. All ranks must call.
+
+    A rank that has seen nothing has no samples to concatenate; torchmetrics (1.9) puts an empty tensor in their place,
+    of a type and form that need not be the others'.
+    """
+    forms: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(forms, (state.shape, state.dtype), group)
+    shape, dtype = next((form for form in forms if form[0].numel()), forms[0])
+    if not state.numel():
+        state = torch.empty((0, *shape[1:]), dtype=dtype, device=state.device)
+    gathered: list[Tensor] = gather_all_tensors(state, group)
+    return gathered
 
 
 def _description(metric: _ResultMetric) -> dict[str, Any]:

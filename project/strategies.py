@@ -8,12 +8,14 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from project.gradients import average_gradients
 from project.sampling.sharding import Sharding
-from project.sampling.training_batches import Share
+from project.sampling.training_batches import Share, TrainingBatches
 from project.team import Team
 
 _EVEN = Share(samples=1, total=1, weight=1.0, part=1.0, idle=False, last=True)
@@ -44,7 +46,16 @@ class RunStrategy(Strategy):
         loader = self.sharding.apply(dataloader, training, self.broadcast, self._pads() if training else None)
         if training and self.sharding.order:
             trainer.accumulate_grad_batches = self.sharding.order.micro_batches
+            self._warn_of_single_samples(self.sharding.order)
         return loader
+
+    def _warn_of_single_samples(self, order: TrainingBatches) -> None:
+        if order.leaves_single() and any(isinstance(module, _BatchNorm) for module in self._module.modules()):
+            rank_zero_warn(
+                f"rankzero: {order.count:,} samples, {order.global_batch_size:,} a step: in some step a process has a "
+                "single one, which batch norm may refuse. DataLoader(drop_last=True), or another --global_batch_size, "
+                "avoids it"
+            )
 
     def _pads(self) -> str | None:
         """What of this module cannot do without a sample on every rank."""

@@ -122,14 +122,14 @@ class Sharding:
                     "batches of different sizes, which would not stay side by side",
                     "--trainer.accumulate_grad_batches N",
                 )
-        if pads and not batches.pads and any(order.some_idle for order in self.training):
-            rank_zero_warn(
-                f"rankzero: some steps have fewer samples than there are processes, and {pads} cannot do without a "
-                "sample on each: there a sample is read once more, and given no weight. DataLoader(drop_last=True) "
-                "leaves a short last batch out"
-            )
         for order in self.training:
             order.pads = bool(pads)
+        if pads and any(order.leaves_idle() for order in self.training):
+            rank_zero_warn(
+                f"rankzero: some steps have fewer samples than there are processes, and {pads} cannot do without a "
+                "sample on each: there a sample is read once more. DataLoader(drop_last=True) leaves a short last "
+                "batch out"
+            )
         return batches
 
     def _check_data(self) -> None:

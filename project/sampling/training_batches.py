@@ -58,7 +58,8 @@ class TrainingBatches(Sampler[Indices]):
 
     Rank r of W has every W-th of them from the r-th, in micro-batches that a device can hold. No sample is repeated or
     left out: the last step may be short, and some ranks may have nothing in it, or, where G < W, in any. They then get
-    an empty batch, so that all ranks have as many batches.
+    an empty batch, so that all ranks have as many batches. Where a short step would give a rank a single sample, it is
+    dealt to fewer ranks.
 
     Args:
         count: N, samples in the data set.
@@ -95,15 +96,15 @@ class TrainingBatches(Sampler[Indices]):
         assert count > 0 and global_batch_size > 0 and world_size > rank >= 0
         self.count, self.global_batch_size = count, global_batch_size
         self.rank, self.world_size = rank, world_size
-        largest_share = -(-global_batch_size // world_size)
-        size = -(-largest_share // micro_batches)
+        self.largest_share = -(-global_batch_size // world_size)
+        size = -(-self.largest_share // micro_batches)
         self.device_batch_size = min(size, max_device_batch_size or size)
-        self.micro_batches = -(-largest_share // self.device_batch_size)
+        self.micro_batches = -(-self.largest_share // self.device_batch_size)
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.pads = False
         self.begun = False
         self.given: deque[Positions] = deque()
-        self._dealt: dict[int, list[Share]] = {}
+        self._dealt: dict[tuple[int, bool], list[Share]] = {}
         self._exhausted = False
         self.origin = start or Position()
         self.epoch = self.origin.epoch
@@ -160,11 +161,23 @@ class TrainingBatches(Sampler[Indices]):
         step, micro_batch = divmod(batch, self.micro_batches)
         return self._shares(self._size(step))[micro_batch]
 
-    @property
-    def some_idle(self) -> bool:
+    def _sizes(self) -> list[int]:
+        """The sizes of the steps there are: whole ones, and a short one."""
+        whole, rest = divmod(self.count, self.global_batch_size)
+        return [self.global_batch_size] * (whole > 0) + [rest] * (rest > 0 and not self.drop_last)
+
+    def leaves_idle(self) -> bool:
         """Whether in some step some rank has nothing."""
-        sizes = {self._size(step) for step in (self.origin.step, self.steps - 1)} if len(self) else set()
-        return any(share.idle for size in sizes if size > 0 for share in self._shares(size))
+        return any(share.idle for size in self._sizes() for share in self._shares(size))
+
+    def leaves_single(self) -> bool:
+        """Whether in some step some rank reads a single sample."""
+        smallest = [(size // self._takers(size), size % self._takers(size) > 0) for size in self._sizes()]
+        return any(
+            (one + more) % self.device_batch_size == 1 % self.device_batch_size
+            for one, larger in smallest
+            for more in range(larger + 1)
+        )
 
     def idle(self, batch: int) -> bool:
         """Whether some rank gets an empty batch."""
@@ -182,17 +195,27 @@ class TrainingBatches(Sampler[Indices]):
 
     def _shares(self, size: int) -> list[Share]:
         """How a step of `size` samples is dealt to this rank, a micro-batch at a time."""
-        if size not in self._dealt:
+        if (size, self.pads) not in self._dealt:
             device, world = self.device_batch_size, self.world_size
-            of_rank = [(size - rank + world - 1) // world for rank in range(world)]
+            takers = self._takers(size)
+            of_rank = [(size - rank + takers - 1) // takers if rank < takers else 0 for rank in range(world)]
             shares = []
             for done in range(0, of_rank[0], device):
                 dealt = [min(device, max(0, samples - done)) for samples in of_rank]
                 mine, total, last = dealt[self.rank] * world, sum(dealt), done + device >= of_rank[0]
                 weight = mine * self.micro_batches / size
                 shares.append(Share(dealt[self.rank], total, weight, mine / total, idle=not all(dealt), last=last))
-            self._dealt[size] = shares
-        return self._dealt[size]
+            self._dealt[size, self.pads] = shares
+        return self._dealt[size, self.pads]
+
+    def _takers(self, size: int) -> int:
+        """Among how many ranks a step is dealt: all, or, of a short one, so many that none gets a single sample.
+
+        Batch norm cannot do with a single one.
+        """
+        if self.pads or size >= min(2 * self.world_size, self.global_batch_size):
+            return self.world_size
+        return max(1, size // 2, -(-size // self.largest_share))
 
     def __iter__(self) -> Iterator[Indices]:
         if self._exhausted:
@@ -215,7 +238,7 @@ class TrainingBatches(Sampler[Indices]):
 
     def _rows(self, order: Callable[[Positions], Positions]) -> Iterator[tuple[int, int, Positions]]:
         """For each step its first position, its size, and the samples of this rank."""
-        size, mine = self.global_batch_size, np.arange(self.rank, self.global_batch_size, self.world_size)
+        size, mine = self.global_batch_size, self._share_of(self.global_batch_size)
         whole = self.origin.step + (self.count - self.origin.samples) // size
         block = max(1, BLOCK // max(1, mine.size))
         for step in range(self.origin.step, whole, block):
@@ -224,4 +247,9 @@ class TrainingBatches(Sampler[Indices]):
                 yield first, size, row
         if whole < self.steps:
             first, size = self._first(whole), self._size(whole)
-            yield first, size, order(first + np.arange(self.rank, size, self.world_size))
+            yield first, size, order(first + self._share_of(size))
+
+    def _share_of(self, size: int) -> Positions:
+        """The places within a step that are this rank's."""
+        takers = self._takers(size)
+        return np.arange(self.rank, size if self.rank < takers else 0, takers)

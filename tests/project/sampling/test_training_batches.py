@@ -141,3 +141,15 @@ def test_what_was_handed_out_is_noted():
     assert [given.tolist() for given in sampler.given] == [list(batch) for batch in batches]
     iter(sampler)
     assert not sampler.given
+
+
+@given(st.integers(1, 6), counts, st.integers(2, 40))
+def test_a_short_step_gives_nobody_a_single_sample_where_that_can_be(world, count, share):
+    samplers = ranks(world, count, share * world)
+    rest = count % (share * world)
+    single = any(len(batch) == 1 for sampler in samplers for batch in sampler)
+    assert samplers[0].leaves_single() == single
+    assert single == (rest == 1 or (share == 2 and 0 < rest < 2 * world and rest % 2 == 1))
+    assert samplers[0].leaves_idle() == any(
+        sampler.idle(batch) for sampler in samplers for batch in range(len(sampler))
+    )
