@@ -78,15 +78,17 @@ def main() -> None:
     """Measures and prints both."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--count", type=int, default=COUNT)
-    count = parser.parse_args().count
+    parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 3, 4], metavar="N")
+    arguments = parser.parse_args()
+    count = arguments.count
     exact = float((torch.arange(count, dtype=torch.float64) / 1000).square().mean())
     table = Table(
         "processes", "ours", "off by", "DistributedSampler", "off by", title=f"{count:,} samples, {exact:.9f}"
     )
-    for world in (1, 2, 3, 4):
+    for world in arguments.worlds:
         here, there = ours(count, world), theirs(count, world)
         table.add_row(f"{world}", f"{here:.9f}", f"{here - exact:.1e}", f"{there:.9f}", f"{there - exact:.1e}")
-    Console().print(table)
+    Console(width=100).print(table)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ The two are measured in turn, so that what else the machine does falls on both.
 """
 
 import argparse
-import json
-import resource
+import gc
+import multiprocessing
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -59,15 +58,22 @@ def theirs(count: int, start: int) -> Iterable[torch.Tensor]:
     return DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data, num_replicas=WORLD, rank=3))
 
 
-def measure(whose: str, count: int, start: int) -> dict[str, float]:
+def measure(whose: str, count: int, start: int, found: "multiprocessing.Queue[tuple[float, float]]") -> None:
     """Seconds to the first batch, and megabytes more than the same with next to no samples."""
     make = {"ours": ours, "DistributedSampler": theirs}[whose]
     next(iter(make(BATCH * WORLD, 0)))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # from here on the most memory is noted anew
+    before = most_memory()
     started = time.perf_counter()
     next(iter(make(count, start)))
-    seconds = time.perf_counter() - started
-    return {"seconds": seconds, "megabytes": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
+    found.put((time.perf_counter() - started, most_memory() - before))
+
+
+def most_memory() -> float:
+    """The most that this process has had, in megabytes (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def main() -> None:
@@ -75,26 +81,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--count", type=int, default=10**8, help="samples; ours is measured with ten times as many too")
-    parser.add_argument("--measure", nargs=3, metavar=("WHOSE", "COUNT", "START"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.measure:
-        whose, count, start = arguments.measure
-        print(json.dumps(measure(whose, int(count), int(start))))
-        return
     count, more = arguments.count, arguments.count * 10
     cases = [("ours", more, 0), ("ours", more, more // 10 * 7), ("ours", count, 0), ("DistributedSampler", count, 0)]
-    found: dict[tuple[str, int, int], list[dict[str, float]]] = {case: [] for case in cases}
+    measured: dict[tuple[str, int, int], list[tuple[float, float]]] = {case: [] for case in cases}
+    forking = multiprocessing.get_context("fork")
     for repeat in range(arguments.repeats):
         for case in cases:
             print(f"\r{repeat + 1}/{arguments.repeats} {case[0]:<20} {case[1]:>14,}", end="", file=sys.stderr)
-            command = [sys.executable, __file__, "--measure", *map(str, case)]
-            found[case].append(json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
+            found: multiprocessing.Queue[tuple[float, float]] = forking.Queue()
+            process = forking.Process(target=measure, args=(*case, found))
+            process.start()
+            measured[case].append(found.get())
+            process.join()
     print("\r", end="", file=sys.stderr)
     table = Table("order", "samples", "from sample", "first batch, ms", "memory, MB", title=f"rank 3 of {WORLD}")
-    for (whose, samples, start), measured in found.items():
-        milliseconds = spread([one["seconds"] * 1000 for one in measured])
-        table.add_row(whose, f"{samples:,}", f"{start:,}", milliseconds, spread([one["megabytes"] for one in measured]))
-    Console().print(table)
+    for (whose, samples, start), pairs in measured.items():
+        seconds, megabytes = zip(*pairs, strict=True)
+        milliseconds = spread([1000 * one for one in seconds])
+        table.add_row(whose, f"{samples:,}", f"{start:,}", milliseconds, spread(list(megabytes)))
+    Console(width=100).print(table)
 
 
 def spread(values: list[float]) -> str:

@@ -78,6 +78,7 @@ class FitLoop(_FitLoop):
     def on_advance_end(self) -> None:
         complete = self.epoch_loop.is_complete
         super().on_advance_end()
+        self.sharding.start = []  # loaders that are asked for anew begin at the beginning
         if not complete:
             return
         order = self.sharding.order

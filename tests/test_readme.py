@@ -49,7 +49,8 @@ def commands(text: str) -> list[str]:
 
 @pytest.mark.parametrize(("page", "section"), sections())
 def test_every_command_runs(page, section, tmp_path, request):
-    (tmp_path / "launch").symlink_to(REPOSITORY / "launch")
+    for folder in ("launch", "benchmarks"):
+        (tmp_path / folder).symlink_to(REPOSITORY / folder)
     for language in ("python", "yaml"):
         for block in blocks(page.read_text(), language):
             name, _, content = block.partition("\n")
@@ -70,7 +71,7 @@ def test_every_command_runs(page, section, tmp_path, request):
             if words[0] == "mpirun":
                 require("openmpi")
                 environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-            short = () if "help" in command else next(SHORT[word] for word in words if word in SHORT)
+            short = () if "help" in command else next((SHORT[word] for word in words if word in SHORT), ())
             run(*words, *short, folder=tmp_path, environment=environment, seconds=200)
 
 

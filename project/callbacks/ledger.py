@@ -64,7 +64,7 @@ class KeepLedger(LoopCallback):
         self._ledger, self._batches = Ledger(), 0
         if order is None:
             return
-        consumed = order.position(batches).samples
+        consumed = order.consumed(batches)
         used = Digest(strategy_of(trainer).add_up(ledger.digest().sums))
         if used != expected(order.order(), order.count, consumed):
             raise SamplesDifferError(

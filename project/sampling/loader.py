@@ -85,8 +85,8 @@ class OrderedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of this rank. All ranks must read them in step."""
-        first = self.batch_sampler.first_batch
-        for number, batch in enumerate(self._reader, first):
+        reader = iter(self._reader)  # which tells the order to begin
+        for number, batch in enumerate(reader, self.batch_sampler.first_batch):
             self._now.some_idle = self.batch_sampler.idle(number)
             self._now.has_nothing = self._now.some_idle and batch is None
             if self._now.some_idle:

@@ -151,8 +151,16 @@ class TrainingBatches(Sampler[Indices]):
         """The order of this epoch: from positions to samples."""
         return Permutation(self.count, self.seed, self.epoch, self.origin.cycle) if self.shuffle else np.copy
 
+    def consumed(self, batches: int) -> int:
+        """Samples of this epoch's order that are used behind so many batches, also within a step."""
+        step, micro_batches = divmod(batches, self.micro_batches)
+        if batches >= len(self) or not micro_batches:
+            return self.position(batches).samples
+        size = self._size(step)
+        return self._first(step) + min(size, micro_batches * self.device_batch_size * self._takers(size))
+
     def position(self, batches: int) -> Position:
-        """Where the run is behind so many batches of this epoch."""
+        """Where the run is behind the last step that is done after so many batches of this epoch."""
         step = batches // self.micro_batches if batches < len(self) else self.steps
         return Position(self.epoch, step, min(self.count, self._first(step)), self.origin.cycle)
 
@@ -184,8 +192,9 @@ class TrainingBatches(Sampler[Indices]):
         return self.share(batch).idle and not self.pads
 
     def samples_in(self, batch: int) -> int:
-        """Samples in a batch over all ranks."""
-        return self.share(batch).total if batch < len(self) else 0
+        """Samples in a batch over all ranks, counted through all rounds of the epoch."""
+        batch -= self.cycle_began_at
+        return self.share(batch).total if 0 <= batch < len(self) else 0
 
     def _first(self, step: int) -> int:
         return self.origin.samples + (step - self.origin.step) * self.global_batch_size

@@ -35,12 +35,17 @@ def test_a_machine_joins_and_leaves(tmp_path, hosts, first, second):
             lambda: len(starts()) == times and "epoch " in said().rpartition("rankzero: torchrun")[2], "training"
         )
 
+    def saved():
+        return sorted((tmp_path / "runs/MLP-Toy-grows/checkpoints").glob("step-*"))
+
     stays = hosts.start(first, *command, folder=tmp_path, log=log)
     joins = None
     try:
         under_way(1)
         joins = hosts.start(second, *command, folder=tmp_path, log=log)
         under_way(2)
+        joined = int(starts()[1][1])
+        wait_until(lambda: int(saved()[-1].name.removeprefix("step-")) > joined, "a checkpoint of both")
         hosts.lose(second)
         under_way(3)
     finally:

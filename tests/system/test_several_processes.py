@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -94,16 +93,6 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_next_start_carries_on(min
     result = fit(*arguments, folder=mine)
     assert "carrying on from step-00000007" in result.out
     assert (result.summary("x")["samples"], result.summary("x")["attempts"]) == (600, 2)
-
-
-def test_a_run_carries_on_at_another_number_of_processes(here):
-    arguments = ("--model", "MLP", "--data", "Toy", "--epochs", "2", "--save_every", "10steps", "--batch_size", "32")
-    fit_here(*arguments, "--run", "whole")
-    fit_here(*arguments, "--run", "parts", "--trainer.max_steps", "25", "--model.schedule.warmup_steps", "0")
-    shutil.rmtree(here / "runs/parts/checkpoints/step-00000025")  # as if it had been lost within the epoch
-    result = fit(*arguments, "--run", "parts", "--devices", "2", folder=here)
-    assert "carrying on from step-00000020" in result.out and result.summary("parts")["steps"] == 128
-    assert result.summary("parts")["samples"] == 2 * 2048
 
 
 def test_a_wrong_request_is_told_once(tmp_path):

@@ -1,5 +1,6 @@
 from itertools import zip_longest
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +91,15 @@ def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed(world, count,
     assert [sorted(step) for step in found] == expected
     rest[0].set_epoch(4)
     assert rest[0].first_batch == 0 and len(rest[0]) == len(ranks(world, count, size, max_device_batch_size=limit)[0])
+
+
+@given(worlds, counts, sizes, limits, st.data())
+def test_what_is_consumed_is_the_first_part_of_the_order(world, count, size, limit, data):
+    samplers = ranks(world, count, size, max_device_batch_size=limit)
+    batches = data.draw(st.integers(0, len(samplers[0])))
+    used = [i for sampler in samplers for batch in list(sampler)[:batches] for i in batch]
+    first = samplers[0].order()(np.arange(samplers[0].consumed(batches)))
+    assert sorted(used) == sorted(first.tolist())
 
 
 @given(counts, sizes, sizes, worlds, st.data())
