@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from project import logged_metrics
@@ -118,7 +119,8 @@ def load_metrics(module: LightningModule, saved: Sequence[Mapping[str, State]]) 
         for number, state in enumerate(states):
             if number == 0:
                 for key, value in state["state"].items():
-                    setattr(metric, key, value)
+                    # Metrics of one group share their state, which each of them goes on changing in place.
+                    setattr(metric, key, value.clone() if isinstance(value, Tensor) else list(value))
                 metric._update_count = state["updates"]
             else:
                 try:

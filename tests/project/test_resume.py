@@ -168,3 +168,69 @@ def test_a_checkpoint_that_is_none(here):
     with pytest.raises(CannotStart, match="step-00000064"):
         fit_here(*TOY, "--resume", "runs/x/checkpoints/step-00000007", "--run", "y")
     assert not (here / "runs/y").exists()
+
+
+def ledger(run):
+    return json.loads((run / "summary.json").read_text())["ledger"]
+
+
+def test_other_data_is_refused_and_what_changed_is_said(here, monkeypatch):
+    crash_at(80, *TOY, "--epochs", "3", "--run", "x", monkeypatch=monkeypatch)
+    other = (*TOY, "--epochs", "3", "--run", "x", "--data.data_seed", "5")
+    with pytest.raises(CannotStart, match=r"inputs: was float32 \(2048, 20\), \w+, is float32 \(2048, 20\)"):
+        fit_here(*other)
+    fit_here(*other, "--accept_changed", "data")
+    assert ledger(here / "runs/x") == [f"epoch {epoch}: 2,048 of 2,048 samples, each once" for epoch in (1, 2, 3)]
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 70 + 2 * 64  # the second epoch anew
+
+
+def test_another_global_batch_goes_on_with_the_rest_of_the_epoch(here, monkeypatch):
+    crash_at(85, *TOY, "--epochs", "3", "--run", "x", monkeypatch=monkeypatch)
+    arguments = (*TOY, "--epochs", "3", "--run", "x", "--global_batch_size", "100")
+    crash_at(91, *arguments, "--accept_changed", "global_batch_size", monkeypatch=monkeypatch)
+    fit_here(*arguments)
+    assert ledger(here / "runs/x") == [f"epoch {epoch}: 2,048 of 2,048 samples, each once" for epoch in (1, 2, 3)]
+    rest = -(-(2048 - 16 * 32) // 100)
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 80 + rest + 21
+
+
+@pytest.mark.parametrize("step", [25, 64, 100])
+def test_a_checkpoint_of_lightnings_own(here, step):
+    own = ("--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.dirpath", "own")
+    own += (f"--trainer.callbacks.every_n_train_steps={step}", "--trainer.callbacks.save_top_k=-1")
+    own += ("--trainer.callbacks.filename", "{step}")
+    fit_here(*TOY, "--epochs", "2", "--run", "whole", *own)
+    fit_here(*TOY, "--epochs", "2", "--run", "rest", "--resume", f"own/step={step}.ckpt")
+    assert same(weights(here / "runs/whole"), weights(here / "runs/rest"))
+    assert ledger(here / "runs/rest")[-1] == "epoch 2: 2,048 of 2,048 samples, each once"
+
+
+def test_a_checkpoint_from_elsewhere_begins_its_epoch_anew(here, capsys):
+    test_a_checkpoint_of_lightnings_own(here, 100)
+    content = torch.load("own/step=100.ckpt", weights_only=True)
+    for name in ("rankzero", "rank_states", "ledger"):
+        del content[name]
+    torch.save(content, "own/bare.ckpt")
+    fit_here(*TOY, "--epochs", "2", "--run", "bare", "--resume", "own/bare.ckpt")
+    assert "the epoch that it ends in begins anew" in capsys.readouterr().out
+    assert ledger(here / "runs/bare") == ["epoch 2: 2,048 of 2,048 samples, each once"]
+
+
+def test_a_ledger_that_does_not_come_out_is_an_error(here, monkeypatch):
+    from project.callbacks.ledger import SamplesDifferError
+    from project.sampling.training_batches import TrainingBatches
+
+    batches = TrainingBatches._batches
+
+    def one_twice(self, given):
+        first = None
+        for number, batch in enumerate(batches(self, given)):
+            first = given[-1] if number == 0 else first
+            if number == 3:
+                given[-1] = first
+            yield batch
+
+    monkeypatch.setattr(TrainingBatches, "_batches", one_twice)
+    with pytest.raises(SamplesDifferError, match="epoch 1: 2,048 of 2,048 samples should have been used"):
+        fit_here(*TOY, "--epochs", "1", "--run", "x")
+    assert json.loads((here / "runs/x/summary.json").read_text())["status"] == "failed"

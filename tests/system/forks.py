@@ -103,5 +103,5 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+    sys.path[0] = str(Path(__file__).parent.parent.parent)  # and not this folder, which holds other modules
     _serve()

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import MeanAbsoluteError
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
+from torchmetrics.classification import BinaryAUROC
 
 
 class Rows(Dataset):
@@ -82,6 +83,74 @@ class Net(LightningModule):
         optimizer = torch.optim.SGD(self.parameters(), lr=self.rate, momentum=0.9)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+
+
+class Scored(Net):
+    """Logs in all the ways there are."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__(rate=rate)
+        self.area, self.many = (
+            BinaryAUROC(),
+            MetricCollection({"error": MeanAbsoluteError(), "square": MeanSquaredError()}),
+        )
+        self.own = []
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        _, inputs, _ = batch
+        outputs, targets = self.layers(inputs).sigmoid()[:, 0], (inputs[:, 0] > 0.5).long()
+        self.area.update(outputs, targets)
+        self.many.update(outputs, targets.float())
+        self.log("area", self.area)
+        self.log_dict(self.many)
+        self.log("samples", float(len(inputs)), reduce_fx="sum")
+        self.log("largest", outputs.max(), reduce_fx="max")
+        self.log("stepped", outputs.mean(), on_step=True, on_epoch=True, sync_dist=True)
+        if batch_idx == 0:
+            self.log("early", outputs.mean(), batch_size=len(inputs))
+        self.own.append(outputs.mean())
+
+    def on_validation_epoch_end(self):
+        self.log("late", torch.stack(self.own).mean() if self.own else torch.tensor(0.0), sync_dist=True)
+        self.own.clear()
+
+
+class Alone(LightningModule):
+    """Optimises by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        loss = (self.layer(batch[1]) - 1).square().mean()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class Pair(LightningDataModule):
+    """Two loaders, one of which goes round while the other one goes on."""
+
+    def train_dataloader(self):
+        return {
+            name: DataLoader(Rows(count), batch_size=size, shuffle=True)
+            for name, count, size in (("long", 65, 4), ("short", 10, 3))
+        }
+
+
+class OfPairs(Alone):
+    def training_step(self, batch, batch_idx):
+        note = json.dumps(["train", 0, self.trainer.global_step, [batch[name][0].tolist() for name in batch]])
+        with Path(f"noted-{self.global_rank}.jsonl").open("a") as file:
+            file.write(note + "\n")
+        super().training_step(batch["long"], batch_idx)
 
 
 class KillAt(Callback):

@@ -150,6 +150,8 @@ OFTEN = ("--trainer.val_check_interval", "0.25", "--trainer.log_every_n_steps", 
         (1, "3steps", (20,), ("--data.workers", "2")),
         (2, "1steps", (10,), ()),
         (2, "7steps", (38,), ("--data.count", "633", "--max_device_batch_size", "3")),
+        pytest.param(1, "1steps", range(1, 41), (), marks=pytest.mark.soak),
+        pytest.param(2, "1steps", range(1, 41), (), marks=pytest.mark.soak),
     ],
 )
 def test_a_kill_changes_nothing(forks: Forks, mine, world, every, steps, settings):
@@ -191,3 +193,55 @@ def test_evaluation_is_the_same_at_any_world_size(forks: Forks, mine):
                 file.unlink()
         for metrics in found[1:]:
             assert metrics == pytest.approx(found[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("held_out", [50, 3])
+def test_whatever_a_module_logs_is_exact(forks: Forks, mine, held_out):
+    """Sums, extremes, metrics of torchmetrics that keep all they see, and what only some batches log."""
+    arguments = ("--model", "recording.Scored", "--data", "recording.Data", "--data.count", "16", "--epochs", "1")
+    arguments += ("--data.held_out", f"{held_out}", "--global_batch_size", "8")
+    found = {}
+    for world in (1, 2, 4):
+        forks.fit(*arguments, "--run", f"{world}", folder=mine, world=world)
+        found[world] = summary(mine, f"{world}")["metrics"]
+    names = ("val_loss", "val_error", "area", "error", "square", "samples", "largest", "stepped_epoch")
+    for world in (2, 4):
+        assert {name: found[world][name] for name in names} == pytest.approx(
+            {name: found[1][name] for name in names}, abs=1e-6
+        )
+    assert found[1]["samples"] == held_out and {"early", "late"} <= set(found[4])
+    said = forks.said(mine)[0]
+    assert "self.log('late') in on_validation_epoch_end has another value on each rank" in said
+
+
+def test_who_needs_a_sample_on_every_rank_gets_one(forks: Forks, mine):
+    arguments = ("--model", "recording.Alone", "--data", "recording.Data", "--data.count", "33", "--epochs", "1")
+    forks.fit(*arguments, "--global_batch_size", "8", "--run", "one", folder=mine)
+    forks.fit(*arguments, "--global_batch_size", "8", "--run", "four", folder=mine, world=4)
+    assert "manual optimisation cannot do without a sample on each" in forks.said(mine)[0]
+    expected, found = weights(mine / "runs/one"), weights(mine / "runs/four")
+    assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected)
+
+
+def test_several_loaders_are_carried_on_each_for_itself(forks: Forks, mine):
+    arguments = ("--model", "recording.OfPairs", "--data", "recording.Pair", "--epochs", "2", "--save_every", "1steps")
+    forks.fit(*arguments, "--run", "whole", folder=mine)
+    given = noted(mine)
+    for step in (5, 29):
+        (mine / "noted-0.jsonl").unlink()
+        kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
+        forks.fit(*arguments, "--run", f"{step}", *kill, folder=mine, code=-9)
+        keep_what_was_saved(mine, f"{step}")
+        forks.fit(*arguments, "--run", f"{step}", folder=mine)
+        assert noted(mine) == given
+        assert same(learned(mine / f"runs/{step}"), learned(mine / "runs/whole"))
+
+
+def test_a_rank_with_nothing_does_not_wait_for_others_who_gather(forks: Forks, mine):
+    """What a step does together with the other ranks is refused where one of them does not take it."""
+    text = (mine / "recording.py").read_text()
+    gathers = "        self.all_gather(loss)\n        self.train_error(outputs, targets)\n"
+    (mine / "recording.py").write_text(text.replace("        self.train_error(outputs, targets)\n", gathers))
+    arguments = (*CLASSES, "--data.count", "17", "--global_batch_size", "16", "--epochs", "1")
+    forks.fit(*arguments, folder=mine, world=2, code=1)
+    assert "all_gather in a step in which some rank has no sample" in forks.said(mine)[0]
