@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: fit install test lint types check starts system-tools clean
+.PHONY: fit install test lint types check soak starts system-tools clean
 
 fit: install                      ## train the default: a small ResNet on handwritten digits
 	$(BIN)/python launch/fit.py $(ARGS)
@@ -29,6 +29,9 @@ types: install                    ## mypy --strict
 	$(BIN)/mypy
 
 check: lint types test            ## everything that CI runs
+
+soak: install                    ## campaigns: a kill behind every step of an epoch, on one and on two processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
 
 starts: install                   ## starts and ends, counted: 100 under torchrun, 50 under srun (as root)
 	$(BIN)/python tests/soak/starts.py --launcher torchrun --count 100

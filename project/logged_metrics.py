@@ -188,7 +188,7 @@ def _warn_of_own_values(trainer: Trainer) -> None:
     everyone = strategy_of(trainer).gather({key: _own_value(one) for key, one in own.items()})
     for key, one in own.items():
         values = [theirs[key] for theirs in everyone if key in theirs]
-        if max(values) - min(values) <= 1e-6 * max(map(abs, values)):
+        if not max(values) - min(values) > 1e-6 * max(map(abs, values)):  # nor where one is not a number
             continue
         if not one["sync"]:
             shown = "rank zero's alone is taken"

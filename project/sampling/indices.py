@@ -1,6 +1,6 @@
 """What a batch sampler hands to a DataLoader: which samples, and in which epoch."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,14 @@ class Indices(list[int]):
     Args:
         samples: Their numbers.
         key: Of the epoch, see `project.sampling.permutation.epoch_key`.
+        numbers: Their numbers in the whole data set, where this list is for a data set within it.
     """
 
-    def __init__(self, samples: Iterable[int] = (), key: int = 0) -> None:
+    def __init__(self, samples: Iterable[int] = (), key: int = 0, numbers: Sequence[int] | None = None) -> None:
         super().__init__(samples)
-        self.key = key
+        self.key, self.numbers = key, numbers
 
     @property
     def random_keys(self) -> NDArray[np.uint64]:
         """64 random bits for each sample, of shape `(len(self),)`."""
-        return sample_keys(self.key, np.asarray(self, dtype=np.int64))
+        return sample_keys(self.key, np.asarray(self if self.numbers is None else self.numbers, dtype=np.int64))

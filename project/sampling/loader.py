@@ -85,7 +85,9 @@ class OrderedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of this rank. All ranks must read them in step."""
-        reader = iter(self._reader)  # which tells the order to begin
+        return self._batches(iter(self._reader))
+
+    def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(reader, self.batch_sampler.first_batch):
             self._now.some_idle = self.batch_sampler.idle(number)
             self._now.has_nothing = self._now.some_idle and batch is None

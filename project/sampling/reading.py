@@ -1,8 +1,9 @@
 """Reads samples so that what is random in one is a function of seed, epoch and sample."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from project.sampling import generators
 from project.sampling.indices import Indices
@@ -23,9 +24,14 @@ class Reading(Dataset[Any]):
     """
 
     def __init__(self, dataset: Dataset[Any]) -> None:
-        self.dataset = dataset
-        self._reads_batches = callable(getattr(dataset, "__getitems__", None))
-        self._needs_no_seed = type(dataset) is TensorDataset or bool(getattr(dataset, "draws_from_keys", False))
+        self.dataset = self._source = dataset
+        self._parts: list[Sequence[int]] = []
+        # A Subset has __getitems__ whether what it is a part of has it or not, and hands on a plain list.
+        while isinstance(self._source, Subset) and type(self._source).__getitems__ is Subset.__getitems__:
+            self._parts.append(self._source.indices)
+            self._source = self._source.dataset
+        self._reads_batches = callable(getattr(self._source, "__getitems__", None))
+        self._needs_no_seed = type(self._source) is TensorDataset or getattr(self._source, "draws_from_keys", False)
         self._draws: bool | None = None
         """Whether it draws; unknown before the first batch."""
 
@@ -41,6 +47,7 @@ class Reading(Dataset[Any]):
         """Returns the samples, as a list or as the data set makes a batch of them; None where there are none."""
         if not indices:
             return None
+        indices = self._within_source(indices)
         if self._needs_no_seed:
             return self._read(indices)
         before = generators.look()
@@ -54,10 +61,16 @@ class Reading(Dataset[Any]):
         finally:
             generators.put_back(before)
 
+    def _within_source(self, indices: Indices) -> Indices:
+        samples: Sequence[int] = indices
+        for part in self._parts:
+            samples = [part[sample] for sample in samples]
+        return Indices(samples, indices.key, indices) if self._parts else indices
+
     def _read(self, indices: Indices) -> Any:
         if self._reads_batches:
-            return self.dataset.__getitems__(indices)  # type: ignore[attr-defined]
-        return [self.dataset[index] for index in indices]
+            return self._source.__getitems__(indices)  # type: ignore[attr-defined]
+        return [self._source[index] for index in indices]
 
     def _read_seeded(self, indices: Indices) -> Any:
         keys = indices.random_keys.tolist()
@@ -66,7 +79,7 @@ class Reading(Dataset[Any]):
         for key, what in reads:
             generators.seed(key)
             fresh = None if draws else generators.look()
-            samples.append(self._read(what) if self._reads_batches else self.dataset[what])  # type: ignore[arg-type]
+            samples.append(self._read(what) if self._reads_batches else self._source[what])  # type: ignore[arg-type]
             draws = draws or generators.drawn_since(fresh)  # type: ignore[arg-type]
         self._draws = draws
         return samples[0] if self._reads_batches else samples

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from project.sampling import generators
 from project.sampling.indices import Indices
@@ -85,6 +85,28 @@ def test_who_draws_after_all_is_read_once_more():
     assert data.read == [1, 2, 6, 7, 6, 7]
     reading.__getitems__(indices(8))
     assert data.read[-1:] == [8] and reading._draws
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_part_of_a_data_set_is_read_as_the_data_set_is(depth):
+    data = Drawing()
+    part = Subset(data, [9, 8, 7, 6])
+    if depth == 2:
+        part = Subset(part, [0, 1, 2, 3])
+    whole = Reading(part).__getitems__(indices(0, 1, 2, 3))
+    assert [sample for sample, *_ in whole] == [9, 8, 7, 6]
+    assert Reading(part).__getitems__(indices(2)) == whole[2:3]
+
+
+def test_keys_reach_a_data_set_that_is_read_in_part():
+    class Keyed(InBatches):
+        draws_from_keys = True
+
+        def __getitems__(self, indices):
+            return list(indices), indices.random_keys.tolist()
+
+    samples, keys = Reading(Subset(Keyed(), [9, 8, 7])).__getitems__(indices(2, 0))
+    assert samples == [7, 9] and keys == indices(2, 0).random_keys.tolist()
 
 
 def test_batches_are_read_at_once():
