@@ -21,6 +21,7 @@ from project.errors import CannotStart, RequestError, mistake
 from project.loops import fit_loop_of
 from project.resume import Request, agreed, decide
 from project.sampling.training_batches import Position
+from project.strategies import strategy_of
 from project.team import Team
 from project.trainer import callback_of
 from project.world import World
@@ -47,6 +48,7 @@ class Attempt:
         self.run, self.checkpoint = self.decision.run, self.decision.checkpoint
         self.already_finished = self.decision.already_finished
         self.first_step = int(self.decision.manifest.get("step") or 0)
+        self.sharding = strategy_of(trainer).sharding
         self.throughput: Throughput = callback_of(trainer, Throughput)
         self.ledger: KeepLedger = callback_of(trainer, KeepLedger)
         self._log = logging.getLogger("rankzero")
@@ -129,7 +131,7 @@ class Attempt:
         Raises:
             RequestError: Another order was asked for, and not accepted.
         """
-        sharding, manifest = self.throughput.sharding, self.decision.manifest
+        sharding, manifest = self.sharding, self.decision.manifest
         kept = (manifest.get("rankzero") or {}).get("order")
         if not kept:
             sharding.start = [Position(manifest["epoch"])] if manifest.get("epoch") else []
@@ -144,6 +146,8 @@ class Attempt:
         sharding.start = [Position(**position) for position in kept["positions"]]
         sharding.kept_data = kept["data"]
         if "global_batch_size" in (self.request.config.accept_changed or ""):
+            if len(sizes) > 1:  # loaders that would not stay side by side
+                sharding.start = [Position(position.epoch) for position in sharding.start]
             return
         sharding.kept_sizes = sizes
         if sharding.global_batch_size not in (None, sizes[0]):
@@ -174,16 +178,11 @@ class Attempt:
 
     def _order(self) -> dict[str, Any] | None:
         """What the order of samples is made of, and how far it has come. Free of ranks."""
-        sharding, loop = self.throughput.sharding, fit_loop_of(self.trainer)
+        sharding, loop = self.sharding, fit_loop_of(self.trainer)
         if sharding.order is None:
             return None
-        batches = loop.epoch_loop.batches_done if loop.is_within_epoch else 0
-        if batches and batches < len(sharding.order):
-            positions = [one.position(batches - one.cycle_began_at) for one in sharding.training]
-        else:
-            positions = [Position(loop.epochs_done + (batches > 0)) for _ in sharding.training]
         return {
-            "positions": [vars(position) for position in positions],
+            "positions": [vars(loop.position_of(order)) for order in sharding.training],
             "seed": sharding.seed,
             "global_batch_sizes": [one.global_batch_size for one in sharding.training],
             "data": sharding.data,

@@ -28,7 +28,7 @@ def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
     torch.distributed.all_reduce(there, torch.distributed.ReduceOp.MAX)
     used = [parameter for parameter, anywhere in zip(trained, there.tolist(), strict=True) if anywhere]
     for bucket in _buckets(used):
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket]
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad.to_dense() for one in bucket]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         flat /= world_size
         torch.distributed.all_reduce(flat)
@@ -37,7 +37,7 @@ def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
 
 
 def _put(parameter: Parameter, mean: Tensor) -> None:
-    if parameter.grad is None:
+    if parameter.grad is None or parameter.grad.is_sparse:
         parameter.grad = torch.empty_like(parameter)
     parameter.grad.copy_(mean)
 

@@ -7,13 +7,15 @@ end, behind everything that belongs to them; a checkpoint of that moment is carr
 
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loops.fetchers import _DataFetcher
-from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from project.logged_metrics import Results
 from project.sampling.sharding import Sharding
+from project.sampling.training_batches import Position, TrainingBatches
 
 
 class LoopCallback(Callback):
@@ -66,6 +68,32 @@ class FitLoop(_FitLoop):
         """Whether an epoch has begun and not ended."""
         return bool(self.epoch_progress.current.started > self.epochs_done)  # type: ignore[attr-defined]
 
+    @property
+    def place(self) -> Position | int:
+        """How far the run has come within its epochs."""
+        return self.position_of(self.sharding.order) if self.sharding.order else self.epochs_done
+
+    def position_of(self, order: TrainingBatches) -> Position:
+        """How far an order has come, as a checkpoint of this moment has to say."""
+        batches = self.epoch_loop.batches_done
+        cut_short = order.epoch == self.epochs_done - 1 and not self.epoch_loop.is_complete
+        if batches and (self.is_within_epoch or cut_short):
+            return order.position(batches - order.cycle_began_at)
+        return Position(self.epochs_done)
+
+    def reset(self) -> None:
+        """Turns the counts of epochs to where a checkpoint left off, wherever in Lightning's hooks it was saved."""
+        order = self.sharding.order
+        if not (self.is_resuming and order):
+            super().reset()
+            return
+        torch.set_grad_enabled(True)
+        done = order.origin.epoch
+        begun = done + (order.origin.step > 0)
+        for counts in (self.epoch_progress.current, self.epoch_progress.total):
+            vars(counts).update(ready=begun, started=begun, processed=done, completed=done)
+        self._restart_stage = RestartStage.RESTARTED_MID_EPOCH if begun > done else RestartStage.NONE
+
     def on_run_start(self) -> None:
         super().on_run_start()
         _call(self.trainer, "on_ready")
@@ -112,22 +140,22 @@ class EpochLoop(_TrainingEpochLoop):
 
     def reset(self) -> None:
         """Turns to where a checkpoint left off, or to the beginning of an epoch."""
-        within = self.trainer.fit_loop.restarted_mid_epoch
-        if self.restarting and (not within or self.at_rest):
-            self.restarting = False  # nothing is left to be made up for
-            if within:
-                self.batch_progress.reset_on_restart()
-                self.scheduler_progress.reset_on_restart()
-                self.automatic_optimization.optim_progress.reset_on_restart()
-            else:
-                super().reset()
-        else:
+        within, order = self.trainer.fit_loop.restarted_mid_epoch, self.sharding.order
+        if not self.is_resuming or (within and not order):
+            super().reset()  # an epoch from its beginning; or an order that is not ours, as Lightning carries it on
+            return
+        self.restarting = False  # nothing is left to be made up for
+        if not within:
             super().reset()
-        order = self.sharding.order
-        if within and order:
-            done = order.first_batch
-            vars(self.batch_progress.current).update(ready=done, started=done, processed=done, completed=done)
-            self.batch_progress.is_last_batch = done >= self.trainer.num_training_batches
+            return
+        assert order
+        self.scheduler_progress.reset_on_restart()
+        self.automatic_optimization.optim_progress.reset_on_restart()
+        if not self.at_rest and self.batches_done >= order.first_batch:
+            self._batches_that_stepped += 1  # Lightning counts a step behind the hooks in which it saves
+        done = order.first_batch
+        vars(self.batch_progress.current).update(ready=done, started=done, processed=done, completed=done)
+        self.batch_progress.is_last_batch = done >= self.trainer.num_training_batches
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
         self.at_rest = False

@@ -6,19 +6,21 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from project.errors import RequestError
 from project.gradients import average_gradients
+from project.sampling.loader import OrderedLoader
 from project.sampling.sharding import Sharding
-from project.sampling.training_batches import Share, TrainingBatches
+from project.sampling.training_batches import EVEN, TrainingBatches
 from project.team import Team
-
-_EVEN = Share(samples=1, total=1, weight=1.0, part=1.0, idle=False, last=True)
 
 
 class RunStrategy(Strategy):
@@ -32,8 +34,8 @@ class RunStrategy(Strategy):
     def __init__(self, sharding: Sharding, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.sharding = sharding
-        self.share = _EVEN
-        """What this rank has of the batch that is being trained on."""
+        self.share = EVEN
+        """What this rank has of the batch that is being worked on."""
 
     @property
     def _module(self) -> LightningModule:
@@ -45,9 +47,27 @@ class RunStrategy(Strategy):
         training = trainer.state.stage is RunningStage.TRAINING
         loader = self.sharding.apply(dataloader, training, self.broadcast, self._pads() if training else None)
         if training and self.sharding.order:
-            trainer.accumulate_grad_batches = self.sharding.order.micro_batches
+            self._accumulate(self.sharding.order.micro_batches)
             self._warn_of_single_samples(self.sharding.order)
         return loader
+
+    def _accumulate(self, micro_batches: int) -> None:
+        """Has Lightning step once in so many batches.
+
+        Raises:
+            RequestError: The module, or a callback, steps when it wants.
+        """
+        trainer = self._module.trainer
+        schedules = any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks)  # type: ignore[attr-defined]
+        own_way = "a GradientAccumulationScheduler" if schedules else "a module that optimises by hand"
+        if micro_batches > 1 and (schedules or not self._module.automatic_optimization):
+            raise RequestError(
+                f"{micro_batches} batches a step",
+                f"{own_way}, which says itself when to step",
+                "a smaller --global_batch_size, or no --max_device_batch_size",
+            )
+        if not schedules:
+            trainer.accumulate_grad_batches = micro_batches
 
     def _warn_of_single_samples(self, order: TrainingBatches) -> None:
         if order.leaves_single() and any(isinstance(module, _BatchNorm) for module in self._module.modules()):
@@ -66,8 +86,8 @@ class RunStrategy(Strategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        orders = self.sharding.training  # of several loaders none can say alone what a sample's share of the loss is
-        self.share = orders[0].share(batch_idx) if len(orders) == 1 else _EVEN
+        order = self.sharding.only_order  # of several none can say alone what a sample's part of the loss is
+        self.share = order.share(batch_idx) if order else EVEN
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Weighs the loss, so that the gradient is that of the mean over the global batch."""
@@ -124,7 +144,8 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.team.launch.world_size
-        torch.distributed.all_gather_object(values, value)
+        # A tensor on a GPU would come out on a GPU of the same number, on each rank.
+        torch.distributed.all_gather_object(values, apply_to_collection(value, Tensor, lambda one: one.detach().cpu()))
         return values
 
     def add_up(self, numbers: Sequence[int]) -> list[int]:
@@ -134,19 +155,21 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Trains; where some rank has nothing, without DDP, in whose passes every rank would have to take part."""
-        if not self.sharding.now.some_idle:
+        if not self.share.idle:
             self._part = self.share.part
             try:
                 return super().training_step(*args, **kwargs)
             finally:
                 self._part = 1.0
+        if self.share.nothing:
+            return torch.zeros((), device=self.root_device, requires_grad=True)  # a loss that leads nowhere
         with self.precision_plugin.train_step_context():
             return self._alone(self._module.training_step, *args, **kwargs)
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Averages the gradients where DDP has not. All ranks must call."""
         super().post_backward(closure_loss)
-        if self.sharding.now.some_idle and self.share.last:
+        if self.share.idle and not self._module.trainer.fit_loop._should_accumulate():
             average_gradients(self._module.parameters(), self.team.launch.world_size)
 
     def on_validation_start(self) -> None:
@@ -158,18 +181,30 @@ class DataParallel(RunStrategy, DDPStrategy):
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module itself, not DDP around it, whose forward broadcasts buffers in evaluation too."""
         with self.precision_plugin.val_step_context():
-            return self._alone(self._module.validation_step, *args, **kwargs)
+            return self._evaluate(self._module.validation_step, *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module itself."""
         with self.precision_plugin.test_step_context():
-            return self._alone(self._module.test_step, *args, **kwargs)
+            return self._evaluate(self._module.test_step, *args, **kwargs)
+
+    def _evaluate(self, step: Any, *args: Any) -> Any:
+        """Takes a step, but on a rank that has nothing.
+
+        Args:
+            step: The module's.
+            args: The batch, its number, and where there are several loaders the loader's; or an iterator over them all.
+        """
+        combined = self._module.trainer._evaluation_loop._combined_loader
+        assert combined is not None
+        loader = combined.flattened[args[2] if len(args) > 2 else 0]
+        ours = isinstance(loader, OrderedLoader) and len(args) > 1
+        self.share = loader.batch_sampler.share(args[1]) if ours else EVEN
+        return None if self.share.nothing else self._alone(step, *args)
 
     def _alone(self, step: Any, *args: Any, **kwargs: Any) -> Any:
-        """Takes a step that not all ranks may take; returns a loss that leads nowhere on a rank that has nothing."""
-        if self.sharding.now.has_nothing:
-            return torch.zeros((), device=self.root_device, requires_grad=torch.is_grad_enabled())
-        self._apart = self.sharding.now.some_idle
+        """Takes a step that not all ranks may take."""
+        self._apart = self.share.idle
         try:
             return step(*args, **kwargs)
         finally:

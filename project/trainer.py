@@ -51,7 +51,7 @@ def build_trainer(arguments: dict[str, Any], world: World, team: Team, sharding:
         "num_nodes": world.nodes,
         "strategy": _strategy(arguments["strategy"], world, team, sharding),
         "plugins": [*_as_list(arguments["plugins"]), DirectoryCheckpointIO(), LaunchEnvironment(team.launch)],
-        "callbacks": [*_as_list(arguments["callbacks"]), *_callbacks(arguments, sharding)],
+        "callbacks": [KeepLedger(sharding), *_as_list(arguments["callbacks"]), *_callbacks(arguments, sharding)],
         "use_distributed_sampler": False,  # project.sampling shares the samples
         "logger": False,  # the logger and our checkpoints come with the run's directory, see project.attempt
         "enable_checkpointing": any(isinstance(c, Checkpoint) for c in _as_list(arguments["callbacks"])),
@@ -80,7 +80,6 @@ def _strategy(asked: Any, world: World, team: Team, sharding: Sharding) -> Strat
 def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:
     callbacks: list[Callback] = [
         Throughput(sharding),
-        KeepLedger(sharding),
         LearningRate(),
         RankStates(sharding.seed, sharding.rank, sharding.world_size),
         LeaveOnSigterm(),

@@ -8,7 +8,6 @@ from lightning.pytorch import LightningModule, Trainer
 from project.loops import LoopCallback, fit_loop_of
 from project.sampling.ledger import Digest, Ledger, expected
 from project.sampling.sharding import Sharding
-from project.sampling.training_batches import TrainingBatches
 from project.strategies import strategy_of
 
 
@@ -21,23 +20,22 @@ class KeepLedger(LoopCallback):
 
     Args:
         sharding: The order of samples; of several training loaders nothing is stated.
-
-    Attributes:
-        statements: One for each epoch since the run began.
     """
 
     def __init__(self, sharding: Sharding) -> None:
         self.sharding = sharding
-        self.statements: list[str] = []
+        self._statements: list[str] = []
+        self._so_far: str | None = None
         self._ledger, self._batches, self._kept = Ledger(), 0, False
         self._log = logging.getLogger("rankzero")
 
     @property
-    def _order(self) -> TrainingBatches | None:
-        return self.sharding.training[0] if len(self.sharding.training) == 1 else None
+    def statements(self) -> list[str]:
+        """One for each epoch since the run began, and one for an epoch that was cut short."""
+        return self._statements + ([self._so_far] if self._so_far else [])
 
     def on_ready(self, trainer: Trainer) -> None:
-        order = self._order
+        order = self.sharding.only_order
         if order is None:
             return
         self._batches = order.first_batch
@@ -50,7 +48,7 @@ class KeepLedger(LoopCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if order := self._order:
+        if order := self.sharding.only_order:
             self._batches += 1
             self._ledger.use(order.given.popleft())
 
@@ -60,28 +58,31 @@ class KeepLedger(LoopCallback):
         Raises:
             SamplesDifferError: A sample was left out, or used twice.
         """
-        order, ledger, batches = self._order, self._ledger, self._batches
-        self._ledger, self._batches = Ledger(), 0
+        order = self.sharding.only_order
         if order is None:
             return
-        consumed = order.consumed(batches)
-        used = Digest(strategy_of(trainer).add_up(ledger.digest().sums))
+        consumed = order.consumed(self._batches)
+        used = Digest(strategy_of(trainer).add_up(self._ledger.digest().sums))
         if used != expected(order.order(), order.count, consumed):
             raise SamplesDifferError(
                 f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples should have been used, each once, "
                 f"but {used.sums[0]:,} were drawn, and not those. This is a fault of Rankzero; please report it"
             )
-        so_far = "" if fit_loop_of(trainer).epoch_loop.is_complete else " so far"
-        self.statements.append(f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples, each once{so_far}")
+        statement = f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples, each once"
+        if fit_loop_of(trainer).epoch_loop.is_complete:
+            self._statements.append(statement)
+            self._ledger, self._batches = Ledger(), 0
+        else:  # the run ends here, and may be carried on
+            self._so_far = f"{statement} so far"
         self._log.info(self.statements[-1])
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """All ranks must call."""
         used = strategy_of(trainer).add_up(self._ledger.digest().sums)
-        checkpoint["ledger"] = {"sums": used, "statements": list(self.statements)}
+        checkpoint["ledger"] = {"sums": used, "statements": list(self._statements)}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         kept = checkpoint.get("ledger")
         if kept:
-            self._kept, self.statements = True, list(kept["statements"])
+            self._kept, self._statements = True, list(kept["statements"])
             self._ledger = Ledger(Digest(kept["sums"]) if self.sharding.rank == 0 else None)

@@ -54,12 +54,13 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
 
     def __init__(self, folder: Path, every: Interval, record: Callable[[], dict[str, Any]], keep: int = 3) -> None:
         self.folder, self.every, self.record, self.keep = folder, every, record, keep
-        self.saved_at = self.seen = 0
+        self.saved_at: Any = None
+        self.seen = 0
         self.looked_at_clock = 0.0
         self._due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.saved_at = self.seen = trainer.global_step
+        self.saved_at, self.seen = self._place(trainer), trainer.global_step
         self.looked_at_clock = time.monotonic()
 
     def on_step_done(self, trainer: Trainer) -> None:
@@ -89,15 +90,20 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["rankzero"] = self.record()
 
+    @staticmethod
+    def _place(trainer: Trainer) -> tuple[int, Any]:
+        """How far the run has come; an epoch's end is further than its last step."""
+        return trainer.global_step, fit_loop_of(trainer).place
+
     def _save(self, trainer: Trainer) -> None:
         step = trainer.global_step
         self._due, self.looked_at_clock = False, time.monotonic()
-        if step == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._place(trainer) == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         for logger in trainer.loggers:  # what the checkpoint comes behind is to be on the disk before it
             logger.save()
         trainer.save_checkpoint(self.folder / f"step-{step:08d}")
-        self.saved_at = step
+        self.saved_at = self._place(trainer)
         if trainer.is_global_zero:
             for old in checkpoints_in(self.folder)[: -self.keep]:
                 shutil.rmtree(old)

@@ -7,6 +7,7 @@ from torch.utils.data import Sampler
 
 from project.sampling.indices import Indices
 from project.sampling.permutation import epoch_key
+from project.sampling.training_batches import Share
 
 
 class EvaluationBatches(Sampler[Indices]):
@@ -47,9 +48,11 @@ class EvaluationBatches(Sampler[Indices]):
         """Batches, the same on every rank."""
         return -(-self.count // (self.world_size * self.batch_size))
 
-    def idle(self, batch: int) -> bool:
-        """Whether some rank has nothing in this batch: the last rank, which has the fewest samples."""
-        return self._end(batch, self.world_size - 1) == self._end(batch - 1, self.world_size - 1)
+    def share(self, batch: int) -> Share:
+        """What this rank has of a batch."""
+        dealt = [self._end(batch, rank) - self._end(batch - 1, rank) for rank in range(self.world_size)]
+        mine, total = dealt[self.rank], sum(dealt)
+        return Share(mine, total, weight=1.0, part=mine * self.world_size / total, idle=not all(dealt))
 
     def _end(self, batch: int, rank: int) -> int:
         """How many of its samples a rank has had behind a batch."""

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,19 +13,6 @@ from project.sampling.reading import Reading
 from project.sampling.training_batches import TrainingBatches
 
 
-@dataclass
-class Now:
-    """The batch that was read last.
-
-    Args:
-        some_idle: Whether it is empty on some rank.
-        has_nothing: Whether it is empty on this one.
-    """
-
-    some_idle: bool = False
-    has_nothing: bool = False
-
-
 class OrderedLoader:
     """Reads what a DataLoader would, with its workers and its collate function, in another order.
 
@@ -36,18 +22,16 @@ class OrderedLoader:
     Args:
         loader: The user's.
         batches: The order.
-        share: Sends an object from rank zero to all; all ranks call it.
-        now: Is told what is read.
+        broadcast: Sends an object from rank zero to all; all ranks call it.
     """
 
     def __init__(
         self,
         loader: DataLoader[Any],
         batches: TrainingBatches | EvaluationBatches,
-        share: Callable[[Any], Any],
-        now: Now,
+        broadcast: Callable[[Any], Any],
     ) -> None:
-        self._users, self.batch_sampler, self._share, self._now = loader, batches, share, now
+        self._users, self.batch_sampler, self._broadcast = loader, batches, broadcast
         self._reader = copy.copy(loader)
         vars(self._reader).update(
             dataset=Reading(loader.dataset),
@@ -89,11 +73,9 @@ class OrderedLoader:
 
     def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(reader, self.batch_sampler.first_batch):
-            self._now.some_idle = self.batch_sampler.idle(number)
-            self._now.has_nothing = self._now.some_idle and batch is None
-            if self._now.some_idle:
+            if self.batch_sampler.share(number).idle:
                 # Rank zero always has something; the others learn from it what an empty batch looks like.
-                empty = self._share(None if batch is None else emptied(batch))
+                empty = self._broadcast(None if batch is None else emptied(batch))
                 batch = empty if batch is None else batch
             yield batch
 

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from project.errors import RequestError
 from project.sampling.evaluation_batches import EvaluationBatches
 from project.sampling.fingerprint import changes, fingerprint
-from project.sampling.loader import Now, OrderedLoader
+from project.sampling.loader import OrderedLoader
 from project.sampling.training_batches import Position, TrainingBatches
 
 
@@ -36,7 +36,7 @@ class Sharding:
         training: The orders of the training samples, one for each loader whose order is ours.
         data: The fingerprint of the training data.
         evaluated: Samples in the evaluation loaders whose order is ours.
-        now: The batch that was read last.
+        foreign: Training loaders beside them whose order is somebody else's.
     """
 
     rank: int = 0
@@ -54,7 +54,7 @@ class Sharding:
     training: list[TrainingBatches] = field(default_factory=list, init=False)
     data: dict[str, str] = field(default_factory=dict, init=False)
     evaluated: int = field(default=0, init=False)
-    now: Now = field(default_factory=Now, init=False)
+    foreign: int = field(default=0, init=False)
 
     @property
     def is_uneven(self) -> bool:
@@ -66,39 +66,51 @@ class Sharding:
         """The order that sets the length of an epoch; None where the order is somebody else's."""
         return max(self.training, key=len, default=None)
 
+    @property
+    def only_order(self) -> TrainingBatches | None:
+        """The order of the only training loader there is; None where there are several, or it is not ours."""
+        return self.training[0] if len(self.training) + self.foreign == 1 and self.training else None
+
     def apply(
-        self, loader: object, training: bool, share: Callable[[Any], Any] = lambda value: value, pads: str | None = None
+        self,
+        loader: object,
+        training: bool,
+        broadcast: Callable[[Any], Any] = lambda value: value,
+        pads: str | None = None,
     ) -> object:
         """Returns a loader that reads in the run's order, or the same one where its order is the user's own.
 
         Args:
             loader: What a data module returned.
             training: Whether it is a training loader.
-            share: Sends an object from rank zero to all; all ranks call it.
+            broadcast: Sends an object from rank zero to all; all ranks call it.
             pads: What cannot do without a sample on every rank, if anything.
 
         Raises:
             RequestError: A batch would be larger than the data, or the data has changed.
         """
+        if training and self.training and self.training[0].begun:  # Lightning asks for the loaders anew
+            self.training, self.foreign = [], 0
         reason = _not_ours(loader)
         if reason:
+            self.foreign += training
+            self._pad(pads)
             rank_zero_warn(
                 f"rankzero: the order of the {'training' if training else 'evaluation'} samples is left to {reason}: "
                 f"that every sample is used exactly once, at any number of processes, is not promised here"
             )
             return loader
         assert isinstance(loader, DataLoader)
-        batches = self._train(loader, pads) if training else self._evaluate(loader)
-        return OrderedLoader(loader, batches, share, self.now)
+        batches = self._train(loader) if training else self._evaluate(loader)
+        if training:
+            self._pad(pads)
+        return OrderedLoader(loader, batches, broadcast)
 
-    def _train(self, loader: "DataLoader[Any]", pads: str | None) -> TrainingBatches:
+    def _train(self, loader: "DataLoader[Any]") -> TrainingBatches:
         count = len(loader.dataset)  # type: ignore[arg-type]
         if not count:
             raise RequestError("to train", "no training samples", "another --data")
-        if self.training and self.training[0].begun:  # Lightning asks for the loaders anew
-            self.training = []
-        first = not self.training
-        if first:
+        if not self.data:
             self.data = fingerprint(loader.dataset, count)
             self._check_data()
         batches = TrainingBatches(
@@ -114,14 +126,18 @@ class Sharding:
             start=self._start(),
         )
         self.training.append(batches)
-        if not first:
+        if len({order.micro_batches for order in self.training}) > 1:
+            raise RequestError(
+                f"--max_device_batch_size {self.max_device_batch_size} for several training loaders",
+                "batches of different sizes, which would not stay side by side",
+                "--trainer.accumulate_grad_batches N",
+            )
+        return batches
+
+    def _pad(self, pads: str | None) -> None:
+        """Has every rank read a sample in every step, for what cannot do without one."""
+        if len(self.training) + self.foreign > 1:
             pads = "several training loaders"
-            if len({order.micro_batches for order in self.training}) > 1:
-                raise RequestError(
-                    f"--max_device_batch_size {self.max_device_batch_size} for several training loaders",
-                    "batches of different sizes, which would not stay side by side",
-                    "--trainer.accumulate_grad_batches N",
-                )
         for order in self.training:
             order.pads = bool(pads)
         if pads and any(order.leaves_idle() for order in self.training):
@@ -130,7 +146,6 @@ class Sharding:
                 "sample on each: there a sample is read once more. DataLoader(drop_last=True) leaves a short last "
                 "batch out"
             )
-        return batches
 
     def _check_data(self) -> None:
         """Raises a RequestError where a run is carried on with other data than it began with."""

@@ -41,8 +41,7 @@ class Share:
         weight: By what this rank's mean loss is multiplied, so that the gradient, which is averaged over ranks and
             micro-batches alike, is that of the mean over the global batch.
         part: By what a mean of this rank is multiplied, so that the mean over ranks is that over the micro-batch.
-        idle: Whether some rank has nothing.
-        last: Whether the optimiser steps behind it.
+        idle: Whether some rank gets an empty batch.
     """
 
     samples: int
@@ -50,7 +49,15 @@ class Share:
     weight: float
     part: float
     idle: bool
-    last: bool
+
+    @property
+    def nothing(self) -> bool:
+        """Whether this rank gets an empty batch."""
+        return self.idle and not self.samples
+
+
+EVEN = Share(samples=1, total=1, weight=1.0, part=1.0, idle=False)
+"""What a rank has that has as much as any other one."""
 
 
 class TrainingBatches(Sampler[Indices]):
@@ -175,8 +182,14 @@ class TrainingBatches(Sampler[Indices]):
         return [self.global_batch_size] * (whole > 0) + [rest] * (rest > 0 and not self.drop_last)
 
     def leaves_idle(self) -> bool:
-        """Whether in some step some rank has nothing."""
-        return any(share.idle for size in self._sizes() for share in self._shares(size))
+        """Whether in some step some rank has nothing, or would have if it were not given a sample once more."""
+        device = self.device_batch_size
+        for size in self._sizes():
+            takers = self._takers(size)
+            most, least = -(-size // takers), size // takers if takers == self.world_size else 0
+            if least <= (most - 1) // device * device:
+                return True
+        return False
 
     def leaves_single(self) -> bool:
         """Whether in some step some rank reads a single sample."""
@@ -186,10 +199,6 @@ class TrainingBatches(Sampler[Indices]):
             for one, larger in smallest
             for more in range(larger + 1)
         )
-
-    def idle(self, batch: int) -> bool:
-        """Whether some rank gets an empty batch."""
-        return self.share(batch).idle and not self.pads
 
     def samples_in(self, batch: int) -> int:
         """Samples in a batch over all ranks, counted through all rounds of the epoch."""
@@ -211,9 +220,9 @@ class TrainingBatches(Sampler[Indices]):
             shares = []
             for done in range(0, of_rank[0], device):
                 dealt = [min(device, max(0, samples - done)) for samples in of_rank]
-                mine, total, last = dealt[self.rank] * world, sum(dealt), done + device >= of_rank[0]
-                weight = mine * self.micro_batches / size
-                shares.append(Share(dealt[self.rank], total, weight, mine / total, idle=not all(dealt), last=last))
+                mine, total = dealt[self.rank] * world, sum(dealt)
+                idle = not all(dealt) and not self.pads
+                shares.append(Share(dealt[self.rank], total, mine * self.micro_batches / size, mine / total, idle))
             self._dealt[size, self.pads] = shares
         return self._dealt[size, self.pads]
 

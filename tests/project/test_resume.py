@@ -194,19 +194,35 @@ def test_another_global_batch_goes_on_with_the_rest_of_the_epoch(here, monkeypat
     assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 80 + rest + 21
 
 
-@pytest.mark.parametrize("step", [25, 64, 100])
-def test_a_checkpoint_of_lightnings_own(here, step):
-    own = ("--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.dirpath", "own")
-    own += (f"--trainer.callbacks.every_n_train_steps={step}", "--trainer.callbacks.save_top_k=-1")
-    own += ("--trainer.callbacks.filename", "{step}")
-    fit_here(*TOY, "--epochs", "2", "--run", "whole", *own)
-    fit_here(*TOY, "--epochs", "2", "--run", "rest", "--resume", f"own/step={step}.ckpt")
+OWN = ("--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.dirpath", "own", "--trainer.callbacks.filename")
+OWN += ("{step}", "--trainer.callbacks.save_top_k=-1")
+CONSTANT = (*TOY, "--model.schedule", "Constant", "--trainer.val_check_interval", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("step", "settings"),
+    [
+        (25, ("--trainer.callbacks.every_n_train_steps=25",)),
+        (64, ("--trainer.callbacks.every_n_train_steps=64",)),
+        (96, ("--trainer.callbacks.save_on_train_epoch_end=false",)),
+        (64, ("--trainer.callbacks.save_on_train_epoch_end=false",)),
+        (64, ("--trainer.callbacks.save_on_train_epoch_end=true",)),
+        (100, ("--trainer.callbacks.save_on_train_epoch_end=true", "--trainer.max_steps=100")),
+    ],
+)
+def test_a_checkpoint_of_lightnings_own(here, monkeypatch, step, settings):
+    """Saved in its hooks: behind a step, a validation, an epoch, an epoch that was cut short. And then a crash."""
+    fit_here(*CONSTANT, "--epochs", "3", "--run", "whole")
+    fit_here(*CONSTANT, "--epochs", "3", "--run", "own", *OWN, *settings)
+    resume = ("--epochs", "3", "--run", "rest", "--resume", f"own/step={step}.ckpt")
+    crash_at(115, *CONSTANT, *resume, monkeypatch=monkeypatch)
+    fit_here(*CONSTANT, "--epochs", "3", "--run", "rest")
     assert same(weights(here / "runs/whole"), weights(here / "runs/rest"))
-    assert ledger(here / "runs/rest")[-1] == "epoch 2: 2,048 of 2,048 samples, each once"
+    assert ledger(here / "runs/rest")[-2:] == [f"epoch {epoch}: 2,048 of 2,048 samples, each once" for epoch in (2, 3)]
 
 
 def test_a_checkpoint_from_elsewhere_begins_its_epoch_anew(here, capsys):
-    test_a_checkpoint_of_lightnings_own(here, 100)
+    fit_here(*TOY, "--epochs", "2", "--run", "own", *OWN, "--trainer.callbacks.every_n_train_steps=100")
     content = torch.load("own/step=100.ckpt", weights_only=True)
     for name in ("rankzero", "rank_states", "ledger"):
         del content[name]

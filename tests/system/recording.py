@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 from torchmetrics.classification import BinaryAUROC
 
@@ -82,7 +82,7 @@ class Net(LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=self.rate, momentum=0.9)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss", "strict": False}}
 
 
 class Scored(Net):
@@ -143,6 +143,28 @@ class Pair(LightningDataModule):
             name: DataLoader(Rows(count), batch_size=size, shuffle=True)
             for name, count, size in (("long", 65, 4), ("short", 10, 3))
         }
+
+
+class Flowing(IterableDataset):
+    """Each rank has samples of its own."""
+
+    def __iter__(self):
+        rank = int(os.environ["RANK"])
+        return iter([(i, torch.full((4,), i / 10), torch.tensor([1.0])) for i in range(10 * rank, 10 * rank + 10)])
+
+
+class Stream(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(Flowing(), batch_size=2)
+
+    def val_dataloader(self):
+        return [DataLoader(Rows(1), batch_size=2), DataLoader(Flowing(), batch_size=2)]
+
+
+class OfStreams(Net):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        if not self.trainer.sanity_checking:
+            self.note(f"val {dataloader_idx}", batch[0])
 
 
 class OfPairs(Alone):

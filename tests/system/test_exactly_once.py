@@ -245,3 +245,21 @@ def test_a_rank_with_nothing_does_not_wait_for_others_who_gather(forks: Forks, m
     arguments = (*CLASSES, "--data.count", "17", "--global_batch_size", "16", "--epochs", "1")
     forks.fit(*arguments, folder=mine, world=2, code=1)
     assert "all_gather in a step in which some rank has no sample" in forks.said(mine)[0]
+
+
+def test_a_stream_is_left_alone_beside_a_loader_that_is_not(forks: Forks, mine):
+    """That a rank had nothing to validate in our loader is no reason to pass over what comes to it elsewhere."""
+    arguments = ("--model", "recording.OfStreams", "--data", "recording.Stream", "--epochs", "2")
+    forks.fit(*arguments, folder=mine, world=2)
+    for what in ("train", "val 1"):
+        for ranks in noted(mine, what).values():
+            assert {sample // 10 for sample in ranks[0]} == {0} and {sample // 10 for sample in ranks[1]} == {1}
+    trained = [ranks[1] for (epoch, _), ranks in noted(mine).items() if epoch == 1]
+    assert sorted(chain(*trained)) == list(range(10, 20))
+    assert all(ranks == {0: [0]} for ranks in noted(mine, "val 0").values())
+
+
+def test_who_steps_by_hand_is_not_cut_into_rounds(forks: Forks, mine):
+    arguments = ("--model", "recording.Alone", "--data", "recording.Data", "--max_device_batch_size", "2")
+    forks.fit(*arguments, folder=mine, code=2)
+    assert "a module that optimises by hand" in forks.said(mine)[0] and not (mine / "runs").exists()

@@ -27,7 +27,9 @@ def test_every_rank_has_as_many_batches(world, count, size):
 def test_idle_says_which_batches_are_empty_somewhere(world, count, size):
     samplers = ranks(world, count, size)
     for number, batches in enumerate(zip(*samplers, strict=True)):
-        assert [one.idle(number) for one in samplers] == [not all(batches)] * world
+        shares = [one.share(number) for one in samplers]
+        assert [share.idle for share in shares] == [not all(batches)] * world
+        assert [share.samples for share in shares] == [len(batch) for batch in batches]
         assert batches[0], "rank zero always has something"
 
 

@@ -131,7 +131,7 @@ def test_what_cannot_do_without_a_sample_on_each_rank_gets_one_more_than_once(wo
     last = [list(sampler)[-1] for sampler in samplers]
     assert [len(batch) for batch in last] == [1] * world and len({batch[0] for batch in last}) == 1
     assert [sampler.share(len(sampler) - 1).weight for sampler in samplers] == [world] + [0] * (world - 1)
-    assert not any(sampler.idle(len(sampler) - 1) for sampler in samplers)
+    assert not any(sampler.share(len(sampler) - 1).idle for sampler in samplers)
     assert [sampler.given[-1].size for sampler in samplers] == [1] + [0] * (world - 1)
 
 
@@ -160,6 +160,4 @@ def test_a_short_step_gives_nobody_a_single_sample_where_that_can_be(world, coun
     single = any(len(batch) == 1 for sampler in samplers for batch in sampler)
     assert samplers[0].leaves_single() == single
     assert single == (rest == 1 or (share == 2 and 0 < rest < 2 * world and rest % 2 == 1))
-    assert samplers[0].leaves_idle() == any(
-        sampler.idle(batch) for sampler in samplers for batch in range(len(sampler))
-    )
+    assert samplers[0].leaves_idle() == any(samplers[0].share(batch).idle for batch in range(len(samplers[0])))
