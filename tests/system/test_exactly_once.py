@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -45,9 +45,16 @@ def sizes_for(count: int, world: int) -> list[int]:
     return sorted({size for size in (world - 1, world, 24, 97, count) if 0 < size <= count and count / size < 150})
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-@pytest.mark.parametrize("count", [1, 7, 640, 1437, 10_007])
-def test_each_epoch_is_a_permutation(forks: Forks, mine, world, count):
+COUNTS, WORLDS = (1, 7, 640, 1437, 10_007), (1, 2, 3, 4)
+SAMPLE = {(1, 4), (7, 1), (7, 3), (640, 2), (1437, 4), (10_007, 3)}
+"""Of those the ones that every test run tries; `make soak` tries all."""
+
+
+@pytest.mark.parametrize(
+    ("count", "world"),
+    [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.soak) for case in product(COUNTS, WORLDS)],
+)
+def test_each_epoch_is_a_permutation(forks: Forks, mine, count, world):
     for size in sizes_for(count, world):
         arguments = (*CLASSES, "--data.count", str(count), "--global_batch_size", str(size), "--epochs", "2")
         forks.fit(*arguments, "--data.held_out", "1", "--run", f"{size}", folder=mine, world=world)

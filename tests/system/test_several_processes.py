@@ -69,12 +69,10 @@ def left_in(folder: Path) -> list[psutil.Process]:
 def test_exact_metrics_at_any_number_of_processes(here):
     fit_here("--epochs", "2", "--run", "x")  # a ResNet: batch norm, and 180 samples that 7 does not divide
     evaluate_here("--batch_size", "7", "--output", "1")
-    for processes in ("2", "3"):
-        evaluate("--devices", processes, "--batch_size", "7", "--output", processes, folder=here)
-    found = [json.loads((here / processes).read_text()) for processes in ("1", "2", "3")]
-    assert [result["world_size"] for result in found] == [1, 2, 3]
-    for result in found[1:]:
-        assert result["metrics"] == pytest.approx(found[0]["metrics"], abs=1e-6)
+    evaluate("--devices", "3", "--batch_size", "7", "--output", "3", folder=here)
+    one, three = (json.loads((here / processes).read_text()) for processes in ("1", "3"))
+    assert (one["world_size"], three["world_size"]) == (1, 3)
+    assert three["metrics"] == pytest.approx(one["metrics"], abs=1e-6)
 
 
 def test_a_users_own_classes_with_two_processes(mine):
