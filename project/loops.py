@@ -151,7 +151,7 @@ class EpochLoop(_TrainingEpochLoop):
         assert order
         self.scheduler_progress.reset_on_restart()
         self.automatic_optimization.optim_progress.reset_on_restart()
-        if not self.at_rest and self.batches_done >= order.first_batch:
+        if not self.at_rest and self.batches_done <= order.first_batch:
             self._batches_that_stepped += 1  # Lightning counts a step behind the hooks in which it saves
         done = order.first_batch
         vars(self.batch_progress.current).update(ready=done, started=done, processed=done, completed=done)

@@ -86,8 +86,11 @@ class RunStrategy(Strategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        order = self.sharding.only_order  # of several none can say alone what a sample's part of the loss is
-        self.share = order.share(batch_idx) if order else EVEN
+        combined = self._module.trainer.fit_loop._combined_loader
+        assert combined is not None
+        shares = [loader.next_share() for loader in combined.flattened if isinstance(loader, OrderedLoader)]
+        # Of several loaders none can say alone what a sample's part of the loss is.
+        self.share = shares[0] if shares and len(combined.flattened) == 1 else EVEN
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Weighs the loss, so that the gradient is that of the mean over the global batch."""
@@ -189,17 +192,12 @@ class DataParallel(RunStrategy, DDPStrategy):
             return self._evaluate(self._module.test_step, *args, **kwargs)
 
     def _evaluate(self, step: Any, *args: Any) -> Any:
-        """Takes a step, but on a rank that has nothing.
-
-        Args:
-            step: The module's.
-            args: The batch, its number, and where there are several loaders the loader's; or an iterator over them all.
-        """
-        combined = self._module.trainer._evaluation_loop._combined_loader
-        assert combined is not None
-        loader = combined.flattened[args[2] if len(args) > 2 else 0]
-        ours = isinstance(loader, OrderedLoader) and len(args) > 1
-        self.share = loader.batch_sampler.share(args[1]) if ours else EVEN
+        """Takes a step, but on a rank that has nothing."""
+        trainer = self._module.trainer
+        combined, results = trainer._evaluation_loop._combined_loader, trainer._results
+        assert combined is not None and results is not None
+        loader = combined.flattened[results.dataloader_idx or 0]
+        self.share = loader.next_share() if isinstance(loader, OrderedLoader) else EVEN
         return None if self.share.nothing else self._alone(step, *args)
 
     def _alone(self, step: Any, *args: Any, **kwargs: Any) -> Any:

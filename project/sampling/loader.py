@@ -1,6 +1,7 @@
 """A user's DataLoader, read in the run's order."""
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from project.sampling.evaluation_batches import EvaluationBatches
 from project.sampling.reading import Reading
-from project.sampling.training_batches import TrainingBatches
+from project.sampling.training_batches import EVEN, Share, TrainingBatches
 
 
 class OrderedLoader:
@@ -32,6 +33,7 @@ class OrderedLoader:
         broadcast: Callable[[Any], Any],
     ) -> None:
         self._users, self.batch_sampler, self._broadcast = loader, batches, broadcast
+        self._read: deque[int] = deque()
         self._reader = copy.copy(loader)
         vars(self._reader).update(
             dataset=Reading(loader.dataset),
@@ -69,7 +71,12 @@ class OrderedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of this rank. All ranks must read them in step."""
+        self._read = deque()
         return self._batches(iter(self._reader))
+
+    def next_share(self) -> Share:
+        """What this rank has of the batch that comes next of those that have been read."""
+        return self.batch_sampler.share(self._read.popleft()) if self._read else EVEN
 
     def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(reader, self.batch_sampler.first_batch):
@@ -77,6 +84,7 @@ class OrderedLoader:
                 # Rank zero always has something; the others learn from it what an empty batch looks like.
                 empty = self._broadcast(None if batch is None else emptied(batch))
                 batch = empty if batch is None else batch
+            self._read.append(number)
             yield batch
 
 

@@ -93,8 +93,9 @@ class Sharding:
             self.training, self.foreign = [], 0
         reason = _not_ours(loader)
         if reason:
-            self.foreign += training
-            self._pad(pads)
+            if training:
+                self.foreign += 1
+                self._pad(pads)
             rank_zero_warn(
                 f"rankzero: the order of the {'training' if training else 'evaluation'} samples is left to {reason}: "
                 f"that every sample is used exactly once, at any number of processes, is not promised here"

@@ -116,6 +116,13 @@ class Scored(Net):
         self.own.clear()
 
 
+class Brief(Scored):
+    """Takes no number of a batch."""
+
+    def validation_step(self, batch):
+        super().validation_step(batch, 0)
+
+
 class Alone(LightningModule):
     """Optimises by hand."""
 

@@ -202,10 +202,10 @@ def test_evaluation_is_the_same_at_any_world_size(forks: Forks, mine):
             assert metrics == pytest.approx(found[0], abs=1e-6)
 
 
-@pytest.mark.parametrize("held_out", [50, 3])
-def test_whatever_a_module_logs_is_exact(forks: Forks, mine, held_out):
+@pytest.mark.parametrize(("name", "held_out"), [("Scored", 50), ("Brief", 3)])
+def test_whatever_a_module_logs_is_exact(forks: Forks, mine, name, held_out):
     """Sums, extremes, metrics of torchmetrics that keep all they see, and what only some batches log."""
-    arguments = ("--model", "recording.Scored", "--data", "recording.Data", "--data.count", "16", "--epochs", "1")
+    arguments = ("--model", f"recording.{name}", "--data", "recording.Data", "--data.count", "16", "--epochs", "1")
     arguments += ("--data.held_out", f"{held_out}", "--global_batch_size", "8")
     found = {}
     for world in (1, 2, 4):

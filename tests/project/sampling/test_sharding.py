@@ -177,6 +177,18 @@ def test_several_training_loaders_stay_side_by_side():
     assert all(order.pads for order in sharding.training)
 
 
+def test_a_loader_beside_one_that_is_not_ours_reads_a_sample_on_every_rank():
+    sharding = Sharding(0, 2)
+    sharding.apply(DataLoader(DATA, batch_size=9), training=True)
+    assert sharding.only_order and not sharding.order.pads
+    sharding.apply(DataLoader(Stream()), training=False)
+    assert sharding.only_order
+    sharding.apply(DataLoader(Stream()), training=True)
+    assert not sharding.only_order and sharding.order.pads
+    sharding.apply(DataLoader(Stream()), training=False)
+    assert sharding.order.pads
+
+
 def test_several_training_loaders_cannot_be_cut_differently():
     sharding = Sharding(0, 2, max_device_batch_size=10)
     sharding.apply(DataLoader(DATA, batch_size=9), training=True)
