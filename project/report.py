@@ -28,6 +28,8 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: World) -> Non
     backend = f", {world.backend}" if world.size > 1 else ""
     table.add_row("ran on", f"{summary['launcher']}: {world.nodes} x {world.devices} {_device(world)}{backend}")
     table.add_row("epochs", f"{summary['epochs']} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
+    if summary["ledger"]:
+        table.add_row("ledger", summary["ledger"][-1])
     table.add_row("speed", f"{summary['samples_per_second']:,.0f} samples/s; {summary['seconds']:.1f} s in all")
     for name, value in summary["metrics"].items():
         table.add_row(name, "not a finite number" if value is None else f"{value:.4f}")
