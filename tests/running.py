@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 from project.command import Command
 from project.command_line import read_flags
@@ -108,6 +110,28 @@ def as_before():
         os.environ.update(variables)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(True)
+
+
+def train_here(
+    *callbacks: Callback, model: LightningModule | None = None, loops: bool = False, **settings: Any
+) -> None:
+    """Trains a model of Lightning's, with Lightning's Trainer, but for the callbacks and, if need be, our loops."""
+    from project.loops import install
+    from project.sampling.sharding import Sharding
+
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+        "enable_progress_bar": False,
+    }
+    with as_before():
+        trainer = Trainer(
+            callbacks=list(callbacks), **{**quiet, "accelerator": "cpu", "limit_val_batches": 1, **settings}
+        )
+        if loops:
+            install(trainer, Sharding())
+        trainer.fit(model or BoringModel())
 
 
 def fit_here(*arguments: str, launch: Launch | None = None) -> int:

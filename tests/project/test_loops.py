@@ -1,11 +1,7 @@
 """Hooks where nothing is half done."""
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.demos.boring_classes import BoringModel
-
-from project.loops import LoopCallback, fit_loop_of, install
-from project.sampling.sharding import Sharding
-from running import as_before
+from project.loops import LoopCallback, fit_loop_of
+from running import train_here
 
 
 class Watch(LoopCallback):
@@ -37,21 +33,7 @@ class Watch(LoopCallback):
 
 def watch(**settings):
     watching = Watch()
-    with as_before():
-        trainer = Trainer(
-            callbacks=[watching],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
-            limit_train_batches=4,
-            limit_val_batches=1,
-            num_sanity_val_steps=0,
-            **settings,
-        )
-        install(trainer, Sharding())
-        trainer.fit(BoringModel())
+    train_here(watching, loops=True, limit_train_batches=4, num_sanity_val_steps=0, **settings)
     return watching.seen
 
 

@@ -1,8 +1,7 @@
-from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from project.callbacks.progress import BarProgress, PlainProgress
-from running import as_before
+from running import train_here
 
 
 class Logging(BoringModel):
@@ -13,18 +12,7 @@ class Logging(BoringModel):
 
 
 def output(callback, capsys, **options):
-    with as_before():
-        trainer = Trainer(
-            callbacks=[callback],
-            logger=False,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            accelerator="cpu",
-            limit_train_batches=3,
-            limit_val_batches=1,
-            **options,
-        )
-        trainer.fit(Logging())
+    train_here(callback, model=Logging(), enable_progress_bar=True, limit_train_batches=3, **options)
     return capsys.readouterr().out
 
 

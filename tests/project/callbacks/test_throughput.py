@@ -1,13 +1,12 @@
 import time
 
 import pytest
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch import Callback
 
 from project.callbacks.throughput import Throughput
 from project.sampling.sharding import Sharding
 from project.sampling.training_batches import TrainingBatches
-from running import as_before
+from running import train_here
 
 
 class SlowValidation(Callback):
@@ -16,20 +15,7 @@ class SlowValidation(Callback):
 
 
 def train(throughput, **options):
-    with as_before():
-        trainer = Trainer(
-            callbacks=[throughput, SlowValidation()],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
-            limit_train_batches=4,
-            limit_val_batches=1,
-            max_epochs=1,
-            **options,
-        )
-        trainer.fit(BoringModel())
+    train_here(throughput, SlowValidation(), limit_train_batches=4, max_epochs=1, **options)
 
 
 def test_counts_the_samples_of_our_own_order():

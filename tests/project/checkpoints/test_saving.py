@@ -1,12 +1,8 @@
 import pytest
-from lightning.pytorch import Trainer
-from lightning.pytorch.demos.boring_classes import BoringModel
 
 from project.checkpoints.directory_io import DirectoryCheckpointIO, checkpoints_in
 from project.checkpoints.saving import Interval, SaveCheckpoints
-from project.loops import install
-from project.sampling.sharding import Sharding
-from running import as_before
+from running import train_here
 
 
 @pytest.mark.parametrize(
@@ -26,20 +22,8 @@ def test_intervals(text, interval):
 
 def steps_saved(folder, every, keep=100, **options):
     saving = SaveCheckpoints(folder, every, lambda: {"run": "x"}, keep)
-    with as_before():
-        trainer = Trainer(
-            callbacks=[saving],
-            plugins=[DirectoryCheckpointIO()],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
-            limit_train_batches=7,
-            limit_val_batches=0,
-            **options,
-        )
-        install(trainer, Sharding())
-        trainer.fit(BoringModel())
+    limits = {"limit_train_batches": 7, "limit_val_batches": 0, "enable_checkpointing": True}
+    train_here(saving, loops=True, plugins=[DirectoryCheckpointIO()], **limits, **options)
     return [int(path.name.removeprefix("step-")) for path in checkpoints_in(folder)]
 
 
