@@ -150,6 +150,13 @@ class Attempt:
                 sharding.start = [Position(position.epoch) for position in sharding.start]
             return
         sharding.kept_sizes = sizes
+        asked = (sharding.batch_size or 0) * sharding.world_size * sharding.micro_batches
+        if asked not in (0, sizes[0]) and self.launch.rank == 0:
+            print(
+                f"rankzero: --batch_size {sharding.batch_size} would be {asked:,} samples a step; run {self.run.name} "
+                f"carries on with {sizes[0]:,}, or else with --accept_changed global_batch_size",
+                flush=True,
+            )
         if sharding.global_batch_size not in (None, sizes[0]):
             raise RequestError(
                 f"--global_batch_size {sharding.global_batch_size}",

@@ -48,9 +48,10 @@ class KeepLedger(LoopCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if order := self.sharding.only_order:
+        given = [order.given.popleft() for order in self.sharding.training if order.given]
+        if self.sharding.only_order:
             self._batches += 1
-            self._ledger.use(order.given.popleft())
+            self._ledger.use(given[0])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """All ranks must call.

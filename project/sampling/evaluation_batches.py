@@ -50,13 +50,14 @@ class EvaluationBatches(Sampler[Indices]):
 
     def share(self, batch: int) -> Share:
         """What this rank has of a batch."""
-        dealt = [self._end(batch, rank) - self._end(batch - 1, rank) for rank in range(self.world_size)]
-        mine, total = dealt[self.rank], sum(dealt)
-        return Share(mine, total, weight=1.0, part=mine * self.world_size / total, idle=not all(dealt))
+        more = self.count % self.world_size  # so many ranks, the first ones, have one sample more than the others
+        mine, most, least = (self._end(batch, rank) - self._end(batch - 1, rank) for rank in (self.rank, 0, -1))
+        total = more * most + (self.world_size - more) * least
+        return Share(mine, total, weight=1.0, part=mine * self.world_size / total, idle=least == 0)
 
     def _end(self, batch: int, rank: int) -> int:
-        """How many of its samples a rank has had behind a batch."""
-        samples = max(0, (self.count - rank + self.world_size - 1) // self.world_size)
+        """How many of its samples a rank has had behind a batch; rank -1 is the last one."""
+        samples = (self.count - rank % self.world_size + self.world_size - 1) // self.world_size
         to_come = len(self) - 1 - batch
         keeps_back = to_come if samples >= len(self) else 0
         return max(0, min((batch + 1) * self.batch_size, samples - keeps_back))

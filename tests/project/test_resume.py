@@ -97,9 +97,11 @@ def test_a_damaged_checkpoint_is_passed_over(here, capsys):
     assert "passed over" in out and "carrying on from step-00000060" in out
 
 
-def test_a_resumed_run_keeps_its_global_batch_size(here):
+def test_a_resumed_run_keeps_its_global_batch_size(here, capsys):
     fit_here(*TOY, "--epochs", "1", "--run", "x", "--batch_size", "64")
+    assert "--batch_size" not in capsys.readouterr().out
     fit_here(*TOY, "--epochs", "2", "--run", "x", "--batch_size", "16")
+    assert "--batch_size 16 would be 16 samples a step; run x carries on with 64" in capsys.readouterr().out
     assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
 
 

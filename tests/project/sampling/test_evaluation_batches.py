@@ -30,6 +30,7 @@ def test_idle_says_which_batches_are_empty_somewhere(world, count, size):
         shares = [one.share(number) for one in samplers]
         assert [share.idle for share in shares] == [not all(batches)] * world
         assert [share.samples for share in shares] == [len(batch) for batch in batches]
+        assert {share.total for share in shares} == {sum(map(len, batches))}
         assert batches[0], "rank zero always has something"
 
 
