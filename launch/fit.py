@@ -28,6 +28,7 @@ FIT = Command(
     data=data_modules,
     default_model="ResNet",
     default_data="Digits",
+    stops_safely=True,
 )
 
 

@@ -14,10 +14,11 @@ from typing_extensions import Self
 
 from project import report
 from project.callbacks.ledger import KeepLedger
+from project.callbacks.stopping import StopSafely
 from project.callbacks.throughput import Throughput
 from project.checkpoints.directory_io import newest_valid
 from project.checkpoints.saving import Interval, SaveCheckpoints
-from project.errors import CannotStart, RequestError, mistake
+from project.errors import CannotStart, RequestError, Stopped, mistake
 from project.loops import fit_loop_of
 from project.resume import Request, agreed, decide
 from project.sampling.training_batches import Position
@@ -42,7 +43,7 @@ class Attempt:
 
     def __init__(self, request: Request, trainer: Trainer, world: World, team: Team) -> None:
         self.request, self.trainer, self.world, self.launch = request, trainer, world, team.launch
-        launch = team.launch
+        self.lifeline, launch = team.lifeline, team.launch
         trainer.strategy.setup_environment()
         self.decision = agreed(trainer.strategy, launch.rank, lambda: decide(request, trainer, launch))
         self.run, self.checkpoint = self.decision.run, self.decision.checkpoint
@@ -69,11 +70,8 @@ class Attempt:
             if self.launch.rank == 0:
                 self.run.discard_attempt()
             raise
-        handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        self._log.addHandler(handler)
-        self._log.setLevel(logging.INFO)
-        self._log.propagate = False
+        self._open_log()
+        self.lifeline.last_words = self._last_words
         self._attach()
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
@@ -84,7 +82,9 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
+        if isinstance(error, Stopped):
+            self._log.info("stopped behind step %d: %s", self.trainer.global_step, error)
+        elif error is not None:
             self._log.error("".join(traceback.format_exception(error)))
         impossible = not self.begun and isinstance(error, Exception) and mistake(error) is not None
         for handler in list(self._log.handlers):
@@ -95,10 +95,28 @@ class Attempt:
         if impossible:
             self.run.discard_attempt()
             return
-        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-        summary = self.summary("finished" if error is None else "stopped" if interrupted else "failed")
-        self.run.write_summary(summary)
+        summary = self._summarise(
+            "finished" if error is None else "stopped" if isinstance(error, Stopped) else "failed"
+        )
         report.print_table(summary, self.run, self.world)
+
+    def _open_log(self) -> None:
+        handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._log.addHandler(handler)
+        self._log.setLevel(logging.INFO)
+        self._log.propagate = False
+
+    def _last_words(self, cause: str) -> None:
+        """For a process that is ended because another one has failed."""
+        self._log.error(cause)
+        if self.launch.rank == 0:
+            self._summarise("failed")
+
+    def _summarise(self, status: str) -> dict[str, Any]:
+        summary = self.summary(status)
+        self.run.write_summary(summary)
+        return summary
 
     def summary(self, status: str) -> dict[str, Any]:
         """What `summary.json` says: of the whole run, but `seconds` and `samples_per_second` of this attempt."""
@@ -175,10 +193,12 @@ class Attempt:
             trainer.loggers = [logger]
         elif settings.logger:
             trainer.loggers = settings.logger if isinstance(settings.logger, list) else [settings.logger]
+        saving = None
         if settings.enable_checkpointing is not False:
             every = Interval.read(self.request.config.save_every)
             saving = SaveCheckpoints(self.run.checkpoints, every, self._record)
             trainer.callbacks.append(saving)  # type: ignore[attr-defined]
+        trainer.callbacks.append(StopSafely(self.lifeline, saving))  # type: ignore[attr-defined]
 
     def _record(self) -> dict[str, Any]:
         return {"run": self.run.name, "config": self.request.config_text, "order": self._order()}

@@ -12,10 +12,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from project.attempt import Attempt
 from project.command_line import Flags
 from project.environments.roll_call import Meeting
-from project.errors import Exit, RequestError, saying_why
+from project.errors import Exit, LeftEarlyError, RequestError, Stopped, saying_why
 from project.parser import RankzeroParser, reader
 from project.quiet import quieten
 from project.sampling.sharding import Sharding
+from project.signals import SIGNALS
 from project.team import Team
 from project.trainer import build_trainer
 from project.world import World, resolve_world, start_processes
@@ -44,6 +45,7 @@ def fit(flags: Flags, meeting: Meeting) -> int:
         return code
     attempt: Attempt | None = None
     with Team(meeting, flags) as team, saying_why(begun=lambda: attempt is not None and attempt.begun):
+        SIGNALS.tell(lambda signum: team.lifeline.ask_to_stop(signum.name))
         world = resolve_world(flags, team)
         cli = team.together(lambda: RankzeroCLI(flags))
         trainer = team.together(lambda: cli.build_trainer(world, team))
@@ -53,8 +55,11 @@ def fit(flags: Flags, meeting: Meeting) -> int:
         try:
             with attempt:
                 trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=attempt.checkpoint)
-        except SystemExit:  # how Lightning leaves on SIGTERM and Ctrl-C: with 0 and 1
-            return Exit.FAILED
+        except Stopped:
+            team.leave_together()
+            return Exit.STOPPED
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise LeftEarlyError(f"the code that was trained called for an end: {error!r}") from error
         return Exit.FINISHED
 
 

@@ -23,6 +23,7 @@ class Command:
         data: The package whose `__all__` names the data modules known by short names.
         default_model: What is trained when nobody says.
         default_data: What it is trained on when nobody says.
+        stops_safely: Whether a signal has it stop at a safe point, rather than end at once.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Command:
     data: ModuleType
     default_model: str | None = None
     default_data: str | None = None
+    stops_safely: bool = False
 
     @property
     def own_flags(self) -> list[Flag]:

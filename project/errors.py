@@ -4,7 +4,7 @@ import difflib
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 
@@ -18,6 +18,18 @@ class Exit(IntEnum):
     """Nothing was started: the message says what was asked, what was found and what to type instead."""
     STOPPED = 75
     """Stopped early at a safe point; the same command carries on."""
+
+
+class Stopped(Exception):  # noqa: N818 - it is what a person reads
+    """The run has stopped at a safe point, on all ranks, and is saved.
+
+    Args:
+        reason: Why: a signal, or the end of the time there is.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class CannotStart(ValueError):  # noqa: N818 - it is what a person reads
@@ -98,8 +110,23 @@ def mistake(error: BaseException) -> str | None:
     return text if ours else None
 
 
+class LeftEarlyError(RuntimeError):
+    """The user's code has left by sys.exit or KeyboardInterrupt, on this rank at least."""
+
+
 class AnotherRankFailed(RuntimeError):  # noqa: N818 - it is what a person reads
     """Another rank has failed, and tells why."""
+
+
+def mark_told(error: BaseException) -> None:
+    """Notes that a person has been told what went wrong, by another rank."""
+    with suppress(AttributeError):
+        error.told_elsewhere = True  # type: ignore[attr-defined]
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether another rank has told a person what went wrong."""
+    return bool(getattr(error, "told_elsewhere", False))
 
 
 def lost_contact(error: BaseException) -> bool:

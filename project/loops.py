@@ -5,6 +5,7 @@ the epoch's metrics, a step of the schedule) is left out by the run that carries
 end, behind everything that belongs to them; a checkpoint of that moment is carried on from as if nothing had happened.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ class LoopCallback(Callback):
 
     def on_epoch_done(self, trainer: Trainer) -> None:
         """An epoch is done, its hooks and its metrics included."""
+
+    def on_safe_point(self, trainer: Trainer) -> None:
+        """A run can be saved here, and can stop. Behind each of the above, but not between a step and its epoch's end."""
 
 
 def install(trainer: Trainer, sharding: Sharding) -> None:
@@ -97,6 +101,7 @@ class FitLoop(_FitLoop):
     def on_run_start(self) -> None:
         super().on_run_start()
         _call(self.trainer, "on_ready")
+        _call(self.trainer, "on_safe_point")
 
     def on_advance_start(self) -> None:
         super().on_advance_start()
@@ -115,6 +120,7 @@ class FitLoop(_FitLoop):
             self._combined_loader.reset()
             self._combined_loader = None
         _call(self.trainer, "on_epoch_done")
+        _call(self.trainer, "on_safe_point")
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -164,8 +170,23 @@ class EpochLoop(_TrainingEpochLoop):
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         super().on_advance_end(data_fetcher)
         self.at_rest = True
-        if not self._should_accumulate():
-            _call(self.trainer, "on_step_done")
+        if self._should_accumulate():
+            return
+        _call(self.trainer, "on_step_done")
+        if not self.is_complete:  # otherwise the epoch's end follows at once
+            _call(self.trainer, "on_safe_point")
+
+    def validates_at(self, batches: int) -> bool:
+        """Whether a validation is due behind so many batches of this epoch, or behind its last one before that."""
+        trainer = self.trainer
+        if not trainer.enable_validation:
+            return False
+        every = trainer.val_check_batch
+        at_its_turn = every is not None and every != math.inf and batches % int(every) == 0
+        return at_its_turn or batches >= trainer.num_training_batches
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Lightning (2.5.2 on) has the ranks agree by a collective, and wait for the device, in every step."""
 
     def on_save_checkpoint(self) -> dict[str, Any]:
         return {**super().on_save_checkpoint(), "at_rest": self.at_rest}

@@ -17,9 +17,10 @@ from project.environments.network import quieten_sockets
 from project.environments.processes import die_with_parent, is_watched, run_processes
 from project.environments.roll_call import Meeting, call_roll
 from project.environments.speaker import leave_after_the_speaker, speaks_for_all, speaks_for_machine
-from project.errors import HOUSE, CannotStart, Exit, RequestError, lost_contact, mistake
+from project.errors import HOUSE, CannotStart, Exit, RequestError, Stopped, is_told, lost_contact, mistake
 from project.explain import explain
 from project.request import asked_of, check_shape, processes_to_start
+from project.signals import SIGNALS
 
 LOST_CONTACT_SECONDS = 1.0
 """A rank that lost another leaves so much later, so that what started them names the one that failed first."""
@@ -36,6 +37,8 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
         The exit code, see `project.errors.Exit`.
     """
     launch: Launch | None = None
+    if command.stops_safely:
+        SIGNALS.listen()
     try:
         flags = read_flags(command, sys.argv[1:])
         if flags.explain:
@@ -53,6 +56,10 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
         return work(flags, meeting)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except Stopped as stopped:
+        if speaks_for_all(launch):
+            print(f"rankzero: {stopped}", file=sys.stderr, flush=True)
+        return Exit.STOPPED
     except CannotStart as error:
         return refuse(error, launch)
     except Exception as error:
@@ -90,7 +97,9 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
 def tell(error: Exception, launch: Launch) -> Exit:
     """Says what went wrong on this rank, and returns the exit code."""
     who = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
-    if lost_contact(error):
+    if is_told(error):
+        time.sleep(LOST_CONTACT_SECONDS)
+    elif lost_contact(error):
         print(f"rankzero: {who} lost contact with another rank ({error})", file=sys.stderr, flush=True)
         time.sleep(LOST_CONTACT_SECONDS)
     elif message := mistake(error):

@@ -1,6 +1,7 @@
 """The processes of a run: they meet, agree before anything is started, and leave together."""
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +19,14 @@ from project.environments import network
 from project.environments.hall import Progress
 from project.environments.members import Member, completed
 from project.environments.roll_call import Meeting
-from project.errors import AnotherRankFailed, CannotStart, lost_contact
+from project.errors import AnotherRankFailed, CannotStart, lost_contact, mark_told
+from project.lifeline import Lifeline
 from project.request import check_shape
 
 T = TypeVar("T")
+
+CAUSE_SECONDS = 4.0
+"""A rank that has lost contact waits so long for whoever knows why."""
 
 _POLL_SECONDS = 0.02
 _LEAVE_SECONDS = 3.0
@@ -54,6 +59,7 @@ class Team:
         self._exchanges = 0
         self._serves = meeting.listening is not None
         if self.launch.world_size == 1:
+            self.lifeline = Lifeline(self.launch, self.members, self.exchange)
             return
         self._store = self._server(meeting.ip, meeting.listening) if meeting.listening else self._client(meeting.ip)
         if self.launch.agent_store:
@@ -61,6 +67,7 @@ class Team:
             everybody = [Member(**member) for member in self.exchange(vars(me))]
             self.launch, self.members = completed(self.launch, me, everybody)
             check_shape(flags, self.launch)
+        self.lifeline = Lifeline(self.launch, self.members, self.exchange)
         self.interface = network.use_interface(flags.get("interface"), self._interface())
 
     def _server(self, ip: str, listening: Any) -> Store:
@@ -146,6 +153,10 @@ class Team:
             return told_by_this_rank(refusal, f"rank {self.launch.rank} on {self.members[first].host}")
         return refusal
 
+    def leave_together(self) -> None:
+        """Waits for all: launchers end all ranks as soon as one has left with anything but 0. All ranks must call."""
+        self.exchange(None)
+
     def join(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
         """Makes the process group. All ranks must call."""
         if torch.distributed.is_initialized():
@@ -173,10 +184,20 @@ class Team:
             elif isinstance(error, Exception) and lost_contact(error) and self._somebody_refused():
                 refused = True
                 raise told_elsewhere() from None
+            elif isinstance(error, Exception) and not refused:
+                self._say_that_it_failed(error)
         finally:
             leave_process_group()
             if refused:
                 self._leave_after_all()
+            self.lifeline.leave()
+
+    def _say_that_it_failed(self, error: Exception) -> None:
+        """Has the others end, before the process group goes; no collective, for who knows where they are."""
+        if (lost_contact(error) and self.lifeline.cause(CAUSE_SECONDS)) or not self.lifeline.fail(
+            f"rank {self.launch.rank} on {socket.gethostname()} failed: {error!r}"
+        ):
+            mark_told(error)
 
     def _is_told(self, text: str) -> bool:
         """Whether another rank tells this; otherwise it is this one's to tell."""

@@ -12,7 +12,7 @@ from project import logged_metrics, loops
 from project.callbacks.learning_rate import LearningRate
 from project.callbacks.ledger import KeepLedger
 from project.callbacks.progress import BarProgress, PlainProgress
-from project.callbacks.termination import LeaveOnSigterm
+from project.callbacks.stopping import NoSignals
 from project.callbacks.throughput import Throughput
 from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.checkpoints.rank_states import RankStates
@@ -58,6 +58,7 @@ def build_trainer(arguments: dict[str, Any], world: World, team: Team, sharding:
         "enable_model_summary": bool(arguments["enable_model_summary"]),
     }
     trainer = Trainer(**arguments)
+    trainer._signal_connector = NoSignals(trainer)
     loops.install(trainer, sharding)
     logged_metrics.install(trainer)
     return trainer
@@ -82,7 +83,6 @@ def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:
         Throughput(sharding),
         LearningRate(),
         RankStates(sharding.seed, sharding.rank, sharding.world_size),
-        LeaveOnSigterm(),
     ]
     has_bar = any(isinstance(callback, ProgressBar) for callback in _as_list(arguments["callbacks"]))
     if arguments["enable_progress_bar"] is not False and not has_bar:

@@ -64,17 +64,19 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self.looked_at_clock = time.monotonic()
 
     def on_step_done(self, trainer: Trainer) -> None:
+        """All ranks must call."""
         self._due |= self._falls_due(trainer)
-        loop = fit_loop_of(trainer).epoch_loop
-        if not loop.is_complete and (self._due or loop.done):
-            self._save(trainer)
 
     def on_epoch_done(self, trainer: Trainer) -> None:
-        if self._due or (self.every.epochs and trainer.current_epoch % self.every.epochs == 0):
-            self._save(trainer)
+        self._due |= bool(self.every.epochs) and trainer.current_epoch % self.every.epochs == 0
+
+    def on_safe_point(self, trainer: Trainer) -> None:
+        """All ranks must call."""
+        if self._due or fit_loop_of(trainer).epoch_loop.done:
+            self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(trainer)
+        self.save(trainer)
 
     def _falls_due(self, trainer: Trainer) -> bool:
         """Whether the last step passed an interval. All ranks must call."""
@@ -95,7 +97,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         """How far the run has come; an epoch's end is further than its last step."""
         return trainer.global_step, fit_loop_of(trainer).place
 
-    def _save(self, trainer: Trainer) -> None:
+    def save(self, trainer: Trainer, wait: bool = False) -> None:
         step = trainer.global_step
         self._due, self.looked_at_clock = False, time.monotonic()
         if self._place(trainer) == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from project.environments.launch import Launch
 from project.environments.members import Member
 from project.environments.refusals import GREETING, missing, missing_ranks, not_rank_zeros
 from project.errors import RequestError
+from project.signals import SIGNALS
 
 LONGEST_LINE = 1 << 20
 """Bytes; whoever sends more without an end of line is no process of ours."""
@@ -58,6 +59,7 @@ class Hall:
                 if time.monotonic() > self.deadline:
                     raise refusal or missing(self.launch, self.members, self.timeout)
                 progress.tell(lambda: f"{missing_ranks(self.launch, self.members)}; {len(self.members)} are here")
+                SIGNALS.leave_if_asked()
                 for key, _ in self.selector.select(_POLL_SECONDS):
                     self._serve(key.fileobj)  # type: ignore[arg-type]
             if refusal:

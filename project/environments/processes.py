@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from types import FrameType
 
 from project.environments import local, network
 from project.environments.launch import Launch
+from project.errors import Exit
+from project.signals import SIGNALS
 
 GRACE_SECONDS = 10.0
 """How long processes have to leave by themselves once one has failed, or once they were told to end."""
@@ -36,18 +37,15 @@ def run_processes(command: Sequence[str], count: int, launch: Launch | None = No
         counts as 1.
     """
     launch = launch or Launch()
+    listens = SIGNALS.listen()
     watched = _Processes(_start(command, count, launch), first_rank=(launch.node_rank or 0) * count)
-    before = {
-        signum: signal.signal(signum, watched.pass_on) for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    }
-    # A terminal sends Ctrl-C to the whole foreground group, so that every process already has it.
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
+        SIGNALS.tell(watched.pass_on)
         return watched.wait()
     finally:
         watched.kill()
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        if listens:
+            SIGNALS.close()
 
 
 def is_watched() -> bool:
@@ -108,12 +106,10 @@ class _Processes:
         self.processes, self.first_rank = processes, first_rank
         self.deadline = float("inf")
 
-    def pass_on(self, signum: int, frame: FrameType | None) -> None:
-        """Passes a signal on to all; SIGTERM leaves them a while to end."""
+    def pass_on(self, signum: signal.Signals) -> None:
+        """Passes a signal on to all. They stop when they have saved, and only they know how long that takes."""
         for process in self.processes:
             process.send_signal(signum)
-        if signum == signal.SIGTERM:
-            self._give_grace()
 
     def wait(self) -> int:
         """Waits for all, but not long once one has failed; returns the exit code of that one, or 0."""
@@ -144,10 +140,10 @@ class _Processes:
             code = process.poll()
             if code is not None and code < 0:
                 name = signal.Signals(-code).name
+                if name == SIGNALS.asked:  # it came before the process could listen: nothing was begun
+                    return Exit.STOPPED
                 self._tell(f"rank {self.first_rank + rank} was ended by {name}; ending the others")
                 return 1
-            if code == 1:
-                self._tell(f"rank {self.first_rank + rank} failed first; ending the others")
             if code:
-                return code
+                return code  # it has said why
         return None

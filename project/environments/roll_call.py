@@ -18,6 +18,7 @@ from project.environments.launch import Launch
 from project.environments.members import Member, completed
 from project.environments.refusals import GREETING, foreign, missing, nobody_answers, not_rank_zeros
 from project.errors import RequestError
+from project.signals import SIGNALS
 
 NO_ANSWER_SECONDS = 5.0
 """So long a host may stay silent: one that is up refuses a connection at once where nobody listens yet."""
@@ -96,6 +97,7 @@ def _call(launch: Launch, me: Member, deadline: float, timeout: float) -> tuple[
             if members is not None:
                 return members, ip
             refused = True
+        SIGNALS.leave_if_asked()
         now = time.monotonic()
         if first_host and now - began > NO_ANSWER_SECONDS / 3:
             # Rank zero is there, whatever address was given; and says what is wrong with that.

@@ -33,19 +33,19 @@ def speaks_for_all(launch: Launch | None) -> bool:
     name, rank = ranks[0]
     if name == "RANK" and "TORCHELASTIC_RUN_ID" not in variables and "PBS_TASKNUM" not in variables:
         # Started by hand, or in containers, whose terminals and logs nothing brings together.
-        return _claims(f"env {variables.find('MASTER_ADDR')}:{variables.find('MASTER_PORT')}")
+        return claims(f"env {variables.find('MASTER_ADDR')}:{variables.find('MASTER_PORT')}")
     if rank != "0":
         return False
     if "PBS_TASKNUM" in variables:
-        return (variables.find("PBS_NODENUM") or "0") == "0" and _claims(f"pbs {variables.find('PBS_JOBID')}")
+        return (variables.find("PBS_NODENUM") or "0") == "0" and claims(f"pbs {variables.find('PBS_JOBID')}")
     alone = (variables.find("GROUP_WORLD_SIZE") or "1") == "1"
     if slurm.found(variables) and "TORCHELASTIC_RUN_ID" in variables:
         # Several torchruns, each with a rank zero of its own.
         step = f"slurm {variables.find('SLURM_JOB_ID')} {variables.find('SLURM_STEP_ID')}"
-        return not (alone and (variables.find("SLURM_NODEID") or "0") != "0") and _claims(step)
+        return not (alone and (variables.find("SLURM_NODEID") or "0") != "0") and claims(step)
     outer = variables.find("OMPI_COMM_WORLD_RANK") or variables.find("PMI_RANK")
     if outer and "TORCHELASTIC_RUN_ID" in variables:
-        return not (alone and outer != "0") and _claims(f"mpi {variables.find('PMIX_NAMESPACE')}")
+        return not (alone and outer != "0") and claims(f"mpi {variables.find('PMIX_NAMESPACE')}")
     return True
 
 
@@ -55,8 +55,8 @@ def speaks_for_machine(launch: Launch, own: bool) -> bool:
     return (own or apart) and launch.rank != 0 and launch.local_rank == 0
 
 
-def _claims(name: str) -> bool:
-    """Whether this process is the first of its machine to claim a name."""
+def claims(name: str) -> bool:
+    """Whether this process is the first of its machine to claim a name, which it then keeps until it ends."""
     if sys.platform != "linux":
         return True
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -1,0 +1,47 @@
+"""A run stops where a person, a scheduler or the clock wants it to: on all ranks behind the same step, and saved."""
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+
+from project.checkpoints.saving import SaveCheckpoints
+from project.errors import Stopped
+from project.lifeline import Lifeline
+from project.loops import LoopCallback, fit_loop_of
+
+
+class StopSafely(LoopCallback):
+    """Saves and leaves at a safe point that all ranks have agreed on. All ranks must have it, behind what saves.
+
+    Args:
+        lifeline: Through which they agree.
+        saving: What saves; None where checkpoints are not wanted.
+    """
+
+    def __init__(self, lifeline: Lifeline, saving: SaveCheckpoints | None) -> None:
+        self.lifeline, self.saving = lifeline, saving
+
+    def on_ready(self, trainer: Trainer) -> None:
+        self.lifeline.watch_closely(True)
+
+    def on_safe_point(self, trainer: Trainer) -> None:
+        """All ranks must call.
+
+        Raises:
+            Stopped: On all ranks.
+        """
+        reason = self.lifeline.at_safe_point()
+        if reason is None or fit_loop_of(trainer).done:
+            return
+        if self.saving:
+            self.saving.save(trainer, wait=True)
+        raise Stopped(reason)
+
+
+class NoSignals(_SignalConnector):
+    """Stands in for what handles signals in a Trainer (lightning 2.6).
+
+    That one has SIGTERM call a collective within the handler, so that a signal to one of two ranks has both wait.
+    """
+
+    def register_signal_handlers(self) -> None:
+        """Leaves all signals to `project.signals`."""

@@ -1,0 +1,233 @@
+"""Rank zero's end of all lifelines: it hears who wants to stop, who has failed, and who is gone. Imports no torch.
+
+Messages are a line of JSON each, and an empty line now and then, as a sign of life.
+
+    rank -> hub   {"rank": r, "word": w}  {"stop": reason}  {"at": n}  {"failed": cause}  {"bye": true}
+    hub -> rank   {"asked": reason}  {"until": n}  {"over": cause, "by": the rank that tells a person}
+"""
+
+import contextlib
+import json
+import secrets
+import select
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from project.environments.members import Member
+
+BEAT_SECONDS = 2.0
+"""Between two signs of life."""
+
+SILENT_SECONDS = 15.0
+"""After so long without one a rank that is alone on its machine counts as lost, once training has begun."""
+
+ASLEEP_SECONDS = 3 * BEAT_SECONDS
+"""Whoever has not looked for so long was stopped itself, with all others perhaps: it knows nothing of their silence."""
+
+FINISH_SECONDS = 5.0
+
+NOBODY = -1
+"""The rank that tells a person, where something else does."""
+
+Message = dict[str, Any]
+
+
+class Lines:
+    """Messages over a connection.
+
+    Args:
+        connection: To the other end.
+
+    Attributes:
+        why: How the connection ended, to stand behind "is gone".
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.why = ""
+        self._received = b""
+        self._lock = threading.Lock()
+
+    def send(self, message: Message | None) -> None:
+        """Sends a message, or a sign of life. Any thread may call; where nobody is there any more, nothing happens."""
+        line = b"\n" if message is None else json.dumps(message).encode() + b"\n"
+        with self._lock, contextlib.suppress(OSError):
+            self.connection.sendall(line)
+
+    def receive(self, seconds: float) -> list[Message] | None:
+        """What has come, after so many seconds at the latest; None where the other end is gone.
+
+        A sign of life is an empty message.
+        """
+        if not select.select([self.connection], [], [], seconds)[0]:
+            return []
+        try:
+            received = self.connection.recv(1 << 16)
+        except OSError as error:
+            received, self.why = b"", f" ({error.strerror or error})"
+        if not received:
+            self.why = self.why or " (killed? out of memory?)"
+            return None
+        *whole, self._received = (self._received + received).split(b"\n")
+        return [message for message in map(_read, whole) if message is not None]
+
+
+def _read(line: bytes) -> Message | None:
+    try:
+        message = json.loads(line) if line else {}
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Has the kernel find out within some 15 seconds that packets no longer come through."""
+    options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):  # Linux has them all
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Hub:
+    """Rank zero's end, a thread.
+
+    Args:
+        listening: Where the ranks connect.
+        members: All processes, by rank.
+        quiet: Whether something else tells a person that a process was ended.
+
+    Attributes:
+        word: What a rank has to know to connect.
+        strict: Whether silence counts.
+        unreachable: Called where a rank is silent that nobody can end from its own machine.
+    """
+
+    def __init__(self, listening: socket.socket, members: Sequence[Member], quiet: bool) -> None:
+        self.listening, self.members, self.quiet = listening, members, quiet
+        self.word = secrets.token_hex(8)
+        self.strict = False
+        self.unreachable: Callable[[], None] = lambda: None
+        self._ranks: dict[int, Lines] = {}
+        self._callers: dict[socket.socket, Lines] = {}
+        self._heard: dict[int, float] = {}
+        self._left: set[int] = set()
+        self._places: dict[int, int] = {}
+        self._asked: str | None = None
+        self._over: Message | None = None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listening, selectors.EVENT_READ)
+        machines = [member.machine for member in members]
+        self._alone = {member.rank for member in members if machines.count(member.machine) == 1}
+        self._thread = threading.Thread(target=self._serve, name="hub", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits, but not for long, until all have left: one that finds nobody here takes this rank for dead."""
+        self._thread.join(FINISH_SECONDS)
+
+    def _serve(self) -> None:
+        awake = beaten = time.monotonic()
+        while len(self._left) < len(self.members):
+            for key, _ in self._selector.select(BEAT_SECONDS):
+                self._receive(key.fileobj)  # type: ignore[arg-type]
+            now = time.monotonic()
+            if now - awake > ASLEEP_SECONDS:
+                self._heard = dict.fromkeys(self._heard, now)
+            awake = now
+            if now - beaten >= BEAT_SECONDS:
+                beaten = now
+                self._send_all(None)
+                self._look_for_silence(now)
+        self._selector.close()
+        self.listening.close()
+
+    def _receive(self, ready: socket.socket) -> None:
+        if ready is self.listening:
+            with contextlib.suppress(OSError):
+                caller, _ = self.listening.accept()
+                keep_alive(caller)
+                caller.settimeout(5)
+                self._callers[caller] = Lines(caller)
+                self._selector.register(caller, selectors.EVENT_READ)
+            return
+        lines = self._callers[ready]
+        rank = next((rank for rank, known in self._ranks.items() if known is lines), None)
+        messages = lines.receive(0)
+        if rank is None and messages:
+            rank = self._admitted(lines, messages)
+        if messages is None or rank is None:
+            self._drop(ready)
+            self._miss(rank, lines.why)
+            return
+        self._heard[rank] = time.monotonic()
+        for message in messages:
+            self._take(rank, message)
+
+    def _admitted(self, lines: Lines, messages: Sequence[Message]) -> int | None:
+        """The rank at the other end of a new connection; None where it is nobody of ours."""
+        hello = next(iter(messages), {})
+        rank = hello.get("rank")
+        if hello.get("word") != self.word or not isinstance(rank, int) or rank not in range(len(self.members)):
+            return None
+        self._ranks[rank] = lines
+        if self._over:
+            lines.send(self._over)
+        elif self._asked:
+            lines.send({"asked": self._asked})
+        return rank
+
+    def _miss(self, rank: int | None, why: str) -> None:
+        """A rank has hung up, and unless it has said good-bye that is the end of the run."""
+        if rank is not None and rank not in self._left:
+            self._left.add(rank)
+            self._judge(f"rank {rank} on {self.members[rank].host} is gone{why}", NOBODY if self.quiet else 0)
+
+    def _drop(self, caller: socket.socket) -> None:
+        self._selector.unregister(caller)
+        del self._callers[caller]
+        caller.close()
+
+    def _take(self, rank: int, message: Message) -> None:
+        if "stop" in message and self._asked is None:
+            self._asked = str(message["stop"])
+            self._send_all({"asked": self._asked})
+        elif "at" in message:
+            self._places[rank] = int(message["at"])
+        elif "bye" in message:
+            self._left.add(rank)
+        elif "failed" in message:
+            self._judge(str(message["failed"]), rank)
+        if self._asked and ("at" in message or "bye" in message):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Once it is known how far all are: the next safe point of the foremost is the first that all can stop at."""
+        if set(self._places) | self._left >= set(range(len(self.members))) and self._places:
+            self._send_all({"until": max(self._places.values()) + 1})
+
+    def _judge(self, cause: str, teller: int) -> None:
+        """The run is over, and the first cause of it is known."""
+        if self._over is None:
+            self._over = {"over": cause, "by": teller}
+            self._send_all(self._over)
+
+    def _look_for_silence(self, now: float) -> None:
+        if not self.strict or self._over:
+            return
+        for rank in self._alone - self._left:
+            assert rank is not None
+            if now - self._heard.get(rank, now) > SILENT_SECONDS:
+                host = self.members[rank].host
+                self._judge(f"rank {rank} on {host} has given no sign of life for {SILENT_SECONDS:g} s", 0)
+                self.unreachable()
+
+    def _send_all(self, message: Message | None) -> None:
+        for rank, lines in self._ranks.items():
+            if rank not in self._left:
+                lines.send(message)

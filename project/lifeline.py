@@ -1,0 +1,253 @@
+"""A connection of every rank to rank zero, beside the process group. Imports no torch.
+
+Through it all ranks agree on the step that they stop behind, and learn at once that one of them has failed, also while
+their main threads wait in a collective that will never end. A step that nobody wants to stop at costs no message.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from project.environments import network
+from project.environments.launch import Launch
+from project.environments.members import Member
+from project.environments.speaker import claims
+from project.hub import ASLEEP_SECONDS, BEAT_SECONDS, NOBODY, SILENT_SECONDS, Hub, Lines, Message, keep_alive
+
+STOPPED_SECONDS = 8.0
+"""So long a process may be stopped (SIGSTOP) while the others of its machine are not."""
+
+LEAVE_SECONDS = 2.0
+"""Once one has failed, the main threads of the others have so long to find out by themselves."""
+
+TEARDOWN_SECONDS = 10.0
+"""And so long to leave once they have."""
+
+ANSWER_SECONDS = 3.0
+
+
+class Lifeline:
+    """This rank's end of it. All ranks must make one.
+
+    Args:
+        launch: Where this process stands.
+        members: All processes, by rank.
+        exchange: Every rank gives a value, all get all of them.
+
+    Attributes:
+        last_words: Called, in another thread, before this process is ended from there.
+        unreachable: Called on rank zero where a rank hangs that nobody can end from its own machine.
+    """
+
+    def __init__(self, launch: Launch, members: Sequence[Member], exchange: Callable[[Any], list[Any]]) -> None:
+        self.launch, self.members, self.rank = launch, members, launch.rank or 0
+        self.last_words: Callable[[str], None] = lambda cause: None
+        self.unreachable: Callable[[], None] = lambda: None
+        self._safe_points = -1
+        self._asked: str | None = None
+        self._until: int | None = None
+        self._settled = threading.Event()
+        self._over = threading.Event()
+        self._cause, self._teller = "", NOBODY
+        self._leaving = self._tells_itself = self._strict = False
+        self._hub: Hub | None = None
+        self._lines: Lines | None = None
+        if launch.world_size > 1:
+            self._join(exchange)
+
+    def _join(self, exchange: Callable[[Any], list[Any]]) -> None:
+        one_machine, where = self.launch.num_nodes == 1, None
+        self._watched = one_machine and self.launch.launcher == "local"
+        if self.rank == 0:
+            listening = network.listen("127.0.0.1" if one_machine else "", 0)
+            self._hub = Hub(listening, self.members, quiet=self._watched)
+            self._hub.unreachable = lambda: self.unreachable()
+            where = (listening.getsockname()[1], self._hub.word)
+        port, self._word = exchange(where)[0]
+        address = "127.0.0.1" if one_machine or self.rank == 0 else network.resolve(self.launch.address)[0]
+        connection = socket.create_connection((address, port), timeout=30)
+        keep_alive(connection)
+        self._lines = Lines(connection)
+        self._lines.send({"rank": self.rank, "word": self._word})
+        threading.Thread(target=self._listen, args=(self._lines,), name="lifeline", daemon=True).start()
+
+    # Stopping together
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Has all ranks stop at the next safe point that they can agree on. Any thread of any rank may call."""
+        if self._lines:
+            self._lines.send({"stop": reason})
+        elif self._asked is None:
+            self._asked, self._until = reason, 0
+            self._settled.set()
+
+    def at_safe_point(self) -> str | None:
+        """Says that this rank has come to its next safe point; returns why all stop here, or None.
+
+        Every rank comes to the same ones. One that knows of a wish to stop waits here until all have said how far they
+        are; a thread of theirs says so, so no rank has to come to a safe point for that.
+        """
+        self._safe_points += 1
+        if self._asked is None:
+            return None
+        while not self._settled.wait(1):
+            if self._over.is_set():
+                time.sleep(TEARDOWN_SECONDS)  # the other thread is about to end this process
+        assert self._until is not None
+        return self._asked if self._safe_points >= self._until else None
+
+    def watch_closely(self, strict: bool) -> None:
+        """Says whether silence counts: not before training, where a library may hold Python's lock for long."""
+        self._strict = strict
+        if self._hub:
+            self._hub.strict = strict
+
+    # Failing together
+
+    def fail(self, cause: str) -> bool:
+        """Says that this rank has failed; the others are ended. Returns whether this rank is to tell a person why."""
+        self._leaving = self._tells_itself = True
+        if self._lines is None:
+            return True
+        if not self._over.is_set():
+            self._lines.send({"failed": cause})
+        if not self._over.wait(ANSWER_SECONDS):
+            return claims(self._name)
+        return self._teller == self.rank
+
+    def cause(self, seconds: float = 0) -> str | None:
+        """Why the run is over, waited for so long; None where no other rank has failed. It has been told."""
+        self._leaving = True
+        if self._lines:
+            self._over.wait(seconds)
+        return self._cause if self._over.is_set() else None
+
+    def leave(self) -> None:
+        """Says that this rank is done, and has not failed."""
+        self._leaving = True
+        if self._lines:
+            self._lines.send({"bye": True})
+        if self._hub:
+            self._hub.finish()
+
+    @property
+    def _name(self) -> str:
+        """What the processes of a machine claim to tell that rank zero is gone, which others do alone."""
+        return f"lifeline {self._word}"
+
+    # The thread
+
+    def _listen(self, lines: Lines) -> None:
+        machines = [member.machine for member in self.members]
+        hub_alone, hub = machines.count(machines[0]) == 1, f"rank 0 on {self.members[0].host}"
+        mate = Mate.of(self.rank, self.members)
+        heard = awake = time.monotonic()
+        while not self._over.is_set():
+            messages = lines.receive(BEAT_SECONDS)
+            now = time.monotonic()
+            asleep = now - awake > ASLEEP_SECONDS
+            heard, awake = now if messages or asleep else heard, now
+            if messages is None:
+                if not self._leaving or self._tells_itself:
+                    self._end(f"{hub} is gone{lines.why}", not self._watched and claims(self._name))
+                return
+            for message in messages:
+                self._take(message, lines)
+            lines.send(None)
+            if mate and asleep:
+                mate.forget()
+            elif mate and not self._leaving and mate.is_stopped(now):
+                self._accuse(mate, lines)
+            if self._strict and hub_alone and not self._leaving and now - heard > SILENT_SECONDS:
+                self._end(f"{hub} has given no sign of life for {SILENT_SECONDS:g} s", claims(self._name))
+
+    def _take(self, message: Message, lines: Lines) -> None:
+        if "asked" in message and self._asked is None:
+            # The main thread counts a safe point before it looks whether somebody asks; this one does it the other way
+            # round. So either the main thread sees the wish there, or the place that is told here is that very point.
+            self._asked = str(message["asked"])
+            lines.send({"at": self._safe_points})
+        elif "until" in message:
+            self._until = int(message["until"])
+            self._settled.set()
+        elif "over" in message:
+            self._teller = int(message["by"])
+            self._end(str(message["over"]), self._teller == self.rank and not self._tells_itself)
+
+    def _accuse(self, mate: "Mate", lines: Lines) -> None:
+        """Ends a process of this machine that is stopped, and says so."""
+        cause = f"{mate} was stopped (SIGSTOP) for {STOPPED_SECONDS:g} s while others of its machine were not"
+        if mate.rank == 0:
+            tells = claims(self._name)
+            mate.end()
+            self._end(cause, tells)
+        lines.send({"failed": cause})
+        mate.end()
+
+    def _end(self, cause: str, tells: bool) -> None:
+        """Has the main thread leave, since another rank has failed; ends this process where it does not."""
+        self._cause = cause
+        self._over.set()
+        if tells:
+            print(f"rankzero: {cause}; ending all", file=sys.stderr, flush=True)
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while time.monotonic() < deadline and not self._leaving:
+            time.sleep(0.05)
+        if self._leaving:
+            time.sleep(TEARDOWN_SECONDS)
+        with contextlib.suppress(Exception):
+            self.last_words(f"{cause}; the main thread was at\n{_stack_of_main()}")
+        os._exit(1)
+
+
+class Mate:
+    """Another process of this machine.
+
+    Args:
+        member: It.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self.rank, self.pid, self._host = member.rank, member.pid, member.host
+        self._since: float | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self._host}"
+
+    @classmethod
+    def of(cls, rank: int, members: Sequence[Member]) -> "Mate | None":
+        """The one that this rank looks after: the next on its machine, round in a ring; None where it is alone."""
+        here = [member for member in members if member.machine == members[rank].machine]
+        place = next(place for place, member in enumerate(here) if member.rank == rank)
+        return cls(here[(place + 1) % len(here)]) if len(here) > 1 else None
+
+    def is_stopped(self, now: float) -> bool:
+        """Whether it has been stopped for long, as far as one can see; one that a debugger holds is not."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            state = ""
+        self._since = (self._since or now) if state == "T" else None
+        return self._since is not None and now - self._since >= STOPPED_SECONDS
+
+    def forget(self) -> None:
+        """Looks at it afresh: whoever looks was stopped as well."""
+        self._since = None
+
+    def end(self) -> None:
+        """Ends it; SIGKILL reaches stopped processes too."""
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _stack_of_main() -> str:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame else ""
