@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from typing_extensions import Self
 
@@ -21,9 +20,11 @@ from project.checkpoints.saving import Interval, SaveCheckpoints
 from project.errors import CannotStart, RequestError, Stopped, mistake
 from project.loops import fit_loop_of
 from project.resume import Request, agreed, decide
+from project.run_directory import TakenOverError
 from project.sampling.training_batches import Position
 from project.strategies import strategy_of
 from project.team import Team
+from project.tensorboard import CurvesLogger
 from project.trainer import callback_of
 from project.world import World
 
@@ -92,6 +93,8 @@ class Attempt:
             self._log.removeHandler(handler)
         if self.launch.rank != 0:
             return
+        if isinstance(error, TakenOverError):
+            return
         if impossible:
             self.run.discard_attempt()
             return
@@ -102,6 +105,7 @@ class Attempt:
 
     def _open_log(self) -> None:
         handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
+        handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk: it is told elsewhere
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._log.setLevel(logging.INFO)
@@ -189,7 +193,7 @@ class Attempt:
             # What a lost attempt logged behind the checkpoint is hidden, so that there is one curve. What belongs to
             # the n-th step is logged at n - 1 (lightning 2.6).
             purge: dict[str, Any] = {"purge_step": self.first_step} if self.checkpoint or self.run.attempt > 1 else {}
-            logger = TensorBoardLogger(self.run.path, name="", version="tensorboard", default_hp_metric=False, **purge)
+            logger = CurvesLogger(self.run.path, name="", version="tensorboard", default_hp_metric=False, **purge)
             trainer.loggers = [logger]
         elif settings.logger:
             trainer.loggers = settings.logger if isinstance(settings.logger, list) else [settings.logger]
@@ -201,7 +205,13 @@ class Attempt:
         trainer.callbacks.append(StopSafely(self.lifeline, saving))  # type: ignore[attr-defined]
 
     def _record(self) -> dict[str, Any]:
-        return {"run": self.run.name, "config": self.request.config_text, "order": self._order()}
+        return {
+            "run": self.run.name,
+            "id": self.run.id,
+            "attempt": self.run.attempt,
+            "config": self.request.config_text,
+            "order": self._order(),
+        }
 
     def _order(self) -> dict[str, Any] | None:
         """What the order of samples is made of, and how far it has come. Free of ranks."""

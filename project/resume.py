@@ -88,6 +88,8 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
         if decision.manifest.get("rankzero") is None:
             decision.notes.append(f"{decision.checkpoint} is not ours: the epoch that it ends in begins anew")
     _check_same_training(decision, request)
+    if stored := (decision.manifest.get("rankzero") or {}).get("config"):
+        decision.notes += changes(stored, request.config_text)
     if config.resume == "auto" and _reached(run.read("summary.json"), trainer):
         decision.already_finished = True
         decision.notes.append(already_finished_note(run, trainer))
@@ -120,6 +122,26 @@ def _check_same_training(decision: Decision, request: Request) -> None:
             f"{decision.checkpoint} is of " + " and ".join(was.values()),
             " ".join(f"--{name} {path}" for name, path in was.items()) + ", or another --run NAME",
         )
+
+
+def changes(before: str, now: str) -> list[str]:
+    """What is asked for otherwise than a checkpoint remembers, in a line of `--flag before -> now`; none if nothing."""
+    was, asked = (_flattened(yaml.safe_load(text) or {}) for text in (before, now))
+    changed = [
+        f"--{key} {was.get(key)} -> {asked.get(key)}" for key in {**was, **asked} if was.get(key) != asked.get(key)
+    ]
+    return [f"changed since the checkpoint: {', '.join(changed)}"] if changed else []
+
+
+def _flattened(content: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested configuration as `a.b.c` -> value."""
+    if not isinstance(content, dict) or not content:
+        return {prefix.removesuffix("."): content}
+    return {
+        path: value
+        for key, part in content.items()
+        for path, value in _flattened(part, prefix if key == "init_args" else f"{prefix}{key}.").items()
+    }
 
 
 def _classes(config: str) -> dict[str, str]:

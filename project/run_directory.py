@@ -23,6 +23,10 @@ from typing import Any
 from project.errors import RequestError
 
 
+class TakenOverError(RuntimeError):
+    """Another attempt at the same run has begun."""
+
+
 @dataclass
 class RunDirectory:
     """The directory of one run.
@@ -30,6 +34,7 @@ class RunDirectory:
     Args:
         path: `root/name`.
         title: `<model>-<data>` where the name is the next free number behind it; None where the name is settled.
+        id: What tells this run from all others, once an attempt has begun.
         attempt: Number of the attempt that is under way; 0 before `begin_attempt`.
         fresh: Whether this attempt made the directory.
         aside: Where an earlier run of this name has been put.
@@ -38,6 +43,7 @@ class RunDirectory:
     path: Path
     title: str | None = None
     attempt: int = 0
+    id: str = ""
     fresh: bool = False
     aside: Path | None = None
 
@@ -81,7 +87,7 @@ class RunDirectory:
             self._make()
             (self.path / "logs").mkdir(exist_ok=True)
             record = self.read("run.json") or {"id": uuid.uuid4().hex, "created": _now(), "attempts": []}
-            self.attempt = len(record["attempts"]) + 1
+            self.attempt, self.id = len(record["attempts"]) + 1, record["id"]
             record["attempts"].append({"number": self.attempt, "started": _now(), "host": socket.gethostname()})
             kept = self.path / "attempts" / f"{self.attempt:04d}"
             kept.mkdir(parents=True, exist_ok=True)
@@ -92,6 +98,19 @@ class RunDirectory:
             if self.fresh:
                 shutil.rmtree(self.path, ignore_errors=True)
             raise cannot_write(self.path, error) from None
+
+    def check_still_ours(self) -> None:
+        """Holds that no other attempt has begun since, such as that of a job which was requeued because its node was lost.
+
+        Raises:
+            TakenOverError: One has; it carries on, and this one has to leave the files alone.
+        """
+        attempts = self.read("run.json").get("attempts") or []
+        if len(attempts) > self.attempt:
+            newer = attempts[-1]
+            raise TakenOverError(
+                f"attempt {newer['number']} at run {self.name} has begun on {newer['host']}; this one ends"
+            )
 
     def _make(self) -> None:
         """Makes the directory; two starts at the same time never get the same number."""

@@ -14,6 +14,7 @@ from project.callbacks.ledger import KeepLedger
 from project.callbacks.progress import BarProgress, PlainProgress
 from project.callbacks.stopping import NoSignals
 from project.callbacks.throughput import Throughput
+from project.checkpoints.configured import ConfiguredSettings
 from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.checkpoints.rank_states import RankStates
 from project.environments.cluster import LaunchEnvironment
@@ -83,6 +84,7 @@ def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:
         Throughput(sharding),
         LearningRate(),
         RankStates(sharding.seed, sharding.rank, sharding.world_size),
+        ConfiguredSettings(),
     ]
     has_bar = any(isinstance(callback, ProgressBar) for callback in _as_list(arguments["callbacks"]))
     if arguments["enable_progress_bar"] is not False and not has_bar:

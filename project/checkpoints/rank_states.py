@@ -53,6 +53,10 @@ class RankStates(LoopCallback):
     def on_ready(self, trainer: Trainer) -> None:
         if not self._loaded:
             return
+        # Its error feedback belongs to buckets that DDP arranges anew in the first step of every start.
+        for _, state in getattr(trainer.strategy.model, "_comm_hooks", []):
+            if hasattr(state, "error_dict"):
+                rank_zero_warn(f"rankzero: the error feedback of {type(state).__name__} begins anew, from nothing")
         states, self._loaded = self._loaded, None
         same_world = len(states) == self.world_size
         mine = states[self.rank] if same_world else states[0]

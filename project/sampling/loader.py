@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from project.sampling.evaluation_batches import EvaluationBatches
 from project.sampling.reading import Reading
 from project.sampling.training_batches import EVEN, Share, TrainingBatches
+from project.sampling.workers import DeafWorker, held_signals
 
 
 class OrderedLoader:
@@ -42,6 +43,7 @@ class OrderedLoader:
             batch_size=None,
             drop_last=False,
             collate_fn=_Collate(loader.collate_fn),
+            worker_init_fn=DeafWorker(loader.worker_init_fn),
             # A loader draws a seed for its workers; from a generator of its own, so that the process's is not touched.
             generator=loader.generator or torch.Generator().manual_seed(batches.seed),
             _iterator=None,
@@ -72,7 +74,9 @@ class OrderedLoader:
     def __iter__(self) -> Iterator[Any]:
         """The batches of this rank. All ranks must read them in step."""
         self._read = deque()
-        return self._batches(iter(self._reader))
+        with held_signals():
+            reader = iter(self._reader)
+        return self._batches(reader)
 
     def next_share(self) -> Share:
         """What this rank has of the batch that comes next of those that have been read."""

@@ -12,6 +12,7 @@ from project.sampling.evaluation_batches import EvaluationBatches
 from project.sampling.fingerprint import changes, fingerprint
 from project.sampling.loader import OrderedLoader
 from project.sampling.training_batches import Position, TrainingBatches
+from project.sampling.workers import DeafWorker
 
 
 @dataclass
@@ -93,6 +94,8 @@ class Sharding:
             self.training, self.foreign = [], 0
         reason = _not_ours(loader)
         if reason:
+            if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, DeafWorker):
+                loader.worker_init_fn = DeafWorker(loader.worker_init_fn)
             if training:
                 self.foreign += 1
                 self._pad(pads)

@@ -1,0 +1,47 @@
+"""TensorBoard's curves, on whatever becomes of the disk."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+AGAIN_SECONDS = 30.0
+
+
+class CurvesLogger(TensorBoardLogger):
+    """Lightning's logger, but a disk that takes nothing more costs the curve and not the run (tensorboard 2.21).
+
+    Its writer's thread ends with the first error, which then comes back from each call. Here a new writer is tried now
+    and then, so that the curve goes on when there is room again.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._again_at = 0.0
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self._sturdily(lambda: super(CurvesLogger, self).log_metrics(metrics, step))
+
+    def save(self) -> None:
+        self._sturdily(super().save)
+
+    def finalize(self, status: str) -> None:
+        self._sturdily(lambda: super(CurvesLogger, self).finalize(status))
+
+    def _sturdily(self, write: Callable[[], None]) -> None:
+        if time.monotonic() < self._again_at:
+            return
+        try:
+            write()
+        except (OSError, ValueError) as raised:
+            error = (
+                raised.__cause__ if isinstance(raised, ValueError) else raised
+            )  # Lightning's, which names the metric
+            if not isinstance(error, OSError):
+                raise
+            rank_zero_warn(f"rankzero: TensorBoard's curve has a gap: {error}")
+            self._again_at = time.monotonic() + AGAIN_SECONDS
+            self._experiment = None
+            self._kwargs.pop("purge_step", None)  # which would hide what is there
