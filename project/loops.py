@@ -32,7 +32,7 @@ class LoopCallback(Callback):
         """An epoch is done, its hooks and its metrics included."""
 
     def on_safe_point(self, trainer: Trainer) -> None:
-        """A run can be saved here, and can stop. Behind each of the above, but not between a step and its epoch's end."""
+        """Here a run can be saved and can stop. Behind each of the above, but for a step that ends an epoch."""
 
 
 def install(trainer: Trainer, sharding: Sharding) -> None:

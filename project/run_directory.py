@@ -100,7 +100,7 @@ class RunDirectory:
             raise cannot_write(self.path, error) from None
 
     def check_still_ours(self) -> None:
-        """Holds that no other attempt has begun since, such as that of a job which was requeued because its node was lost.
+        """Holds that no other attempt has begun since: one of a job, say, that was requeued when a node was lost.
 
         Raises:
             TakenOverError: One has; it carries on, and this one has to leave the files alone.
