@@ -88,6 +88,7 @@ class Lifeline:
         elif self._asked is None:
             self._asked, self._until = reason, 0
             self._settled.set()
+            announce(reason)
 
     def at_safe_point(self) -> str | None:
         """Says that this rank has come to its next safe point; returns why all stop here, or None.
@@ -175,6 +176,8 @@ class Lifeline:
             # round. So either the main thread sees the wish there, or the place that is told here is that very point.
             self._asked = str(message["asked"])
             lines.send({"at": self._safe_points})
+            if self.rank == 0:
+                announce(self._asked)
         elif "until" in message:
             self._until = int(message["until"])
             self._settled.set()
@@ -206,6 +209,12 @@ class Lifeline:
         with contextlib.suppress(Exception):
             self.last_words(f"{cause}; the main thread was at\n{_stack_of_main()}")
         os._exit(1)
+
+
+def announce(reason: str) -> None:
+    """Tells a person, at once, that they have been heard."""
+    again = "; once more to stop now" if reason == "SIGINT" else ""
+    print(f"rankzero: {reason}: stopping as soon as this step is done and saved{again}", flush=True)
 
 
 class Mate:

@@ -19,11 +19,13 @@ from project.environments import network
 from project.environments.hall import Progress
 from project.environments.members import Member, completed
 from project.environments.roll_call import Meeting
-from project.errors import AnotherRankFailed, CannotStart, lost_contact, mark_told
+from project.errors import AnotherRankFailed, CannotStart, Stopped, lost_contact, mark_told
 from project.lifeline import Lifeline
 from project.request import check_shape
 
 T = TypeVar("T")
+
+_STOPPED = "rankzero was stopped"
 
 CAUSE_SECONDS = 4.0
 """A rank that has lost contact waits so long for whoever knows why."""
@@ -56,6 +58,7 @@ class Team:
         self.timeout = max(float(flags.get("start_timeout")), WORK_SECONDS)
         self.launch, self.members = meeting.launch, meeting.members
         self._store: Store | None = None
+        self._agents_store: Store | None = None
         self._exchanges = 0
         self._serves = meeting.listening is not None
         if self.launch.world_size == 1:
@@ -63,6 +66,8 @@ class Team:
             return
         self._store = self._server(meeting.ip, meeting.listening) if meeting.listening else self._client(meeting.ip)
         if self.launch.agent_store:
+            if self._agents_store and self._agents_store.check([_STOPPED]):
+                raise Stopped("torchrun has started a run again that was asked to stop; it stays stopped")
             me = self.members[0]
             everybody = [Member(**member) for member in self.exchange(vars(me))]
             self.launch, self.members = completed(self.launch, me, everybody)
@@ -84,8 +89,11 @@ class Team:
     def _client(self, ip: str) -> Store:
         timeout = timedelta(seconds=self.timeout)
         store = TCPStore(ip, self.launch.port, is_master=False, timeout=timeout, wait_for_workers=False)
-        # Torchrun's store outlives its workers; what an earlier attempt left in it is not ours.
-        return PrefixStore(f"rankzero {self.launch.key}", store) if self.launch.agent_store else store
+        if not self.launch.agent_store:
+            return store
+        # Torchrun's store outlives its workers; but for a word, what an earlier attempt left in it is not ours.
+        self._agents_store = store
+        return PrefixStore(f"rankzero {self.launch.key}", store)
 
     def _interface(self) -> str | None:
         """The interface that leads to the other machines."""
@@ -154,7 +162,12 @@ class Team:
         return refusal
 
     def leave_together(self) -> None:
-        """Waits for all: launchers end all ranks as soon as one has left with anything but 0. All ranks must call."""
+        """Leaves a run that is stopped; waits for all, since launchers end all as soon as one has left. All must call.
+
+        To torchrun any code but 0 is a failure, and where `--max-restarts` allows it starts all again.
+        """
+        if self._agents_store and not self.launch.elastic:  # which restarts, by signals, whenever a machine joins
+            self._agents_store.set(_STOPPED, "")
         self.exchange(None)
 
     def join(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
