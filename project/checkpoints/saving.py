@@ -60,7 +60,9 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self._due = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.saved_at, self.seen = self._place(trainer), trainer.global_step
+        self.seen = trainer.global_step
+        if trainer.ckpt_path:
+            self.saved_at = self._place(trainer)
         self.looked_at_clock = time.monotonic()
 
     def on_step_done(self, trainer: Trainer) -> None:

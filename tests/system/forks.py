@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +24,24 @@ class Forks:
     def __init__(self, process: subprocess.Popen) -> None:
         self.process = process
 
-    def fit(self, *arguments: str, folder: Path, world: int = 1, code: int | None = 0) -> list[int]:
-        """Runs `python launch/fit.py`; returns the exit code of each rank, negative where a signal ended it."""
-        request = {"arguments": arguments, "folder": str(folder), "world": world}
+    def fit(
+        self,
+        *arguments: str,
+        folder: Path,
+        world: int = 1,
+        code: int | None = 0,
+        signals: Sequence[tuple[float, int, int]] = (),
+    ) -> list[int]:
+        """Runs `python launch/fit.py`; returns the exit code of each rank, negative where a signal ended it.
+
+        Args:
+            arguments: The command line.
+            folder: Where.
+            world: How many ranks.
+            code: What each has to leave with; None where any will do.
+            signals: After how many seconds which rank gets which signal.
+        """
+        request = {"arguments": arguments, "folder": str(folder), "world": world, "signals": sorted(signals)}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         codes = json.loads(self.process.stdout.readline())
@@ -66,6 +82,10 @@ def _serve() -> None:
             _fork(fit, request["arguments"], Path(request["folder"]), rank, request["world"], port)
             for rank in range(request["world"])
         ]
+        begun = time.monotonic()
+        for seconds, number, rank in request["signals"]:
+            time.sleep(max(0.0, begun + seconds - time.monotonic()))
+            os.kill(ranks[rank], number)  # which is there, or has not been waited for
         codes = {pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks}
         print(json.dumps([codes[pid] for pid in ranks]), flush=True)
 

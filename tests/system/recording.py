@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +49,9 @@ class Data(LightningDataModule):
 
 
 class Net(LightningModule):
-    def __init__(self, dropout: float = 0.0, rate: float = 0.05) -> None:
+    def __init__(self, dropout: float = 0.0, rate: float = 0.05, pause: float = 0.0) -> None:
         super().__init__()
+        self.pause = pause
         layers = torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(8, 1)
         self.layers, self.rate = torch.nn.Sequential(*layers), rate
         self.train_error, self.val_error = MeanAbsoluteError(), MeanAbsoluteError()
@@ -61,6 +63,7 @@ class Net(LightningModule):
 
     def training_step(self, batch, batch_idx):
         indices, inputs, targets = batch
+        time.sleep(self.pause)
         self.note("train", indices)
         outputs = self.layers(inputs)
         loss = torch.nn.functional.mse_loss(outputs, targets)

@@ -1,0 +1,230 @@
+"""Runs that are asked to stop, or that are killed, at any moment: nothing is lost, and nothing is done twice."""
+
+import json
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from project.checkpoints.directory_io import newest_valid
+from system.forks import Forks
+from system.test_exactly_once import CLASSES, keep_what_was_saved, learned, noted, same, scalars, summary
+
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
+
+LONG = ("--model.pause", "0.005", "--model.dropout", "0.2", "--data.noise", "0.1", "--trainer.val_check_interval", "0.25")
+
+pytestmark = pytest.mark.xdist_group("forks")
+
+
+@pytest.fixture
+def mine(tmp_path):
+    shutil.copy(Path(__file__).parent / "recording.py", tmp_path)
+    return tmp_path
+
+
+def same_as_the_whole(folder: Path, run: str) -> None:
+    """Holds a run of many attempts against the one that nothing happened to."""
+    here, there = summary(folder, run), summary(folder, "whole")
+    assert all(here[name] == there[name] for name in ("status", "metrics", "ledger", "steps", "epochs", "samples"))
+    assert same(learned(folder / "runs" / run), learned(folder / "runs/whole"))
+    assert scalars(folder / "runs" / run) == scalars(folder / "runs/whole")
+
+
+def last_steps(folder: Path, world: int) -> set[int]:
+    """The last step that each rank has trained on in its newest attempt."""
+    return {max((step for _, step in noted_by(folder, rank)), default=-1) for rank in range(world)}
+
+
+def noted_by(folder: Path, rank: int) -> list[tuple[int, int]]:
+    lines = [json.loads(line) for line in (folder / f"noted-{rank}.jsonl").read_text().splitlines()]
+    return [(epoch, step) for kind, epoch, step, _ in lines if kind == "train"]
+
+
+@pytest.mark.parametrize(
+    ("world", "stops", "settings"),
+    [
+        (1, 2, ("--data.workers", "2")),
+        (2, 4, ()),
+        pytest.param(2, 200, (), marks=pytest.mark.soak),
+        pytest.param(2, 50, ("--data.workers", "1"), marks=pytest.mark.soak),
+        pytest.param(3, 50, ("--trainer.strategy", "ddp_find_unused_parameters_true"), marks=pytest.mark.soak),
+    ],
+)
+def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, world, stops, settings):
+    """SIGTERM, SIGINT, SIGUSR1, SIGUSR2, to any of the ranks, once or more often, from the first moment on."""
+    arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{5 * stops}", *settings)
+    arguments += ("--global_batch_size", "16", "--save_every", "100000")
+    forks.fit(*arguments, "--run", "whole", folder=mine, world=world)
+    given, draw, stopped = noted(mine), random.Random(world), 0
+    everything = {}
+    for file in mine.glob("noted-*"):
+        file.unlink()
+    while True:
+        chosen = [rank for rank in range(world) if draw.random() < 0.5] or [draw.randrange(world)]
+        begins, signum = draw.uniform(0.03, 1.0), draw.choice(STOPPING[:2] if stopped % 2 else STOPPING)
+        again = range(1 if signum == signal.SIGINT else draw.choice((1, 1, 3)))
+        signals = [(begins + 0.05 * time, int(signum), rank) for rank in chosen for time in again]
+        signals = signals if stopped < stops else []
+        codes = forks.fit(*arguments, "--run", "x", folder=mine, world=world, code=None, signals=signals)
+        for step, ranks in noted(mine).items():
+            assert step not in everything, "a step was taken twice"
+            everything[step] = ranks
+        if mine.joinpath("noted-0.jsonl").exists():
+            assert len(last_steps(mine, world)) == 1
+        for file in mine.glob("noted-*"):
+            file.unlink()
+        if codes == [0] * world:
+            break
+        assert codes == [75] * world, forks.said(mine, world)
+        newest, refused = newest_valid(mine / "runs/x/checkpoints")
+        assert newest and not refused and summary(mine, "x")["status"] == "stopped"
+        assert summary(mine, "x")["steps"] == int(newest.name.removeprefix("step-"))
+        stopped += 1
+    assert stopped == stops, f"the run was done after {stopped} stops"
+    assert everything == given
+    same_as_the_whole(mine, "x")
+
+
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(100, marks=pytest.mark.soak)], ids=["sample", "campaign"]
+)
+def test_a_kill_of_any_rank_at_any_moment(forks: Forks, mine, kills):
+    arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{5 * kills}", "--global_batch_size", "16")
+    forks.fit(*arguments, "--run", "whole", "--save_every", "5steps", folder=mine, world=2)
+    draw, killed, attempts = random.Random(0), 0, 0
+    given, everything = noted(mine), {}
+    for file in mine.glob("noted-*"):
+        file.unlink()
+    while True:
+        signals = [(draw.uniform(0.0, 1.0), int(signal.SIGKILL), draw.randrange(2))] if killed < kills else []
+        saves = ("--save_every", "5steps")
+        codes = forks.fit(*arguments, *saves, "--run", "x", folder=mine, world=2, code=None, signals=signals)
+        attempts += 1
+        keep_what_was_saved(mine, "x")
+        everything.update(noted(mine))
+        for file in mine.glob("noted-*"):
+            file.unlink()
+        if codes == [0, 0]:
+            break
+        assert -signal.SIGKILL in codes and set(codes) <= {-signal.SIGKILL, 1, 2}, forks.said(mine, 2)
+        killed += 1
+    assert killed == kills, f"the run was done after {killed} kills"
+    assert everything == given
+    same_as_the_whole(mine, "x")
+
+
+FAULTS = """
+import os, signal, sys, time
+from lightning.pytorch import Callback
+
+class Fault(Callback):
+    def __init__(self, where: str, rank: int = 1):
+        self.where, self.rank = where, rank
+
+    def strike(self, where, trainer):
+        if where == self.where.partition(" ")[0] and trainer.global_rank == self.rank and trainer.global_step > 5:
+            kind = self.where.partition(" ")[2]
+            if kind:
+                os.kill(os.getpid(), getattr(signal, kind)) if kind.startswith("SIG") else sys.exit(3)
+            raise KeyError("deliberate")
+
+    def on_train_batch_end(self, trainer, *arguments): self.strike("batch", trainer)
+    def on_validation_batch_end(self, trainer, *arguments): self.strike("validation", trainer)
+    def on_train_epoch_end(self, trainer, *arguments): self.strike("epoch", trainer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "rank", "says"),
+    [
+        ("batch", 1, "rank 1 on {host} failed with the error above"),
+        ("validation", 0, "rank 0 on {host} failed with the error above"),
+        ("epoch", 2, "rank 2 on {host} failed with the error above"),
+        ("batch exit", 1, "rank 1 on {host} failed with the error above"),
+        ("batch SIGKILL", 1, "rank 1 on {host} is gone"),
+        ("batch SIGKILL", 0, "rank 0 on {host} is gone"),
+        ("batch SIGSTOP", 2, "rank 2 on {host} was stopped (SIGSTOP)"),
+    ],
+)
+def test_one_rank_fails_and_all_end(forks: Forks, mine, where, rank, says):
+    """The cause is told once, with rank and host; every rank that can leaves its traceback in its log."""
+    import socket
+
+    (mine / "faults.py").write_text(FAULTS)
+    arguments = ("--trainer.callbacks", "faults.Fault", "--trainer.callbacks.where", where, "--trainer.callbacks.rank")
+    codes = forks.fit(*CLASSES, *arguments, f"{rank}", "--epochs", "9", "--run", "x", folder=mine, world=3, code=None)
+    lost = where.endswith(("SIGKILL", "SIGSTOP"))
+    assert codes == [-signal.SIGKILL if lost and one == rank else 1 for one in range(3)]
+    said = "\n".join(forks.said(mine, 3))
+    assert said.count(says.format(host=socket.gethostname())) == 1
+    assert said.count(" failed with the error above") + said.count("; ending all") == 1
+    assert said.count("Traceback") <= 2
+    for one in {0, 1, 2} - ({rank} if lost else set()):
+        log = (mine / f"runs/x/logs/rank-{one:03d}.log").read_text()
+        assert 'File "' in log and (one != rank or "deliberate" in log or "exit" in where)
+    if codes[0] == 1:
+        assert summary(mine, "x")["status"] == "failed"
+
+
+def test_flags_win_over_what_the_checkpoint_remembers(forks: Forks, mine):
+    arguments = (*CLASSES, "--data.count", "64", "--run", "x")
+    forks.fit(*arguments, "--epochs", "1", "--model.rate", "0.25", folder=mine)
+    forks.fit(*arguments, "--epochs", "2", "--model.rate", "0.125", folder=mine)
+    newest = newest_valid(mine / "runs/x/checkpoints")[0]
+    state = torch.load(newest / "state.pt", weights_only=True)
+    assert state["optimizer_states"][0]["param_groups"][0]["lr"] in (0.125, 0.0625)
+    said = forks.said(mine)[0]
+    assert "changed since the checkpoint: " in said and "--model.rate 0.25 -> 0.125" in said
+    assert "--trainer.max_epochs 1 -> 2" in said
+
+
+COUNTS = """
+from collections import Counter
+import json
+import torch
+from torch.profiler import ProfilerActivity, profile
+from lightning.pytorch import Callback
+
+FROM, TO = 21, 41  # no multiple of the logging interval within
+
+def collectives(events):
+    return dict(Counter(event.name for event in events if event.name.startswith("c10d::")))
+
+class Count(Callback):
+    def on_fit_start(self, trainer, module):
+        self.bare = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 1))
+        optimizer = torch.optim.SGD(self.bare.parameters(), lr=0.01)
+        def steps(count):
+            for _ in range(count):
+                optimizer.zero_grad()
+                self.bare(torch.rand(16, 20)).mean().backward()
+                optimizer.step()
+        steps(FROM)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            steps(TO - FROM)
+        self.found = {"bare": collectives(profiler.events())}
+
+    def on_train_batch_end(self, trainer, *arguments):
+        if trainer.global_step == FROM:
+            self.profiler = profile(activities=[ProfilerActivity.CPU])
+            self.profiler.__enter__()
+        elif trainer.global_step == TO:
+            self.profiler.__exit__(None, None, None)
+            self.found["ours"] = collectives(self.profiler.events())
+            with open(f"collectives-{trainer.global_rank}.json", "w") as file:
+                json.dump(self.found, file)
+"""
+
+
+def test_a_step_costs_no_collective_more_than_bare_ddp(forks: Forks, mine):
+    """Twenty steps, with checkpoints, ledger, stop agreement and a limit to the time."""
+    (mine / "counts.py").write_text(COUNTS)
+    arguments = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--trainer.callbacks", "counts.Count")
+    forks.fit(*arguments, "--global_batch_size", "32", "--trainer.log_every_n_steps", "100", folder=mine, world=2)
+    for rank in (0, 1):
+        found = json.loads((mine / f"collectives-{rank}.json").read_text())
+        assert found["ours"] == found["bare"] == {"c10d::allreduce_": 20}
