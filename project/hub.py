@@ -14,19 +14,13 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from project.environments.members import Member
 
 BEAT_SECONDS = 2.0
-"""Between two signs of life."""
-
-SILENT_SECONDS = 15.0
-"""After so long without one a rank that is alone on its machine counts as lost, once training has begun."""
-
-ASLEEP_SECONDS = 3 * BEAT_SECONDS
-"""Whoever has not looked for so long was stopped itself, with all others perhaps: it knows nothing of their silence."""
+"""Between two signs of life, which nobody counts: they give the kernel something that has to be acknowledged."""
 
 FINISH_SECONDS = 5.0
 
@@ -104,26 +98,19 @@ class Hub:
 
     Attributes:
         word: What a rank has to know to connect.
-        strict: Whether silence counts.
-        unreachable: Called where a rank is silent that nobody can end from its own machine.
     """
 
     def __init__(self, listening: socket.socket, members: Sequence[Member], quiet: bool) -> None:
         self.listening, self.members, self.quiet = listening, members, quiet
         self.word = secrets.token_hex(8)
-        self.strict = False
-        self.unreachable: Callable[[], None] = lambda: None
         self._ranks: dict[int, Lines] = {}
         self._callers: dict[socket.socket, Lines] = {}
-        self._heard: dict[int, float] = {}
         self._left: set[int] = set()
         self._places: dict[int, int] = {}
         self._asked: str | None = None
         self._over: Message | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
-        machines = [member.machine for member in members]
-        self._alone = {member.rank for member in members if machines.count(member.machine) == 1}
         self._thread = threading.Thread(target=self._serve, name="hub", daemon=True)
         self._thread.start()
 
@@ -132,18 +119,13 @@ class Hub:
         self._thread.join(FINISH_SECONDS)
 
     def _serve(self) -> None:
-        awake = beaten = time.monotonic()
+        beaten = time.monotonic()
         while len(self._left) < len(self.members):
             for key, _ in self._selector.select(BEAT_SECONDS):
                 self._receive(key.fileobj)  # type: ignore[arg-type]
-            now = time.monotonic()
-            if now - awake > ASLEEP_SECONDS:
-                self._heard = dict.fromkeys(self._heard, now)
-            awake = now
-            if now - beaten >= BEAT_SECONDS:
-                beaten = now
+            if time.monotonic() - beaten >= BEAT_SECONDS:
+                beaten = time.monotonic()
                 self._send_all(None)
-                self._look_for_silence(now)
         self._selector.close()
         self.listening.close()
 
@@ -165,7 +147,6 @@ class Hub:
             self._drop(ready)
             self._miss(rank, lines.why)
             return
-        self._heard[rank] = time.monotonic()
         for message in messages:
             self._take(rank, message)
 
@@ -216,16 +197,6 @@ class Hub:
         if self._over is None:
             self._over = {"over": cause, "by": teller}
             self._send_all(self._over)
-
-    def _look_for_silence(self, now: float) -> None:
-        if not self.strict or self._over:
-            return
-        for rank in self._alone - self._left:
-            assert rank is not None
-            if now - self._heard.get(rank, now) > SILENT_SECONDS:
-                host = self.members[rank].host
-                self._judge(f"rank {rank} on {host} has given no sign of life for {SILENT_SECONDS:g} s", 0)
-                self.unreachable()
 
     def _send_all(self, message: Message | None) -> None:
         for rank, lines in self._ranks.items():

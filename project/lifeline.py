@@ -6,24 +6,21 @@ their main threads wait in a collective that will never end. A step that nobody 
 
 import contextlib
 import os
-import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from project.environments import network
 from project.environments.launch import Launch
 from project.environments.members import Member
 from project.environments.speaker import claims
-from project.hub import ASLEEP_SECONDS, BEAT_SECONDS, NOBODY, SILENT_SECONDS, Hub, Lines, Message, keep_alive
-
-STOPPED_SECONDS = 8.0
-"""So long a process may be stopped (SIGSTOP) while the others of its machine are not."""
+from project.guard import start_guard
+from project.hub import BEAT_SECONDS, NOBODY, Hub, Lines, Message, keep_alive
 
 LEAVE_SECONDS = 2.0
 """Once one has failed, the main threads of the others have so long to find out by themselves."""
@@ -44,21 +41,20 @@ class Lifeline:
 
     Attributes:
         last_words: Called, in another thread, before this process is ended from there.
-        unreachable: Called on rank zero where a rank hangs that nobody can end from its own machine.
     """
 
     def __init__(self, launch: Launch, members: Sequence[Member], exchange: Callable[[Any], list[Any]]) -> None:
         self.launch, self.members, self.rank = launch, members, launch.rank or 0
         self.last_words: Callable[[str], None] = lambda cause: None
-        self.unreachable: Callable[[], None] = lambda: None
         self._safe_points = -1
         self._asked: str | None = None
         self._until: int | None = None
         self._settled = threading.Event()
         self._over = threading.Event()
         self._cause, self._teller = "", NOBODY
-        self._leaving = self._tells_itself = self._strict = False
+        self._leaving = self._tells_itself = False
         self._hub: Hub | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._lines: Lines | None = None
         if launch.world_size > 1:
             self._join(exchange)
@@ -69,7 +65,6 @@ class Lifeline:
         if self.rank == 0:
             listening = network.listen("127.0.0.1" if one_machine else "", 0)
             self._hub = Hub(listening, self.members, quiet=self._watched)
-            self._hub.unreachable = lambda: self.unreachable()
             where = (listening.getsockname()[1], self._hub.word)
         port, self._word = exchange(where)[0]
         address = "127.0.0.1" if one_machine or self.rank == 0 else network.resolve(self.launch.address)[0]
@@ -77,6 +72,9 @@ class Lifeline:
         keep_alive(connection)
         self._lines = Lines(connection)
         self._lines.send({"rank": self.rank, "word": self._word})
+        here = [member for member in self.members if member.machine == self.members[self.rank].machine]
+        if here[0].rank == self.rank:
+            self._guard = start_guard(here[0].host, [(member.rank or 0, member.pid) for member in here])
         threading.Thread(target=self._listen, args=(self._lines,), name="lifeline", daemon=True).start()
 
     # Stopping together
@@ -105,12 +103,6 @@ class Lifeline:
         assert self._until is not None
         return self._asked if self._safe_points >= self._until else None
 
-    def watch_closely(self, strict: bool) -> None:
-        """Says whether silence counts: not before training, where a library may hold Python's lock for long."""
-        self._strict = strict
-        if self._hub:
-            self._hub.strict = strict
-
     # Failing together
 
     def fail(self, cause: str) -> bool:
@@ -138,6 +130,9 @@ class Lifeline:
             self._lines.send({"bye": True})
         if self._hub:
             self._hub.finish()
+        if self._guard:
+            self._guard.kill()
+            self._guard.wait()
 
     @property
     def _name(self) -> str:
@@ -147,28 +142,13 @@ class Lifeline:
     # The thread
 
     def _listen(self, lines: Lines) -> None:
-        machines = [member.machine for member in self.members]
-        hub_alone, hub = machines.count(machines[0]) == 1, f"rank 0 on {self.members[0].host}"
-        mate = Mate.of(self.rank, self.members)
-        heard = awake = time.monotonic()
-        while not self._over.is_set():
-            messages = lines.receive(BEAT_SECONDS)
-            now = time.monotonic()
-            asleep = now - awake > ASLEEP_SECONDS
-            heard, awake = now if messages or asleep else heard, now
-            if messages is None:
-                if not self._leaving or self._tells_itself:
-                    self._end(f"{hub} is gone{lines.why}", not self._watched and claims(self._name))
-                return
+        while (messages := lines.receive(BEAT_SECONDS)) is not None:
             for message in messages:
                 self._take(message, lines)
             lines.send(None)
-            if mate and asleep:
-                mate.forget()
-            elif mate and not self._leaving and mate.is_stopped(now):
-                self._accuse(mate, lines)
-            if self._strict and hub_alone and not self._leaving and now - heard > SILENT_SECONDS:
-                self._end(f"{hub} has given no sign of life for {SILENT_SECONDS:g} s", claims(self._name))
+        if not self._leaving or self._tells_itself:
+            cause = f"rank 0 on {self.members[0].host} is gone{lines.why}"
+            self._end(cause, not self._watched and claims(self._name))
 
     def _take(self, message: Message, lines: Lines) -> None:
         if "asked" in message and self._asked is None:
@@ -184,16 +164,6 @@ class Lifeline:
         elif "over" in message:
             self._teller = int(message["by"])
             self._end(str(message["over"]), self._teller == self.rank and not self._tells_itself)
-
-    def _accuse(self, mate: "Mate", lines: Lines) -> None:
-        """Ends a process of this machine that is stopped, and says so."""
-        cause = f"{mate} was stopped (SIGSTOP) for {STOPPED_SECONDS:g} s while others of its machine were not"
-        if mate.rank == 0:
-            tells = claims(self._name)
-            mate.end()
-            self._end(cause, tells)
-        lines.send({"failed": cause})
-        mate.end()
 
     def _end(self, cause: str, tells: bool) -> None:
         """Has the main thread leave, since another rank has failed; ends this process where it does not."""
@@ -215,46 +185,6 @@ def announce(reason: str) -> None:
     """Tells a person, at once, that they have been heard."""
     again = "; once more to stop now" if reason == "SIGINT" else ""
     print(f"rankzero: {reason}: stopping as soon as this step is done and saved{again}", flush=True)
-
-
-class Mate:
-    """Another process of this machine.
-
-    Args:
-        member: It.
-    """
-
-    def __init__(self, member: Member) -> None:
-        self.rank, self.pid, self._host = member.rank, member.pid, member.host
-        self._since: float | None = None
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self._host}"
-
-    @classmethod
-    def of(cls, rank: int, members: Sequence[Member]) -> "Mate | None":
-        """The one that this rank looks after: the next on its machine, round in a ring; None where it is alone."""
-        here = [member for member in members if member.machine == members[rank].machine]
-        place = next(place for place, member in enumerate(here) if member.rank == rank)
-        return cls(here[(place + 1) % len(here)]) if len(here) > 1 else None
-
-    def is_stopped(self, now: float) -> bool:
-        """Whether it has been stopped for long, as far as one can see; one that a debugger holds is not."""
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            state = ""
-        self._since = (self._since or now) if state == "T" else None
-        return self._since is not None and now - self._since >= STOPPED_SECONDS
-
-    def forget(self) -> None:
-        """Looks at it afresh: whoever looks was stopped as well."""
-        self._since = None
-
-    def end(self) -> None:
-        """Ends it; SIGKILL reaches stopped processes too."""
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
 
 
 def _stack_of_main() -> str:

@@ -20,9 +20,6 @@ class StopSafely(LoopCallback):
     def __init__(self, lifeline: Lifeline, saving: SaveCheckpoints | None) -> None:
         self.lifeline, self.saving = lifeline, saving
 
-    def on_ready(self, trainer: Trainer) -> None:
-        self.lifeline.watch_closely(True)
-
     def on_safe_point(self, trainer: Trainer) -> None:
         """All ranks must call.
 

@@ -15,7 +15,16 @@ from system.test_exactly_once import CLASSES, keep_what_was_saved, learned, note
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
 
-LONG = ("--model.pause", "0.005", "--model.dropout", "0.2", "--data.noise", "0.1", "--trainer.val_check_interval", "0.25")
+LONG = (
+    "--model.pause",
+    "0.005",
+    "--model.dropout",
+    "0.2",
+    "--data.noise",
+    "0.1",
+    "--trainer.val_check_interval",
+    "0.25",
+)
 
 pytestmark = pytest.mark.xdist_group("forks")
 
@@ -89,9 +98,7 @@ def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, wor
     same_as_the_whole(mine, "x")
 
 
-@pytest.mark.parametrize(
-    "kills", [3, pytest.param(100, marks=pytest.mark.soak)], ids=["sample", "campaign"]
-)
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.soak)], ids=["sample", "campaign"])
 def test_a_kill_of_any_rank_at_any_moment(forks: Forks, mine, kills):
     arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{5 * kills}", "--global_batch_size", "16")
     forks.fit(*arguments, "--run", "whole", "--save_every", "5steps", folder=mine, world=2)

@@ -1,0 +1,76 @@
+"""Ends a rank that is stopped (SIGSTOP) while its machine goes on: all others would wait for it. Imports no torch.
+
+A process of its own, one a machine: it sees what no thread of a stopped process can, and the kernel's SIGKILL reaches
+what no message reaches. It is left alone by whoever stops all at once, as Ctrl-Z, `scontrol suspend` and a laptop's lid
+do, for then it is stopped too; and by debuggers, whose stops are of another kind.
+
+python guard.py HOST RANK:PID...
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+STOPPED_SECONDS = 8.0
+"""So long a rank may be stopped."""
+
+LOOK_SECONDS = 1.0
+
+
+def start_guard(host: str, ranks: Sequence[tuple[int, int]]) -> "subprocess.Popen[bytes] | None":
+    """Starts the guard of this machine.
+
+    Args:
+        host: The machine's name.
+        ranks: Rank and process id of each process on it.
+    """
+    if not Path("/proc/self/stat").exists():
+        return None
+    words = [f"{rank}:{pid}" for rank, pid in ranks]
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, host, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+
+
+def guard(host: str, ranks: dict[int, int]) -> None:
+    """Looks at the ranks until none is left."""
+    born = {rank: _stat(pid)[1] for rank, pid in ranks.items()}
+    since: dict[int, float] = {}
+    looked = time.monotonic()
+    while ranks:
+        time.sleep(LOOK_SECONDS)
+        now = time.monotonic()
+        if now - looked > STOPPED_SECONDS / 2:
+            since.clear()  # the guard was stopped as well
+        looked = now
+        for rank, pid in list(ranks.items()):
+            state, birth = _stat(pid)
+            if birth != born[rank] or state in ("", "Z", "X"):
+                del ranks[rank]
+            elif state != "T":
+                since.pop(rank, None)
+            elif now - since.setdefault(rank, now) >= STOPPED_SECONDS:
+                what = f"was stopped (SIGSTOP) for {STOPPED_SECONDS:g} s while its machine went on; ending it"
+                print(f"rankzero: rank {rank} on {host} {what}", file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """State and time of birth of a process, see proc(5); empty where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]
+
+
+if __name__ == "__main__":
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    guard(sys.argv[1], {int(rank): int(pid) for rank, _, pid in (word.partition(":") for word in sys.argv[2:])})
