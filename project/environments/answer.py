@@ -22,8 +22,9 @@ class Answer:
 
 
 def ask(*command: str) -> Answer:
-    """Runs a scheduler's program, with all times in UTC."""
-    environment = {**os.environ, "TZ": "UTC0"}
+    """Runs a scheduler's program, with all times in UTC and without what a person has set for the eye."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    environment["TZ"] = "UTC0"
     try:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_SECONDS

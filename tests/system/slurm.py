@@ -157,6 +157,11 @@ def lose(node: str, environment: dict[str, str]) -> None:
             process.kill()
 
 
+def kill_slurmd(node: str, environment: dict[str, str]) -> None:
+    """Kills a node's slurmd alone: what runs there carries on, and Slurm gives the node up after a while."""
+    _slurmd(node, environment).kill()
+
+
 def bring_back(node: str, environment: dict[str, str]) -> None:
     """Starts a node's slurmd again."""
     subprocess.run(["slurmd", "-N", node, "-f", environment["SLURM_CONF"]], env=environment, check=True)

@@ -46,6 +46,12 @@ def test_a_slurm_that_says_its_end_by_a_variable_is_not_asked(programs, now):
     assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": str(STARTED_SECONDS + 3600)}) == now + 3540
 
 
+def test_what_a_person_has_set_for_squeue_does_not_count(programs, now, monkeypatch):
+    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
+    programs(squeue='[ -z "$SQUEUE_STATES" ] && echo 0:33')
+    assert end_of_allocation(SLURM, STEP) == now + 33
+
+
 @pytest.mark.parametrize("told", ["1", "0", str(STARTED_SECONDS)])
 def test_an_end_in_the_past_is_none(programs, now, told):
     assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": told}) is None
