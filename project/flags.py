@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from project.errors import RequestError, nearest
+from project.wall_time import seconds_of
 
 
 def a_count(text: str) -> int:
@@ -31,6 +32,15 @@ def an_interval(text: str) -> str:
     if not re.fullmatch(r"0*[1-9][0-9]*(steps?|s|min|h)?", text):
         raise ValueError("a number of epochs (5), of steps (200steps) or a time (15min, 2h)")
     return text
+
+
+def a_time_limit(text: str) -> str:
+    """Reads how long the run may take, as Slurm's `--time` has it or with a unit.
+
+    Returns:
+        The time in seconds, `5400s`: what was written as `1:30:00` would be another number to whoever reads it as YAML.
+    """
+    return f"{seconds_of(text)}s"
 
 
 def a_run_name(text: str) -> str:
@@ -200,6 +210,16 @@ TRAINING = (
         "carry on although this has changed: data, global_batch_size",
         "data",
     ),
+    Flag("time_limit", "TIME", a_time_limit, "time until the run stops (90min, 12:00:00); left out: the job's", "2h"),
+    Flag(
+        "requeue",
+        "HOW",
+        one_of("auto", "never"),
+        "auto (a scheduler's job that was stopped is run again), never",
+        "auto",
+        default="auto",
+    ),
+    Flag("max_attempts", "N", a_count, "attempts of a run after which no other is asked for (100)", "5", default=100),
     Flag("seed", "N", a_seed, "seed of order, weights and augmentation", "0", key="seed_everything"),
 )
 

@@ -1,4 +1,5 @@
 import pytest
+import yaml
 
 from project.errors import RequestError
 from project.flags import RUNNING, TRAINING, a_count, a_run_name, an_interval
@@ -21,6 +22,16 @@ def test_intervals(text):
 def test_what_is_no_interval(text):
     with pytest.raises(ValueError, match="steps"):
         an_interval(text)
+
+
+def test_a_time_limit_reads_the_same_wherever_it_is_written():
+    limit = FLAGS["time_limit"].value("1:30:00")
+    assert limit == "5400s" == FLAGS["time_limit"].value(str(yaml.safe_load(f"limit: {limit}")["limit"]))
+
+
+def test_what_is_no_time_limit():
+    with pytest.raises(RequestError, match="type   --time_limit 2h"):
+        FLAGS["time_limit"].value("soon")
 
 
 @pytest.mark.parametrize("text", ["../x", "a/b", "", ".hidden", "-x", "a b", "a\nb", "a\0b", "x" * 200, "$(rm)", "[x]"])

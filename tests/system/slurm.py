@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
+
 CONFIG = """\
 ClusterName=rankzero
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ctld_port}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CryptoType=crypto/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
@@ -24,6 +26,11 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 MinJobAge=300
+KillWait=15
+SlurmdTimeout=20
+JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 ReturnToService=2
 SlurmUser=root
 SlurmdUser=root
@@ -38,7 +45,10 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 GresTypes=gpu
 NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] CPUs=8 RealMemory=2000 Gres=gpu:2
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE State=UP
+PartitionName=main Default=YES OverSubscribe=YES PriorityTier=1
+PartitionName=patient PriorityTier=1 GraceTime=20
+PartitionName=urgent PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -95,6 +105,9 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
                 daemon.wait(10)
             except subprocess.TimeoutExpired:
                 daemon.kill()
+        for node in ("n1", "n2"):  # those that were brought back are nobody's children
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+                _slurmd(node, environment).kill()
 
 
 def name_the_nodes() -> None:
@@ -107,16 +120,66 @@ def name_the_nodes() -> None:
 
 def submit(script: Path, environment: dict[str, str], *options: str) -> tuple[str, str]:
     """Submits a batch script and waits for its end; returns the job's id and what it printed."""
-    command = ["sbatch", "--parsable", f"--output={script.parent}/%j.out", *options, str(script)]
+    job = start(script, environment, *options)
+    return job, wait_for(job, script.parent, environment)
+
+
+def start(script: Path, environment: dict[str, str], *options: str) -> str:
+    """Submits a batch script; returns the job's id."""
+    command = ["sbatch", "--parsable", "--open-mode=append", f"--output={script.parent}/%j.out", *options, str(script)]
     done = subprocess.run(command, cwd=script.parent, env=environment, capture_output=True, text=True, check=True)
-    job_id = done.stdout.strip()
-    listing = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%T"]
+    return done.stdout.strip()
 
-    def ended() -> bool:
-        return not subprocess.run(listing, env=environment, capture_output=True, text=True).stdout.strip()
 
-    wait_until(ended, f"job {job_id}", seconds=120)
-    return job_id, (script.parent / f"{job_id}.out").read_text()
+def wait_for(job: str, folder: Path, environment: dict[str, str], seconds: float = 120) -> str:
+    """Waits until a job has ended for good, over all its attempts; returns what it printed."""
+    wait_until(lambda: not state(job, environment), f"the end of job {job}", seconds)
+    return (folder / f"{job}.out").read_text()
+
+
+def state(job: str, environment: dict[str, str]) -> str:
+    """A job's state, such as RUNNING; empty once it has ended."""
+    listing = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
+    return subprocess.run(listing, env=environment, capture_output=True, text=True).stdout.strip()
+
+
+def order(*command: str, environment: dict[str, str]) -> None:
+    """Runs scontrol or scancel, which must succeed."""
+    subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+
+def lose(node: str, environment: dict[str, str]) -> None:
+    """Kills a node's slurmd and all that runs there at once, as a power cut does."""
+    tasks = [process for process in psutil.process_iter() if _runs_on(process, node, environment)]
+    steps = {parent for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"}
+    for process in [_slurmd(node, environment), *steps, *tasks]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def kill_slurmd(node: str, environment: dict[str, str]) -> None:
+    """Kills a node's slurmd alone: what runs there carries on, and Slurm gives the node up after a while."""
+    _slurmd(node, environment).kill()
+
+
+def bring_back(node: str, environment: dict[str, str]) -> None:
+    """Starts a node's slurmd again."""
+    subprocess.run(["slurmd", "-N", node, "-f", environment["SLURM_CONF"]], env=environment, check=True)
+    wait_until(lambda: _idle(environment) == 2, f"slurmd on {node}")
+
+
+def _slurmd(node: str, environment: dict[str, str]) -> psutil.Process:
+    file = Path(environment["SLURM_CONF"]).parent / f"slurmd-{node}.pid"
+    return psutil.Process(int(file.read_text()))
+
+
+def _runs_on(process: psutil.Process, node: str, environment: dict[str, str]) -> bool:
+    """Whether this is a task, a job script or a child of one on this node of this cluster."""
+    try:
+        variables = process.environ()
+    except psutil.Error:
+        return False
+    return variables.get("SLURMD_NODENAME") == node and variables.get("SLURM_CONF") == environment["SLURM_CONF"]
 
 
 def free_ports(count: int) -> int:
@@ -141,6 +204,6 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) ->
 
 
 def _idle(environment: dict[str, str]) -> int:
-    command = [shutil.which("sinfo") or "sinfo", "--noheader", "--Node", "--format=%t"]
+    command = [shutil.which("sinfo") or "sinfo", "--noheader", "--Node", "--partition=main", "--format=%t"]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True)
     return answer.stdout.split().count("idle")

@@ -1,0 +1,88 @@
+"""Whether the time that is left is enough for the next steps and for saving what they learn. Imports no torch."""
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+REMEMBERED = 32
+"""How many steps of a kind are remembered: what has been slow once may be so again, but not for ever."""
+
+UNMEASURED_SAVE_SECONDS = 5.0
+"""What saving is taken to need before it has been measured."""
+
+_UNITS = {"s": 1, "min": 60, "h": 3600}
+
+
+class WallTime:
+    """Decides from what was measured whether the next safe point can still be reached.
+
+    Args:
+        end: When the time is up, by the clock.
+        margin_seconds: What must be left over.
+        clock: Tells the time in seconds.
+
+    Attributes:
+        validation_guess: What a validation is taken to need before one has been measured, in seconds.
+    """
+
+    def __init__(self, end: float, margin_seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.end, self.margin_seconds = end, margin_seconds
+        self.validation_guess = 0.0
+        self._clock = clock
+        self._steps: dict[bool, deque[float]] = {kind: deque(maxlen=REMEMBERED) for kind in (False, True)}
+        self._longest_save: float | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """The time that is left; below zero where it is up."""
+        return self.end - self._clock()
+
+    def note_step(self, seconds: float, validated: bool) -> None:
+        """Notes how long a step took, with the validation behind it where there was one, without saving."""
+        self._steps[validated].append(seconds)
+
+    def note_save(self, seconds: float) -> None:
+        """Notes how long saving took."""
+        self._longest_save = max(seconds, self._longest_save or 0.0)
+
+    def is_over(self, next_steps: Sequence[bool]) -> bool:
+        """Whether the next steps and a save behind them may take longer than the time that is left.
+
+        Args:
+            next_steps: For each of the next steps whether a validation belongs to it.
+        """
+        return self.seconds_left < sum(map(self._step, next_steps)) + self.save_seconds + self.margin_seconds
+
+    @property
+    def save_seconds(self) -> float:
+        """What a save is taken to need: twice the longest one, since file systems of clusters have slow moments."""
+        return UNMEASURED_SAVE_SECONDS if self._longest_save is None else 2 * self._longest_save
+
+    def _step(self, validated: bool) -> float:
+        """What a step is taken to need."""
+        if validated and not self._steps[True]:
+            return self._step(False) + self.validation_guess
+        return max(self._steps[validated], default=0.0)
+
+
+def seconds_of(text: str) -> int:
+    """Reads a time as Slurm's `--time` has it, or with a unit: `90s`, `15min`, `2h`.
+
+    Slurm's are `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` and
+    `days-hours:minutes:seconds`.
+
+    Raises:
+        ValueError: It is none of these, or no time at all.
+    """
+    if match := re.fullmatch(r"([0-9]+)(s|min|h)", text):
+        seconds = int(match[1]) * _UNITS[match[2]]
+    elif match := re.fullmatch(r"(?:([0-9]+)-)?([0-9]+(?::[0-5]?[0-9]){0,2})", text):
+        parts = [int(part) for part in match[2].split(":")]
+        unit = 3600 if match[1] or len(parts) == 3 else 60
+        seconds = int(match[1] or 0) * 86400 + sum(part * unit // 60**i for i, part in enumerate(parts))
+    else:
+        seconds = 0
+    if seconds == 0:
+        raise ValueError("a time: 90min, 2h, 90 (minutes), 30:00 (minutes:seconds), 12:00:00 or 1-12:00:00")
+    return seconds

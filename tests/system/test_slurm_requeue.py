@@ -1,0 +1,145 @@
+"""What a task asks of a real Slurm at the end: when the job ends, to be run again, to have its step killed."""
+
+import contextlib
+import subprocess
+
+import pytest
+
+from running import BIN, run
+from system.slurm import order, start, submit, wait_for, wait_until
+
+pytestmark = pytest.mark.xdist_group("slurm")
+
+BEGIN = """\
+import os, signal, sys, time
+from project.environments.allocation import end_of_allocation
+from project.environments.detect import detect
+from project.environments.requeue import end_step, requeue
+launch = detect()
+attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
+"""
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Writes what a task does; returns its file."""
+
+    def write(text):
+        file = tmp_path / "task.py"
+        file.write_text(BEGIN + text)
+        return file
+
+    return write
+
+
+@pytest.fixture
+def job(tmp_path, task, slurm):
+    """Writes a job's script; returns it."""
+
+    def write(text, srun="srun --ntasks=1"):
+        script = tmp_path / "job.sh"
+        script.write_text(f"#!/bin/sh\n{srun} {BIN}/python -u {task(text)}\necho left with $?\n")
+        return script
+
+    return write
+
+
+@pytest.mark.parametrize(("limit", "least", "most"), [("5", 240, 301), ("1-00:00:00", 86000, 86401)])
+def test_a_job_knows_its_end(slurm, tmp_path, task, limit, least, most):
+    file = task("print(end_of_allocation(launch) - time.time())")
+    result = run("srun", f"--time={limit}", "--ntasks=1", "python", str(file), folder=tmp_path, environment=slurm)
+    assert least < float(result.out) < most
+
+
+def test_a_job_without_a_limit_has_no_end_and_an_interactive_one_is_not_requeued(slurm, tmp_path, task):
+    file = task("print(end_of_allocation(launch), requeue(launch).requeue.name)")
+    result = run("srun", "--ntasks=1", "python", str(file), folder=tmp_path, environment=slurm)
+    assert result.out.split() == ["None", "NO_JOB"]
+
+
+def test_a_job_is_requeued(slurm, job):
+    script = job("print('attempt', attempt, requeue(launch) if attempt == '0' else '', flush=True)\ntime.sleep(1)")
+    _, printed = submit(script, slurm)
+    assert "attempt 0 Outcome(requeue=<Requeue.DONE" in printed and "attempt 1" in printed
+    assert "left with 0" in printed.partition("attempt 1")[2]
+
+
+def test_a_member_of_an_array_requeues_itself_alone(slurm, tmp_path, job):
+    # The last member has the array's own id.
+    script = job(
+        "index = os.environ['SLURM_ARRAY_TASK_ID']\n"
+        "print('member', index, 'attempt', attempt, flush=True)\n"
+        "if attempt == '0' and index == '2': requeue(launch)\n"
+        "time.sleep(3)"
+    )
+    array = start(script, slurm, "--array=1-2", f"--output={tmp_path}/%A.out")
+    printed = wait_for(array, tmp_path, slurm)
+    assert sorted(line for line in printed.splitlines() if line.startswith("member")) == [
+        "member 1 attempt 0",
+        "member 2 attempt 0",
+        "member 2 attempt 1",
+    ]
+
+
+WHEN_TERMINATED = """\
+def stop(*_):
+    outcome = requeue(launch, "my-run")
+    print(outcome.requeue.name, outcome.message, flush=True)
+    os._exit(75)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def when_ready(script, slurm, *options):
+    """Starts a job and waits until its task handles signals; returns its id."""
+    job_id = start(script, slurm, *options)
+    wait_until(lambda: "ready" in _printed(script, job_id), f"job {job_id}")
+    return job_id
+
+
+def _printed(script, job_id):
+    with contextlib.suppress(FileNotFoundError):
+        return (script.parent / f"{job_id}.out").read_text()
+    return ""
+
+
+def test_a_job_that_a_person_cancels_is_not_brought_back_to_life(slurm, tmp_path, job):
+    script = job(WHEN_TERMINATED)
+    job_id = when_ready(script, slurm)
+    order("scancel", job_id, environment=slurm)
+    printed = wait_for(job_id, tmp_path, slurm)
+    assert f"ENDING job {job_id} is COMPLETING" in printed and printed.count("ready") == 1
+    show = subprocess.run(["scontrol", "show", "job", job_id], env=slurm, capture_output=True, text=True)
+    assert "JobState=CANCELLED" in show.stdout
+
+
+def test_a_job_that_slurm_requeues_is_not_requeued_twice(slurm, tmp_path, job):
+    script = job("if attempt == '1': sys.exit(print('once more'))\n" + WHEN_TERMINATED)
+    job_id = when_ready(script, slurm)
+    order("scontrol", "requeue", job_id, environment=slurm)
+    printed = wait_for(job_id, tmp_path, slurm)
+    assert f"ENDING Slurm has requeued job {job_id} already" in printed and "once more" in printed
+
+
+def test_a_job_that_may_not_be_requeued_says_what_to_type(slurm, tmp_path, job):
+    script = job(WHEN_TERMINATED)
+    job_id = when_ready(script, slurm, "--no-requeue")
+    order("scancel", "--signal=TERM", job_id, environment=slurm)
+    printed = wait_for(job_id, tmp_path, slurm)
+    assert "REFUSED" in printed and "left with 75" in printed
+    assert f"found  scontrol requeue {job_id}: Requested operation is presently disabled" in printed
+    assert f"type   sbatch {script}\n" in printed and "--run my-run" in printed
+
+
+def test_a_task_that_nobody_can_reach_is_killed_with_its_step(slurm, job):
+    text = (
+        "stopped = launch.rank == 1\n"
+        "if stopped: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "time.sleep(1)\n"
+        "print('told', end_step(launch), flush=True)\n"
+        "time.sleep(60)"
+    )
+    _, printed = submit(job(text, "srun --nodes=2 --ntasks-per-node=1"), slurm, "--nodes=2", "--ntasks-per-node=1")
+    assert "left with 137" in printed
