@@ -1,5 +1,6 @@
 """Config files: YAML in LightningCLI's words, in which our short names may stand as well. Imports no torch."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,19 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
     return path if unchanged else yaml.safe_dump(translated, sort_keys=False), values
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML as people read it: `30:00` is a time, and not the number 1,800 that YAML 1.1 makes of it."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:int"]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)$"), list("-+0123456789")
+)
+
+
 def _load(path: str) -> dict[str, Any]:
     file = Path(path).expanduser()
     if not file.is_file():
@@ -50,7 +64,7 @@ def _load(path: str) -> dict[str, Any]:
             f"--config {folder / near}" if near else "--config FILE, or leave it out",
         )
     try:
-        content = yaml.safe_load(file.read_text())
+        content = yaml.load(file.read_text(), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise RequestError(f"--config {path}", f"not YAML: {error}", "--print_config to see one that is") from None
     if not isinstance(content, dict):

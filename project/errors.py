@@ -20,11 +20,14 @@ class Exit(IntEnum):
     """Stopped early at a safe point; the same command carries on."""
 
 
+TIME_IS_UP = "the end of the time that there is"
+
+
 class Stopped(Exception):  # noqa: N818 - it is what a person reads
     """The run has stopped at a safe point, on all ranks, and is saved.
 
     Args:
-        reason: Why: a signal, or the end of the time there is.
+        reason: Why: a signal, or `TIME_IS_UP`.
     """
 
     def __init__(self, reason: str) -> None:

@@ -176,14 +176,11 @@ class EpochLoop(_TrainingEpochLoop):
         if not self.is_complete:  # otherwise the epoch's end follows at once
             _call(self.trainer, "on_safe_point")
 
-    def validates_at(self, batches: int) -> bool:
-        """Whether a validation is due behind so many batches of this epoch, or behind its last one before that."""
-        trainer = self.trainer
-        if not trainer.enable_validation:
-            return False
-        every = trainer.val_check_batch
-        at_its_turn = every is not None and every != math.inf and batches % int(every) == 0
-        return at_its_turn or batches >= trainer.num_training_batches
+    def is_long(self, batches: int) -> bool:
+        """Whether more than a step belongs to the batch of this number within the epoch: a validation, or its end."""
+        every, last = self.trainer.val_check_batch, self.trainer.num_training_batches
+        validates = self.trainer.enable_validation and every is not None and every != math.inf
+        return batches >= last or (validates and batches % int(every) == 0)
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Lightning (2.5.2 on) has the ranks agree by a collective, and wait for the device, in every step."""

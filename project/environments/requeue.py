@@ -8,7 +8,6 @@ from enum import Enum
 from project.environments.allocation import Job, job_around, shown_by_qstat
 from project.environments.answer import ask
 from project.environments.launch import Launch
-from project.environments.slurm import FIRST_SPECIAL_STEP
 from project.errors import RequestError
 
 
@@ -53,21 +52,6 @@ def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None
     if job is None:
         return Outcome(Requeue.NO_JOB)
     return _requeue_slurm(job, run) if job.scheduler == "slurm" else _requeue_pbs(job, run)
-
-
-def end_step(launch: Launch, environ: Mapping[str, str] | None = None) -> bool:
-    """Kills all tasks of this Slurm step, on all machines: for ranks that nobody can reach. It never raises.
-
-    Returns:
-        Whether Slurm has been told to; False where this is no task of a step.
-    """
-    job = job_around(launch, environ)
-    if job is None or job.scheduler != "slurm":
-        return False
-    step = job.variables.find("SLURM_STEP_ID") or ""
-    if not (step.isascii() and step.isdigit() and int(step) < FIRST_SPECIAL_STEP):
-        return False
-    return ask("scancel", "--signal=KILL", f"{job.name}.{step}").ok
 
 
 def _requeue_slurm(job: Job, run: str) -> Outcome:

@@ -14,7 +14,7 @@ BEGIN = """\
 import os, signal, sys, time
 from project.environments.allocation import end_of_allocation
 from project.environments.detect import detect
-from project.environments.requeue import end_step, requeue
+from project.environments.requeue import requeue
 launch = detect()
 attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
 """
@@ -131,15 +131,3 @@ def test_a_job_that_may_not_be_requeued_says_what_to_type(slurm, tmp_path, job):
     assert "REFUSED" in printed and "left with 75" in printed
     assert f"found  scontrol requeue {job_id}: Requested operation is presently disabled" in printed
     assert f"type   sbatch {script}\n" in printed and "--run my-run" in printed
-
-
-def test_a_task_that_nobody_can_reach_is_killed_with_its_step(slurm, job):
-    text = (
-        "stopped = launch.rank == 1\n"
-        "if stopped: os.kill(os.getpid(), signal.SIGSTOP)\n"
-        "time.sleep(1)\n"
-        "print('told', end_step(launch), flush=True)\n"
-        "time.sleep(60)"
-    )
-    _, printed = submit(job(text, "srun --nodes=2 --ntasks-per-node=1"), slurm, "--nodes=2", "--ntasks-per-node=1")
-    assert "left with 137" in printed

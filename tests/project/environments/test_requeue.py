@@ -7,7 +7,7 @@ import pytest
 
 from project.environments import answer
 from project.environments.launch import Launch
-from project.environments.requeue import Requeue, end_step, requeue
+from project.environments.requeue import Requeue, requeue
 from recorded import PBS_TASK, SBATCH, STEP, TORCHRUN
 from system.qstat import qstat
 
@@ -127,20 +127,3 @@ def test_a_pbs_job_that_ends_is_left_alone(programs, tmp_path):
 
 def test_an_interactive_pbs_job_is_left_alone(programs):
     assert requeue(PBS, environ=PBS_TASK | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}).requeue is Requeue.NO_JOB
-
-
-def test_a_step_is_killed_by_its_name(programs, tmp_path):
-    programs(scancel=f"echo $* > {tmp_path}/told")
-    assert end_step(SLURM, STEP)
-    assert (tmp_path / "told").read_text() == "--signal=KILL 12.0\n"
-
-
-@pytest.mark.parametrize("environ", [{}, SBATCH, PBS_TASK, SBATCH | {"SLURM_STEP_ID": "4294967291"}])
-def test_outside_of_a_step_nothing_is_killed(programs, tmp_path, environ):
-    programs(scancel=f"touch {tmp_path}/told")
-    assert not end_step(Launch(), environ)
-    assert not (tmp_path / "told").exists()
-
-
-def test_no_scancel(programs):
-    assert not end_step(SLURM, STEP)

@@ -1,0 +1,27 @@
+"""What happens to a run that has stopped before its end: the scheduler runs its job again, or a person is told."""
+
+from project.environments.launch import Launch
+from project.environments.requeue import Requeue, requeue
+from project.errors import TIME_IS_UP, Stopped
+from project.run_directory import RunDirectory
+
+
+def next_attempt(run: RunDirectory, launch: Launch, stopped: Stopped, how: str, most: int, steps: int) -> str:
+    """Asks for the next attempt; returns what a person is told, if anything. For rank zero alone, as the last thing.
+
+    Args:
+        run: The run.
+        launch: How this process was started.
+        stopped: Why the run has stopped.
+        how: `--requeue`.
+        most: `--max_attempts`.
+        steps: Steps that this attempt has taken.
+    """
+    if how == "never":
+        return ""
+    if not steps and stopped.reason == TIME_IS_UP:
+        return "not requeued: the time that there is is not enough for a single step"
+    if run.attempt >= most:
+        return f"not requeued: this was attempt {run.attempt}, and --max_attempts is {most}"
+    outcome = requeue(launch, run.name)
+    return f"not requeued\n{outcome.message}" if outcome.requeue is Requeue.REFUSED else outcome.message
