@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import torch
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
-from project.checkpoints.directory_io import checkpoints_in, newest_valid, read_manifest, verify
+from project.checkpoints.loading import load
+from project.checkpoints.manifest import checkpoints_in, newest_valid, read_manifest, verify
 from project.environments.launch import Launch
 from project.errors import CannotStart, RequestError
 from project.run_directory import RunDirectory, choose_run, next_free
@@ -84,7 +84,7 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     else:
         decision.checkpoint = given_checkpoint(config.resume)
     if decision.checkpoint:
-        decision.manifest = described(decision.checkpoint)
+        decision.manifest = described(decision.checkpoint, config.trust_checkpoint == "yes")
         if decision.manifest.get("rankzero") is None:
             decision.notes.append(f"{decision.checkpoint} is not ours: the epoch that it ends in begins anew")
     _check_same_training(decision, request)
@@ -97,13 +97,13 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     return decision
 
 
-def described(checkpoint: Path) -> dict[str, Any]:
+def described(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
     """What a checkpoint says of itself: its manifest, or as much of one as a .ckpt file holds."""
     if checkpoint.is_dir():
         return dict(read_manifest(checkpoint))
     try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # loading it in earnest will say why
+        content = load(checkpoint, trusted=trusted)
+    except ValueError:  # loading it in earnest will say why
         return {"rankzero": {}}
     return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": content.get("rankzero")}
 
