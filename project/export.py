@@ -43,10 +43,7 @@ def export_weights(checkpoint: Path, file: Path, trusted: bool = False) -> str:
 
 
 def _weights(checkpoint: Path, trusted: bool) -> Mapping[str, Any]:
-    try:
-        weights = load(checkpoint, trusted=trusted).get("state_dict")
-    except (OSError, ValueError) as error:
-        raise RequestError(f"the checkpoint {checkpoint}", str(error), "the path of another checkpoint") from None
+    weights = load(checkpoint, trusted=trusted).get("state_dict")
     if not isinstance(weights, dict) or not weights:
         raise RequestError(f"the checkpoint {checkpoint}", "it holds no weights", "the path of another checkpoint")
     return weights

@@ -103,7 +103,7 @@ def described(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
         return dict(read_manifest(checkpoint))
     try:
         content = load(checkpoint, trusted=trusted)
-    except ValueError:  # loading it in earnest will say why
+    except RequestError:  # loading it in earnest will say why
         return {"rankzero": {}}
     return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": content.get("rankzero")}
 

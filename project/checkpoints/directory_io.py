@@ -12,7 +12,6 @@ from project.checkpoints.durable import remove_directory, replacing, write_direc
 from project.checkpoints.loading import load
 from project.checkpoints.snapshot import Snapshots
 from project.checkpoints.writer import BackgroundWriter
-from project.errors import RequestError
 
 
 class DirectoryCheckpointIO(TorchCheckpointIO):
@@ -24,8 +23,9 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
     Args:
         trusted: Whether what is read may hold more than tensors and plain types, and so run any code.
         background: Whether directories are written by a thread, from a copy, while training goes on.
-        on_committed: Called behind each save of a directory, by whoever wrote it.
-        on_error: Called by the thread that writes where a save in the background fails; else the error is raised.
+        on_committed: Called behind each save of a directory, by the thread that wrote it.
+        on_error: Called by the thread that writes, where a save in the background, or `on_committed`, fails. Where
+            nothing is saved in the background, the error is raised.
 
     Attributes:
         last_seconds: How long the last save of a directory took, from the copy until it was on the disk.
@@ -68,10 +68,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         self.wait()
         trusted = self.trusted if weights_only is None else not weights_only
-        try:
-            return load(Path(path), map_location or "cpu", trusted)
-        except ValueError as error:
-            raise RequestError(f"the checkpoint {path}", str(error), "the path of another checkpoint") from None
+        return load(Path(path), map_location or "cpu", trusted)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         if "://" in str(path):
@@ -83,6 +80,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
 
     def teardown(self) -> None:
         self.wait()
+        self._snapshots = Snapshots()
 
     def _commit_or_tell(self, checkpoint: dict[str, Any], place: Path, started: float) -> None:
         try:

@@ -10,6 +10,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from project.checkpoints.manifest import open_plain, open_verified
+from project.errors import RequestError
 
 _END_BYTES = 22
 
@@ -24,15 +25,25 @@ def load(path: Path, map_location: Any = "cpu", trusted: bool = False) -> dict[s
 
     Raises:
         FileNotFoundError: There is none.
-        ValueError: It cannot be read, or only if it is trusted; the message says why.
+        RequestError: It cannot be read, or only if it is trusted.
     """
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint at {path}")
     try:
-        file = open_verified(path) if path.is_dir() else open_plain(path)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    with file:
+        return _load(path, map_location, trusted)
+    except _NeedsTrustError as error:
+        instead = "--trust_checkpoint yes, if you trust whoever wrote it"
+        raise RequestError(f"the checkpoint {path}", str(error), instead) from None
+    except (OSError, ValueError) as error:
+        raise RequestError(f"the checkpoint {path}", str(error), "the path of another checkpoint") from None
+
+
+class _NeedsTrustError(ValueError):
+    """A checkpoint that holds more than tensors and plain types."""
+
+
+def _load(path: Path, map_location: Any, trusted: bool) -> dict[str, Any]:
+    with open_verified(path) if path.is_dir() else open_plain(path) as file:
         if not trusted:
             _check_archive(path, file)
         content = _read(path, file, map_location, trusted)
@@ -48,9 +59,9 @@ def _read(path: Path, file: BinaryIO, map_location: Any, trusted: bool) -> Any:
         names = [] if trusted else _shown_needs(file)
         if not names:
             raise ValueError(f"{path} cannot be read: {_brief(error)}") from None
-    raise ValueError(
-        f"{path} holds more than tensors and plain types ({', '.join(names)}), and such a file can run any code when "
-        "it is read.\nIf you trust whoever wrote it: --trust_checkpoint yes"
+    raise _NeedsTrustError(
+        f"{path} holds more than tensors and plain types ({', '.join(names)});\n"
+        "such a file can run any code when it is read"
     )
 
 

@@ -9,16 +9,19 @@ import torch
 from torch import UntypedStorage
 from torch.storage import TypedStorage
 
+Pool = dict[tuple[int, bool], list[UntypedStorage]]
+"""Bytes, and whether it is pinned -> memory of that kind."""
+
 
 class Snapshots:
-    """Takes copies of states, each into the memory of the one before: only one of them is good at a time.
+    """Takes copies of states, each into the memory of the one before: only the last one is good.
 
-    Memory that is there already is written several times as fast as new memory, and where the state is on a GPU, the
-    copy is in pinned memory.
+    Memory that is there already is written several times as fast as new memory; where a tensor is on a GPU, its copy
+    is in pinned memory.
     """
 
     def __init__(self) -> None:
-        self._spare: dict[tuple[int, bool], list[UntypedStorage]] = {}
+        self._spare: Pool = {}
 
     def take(self, state: Any) -> Any:
         """Copies a state, with its tensors on the CPU; tensors that share memory share it in the copy.
@@ -28,11 +31,12 @@ class Snapshots:
         Raises:
             Exception: Something in it cannot be pickled, as `torch.save` would find too.
         """
-        taking, content = _Taking(content := io.BytesIO(), self._spare), content
+        content = io.BytesIO()
+        taking = _Taking(content, self._spare)
         taking.dump(state)
-        if any(storage.is_pinned() for storage in taking.copies):
+        self._spare = taking.used
+        if any(pinned for _, pinned in taking.used):
             torch.cuda.synchronize()
-        self._spare = taking.pool()
         content.seek(0)
         return _Giving(content, taking.copies).load()
 
@@ -40,11 +44,13 @@ class Snapshots:
 class _Taking(pickle.Pickler):
     """Pickles all but the storages of tensors, which it copies."""
 
-    def __init__(self, content: io.BytesIO, spare: dict[tuple[int, bool], list[UntypedStorage]]) -> None:
+    def __init__(self, content: io.BytesIO, spare: Pool) -> None:
         super().__init__(content, protocol=pickle.HIGHEST_PROTOCOL)
         self.copies: list[UntypedStorage] = []
+        self.used: Pool = defaultdict(list)
         self._spare = spare
         self._numbers: dict[int, int] = {}
+        self._held: list[UntypedStorage] = []  # so that the address of none is used again meanwhile
 
     def persistent_id(self, item: Any) -> tuple[int, torch.dtype | None] | None:
         if isinstance(item, TypedStorage):
@@ -54,24 +60,18 @@ class _Taking(pickle.Pickler):
     def _number(self, storage: UntypedStorage) -> int:
         if storage._cdata not in self._numbers:
             self._numbers[storage._cdata] = len(self.copies)
+            self._held.append(storage)
             self.copies.append(self._copy(storage))
         return self._numbers[storage._cdata]
 
     def _copy(self, storage: UntypedStorage) -> UntypedStorage:
-        pinned = storage.device.type == "cuda"
-        spare = self._spare.get((storage.nbytes(), pinned))
-        if spare:
+        size, pinned = storage.nbytes(), storage.device.type == "cuda"
+        if spare := self._spare.get((size, pinned)):
             copy = spare.pop()
         else:
-            copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned).untyped_storage()
+            copy = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).untyped_storage()
+        self.used[size, pinned].append(copy)
         return copy.copy_(storage, non_blocking=pinned)
-
-    def pool(self) -> dict[tuple[int, bool], list[UntypedStorage]]:
-        """The copies by size, for the next one to write into."""
-        found = defaultdict(list)
-        for storage in self.copies:
-            found[storage.nbytes(), storage.is_pinned()].append(storage)
-        return found
 
 
 class _Giving(pickle.Unpickler):

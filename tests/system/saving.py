@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,12 +35,12 @@ class Outcome:
     Args:
         code: How the process ended, negative where a signal ended it.
         done: For each of `STEPS` whether it was done; those that were not begun, or ended the process, are left out.
-        calls: How often each system call was made.
+        calls: The system calls that were made, in order, each with the name of the file that it was given open.
     """
 
     code: int
     done: list[bool]
-    calls: dict[str, int]
+    calls: list[tuple[str, str]]
 
 
 class Saving:
@@ -111,7 +110,7 @@ def _save_under_strace(folder: Path, fault: str | None) -> dict:
         _save_all(folder, lambda number, done: notes.__setitem__(number, 1 + done))
         os._exit(0)
     with tempfile.NamedTemporaryFile("r") as log:
-        command = ["strace", "-f", "-p", str(pid), "-o", log.name, "-e", f"trace={','.join(CALLS)}"]
+        command = ["strace", "-f", "-y", "-p", str(pid), "-o", log.name, "-e", f"trace={','.join(CALLS)}"]
         command += ["-e", f"inject={fault}"] if fault else []
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
             assert "attached" in strace.stderr.readline()
@@ -119,7 +118,7 @@ def _save_under_strace(folder: Path, fault: str | None) -> dict:
                 os.close(end)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             strace.communicate()
-        calls = Counter(re.findall(r"^\d+ +(\w+)\(", log.read(), re.MULTILINE))
+        calls = re.findall(r"^\d+ +(\w+)\((?:\d+<[^>]*?([^>/]*)>)?", log.read(), re.MULTILINE)
     return {"code": code, "done": [note == 2 for note in _until_zero(notes[:])], "calls": calls}
 
 
