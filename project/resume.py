@@ -105,7 +105,8 @@ def described(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
         content = load(checkpoint, trusted=trusted)
     except RequestError:  # loading it in earnest will say why
         return {"rankzero": {}}
-    return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": content.get("rankzero")}
+    ours = content.get("rankzero") if isinstance(content.get("rankzero"), dict) else None
+    return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": ours}
 
 
 def _check_same_training(decision: Decision, request: Request) -> None:
@@ -114,6 +115,9 @@ def _check_same_training(decision: Decision, request: Request) -> None:
     if stored is None:
         return
     was, asked = _classes(stored), _classes(request.config_text)
+    if not was:
+        found = "its manifest does not say of which model and data it is"
+        raise RequestError(f"the checkpoint {decision.checkpoint}", found, "the path of another checkpoint")
     if was != asked:
         raise RequestError(
             " ".join(f"--{name} {path}" for name, path in asked.items()) + f" for run {decision.run.name}",
@@ -123,9 +127,12 @@ def _check_same_training(decision: Decision, request: Request) -> None:
 
 
 def _classes(config: str) -> dict[str, str]:
-    """The class paths of model and data in a configuration."""
-    content = yaml.safe_load(config)
-    return {name: content[name]["class_path"] for name in ("model", "data") if content.get(name)}
+    """The class paths of model and data in a configuration; none where somebody made it who knows no better."""
+    try:
+        content = yaml.safe_load(config)
+        return {name: str(content[name]["class_path"]) for name in ("model", "data") if content.get(name)}
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError, RecursionError):
+        return {}
 
 
 def _go_back(decision: Decision) -> None:

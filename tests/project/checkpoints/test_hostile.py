@@ -405,3 +405,19 @@ def test_a_person_sees_a_message_and_no_traceback(run, here):
         assert result.err.startswith("rankzero: cannot start\n  asked  the checkpoint ")
         assert "Traceback" not in result.out + result.err
     assert not (here / "ran").exists() and [path.name for path in (here / "runs").iterdir()] == ["x"]
+
+
+CONFIGS = [
+    *(None, 5, "", "[1]", "a: [", "model: 3", "model: {class_path: 3}", "model: {class_path: os.mkdir}", "\t"),
+    *("model: {class_path: lightning_modules.MLP, init_args: {no: 3}}", "model: [" * 2000, "data: {class_path: x}"),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config)[:40])
+def test_a_sealed_configuration_that_is_none(run, config):
+    seal(run, rankzero={"run": "x", "config": config})
+    with pytest.raises(CannotStart):
+        evaluate_here("--checkpoint", str(run))
+    if config:
+        with pytest.raises(CannotStart):
+            fit_here(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run))
