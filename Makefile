@@ -39,7 +39,7 @@ starts: install                   ## starts and ends, counted: 100 under torchru
 
 system-tools:                     ## the Debian packages that system tests use (as root)
 	apt-get update
-	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge openmpi-bin mpich iproute2 dataset-fashion-mnist
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge openmpi-bin mpich iproute2 strace dataset-fashion-mnist
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

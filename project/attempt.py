@@ -15,7 +15,7 @@ from project import report
 from project.callbacks.ledger import KeepLedger
 from project.callbacks.stopping import StopSafely
 from project.callbacks.throughput import Throughput
-from project.checkpoints.directory_io import newest_valid
+from project.checkpoints.manifest import newest_valid
 from project.checkpoints.saving import Interval, SaveCheckpoints
 from project.errors import CannotStart, RequestError, Stopped, mistake
 from project.loops import fit_loop_of

@@ -28,7 +28,10 @@ attribute of the same name."""
 
 DEFAULT_EPOCHS = 20
 
-OF_ONE_START = ("run", "resume", "accept_changed", "node_rank", "master_addr", "master_port", "interface")
+OF_ONE_START = (
+    *("run", "resume", "accept_changed", "trust_checkpoint"),
+    *("node_rank", "master_addr", "master_port", "interface"),
+)
 """Arguments that another run like this one does not take over."""
 
 
@@ -148,6 +151,11 @@ class RankzeroCLI(LightningCLI):
             config.pop(name, None)
         return str(yaml.safe_dump(config, sort_keys=False))
 
+    @property
+    def trusted(self) -> bool:
+        """Whether a checkpoint may hold what can run any code."""
+        return bool(self.config.trust_checkpoint == "yes")
+
     def build_trainer(self, world: World, team: Team) -> Trainer:
         """Builds the Trainer, with the run's order of samples."""
         sharding = Sharding(
@@ -161,4 +169,4 @@ class RankzeroCLI(LightningCLI):
             max_device_batch_size=self.config.max_device_batch_size,
             accept_changed_data="data" in (self.config.get("accept_changed") or ""),
         )
-        return build_trainer(self.config_init.trainer.as_dict(), world, team, sharding)
+        return build_trainer(self.config_init.trainer.as_dict(), world, team, sharding, self.trusted)

@@ -9,11 +9,12 @@ import yaml
 from lightning.pytorch import Trainer
 
 from project import report
-from project.checkpoints.directory_io import newest_valid, read_manifest
+from project.checkpoints.manifest import newest_valid, read_manifest
 from project.cli import RankzeroCLI
 from project.command_line import Flags
 from project.environments.roll_call import Meeting
 from project.errors import Exit, RequestError, nearest, saying_why
+from project.export import export_weights
 from project.quiet import quieten
 from project.resume import agreed, given_checkpoint
 from project.run_directory import RunDirectory, write_atomically
@@ -35,7 +36,9 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
         CannotStart: There is no such run or checkpoint, or it cannot be evaluated as asked.
     """
     quieten()
-    find_checkpoint(flags)
+    checkpoint = find_checkpoint(flags)
+    if flags.get("export"):
+        return export(flags, checkpoint, meeting.launch.rank)
     if (code := start_processes(flags, meeting.launch)) is not None:
         return code
     with Team(meeting, flags) as team, saying_why(begun=lambda: False):
@@ -59,6 +62,14 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
         if team.launch.rank == 0:
             report.print_evaluation(result, file)
         return Exit.FINISHED
+
+
+def export(flags: Flags, checkpoint: Path, rank: int | None) -> int:
+    """Writes the weights of the checkpoint to `--export`; rank zero does, without the others."""
+    if not rank:
+        file = Path(flags.get("export")).expanduser()
+        print(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}", flush=True)
+    return Exit.FINISHED
 
 
 def find_checkpoint(flags: Flags) -> Path:
@@ -95,10 +106,19 @@ def with_configuration(flags: Flags, checkpoint: Path) -> Flags:
     """The flags, behind what builds the model and the data that the checkpoint was trained with."""
     if not checkpoint.is_dir():
         return flags  # a .ckpt of somebody else: --model and --data have to say
-    config: dict[str, Any] = yaml.safe_load(read_manifest(checkpoint)["rankzero"]["config"])
+    config = _configuration(checkpoint)
     kept = {key: config[key] for key in KEPT if config.get(key) is not None}
     arguments = ["--config=" + yaml.safe_dump(kept), *flags.arguments]
     return replace(flags, arguments=arguments, given=flags.given | ({"data"} & kept.keys()))
+
+
+def _configuration(checkpoint: Path) -> dict[str, Any]:
+    """The configuration of the run that wrote a checkpoint; empty where the checkpoint does not say it."""
+    try:
+        config = yaml.safe_load(read_manifest(checkpoint)["rankzero"].get("config", ""))
+    except (yaml.YAMLError, AttributeError, RecursionError):
+        config = None
+    return config if isinstance(config, dict) else {}
 
 
 def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:

@@ -12,6 +12,9 @@ from typing import Any
 from project.errors import RequestError, nearest
 from project.wall_time import seconds_of
 
+EXPORTS = (".pt", ".safetensors")
+"""What the file of `--export` may end in."""
+
 
 def a_count(text: str) -> int:
     """Reads a whole number of 1 or more."""
@@ -100,6 +103,19 @@ def one_of(*legal: str) -> Callable[[str], str]:
     return read
 
 
+def yes_or_no(text: str) -> str:
+    """Reads `yes` or `no`, which YAML may have made `True` and `False` of."""
+    word = {"true": "yes", "false": "no"}.get(text.lower(), text.lower())
+    return one_of("yes", "no")(word)
+
+
+def an_export(text: str) -> str:
+    """Reads the path of a file for weights alone."""
+    if not a_path(text).endswith(EXPORTS):
+        raise ValueError("a file that ends in " + " or ".join(EXPORTS))
+    return text
+
+
 @dataclass(frozen=True)
 class Flag:
     """One short flag.
@@ -184,6 +200,15 @@ RUN = ("run_name",)
 """What `--run` is called under torchrun, whose own parser stops at `--run` as short for `--run-path`, even behind the
 script's name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
 
+TRUST = Flag(
+    "trust_checkpoint",
+    "yes",
+    yes_or_no,
+    "read a checkpoint that can run any code, since you trust whoever wrote it (no)",
+    "yes",
+    default="no",
+)
+
 TRAINING = (
     Flag("run", "NAME", a_run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=RUN),
     Flag("epochs", "N", a_count, "passes over the data", "10", key="trainer.max_epochs", aliases=("total_epochs",)),
@@ -221,6 +246,7 @@ TRAINING = (
     ),
     Flag("max_attempts", "N", a_count, "attempts of a run after which no other is asked for (100)", "5", default=100),
     Flag("seed", "N", a_seed, "seed of order, weights and augmentation", "0", key="seed_everything"),
+    TRUST,
 )
 
 EVALUATING = (
@@ -228,4 +254,6 @@ EVALUATING = (
     Flag("checkpoint", "PATH", a_path, "a checkpoint to evaluate; left out: the newest of --run", "runs/my-run"),
     Flag("split", "NAME", one_of("val", "test"), "val or test", "test", default="val"),
     Flag("output", "FILE", a_path, "where the JSON goes; left out: the run's directory", "metrics.json"),
+    Flag("export", "FILE", an_export, "write the weights to FILE (.pt, .safetensors); evaluates nothing", "model.pt"),
+    TRUST,
 )

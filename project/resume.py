@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import torch
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
-from project.checkpoints.directory_io import checkpoints_in, newest_valid, read_manifest, verify
+from project.checkpoints.loading import load
+from project.checkpoints.manifest import checkpoints_in, newest_valid, read_manifest, verify
 from project.environments.launch import Launch
 from project.errors import CannotStart, RequestError
 from project.run_directory import RunDirectory, choose_run, next_free
@@ -84,7 +84,7 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     else:
         decision.checkpoint = given_checkpoint(config.resume)
     if decision.checkpoint:
-        decision.manifest = described(decision.checkpoint)
+        decision.manifest = described(decision.checkpoint, config.trust_checkpoint == "yes")
         if decision.manifest.get("rankzero") is None:
             decision.notes.append(f"{decision.checkpoint} is not ours: the epoch that it ends in begins anew")
     _check_same_training(decision, request)
@@ -99,15 +99,16 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     return decision
 
 
-def described(checkpoint: Path) -> dict[str, Any]:
+def described(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
     """What a checkpoint says of itself: its manifest, or as much of one as a .ckpt file holds."""
     if checkpoint.is_dir():
         return dict(read_manifest(checkpoint))
     try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # loading it in earnest will say why
+        content = load(checkpoint, trusted=trusted)
+    except RequestError:  # loading it in earnest will say why
         return {"rankzero": {}}
-    return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": content.get("rankzero")}
+    ours = content.get("rankzero") if isinstance(content.get("rankzero"), dict) else None
+    return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": ours}
 
 
 def _check_same_training(decision: Decision, request: Request) -> None:
@@ -116,6 +117,9 @@ def _check_same_training(decision: Decision, request: Request) -> None:
     if stored is None:
         return
     was, asked = _classes(stored), _classes(request.config_text)
+    if not was:
+        found = "its manifest does not say of which model and data it is"
+        raise RequestError(f"the checkpoint {decision.checkpoint}", found, "the path of another checkpoint")
     if was != asked:
         raise RequestError(
             " ".join(f"--{name} {path}" for name, path in asked.items()) + f" for run {decision.run.name}",
@@ -145,9 +149,12 @@ def _flattened(content: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _classes(config: str) -> dict[str, str]:
-    """The class paths of model and data in a configuration."""
-    content = yaml.safe_load(config)
-    return {name: content[name]["class_path"] for name in ("model", "data") if content.get(name)}
+    """The class paths of model and data in a configuration; none where somebody made it who knows no better."""
+    try:
+        content = yaml.safe_load(config)
+        return {name: str(content[name]["class_path"]) for name in ("model", "data") if content.get(name)}
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError, RecursionError):
+        return {}
 
 
 def _go_back(decision: Decision) -> None:

@@ -33,7 +33,9 @@ UNUSED_PARAMETERS = {
 """The values of --trainer.strategy -> whether DDP looks for parameters that a step did not use."""
 
 
-def build_trainer(arguments: dict[str, Any], world: World, team: Team, sharding: Sharding) -> Trainer:
+def build_trainer(
+    arguments: dict[str, Any], world: World, team: Team, sharding: Sharding, trusted: bool = False
+) -> Trainer:
     """Builds the Trainer of a run, or of an evaluation. It knows nothing yet of the run's directory.
 
     Args:
@@ -41,17 +43,19 @@ def build_trainer(arguments: dict[str, Any], world: World, team: Team, sharding:
         world: How many processes there are, and on what.
         team: All processes, and where this one stands.
         sharding: How samples are shared among them.
+        trusted: Whether a checkpoint may hold what can run any code.
 
     Raises:
         RequestError: `--trainer.strategy` is one that cannot keep the run's promises.
     """
+    checkpoint_io = DirectoryCheckpointIO(trusted, background=False)
     arguments = {
         **arguments,
         "accelerator": world.accelerator,
         "devices": 1 if world.accelerator == "cpu" else [world.index],
         "num_nodes": world.nodes,
         "strategy": _strategy(arguments["strategy"], world, team, sharding),
-        "plugins": [*_as_list(arguments["plugins"]), DirectoryCheckpointIO(), LaunchEnvironment(team.launch)],
+        "plugins": [*_as_list(arguments["plugins"]), checkpoint_io, LaunchEnvironment(team.launch)],
         "callbacks": [KeepLedger(sharding), *_as_list(arguments["callbacks"]), *_callbacks(arguments, sharding)],
         "use_distributed_sampler": False,  # project.sampling shares the samples
         "logger": False,  # the logger and our checkpoints come with the run's directory, see project.attempt

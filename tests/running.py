@@ -29,6 +29,7 @@ PARTS = {
     "openmpi": ("mpirun.openmpi", "make system-tools"),
     "mpich": ("mpiexec.hydra", "make system-tools"),
     "hosts": ("ip", "make system-tools"),
+    "strace": ("strace", "make system-tools"),
     "fashion-mnist": ("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz", "make system-tools"),
 }
 """Part that a machine may lack -> what shows that it is there, and the command that installs it."""

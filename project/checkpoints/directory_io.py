@@ -1,143 +1,97 @@
-"""A checkpoint as a directory: the state, and a manifest that is written last.
+"""What Lightning saves and reads checkpoints with: directories of ours, and .ckpt files as its own."""
 
-checkpoints/step-00001234/
-  state.pt         what Lightning saves
-  manifest.json    format, epoch, step, and size and sha256 of each file
-"""
-
-import hashlib
-import json
-import os
-import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-FORMAT = 2
-"""1 knew no position within an epoch, and another order of samples."""
-STATE, MANIFEST = "state.pt", "manifest.json"
+from project.checkpoints.durable import remove_directory, replacing, write_directory, write_state
+from project.checkpoints.loading import load
+from project.checkpoints.snapshot import Snapshots
+from project.checkpoints.writer import BackgroundWriter
 
 
 class DirectoryCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints beside their place and renames them into it; reads them with `weights_only=True`.
+    """Writes checkpoints beside their place and renames them into it; reads them without running anything in them.
 
-    A path that ends in .ckpt is one file, as Lightning's own: that is how a user's ModelCheckpoint goes on working.
+    A path that ends in .ckpt is one file, as Lightning's own, and written at once: that is how a user's ModelCheckpoint
+    goes on working.
+
+    Args:
+        trusted: Whether what is read may hold more than tensors and plain types, and so run any code.
+        background: Whether directories are written by a thread, from a copy, while training goes on.
+        on_committed: Called behind each save of a directory, by the thread that wrote it.
+        on_error: Called by the thread that writes, where a save in the background, or `on_committed`, fails. Where
+            nothing is saved in the background, the error is raised.
+
+    Attributes:
+        last_seconds: How long the last save of a directory took, from the copy until it was on the disk.
     """
 
+    def __init__(
+        self,
+        trusted: bool = False,
+        background: bool = True,
+        on_committed: Callable[[Path], None] | None = None,
+        on_error: Callable[[Path, Exception], None] | None = None,
+    ) -> None:
+        self.trusted, self.background = trusted, background
+        self.on_committed, self.on_error = on_committed, on_error
+        self.last_seconds: float | None = None
+        self._snapshots, self._writer = Snapshots(), BackgroundWriter()
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        place = Path(path)
-        if place.suffix == ".ckpt":
+        if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        beside = place.with_name(f".{place.name}.saving")
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        with (beside / STATE).open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        manifest = {
-            "format": FORMAT,
-            "epoch": checkpoint.get("epoch"),
-            "step": checkpoint.get("global_step"),
-            "rankzero": checkpoint.get("rankzero", {}),
-            "files": {STATE: _describe(beside / STATE)},
-        }
-        with (beside / MANIFEST).open("w") as file:
-            json.dump(manifest, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_folder(beside)
-        if place.exists():
-            shutil.rmtree(place)
-        beside.rename(place)
-        _sync_folder(place.parent)
+        place = Path(path)
+        if place.suffix == ".ckpt":
+            with replacing(place) as beside:
+                write_state(checkpoint, beside)
+            return
+        self.wait()
+        started = time.monotonic()
+        if self.background:
+            self._writer.start(partial(self._commit_or_tell, self._snapshots.take(checkpoint), place, started))
+        else:
+            self._commit(checkpoint, place, started)
+
+    def wait(self) -> None:
+        """Waits until no save is under way."""
+        self._writer.wait()
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        place = Path(path)
-        if place.is_dir():
-            verify(place)
-            place = place / STATE
-        if not place.is_file():
-            raise FileNotFoundError(f"there is no checkpoint at {place}")
-        weights_only = True if weights_only is None else weights_only
-        loaded: dict[str, Any] = torch.load(place, map_location=map_location or "cpu", weights_only=weights_only)
-        return loaded
+        self.wait()
+        trusted = self.trusted if weights_only is None else not weights_only
+        return load(Path(path), map_location or "cpu", trusted)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        if Path(path).is_dir():
-            shutil.rmtree(path)
-        else:
+        if "://" in str(path):
             super().remove_checkpoint(path)
-
-
-def read_manifest(checkpoint: Path) -> Mapping[str, Any]:
-    """Reads the manifest of a checkpoint directory.
-
-    Raises:
-        ValueError: There is none, or it is not whole, or of a format that is not known.
-    """
-    try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{checkpoint} is no finished checkpoint: {MANIFEST} cannot be read ({error})") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{checkpoint}: {MANIFEST} is not of format {FORMAT}")
-    return manifest
-
-
-def verify(checkpoint: Path) -> None:
-    """Holds the files of a checkpoint against its manifest.
-
-    Raises:
-        ValueError: A file is missing or is not what was written.
-    """
-    for name, expected in read_manifest(checkpoint)["files"].items():
-        file = checkpoint / Path(name).name
-        if not file.is_file():
-            raise ValueError(f"{checkpoint}: {name} is missing")
-        if _describe(file) != expected:
-            raise ValueError(f"{checkpoint}: {name} is not what was written (size or sha256 differ)")
-
-
-def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first; one that is still being written is not among them."""
-    return sorted(folder.glob("step-*")) if folder.is_dir() else []
-
-
-def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint in a folder that verifies.
-
-    Returns:
-        Its path, or None; and why each newer one was refused.
-    """
-    refused = []
-    for checkpoint in reversed(checkpoints_in(folder)):
-        try:
-            verify(checkpoint)
-        except (OSError, ValueError) as error:
-            refused.append(str(error))
+        elif Path(path).is_dir():
+            remove_directory(Path(path))
         else:
-            return checkpoint, refused
-    return None, refused
+            Path(path).unlink(missing_ok=True)
 
+    def teardown(self) -> None:
+        self.wait()
+        self._snapshots = Snapshots()
 
-def _describe(file: Path) -> dict[str, int | str]:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return {"bytes": file.stat().st_size, "sha256": digest.hexdigest()}
+    def _commit_or_tell(self, checkpoint: dict[str, Any], place: Path, started: float) -> None:
+        try:
+            self._commit(checkpoint, place, started)
+        except Exception as error:
+            if self.on_error is None:
+                raise  # the thread's own traceback is better than nothing
+            self.on_error(place, error)
 
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _commit(self, checkpoint: dict[str, Any], place: Path, started: float) -> None:
+        write_directory(checkpoint, place)
+        self.last_seconds = time.monotonic() - started
+        if self.on_committed is not None:
+            self.on_committed(place)

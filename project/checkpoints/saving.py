@@ -1,7 +1,6 @@
 """When checkpoints are saved, and how many are kept."""
 
 import re
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from project.checkpoints.directory_io import checkpoints_in
+from project.checkpoints.durable import remove_directory
+from project.checkpoints.manifest import checkpoints_in
 from project.loops import LoopCallback, fit_loop_of
 
 CLOCK_STEPS = 16
@@ -110,4 +110,4 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self.saved_at = self._place(trainer)
         if trainer.is_global_zero:
             for old in checkpoints_in(self.folder)[: -self.keep]:
-                shutil.rmtree(old)
+                remove_directory(old)

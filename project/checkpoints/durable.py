@@ -1,0 +1,192 @@
+"""Writes that a crash, a full disk or a power cut leave done or not done, and never half done."""
+
+import contextlib
+import hashlib
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from project.checkpoints.loading import needs_of
+from project.checkpoints.manifest import (
+    DELETING,
+    FORMAT,
+    MANIFEST,
+    REPLACED,
+    SAVING,
+    STATE,
+    manifest_text,
+    verify,
+)
+
+
+class HashedFile:
+    """What `torch.save` writes to: counts and hashes what goes by. Both let other threads run meanwhile.
+
+    Args:
+        file: Where it goes.
+
+    Attributes:
+        error: What the disk answered, which torch turns into an error of its own.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.bytes = file, 0
+        self._digest = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes and hashes a block."""
+        try:
+            self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self._digest.update(data)
+        self.bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Does nothing: the file is flushed once, when all is written."""
+
+    @property
+    def sha256(self) -> str:
+        """Of all that was written."""
+        return self._digest.hexdigest()
+
+
+def write_directory(checkpoint: dict[str, Any], place: Path) -> None:
+    """Writes a checkpoint directory beside its place and renames it into it.
+
+    One that is there already is found, as `.replaced`, until the new one is in its place.
+
+    Raises:
+        OSError: The disk refused; what was there before is there still, and nothing else.
+    """
+    beside = place.with_name(f".{place.name}{SAVING}")
+    try:
+        make_folder(place.parent)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        _write_content(checkpoint, beside)
+        sync_folder(beside)
+        _move_into_place(beside, place)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def write_state(checkpoint: Any, path: Path) -> HashedFile:
+    """Writes one file with `torch.save`, and waits until it is on the disk."""
+    with synced(path) as file:
+        hashed = HashedFile(file)
+        try:
+            torch.save(checkpoint, hashed)  # type: ignore[arg-type]  # all that it needs of a file
+        except RuntimeError as error:
+            raise (hashed.error or error) from None
+    return hashed
+
+
+@contextmanager
+def synced(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file to be written anew; at the end it is on the disk."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives the path of a file beside another one, which takes its place at the end, if all went well."""
+    make_folder(path.parent)
+    beside = path.with_name(f".{path.name}{SAVING}")
+    try:
+        yield beside
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Removes a checkpoint directory; whatever interrupts this leaves it whole, or nothing that looks like one."""
+    dying = path.with_name(f".{path.name}{DELETING}")
+    shutil.rmtree(dying, ignore_errors=True)
+    path.rename(dying)
+    sync_folder(path.parent)
+    shutil.rmtree(dying)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and those that it is in, to last."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until what a folder lists is on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
+    state = write_state(checkpoint, folder / STATE)
+    manifest = {
+        "format": FORMAT,
+        "epoch": checkpoint.get("epoch"),
+        "step": checkpoint.get("global_step"),
+        "rankzero": checkpoint.get("rankzero", {}),
+        "contents": sorted(map(str, checkpoint)),
+        "needs": _needs(folder / STATE),
+        "files": {STATE: {"bytes": state.bytes, "sha256": state.sha256}},
+    }
+    with synced(folder / MANIFEST) as file:
+        file.write(manifest_text(manifest).encode())
+
+
+def _needs(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        try:
+            return needs_of(file)
+        except pickle.UnpicklingError:  # a number of a thousand digits, say
+            return ["what torch cannot name"]
+
+
+def _move_into_place(beside: Path, place: Path) -> None:
+    replaced = place.with_name(place.name + REPLACED)
+    if place.exists():
+        if replaced.exists():  # of a save that was cut short: the older one goes, unless the newer one is damaged
+            remove_directory(replaced if _is_whole(place) else place)
+        if place.exists():
+            place.rename(replaced)
+    try:
+        beside.rename(place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            replaced.rename(place)
+        raise
+    sync_folder(place.parent)
+    if replaced.exists():
+        with contextlib.suppress(OSError):  # the new one is safe; the old one goes another time
+            remove_directory(replaced)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        verify(checkpoint)
+    except ValueError:
+        return False
+    return True

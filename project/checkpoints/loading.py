@@ -1,0 +1,118 @@
+"""Reads checkpoints that anybody may have written: nothing in them is run, and nothing in them surprises."""
+
+import os
+import re
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from project.checkpoints.manifest import open_plain, open_verified
+from project.errors import RequestError
+
+_END_BYTES = 22
+
+
+def load(path: Path, map_location: Any = "cpu", trusted: bool = False) -> dict[str, Any]:
+    """Reads a checkpoint directory, once it is known to be what was written, or a .ckpt file.
+
+    Args:
+        path: The checkpoint.
+        map_location: Where its tensors go.
+        trusted: Whether it may hold more than tensors and plain types. Reading such a file can run any code.
+
+    Raises:
+        FileNotFoundError: There is none.
+        RequestError: It cannot be read, or only if it is trusted.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no checkpoint at {path}")
+    try:
+        return _load(path, map_location, trusted)
+    except _NeedsTrustError as error:
+        instead = "--trust_checkpoint yes, if you trust whoever wrote it"
+        raise RequestError(f"the checkpoint {path}", str(error), instead) from None
+    except (OSError, ValueError) as error:
+        raise RequestError(f"the checkpoint {path}", str(error), "the path of another checkpoint") from None
+
+
+class _NeedsTrustError(ValueError):
+    """A checkpoint that holds more than tensors and plain types."""
+
+
+def _load(path: Path, map_location: Any, trusted: bool) -> dict[str, Any]:
+    with open_verified(path) if path.is_dir() else open_plain(path) as file:
+        if not trusted:
+            _check_archive(path, file)
+        content = _read(path, file, map_location, trusted)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, where a checkpoint holds a dict")
+    return content
+
+
+def _read(path: Path, file: BinaryIO, map_location: Any, trusted: bool) -> Any:
+    try:
+        return torch.load(file, map_location=map_location, weights_only=not trusted)
+    except Exception as error:  # a hostile file finds any of them
+        names = [] if trusted else _shown_needs(file)
+        if not names:
+            raise ValueError(f"{path} cannot be read: {_brief(error)}") from None
+    raise _NeedsTrustError(
+        f"{path} holds more than tensors and plain types ({', '.join(names)});\n"
+        "such a file can run any code when it is read"
+    )
+
+
+def needs_of(file: BinaryIO) -> list[str]:
+    """The classes and functions that reading a file would call, beside those that are known to be safe.
+
+    Raises:
+        Exception: The file is none that can be read without calling any.
+    """
+    file.seek(0)
+    return sorted(get_unsafe_globals_in_checkpoint(file))
+
+
+def _shown_needs(file: BinaryIO) -> list[str]:
+    try:
+        names = needs_of(file)
+    except Exception:
+        return []
+    shown = [re.sub(r"[^ -~]", "?", name)[:80] for name in names[:8]]
+    return shown + [f"and {len(names) - 8} more"] * (len(names) > 8)
+
+
+def _check_archive(path: Path, file: BinaryIO) -> None:
+    """Refuses what is no zip archive of plain stored entries, and what would unpack to more than it is."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _END_BYTES))
+    # With its end at the very end, every reader finds the same list of entries.
+    ends_well = file.read(4) == b"PK\x05\x06" and file.read()[-2:] == b"\0\0"
+    file.seek(0)
+    if not ends_well or file.read(4) != b"PK\x03\x04":
+        raise ValueError(f"{path} is no checkpoint as torch.save writes it: no zip archive, or only a part of one")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+    except Exception as error:  # zipfile raises many kinds
+        raise ValueError(f"{path} is no whole zip archive: {_brief(error)}") from None
+    names = [entry.filename for entry in entries]
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries):
+        raise ValueError(f"{path} holds compressed entries, which torch.save does not write")
+    if sum(entry.file_size for entry in entries) > size:
+        raise ValueError(f"{path} would unpack to more than it is: its entries overlap")
+    if len(set(names)) < len(names) or any(name.startswith("/") or ".." in name.split("/") for name in names):
+        raise ValueError(f"{path} names entries twice, or outside of itself")
+    file.seek(0)
+
+
+def _brief(error: Exception) -> str:
+    """The first line of an error that says something, without colours."""
+    text = str(error)
+    if match := re.search(r"WeightsUnpickler error: *([^\n]+)", text):
+        text = match[1]
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).strip().splitlines()
+    said = re.sub(r"[^ -~]", "?", lines[0])[:200] if lines else ""
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -1,0 +1,87 @@
+"""A copy of a state as it is at one moment, to be written while the state goes on changing."""
+
+import io
+import pickle
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import UntypedStorage
+from torch.storage import TypedStorage
+
+Pool = dict[tuple[int, bool], list[UntypedStorage]]
+"""Bytes, and whether it is pinned -> memory of that kind."""
+
+
+class Snapshots:
+    """Takes copies of states, each into the memory of the one before: only the last one is good.
+
+    Memory that is there already is written several times as fast as new memory; where a tensor is on a GPU, its copy
+    is in pinned memory.
+    """
+
+    def __init__(self) -> None:
+        self._spare: Pool = {}
+
+    def take(self, state: Any) -> Any:
+        """Copies a state, with its tensors on the CPU; tensors that share memory share it in the copy.
+
+        Like `torch.save`, it goes by what objects say of themselves when they are pickled.
+
+        Raises:
+            Exception: Something in it cannot be pickled, as `torch.save` would find too.
+        """
+        content = io.BytesIO()
+        taking = _Taking(content, self._spare)
+        taking.dump(state)
+        self._spare = taking.used
+        if any(pinned for _, pinned in taking.used):
+            torch.cuda.synchronize()
+        content.seek(0)
+        return _Giving(content, taking.copies).load()
+
+
+class _Taking(pickle.Pickler):
+    """Pickles all but the storages of tensors, which it copies."""
+
+    def __init__(self, content: io.BytesIO, spare: Pool) -> None:
+        super().__init__(content, protocol=pickle.HIGHEST_PROTOCOL)
+        self.copies: list[UntypedStorage] = []
+        self.used: Pool = defaultdict(list)
+        self._spare = spare
+        self._numbers: dict[int, int] = {}
+        self._held: list[UntypedStorage] = []  # so that the address of none is used again meanwhile
+
+    def persistent_id(self, item: Any) -> tuple[int, torch.dtype | None] | None:
+        if isinstance(item, TypedStorage):
+            return self._number(item._untyped_storage), item.dtype
+        return (self._number(item), None) if isinstance(item, UntypedStorage) else None
+
+    def _number(self, storage: UntypedStorage) -> int:
+        if storage._cdata not in self._numbers:
+            self._numbers[storage._cdata] = len(self.copies)
+            self._held.append(storage)
+            self.copies.append(self._copy(storage))
+        return self._numbers[storage._cdata]
+
+    def _copy(self, storage: UntypedStorage) -> UntypedStorage:
+        size, pinned = storage.nbytes(), storage.device.type == "cuda"
+        if spare := self._spare.get((size, pinned)):
+            copy = spare.pop()
+        else:
+            copy = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).untyped_storage()
+        self.used[size, pinned].append(copy)
+        return copy.copy_(storage, non_blocking=pinned)
+
+
+class _Giving(pickle.Unpickler):
+    """Builds the state again, on the copies."""
+
+    def __init__(self, content: io.BytesIO, copies: list[UntypedStorage]) -> None:
+        super().__init__(content)
+        self._copies = copies
+
+    def persistent_load(self, token: tuple[int, torch.dtype | None]) -> Any:
+        number, dtype = token
+        storage = self._copies[number]
+        return storage if dtype is None else TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)

@@ -1,0 +1,131 @@
+"""Saves checkpoints in a process whose system calls fail, or end it, where a test says so.
+
+As a program it is what forks that process, with everything imported: it reads a request a line, and answers with what
+became of it.
+"""
+
+import json
+import mmap
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CALLS = ("openat", "mkdir", "write", "fsync", "rename", "close", "unlinkat", "rmdir")
+"""What a save asks of the system, or nearly: looking at what is there changes nothing."""
+
+STEPS = (1, 2, 2, None, 3)
+"""Saves of a step, the second of which replaces the first of the same step; None: the oldest is removed."""
+
+NEWEST = (None, (1, 0), (2, 1), (2, 2), (2, 2), (3, 4))
+"""Behind so many of them: step and content of the newest checkpoint."""
+
+SIZE = 5_000
+
+
+@dataclass
+class Outcome:
+    """What became of the saves.
+
+    Args:
+        code: How the process ended, negative where a signal ended it.
+        done: For each of `STEPS` whether it was done; those that were not begun, or ended the process, are left out.
+        calls: The system calls that were made, in order, each with the name of the file that it was given open.
+    """
+
+    code: int
+    done: list[bool]
+    calls: list[tuple[str, str]]
+
+
+class Saving:
+    """Has checkpoints saved under strace.
+
+    Args:
+        process: The process that forks.
+    """
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        self.process = process
+
+    def save(self, folder: Path, fault: str | None = None) -> Outcome:
+        """Does what `STEPS` says in a folder; `fault` is as strace's --inject wants it."""
+        self.process.stdin.write(json.dumps([str(folder), fault]) + "\n")
+        self.process.stdin.flush()
+        return Outcome(**json.loads(self.process.stdout.readline()))
+
+
+@contextmanager
+def saving() -> Iterator[Saving]:
+    """Starts the process that forks."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    command = [sys.executable, __file__]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        yield Saving(process)
+        process.stdin.close()
+
+
+def _save_all(folder: Path, note: Callable[[int, bool], None]) -> None:
+    import torch
+
+    from project.checkpoints.directory_io import DirectoryCheckpointIO
+    from project.checkpoints.manifest import checkpoints_in
+
+    plugin = DirectoryCheckpointIO(background=False)
+    for number, step in enumerate(STEPS):
+        try:
+            if step is None:
+                plugin.remove_checkpoint(checkpoints_in(folder)[0])
+            else:
+                weights = {name: torch.full((SIZE,), number) for name in "ab"}
+                plugin.save_checkpoint({"global_step": step, **weights}, folder / f"step-{step:08d}")
+        except OSError:
+            note(number, False)
+        else:
+            note(number, True)
+
+
+def _serve() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # so that nothing is left to import
+        _save_all(Path(folder) / "checkpoints", lambda number, done: None)
+    for line in sys.stdin:
+        folder, fault = json.loads(line)
+        print(json.dumps(_save_under_strace(Path(folder), fault)), flush=True)
+
+
+def _save_under_strace(folder: Path, fault: str | None) -> dict:
+    notes = mmap.mmap(-1, len(STEPS))  # what is noted there is no system call
+    waiting, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(go)
+        os.read(waiting, 1)
+        _save_all(folder, lambda number, done: notes.__setitem__(number, 1 + done))
+        os._exit(0)
+    with tempfile.NamedTemporaryFile("r") as log:
+        command = ["strace", "-f", "-y", "-p", str(pid), "-o", log.name, "-e", f"trace={','.join(CALLS)}"]
+        command += ["-e", f"inject={fault}"] if fault else []
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
+            assert "attached" in strace.stderr.readline()
+            for end in (go, waiting):
+                os.close(end)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            strace.communicate()
+        calls = re.findall(r"^\d+ +(\w+)\((?:\d+<[^>]*?([^>/]*)>)?", log.read(), re.MULTILINE)
+    return {"code": code, "done": [note == 2 for note in _until_zero(notes[:])], "calls": calls}
+
+
+def _until_zero(notes: Sequence[int]) -> list[int]:
+    return list(notes[: notes.index(0)] if 0 in notes else notes)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parent.parent.parent)  # and not this folder, which holds other modules
+    _serve()
