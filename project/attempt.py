@@ -2,11 +2,13 @@
 
 import logging
 import math
+import sys
 import time
 import traceback
 from types import TracebackType
 from typing import Any
 
+import psutil
 from lightning.pytorch import Trainer
 from torch import Tensor
 from typing_extensions import Self
@@ -15,17 +17,21 @@ from project import report
 from project.callbacks.ledger import KeepLedger
 from project.callbacks.stopping import StopSafely
 from project.callbacks.throughput import Throughput
+from project.callbacks.time_limit import MindTheTime
 from project.checkpoints.manifest import newest_valid
+from project.checkpoints.retention import Retention
 from project.checkpoints.saving import Interval, SaveCheckpoints
-from project.errors import CannotStart, RequestError, Stopped, mistake
+from project.environments.allocation import end_of_allocation
+from project.errors import CannotStart, RequestError, Stopped, TakenOverError, mistake
 from project.loops import fit_loop_of
+from project.next_attempt import next_attempt
 from project.resume import Request, agreed, decide
-from project.run_directory import TakenOverError
 from project.sampling.training_batches import Position
 from project.strategies import strategy_of
 from project.team import Team
 from project.tensorboard import CurvesLogger
 from project.trainer import callback_of
+from project.wall_time import WallTime, seconds_of
 from project.world import World
 
 
@@ -102,6 +108,11 @@ class Attempt:
             "finished" if error is None else "stopped" if isinstance(error, Stopped) else "failed"
         )
         report.print_table(summary, self.run, self.world)
+        if isinstance(error, Stopped):
+            config, steps = self.request.config, self.trainer.global_step - self.first_step
+            line = next_attempt(self.run, self.launch, error, config.requeue, config.max_attempts, steps)
+            if line:
+                print(f"rankzero: {line}", file=sys.stderr, flush=True)
 
     def _open_log(self) -> None:
         handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
@@ -137,7 +148,7 @@ class Attempt:
             "launcher": self.launch.launcher,
             "accelerator": self.world.accelerator,
             "backend": self.world.backend if self.world.size > 1 else None,
-            "metrics": {name: _number(value) for name, value in sorted(self.trainer.callback_metrics.items())},
+            "metrics": self._metrics(),
             "samples_per_second": round(self.throughput.samples_per_second, 1),
             "seconds": round(time.perf_counter() - self._started, 3),
             "ledger": self.ledger.statements,
@@ -146,6 +157,9 @@ class Attempt:
             "max_epochs": self.trainer.max_epochs,
             "max_steps": self.trainer.max_steps,
         }
+
+    def _metrics(self) -> dict[str, float | None]:
+        return {name: _number(value) for name, value in sorted(self.trainer.callback_metrics.items())}
 
     def _keep_order(self) -> None:
         """A run that is carried on keeps its order: global batch, seed and data; another one would repeat samples.
@@ -200,15 +214,37 @@ class Attempt:
         saving = None
         if settings.enable_checkpointing is not False:
             every = Interval.read(self.request.config.save_every)
-            saving = SaveCheckpoints(self.run.checkpoints, every, self._record)
+            retention = Retention(self.request.config.keep, self.request.config.keep_best)
+            saving = SaveCheckpoints(
+                self.run.checkpoints, every, self._record, retention, self._cannot_save, self.run.check_still_ours
+            )
             trainer.callbacks.append(saving)  # type: ignore[attr-defined]
+        if self.launch.rank == 0 and (end := self._end_of_time()) is not None:
+            trainer.callbacks.append(MindTheTime(self.lifeline, WallTime(end), saving))  # type: ignore[attr-defined]
         trainer.callbacks.append(StopSafely(self.lifeline, saving))  # type: ignore[attr-defined]
+
+    def _cannot_save(self, what: str) -> None:
+        """Tells a person at once, in the thread that could not write."""
+        stops = self.request.config.save_errors == "stop"
+        print(f"rankzero: {what}; {'stopping' if stops else 'going on'} (--save_errors)", file=sys.stderr, flush=True)
+        self._log.error(what)
+        if stops:
+            self.lifeline.ask_to_stop("a checkpoint that cannot be written")
+
+    def _end_of_time(self) -> float | None:
+        """When this attempt has to be over, by `time.monotonic`: by `--time_limit`, or the scheduler's own."""
+        limit, now = self.request.config.time_limit, time.time()
+        ends = [psutil.Process().create_time() + seconds_of(limit)] if limit else []
+        if (end := end_of_allocation(self.launch)) is not None:
+            ends.append(end)
+        return min(ends) - now + time.monotonic() if ends else None
 
     def _record(self) -> dict[str, Any]:
         return {
             "run": self.run.name,
             "id": self.run.id,
             "attempt": self.run.attempt,
+            "metrics": self._metrics(),
             "config": self.request.config_text,
             "order": self._order(),
         }

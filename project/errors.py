@@ -97,7 +97,7 @@ def mistake(error: BaseException) -> str | None:
     That is: what our own modules raise on purpose (ValueError and OSError), in a loader process too, and what Lightning
     calls a misconfiguration.
     """
-    if isinstance(error, CannotStart) or type(error).__name__ == "MisconfigurationException":
+    if isinstance(error, CannotStart | RunError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, RuntimeError) and str(error).startswith("Error(s) in loading state_dict"):
         return f"the checkpoint does not fit the model: {str(error).splitlines()[1].strip()}"
@@ -111,6 +111,18 @@ def mistake(error: BaseException) -> str | None:
         origin = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
     ours = HOUSE in origin.parents and origin.relative_to(HOUSE).parts[0] in ("data_modules", "lightning_modules")
     return text if ours else None
+
+
+class RunError(RuntimeError):
+    """A run that has begun cannot go on, and the message says why: nobody needs a traceback."""
+
+
+class SaveError(RunError):
+    """What has to be saved cannot be."""
+
+
+class TakenOverError(RunError):
+    """Another attempt at the same run has begun."""
 
 
 class LeftEarlyError(RuntimeError):

@@ -37,6 +37,13 @@ def an_interval(text: str) -> str:
     return text
 
 
+def a_metric(text: str) -> str:
+    """Reads a metric and which way is better: `min:val/loss` or `max:val/accuracy`."""
+    if not re.fullmatch(r"(min|max):\S+", text):
+        raise ValueError("min:NAME or max:NAME, where NAME is a metric that the model logs")
+    return text
+
+
 def a_time_limit(text: str) -> str:
     """Reads how long the run may take, as Slurm's `--time` has it or with a unit.
 
@@ -219,6 +226,16 @@ TRAINING = (
         "epochs (5), steps (200steps) or time (15min) between checkpoints",
         "1",
         default="1",
+    ),
+    Flag("keep", "N", a_count, "checkpoints to keep, the newest (3)", "3", default=3),
+    Flag("keep_best", "METRIC", a_metric, "keep the best one too: min:val/loss, max:val/accuracy", "min:val/loss"),
+    Flag(
+        "save_errors",
+        "HOW",
+        one_of("warn", "stop"),
+        "a checkpoint that cannot be written: warn, or stop the run",
+        "warn",
+        default="warn",
     ),
     Flag(
         "resume",

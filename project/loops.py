@@ -179,8 +179,9 @@ class EpochLoop(_TrainingEpochLoop):
     def is_long(self, batches: int) -> bool:
         """Whether more than a step belongs to the batch of this number within the epoch: a validation, or its end."""
         every, last = self.trainer.val_check_batch, self.trainer.num_training_batches
-        validates = self.trainer.enable_validation and every is not None and every != math.inf
-        return batches >= last or (validates and batches % int(every) == 0)
+        if every is None or every == math.inf or not self.trainer.enable_validation:
+            return batches >= last
+        return batches >= last or batches % int(every) == 0
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Lightning (2.5.2 on) has the ranks agree by a collective, and wait for the device, in every step."""

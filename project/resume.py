@@ -9,8 +9,8 @@ import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
-from project.checkpoints.loading import load
-from project.checkpoints.manifest import checkpoints_in, newest_valid, read_manifest, verify
+from project.checkpoints.loading import load, needs_trust
+from project.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
 from project.environments.launch import Launch
 from project.errors import CannotStart, RequestError
 from project.run_directory import RunDirectory, choose_run, next_free
@@ -79,12 +79,16 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
         if run.exists:
             decision.notes.append(f"the earlier run {run.name} is kept as {run.put_aside()}")
     elif config.resume == "auto":
+        clean(run.checkpoints)
         decision.checkpoint, refused = newest_valid(run.checkpoints)
         decision.notes += [f"passed over: {reason}" for reason in refused]
     else:
         decision.checkpoint = given_checkpoint(config.resume)
     if decision.checkpoint:
-        decision.manifest = described(decision.checkpoint, config.trust_checkpoint == "yes")
+        trusted = config.trust_checkpoint == "yes"
+        decision.manifest = described(decision.checkpoint, trusted)
+        if (names := decision.manifest.get("needs")) and not trusted:
+            raise needs_trust(decision.checkpoint, names)
         if decision.manifest.get("rankzero") is None:
             decision.notes.append(f"{decision.checkpoint} is not ours: the epoch that it ends in begins anew")
     _check_same_training(decision, request)
@@ -158,16 +162,18 @@ def _classes(config: str) -> dict[str, str]:
 
 
 def _go_back(decision: Decision) -> None:
-    """Where a run carries on from an older checkpoint of its own, puts the newer ones aside, so that none is lost."""
+    """Puts aside what a run has beyond the checkpoint that it carries on from: not lost, nor taken for newer."""
     folder = decision.run.checkpoints
-    newer = [path for path in checkpoints_in(folder) if decision.checkpoint and path.name > decision.checkpoint.name]
-    if not decision.checkpoint or decision.checkpoint.parent.resolve() != folder.resolve() or not newer:
+    beyond = checkpoints_in(folder)
+    if decision.checkpoint and decision.checkpoint.parent.resolve() == folder.resolve():
+        beyond = beyond[[path.name for path in beyond].index(decision.checkpoint.name) + 1 :]
+    if not beyond:
         return
     aside = next_free(folder.parent, "checkpoints.before")
     aside.mkdir()
-    for path in newer:
+    for path in beyond:
         path.rename(aside / path.name)
-    decision.notes.append(f"newer checkpoints are kept in {aside}")
+    decision.notes.append(f"checkpoints that are not carried on from are kept in {aside}")
 
 
 def given_checkpoint(text: str) -> Path:

@@ -20,11 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from project.errors import RequestError
-
-
-class TakenOverError(RuntimeError):
-    """Another attempt at the same run has begun."""
+from project.errors import RequestError, TakenOverError
 
 
 @dataclass

@@ -25,12 +25,13 @@ class StopSafely(LoopCallback):
 
         Raises:
             Stopped: On all ranks.
+            SaveError: On all ranks: what they stop with could not be saved.
         """
         reason = self.lifeline.at_safe_point()
         if reason is None or fit_loop_of(trainer).done:
             return
         if self.saving:
-            self.saving.save(trainer, wait=True)
+            self.saving.save_for_good(trainer)
         raise Stopped(reason)
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,14 +33,27 @@ def load(path: Path, map_location: Any = "cpu", trusted: bool = False) -> dict[s
     try:
         return _load(path, map_location, trusted)
     except _NeedsTrustError as error:
-        instead = "--trust_checkpoint yes, if you trust whoever wrote it"
-        raise RequestError(f"the checkpoint {path}", str(error), instead) from None
+        raise needs_trust(path, error.names) from None
     except (OSError, ValueError) as error:
         raise RequestError(f"the checkpoint {path}", str(error), "the path of another checkpoint") from None
 
 
+def needs_trust(path: Path, names: Sequence[str]) -> RequestError:
+    """The error for a checkpoint that holds more than tensors and plain types."""
+    shown = [re.sub(r"[^ -~]", "?", name)[:80] for name in names[:8]]
+    shown += [f"and {len(names) - 8} more"] * (len(names) > 8)
+    return RequestError(
+        f"the checkpoint {path}",
+        f"{path} holds more than tensors and plain types ({', '.join(shown)});\n"
+        "such a file can run any code when it is read",
+        "--trust_checkpoint yes, if you trust whoever wrote it",
+    )
+
+
 class _NeedsTrustError(ValueError):
-    """A checkpoint that holds more than tensors and plain types."""
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names)
+        self.names = names
 
 
 def _load(path: Path, map_location: Any, trusted: bool) -> dict[str, Any]:
@@ -56,13 +70,10 @@ def _read(path: Path, file: BinaryIO, map_location: Any, trusted: bool) -> Any:
     try:
         return torch.load(file, map_location=map_location, weights_only=not trusted)
     except Exception as error:  # a hostile file finds any of them
-        names = [] if trusted else _shown_needs(file)
+        names = [] if trusted else _needs(file)
         if not names:
             raise ValueError(f"{path} cannot be read: {_brief(error)}") from None
-    raise _NeedsTrustError(
-        f"{path} holds more than tensors and plain types ({', '.join(names)});\n"
-        "such a file can run any code when it is read"
-    )
+    raise _NeedsTrustError(names)
 
 
 def needs_of(file: BinaryIO) -> list[str]:
@@ -75,13 +86,11 @@ def needs_of(file: BinaryIO) -> list[str]:
     return sorted(get_unsafe_globals_in_checkpoint(file))
 
 
-def _shown_needs(file: BinaryIO) -> list[str]:
+def _needs(file: BinaryIO) -> list[str]:
     try:
-        names = needs_of(file)
+        return needs_of(file)
     except Exception:
         return []
-    shown = [re.sub(r"[^ -~]", "?", name)[:80] for name in names[:8]]
-    return shown + [f"and {len(names) - 8} more"] * (len(names) > 8)
 
 
 def _check_archive(path: Path, file: BinaryIO) -> None:

@@ -9,9 +9,13 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.checkpoints.durable import remove_directory
-from project.checkpoints.manifest import checkpoints_in
+from project.checkpoints.manifest import checkpoints_in, read_manifest
+from project.checkpoints.retention import Retention
+from project.errors import SaveError
 from project.loops import LoopCallback, fit_loop_of
 
 CLOCK_STEPS = 16
@@ -43,21 +47,44 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     """Saves at an interval, and at the end; keeps the newest few. All ranks must have it.
 
     It saves when nothing is half done. What falls due at an epoch's last step is saved at the epoch's end, which
-    follows at once.
+    follows at once. Rank zero writes in the background, and deletes an older checkpoint only behind a newer one.
 
     Args:
         folder: Where the checkpoints go.
         every: The interval.
         record: Returns what a checkpoint says of the run beside its state: plain types, free of ranks.
-        keep: How many checkpoints are kept; an older one is deleted only after a newer one is written.
+        retention: Which are kept.
+        on_error: Called at once, in another thread, with what a person is told where a checkpoint cannot be written.
+        before: Called on rank zero before each save; may raise.
+
+    Attributes:
+        last_seconds: How long the last save took until it was on the disk; None before the first.
+        error: What is wrong with the newest save; None where it is well.
     """
 
-    def __init__(self, folder: Path, every: Interval, record: Callable[[], dict[str, Any]], keep: int = 3) -> None:
-        self.folder, self.every, self.record, self.keep = folder, every, record, keep
+    def __init__(
+        self,
+        folder: Path,
+        every: Interval,
+        record: Callable[[], dict[str, Any]],
+        retention: Retention | None = None,
+        on_error: Callable[[str], None] = lambda text: None,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.folder, self.every, self.record = folder, every, record
+        self.retention, self.on_error, self.before = retention or Retention(), on_error, before
+        self.last_seconds: float | None = None
+        self.error: str | None = None
         self.saved_at: Any = None
         self.seen = 0
         self.looked_at_clock = 0.0
-        self._due = False
+        self._due = self._warned = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        io = trainer.strategy.checkpoint_io
+        assert isinstance(io, DirectoryCheckpointIO)
+        io.background, io.on_committed, io.on_error = True, self._keep_house, self._tell
+        self._io = io
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.seen = trainer.global_step
@@ -78,7 +105,42 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All ranks must call."""
+        self.save_for_good(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rankzero"] = self.record()
+
+    def save(self, trainer: Trainer) -> None:
+        """Saves, unless this very place is saved. All ranks must call."""
+        self._due, self.looked_at_clock = False, time.monotonic()
+        if self._place(trainer) == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if trainer.is_global_zero:
+            self.before()
+        for logger in trainer.loggers:  # what the checkpoint comes behind is to be on the disk before it
+            logger.save()
+        trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
+        self.saved_at = self._place(trainer)
+
+    def save_for_good(self, trainer: Trainer) -> None:
+        """Saves, and waits until it is on the disk; what could not be written is tried once more. All ranks must call.
+
+        Raises:
+            SaveError: On all ranks.
+        """
         self.save(trainer)
+        if self._newest_error(trainer):
+            self.saved_at = None
+            self.save(trainer)
+            if error := self._newest_error(trainer):
+                raise SaveError(error)
+
+    def _newest_error(self, trainer: Trainer) -> str | None:
+        """What is wrong with the newest save, once it is done. All ranks must call."""
+        self._io.wait()
+        error: str | None = trainer.strategy.broadcast(self.error)
+        return error
 
     def _falls_due(self, trainer: Trainer) -> bool:
         """Whether the last step passed an interval. All ranks must call."""
@@ -91,23 +153,26 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         due: bool = trainer.strategy.broadcast(time.monotonic() - self.looked_at_clock >= self.every.seconds)
         return due
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rankzero"] = self.record()
-
     @staticmethod
     def _place(trainer: Trainer) -> tuple[int, Any]:
         """How far the run has come; an epoch's end is further than its last step."""
         return trainer.global_step, fit_loop_of(trainer).place
 
-    def save(self, trainer: Trainer, wait: bool = False) -> None:
-        step = trainer.global_step
-        self._due, self.looked_at_clock = False, time.monotonic()
-        if self._place(trainer) == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        for logger in trainer.loggers:  # what the checkpoint comes behind is to be on the disk before it
-            logger.save()
-        trainer.save_checkpoint(self.folder / f"step-{step:08d}")
-        self.saved_at = self._place(trainer)
-        if trainer.is_global_zero:
-            for old in checkpoints_in(self.folder)[: -self.keep]:
-                remove_directory(old)
+    def _keep_house(self, saved: Path) -> None:
+        """Behind a save, in the thread that wrote it."""
+        self.last_seconds, self.error = self._io.last_seconds, None
+        for path in self.retention.surplus(self.folder):
+            remove_directory(path)
+        if (needs := read_manifest(saved)["needs"]) and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"rankzero: the checkpoints of this run hold more than tensors and plain types ({', '.join(needs)}), "
+                "and are read only with --trust_checkpoint yes. Keep such things out of state_dict and "
+                "on_save_checkpoint, or start with that flag"
+            )
+
+    def _tell(self, place: Path, error: Exception) -> None:
+        """In the thread that could not write."""
+        self.error = f"{place.name} could not be saved: {error}"
+        kept = checkpoints_in(self.folder)
+        self.on_error(f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}")

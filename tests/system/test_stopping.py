@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from project.checkpoints.directory_io import newest_valid
+from project.checkpoints.manifest import newest_valid
 from system.forks import Forks
 from system.test_exactly_once import CLASSES, keep_what_was_saved, learned, noted, same, scalars, summary
 
