@@ -48,7 +48,7 @@ def build_trainer(
     Raises:
         RequestError: `--trainer.strategy` is one that cannot keep the run's promises.
     """
-    checkpoint_io = DirectoryCheckpointIO(trusted, background=False)
+    checkpoint_io = DirectoryCheckpointIO(trusted)
     arguments = {
         **arguments,
         "accelerator": world.accelerator,

@@ -101,7 +101,8 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """All ranks must call."""
-        if self._due or fit_loop_of(trainer).epoch_loop.done:
+        loop = fit_loop_of(trainer).epoch_loop
+        if self._due or (loop.done and not loop.is_complete):  # the run ends in mid-epoch
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

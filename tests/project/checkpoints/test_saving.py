@@ -2,6 +2,7 @@ import pytest
 
 from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.checkpoints.manifest import checkpoints_in
+from project.checkpoints.retention import Retention
 from project.checkpoints.saving import Interval, SaveCheckpoints
 from running import train_here
 
@@ -22,9 +23,9 @@ def test_intervals(text, interval):
 
 
 def steps_saved(folder, every, keep=100, **options):
-    saving = SaveCheckpoints(folder, every, lambda: {"run": "x"}, keep)
+    saving = SaveCheckpoints(folder, every, lambda: {"run": "x"}, Retention(keep))
     limits = {"limit_train_batches": 7, "limit_val_batches": 0, "enable_checkpointing": True}
-    train_here(saving, loops=True, plugins=[DirectoryCheckpointIO(background=False)], **limits, **options)
+    train_here(saving, loops=True, plugins=[DirectoryCheckpointIO()], **limits, **options)
     return [int(path.name.removeprefix("step-")) for path in checkpoints_in(folder)]
 
 
