@@ -5,6 +5,7 @@ import math
 import sys
 import time
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -153,10 +154,14 @@ class Attempt:
             "seconds": round(time.perf_counter() - self._started, 3),
             "ledger": self.ledger.statements,
             "attempts": self.run.attempt,
-            "checkpoint": str(saved.relative_to(self.run.path)) if saved else None,
+            "checkpoint": self._within_run(saved),
+            "best": self._within_run(Retention(best=self.request.config.keep_best).best_in(self.run.checkpoints)),
             "max_epochs": self.trainer.max_epochs,
             "max_steps": self.trainer.max_steps,
         }
+
+    def _within_run(self, checkpoint: Path | None) -> str | None:
+        return str(checkpoint.relative_to(self.run.path)) if checkpoint else None
 
     def _metrics(self) -> dict[str, float | None]:
         return {name: _number(value) for name, value in sorted(self.trainer.callback_metrics.items())}
@@ -219,8 +224,8 @@ class Attempt:
                 self.run.checkpoints, every, self._record, retention, self._cannot_save, self.run.check_still_ours
             )
             trainer.callbacks.append(saving)  # type: ignore[attr-defined]
-        if self.launch.rank == 0 and (end := self._end_of_time()) is not None:
-            trainer.callbacks.append(MindTheTime(self.lifeline, WallTime(end), saving))  # type: ignore[attr-defined]
+        wall_time = WallTime(self._end_of_time() if self.launch.rank == 0 else math.inf)
+        trainer.callbacks.append(MindTheTime(self.lifeline, wall_time, saving))  # type: ignore[attr-defined]
         trainer.callbacks.append(StopSafely(self.lifeline, saving))  # type: ignore[attr-defined]
 
     def _cannot_save(self, what: str) -> None:
@@ -231,13 +236,12 @@ class Attempt:
         if stops:
             self.lifeline.ask_to_stop("a checkpoint that cannot be written")
 
-    def _end_of_time(self) -> float | None:
+    def _end_of_time(self) -> float:
         """When this attempt has to be over, by `time.monotonic`: by `--time_limit`, or the scheduler's own."""
-        limit, now = self.request.config.time_limit, time.time()
-        ends = [psutil.Process().create_time() + seconds_of(limit)] if limit else []
-        if (end := end_of_allocation(self.launch)) is not None:
-            ends.append(end)
-        return min(ends) - now + time.monotonic() if ends else None
+        limit, ends = self.request.config.time_limit, [end_of_allocation(self.launch) or math.inf]
+        if limit:
+            ends.append(psutil.Process().create_time() + seconds_of(limit))
+        return min(ends) - time.time() + time.monotonic()
 
     def _record(self) -> dict[str, Any]:
         return {

@@ -114,7 +114,11 @@ def as_before():
 
 
 def train_here(
-    *callbacks: Callback, model: LightningModule | None = None, loops: bool = False, **settings: Any
+    *callbacks: Callback,
+    model: LightningModule | None = None,
+    loops: bool = False,
+    resume: Path | None = None,
+    **settings: Any,
 ) -> None:
     """Trains a model of Lightning's, with Lightning's Trainer, but for the callbacks and, if need be, our loops."""
     from project.loops import install
@@ -132,7 +136,7 @@ def train_here(
         )
         if loops:
             install(trainer, Sharding())
-        trainer.fit(model or BoringModel())
+        trainer.fit(model or BoringModel(), ckpt_path=resume)
 
 
 def fit_here(*arguments: str, launch: Launch | None = None) -> int:

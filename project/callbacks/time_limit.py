@@ -6,18 +6,18 @@ import time
 from lightning.pytorch import Trainer
 
 from project.checkpoints.saving import SaveCheckpoints
-from project.errors import TIME_IS_UP
+from project.errors import TIME_IS_UP, Stopped
 from project.lifeline import Lifeline
 from project.loops import LoopCallback, fit_loop_of
 from project.wall_time import WallTime
 
 
 class MindTheTime(LoopCallback):
-    """Measures steps, validations and saves, and has all ranks stop in time. Rank zero has it, behind what saves.
+    """Measures steps, validations and saves, and has all ranks stop in time. All ranks must have it, behind what saves.
 
     Args:
         lifeline: Through which all are asked to stop.
-        wall_time: What is left.
+        wall_time: What is left; rank zero's counts.
         saving: What saves; None where checkpoints are not wanted.
     """
 
@@ -25,6 +25,15 @@ class MindTheTime(LoopCallback):
         self.lifeline, self.wall_time, self.saving = lifeline, wall_time, saving
         self._since = time.monotonic()
         self._plain_seconds = 0.0
+
+    def on_ready(self, trainer: Trainer) -> None:
+        """All ranks must call.
+
+        Raises:
+            Stopped: On all ranks, where there is no time to begin.
+        """
+        if trainer.strategy.broadcast(self.wall_time.is_over([False])):
+            raise Stopped(TIME_IS_UP)
 
     def on_step_done(self, trainer: Trainer) -> None:
         loop = fit_loop_of(trainer).epoch_loop

@@ -4,12 +4,15 @@ import json
 import random
 import shutil
 import signal
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from project.checkpoints.manifest import newest_valid
+from project.checkpoints.manifest import checkpoints_in, newest_valid
+from running import require
 from system.forks import Forks
 from system.test_exactly_once import CLASSES, keep_what_was_saved, learned, noted, same, scalars, summary
 
@@ -159,8 +162,6 @@ class Fault(Callback):
 )
 def test_one_rank_fails_and_all_end(forks: Forks, mine, where, rank, says):
     """The cause is told once, with rank and host; every rank that can leaves its traceback in its log."""
-    import socket
-
     (mine / "faults.py").write_text(FAULTS)
     arguments = ("--trainer.callbacks", "faults.Fault", "--trainer.callbacks.where", where, "--trainer.callbacks.rank")
     codes = forks.fit(*CLASSES, *arguments, f"{rank}", "--epochs", "9", "--run", "x", folder=mine, world=3, code=None)
@@ -235,3 +236,79 @@ def test_a_step_costs_no_collective_more_than_bare_ddp(forks: Forks, mine):
     for rank in (0, 1):
         found = json.loads((mine / f"collectives-{rank}.json").read_text())
         assert found["ours"] == found["bare"] == {"c10d::allreduce_": 20}
+
+
+def test_the_time_that_there_is(forks: Forks, mine):
+    """Ten seconds are the margin, five are taken for a save that has not been measured."""
+    arguments = (*CLASSES, *LONG, "--data.count", "320", "--global_batch_size", "16", "--run", "x")
+    forks.fit(*arguments, "--epochs", "100000", "--time_limit", "17s", folder=mine, world=2, code=75)
+    stopped = summary(mine, "x")
+    assert stopped["status"] == "stopped" and stopped["steps"] > 0 and stopped["seconds"] < 17
+    forks.fit(*arguments, "--epochs", "100000", "--time_limit", "5s", folder=mine, world=2, code=75)
+    said = forks.said(mine)[0]
+    assert said.count("the end of the time that there is: stopping") == 1
+    assert "not requeued: the time that there is is not enough for a single step" in said
+    assert summary(mine, "x")["steps"] == stopped["steps"]
+
+
+def test_the_best_is_kept_beside_the_newest(forks: Forks, mine):
+    arguments = (*CLASSES, "--data.count", "64", "--epochs", "6", "--run", "x", "--keep", "1")
+    forks.fit(*arguments, "--keep_best", "max:val_loss", folder=mine)
+    kept = checkpoints_in(mine / "runs/x/checkpoints")
+    assert [path.name for path in kept] == ["step-00000004", "step-00000024"]  # it only gets better
+    assert summary(mine, "x")["best"] == "checkpoints/step-00000004"
+
+
+@pytest.fixture
+def small_disk(mine):
+    """A disk of half a megabyte."""
+    require("strace")  # and root
+    disk = mine / "runs"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+FILL = """
+from lightning.pytorch import Callback
+
+class Fill(Callback):
+    def __init__(self, empties: int):
+        self.empties = empties
+
+    def on_train_epoch_start(self, trainer, module):
+        if trainer.global_rank == 0 and trainer.current_epoch == 2:
+            with open("runs/filling", "wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(bytes(1024))
+                except OSError:
+                    pass
+        if trainer.global_rank == 0 and trainer.current_epoch == self.empties:
+            import os
+            os.remove("runs/filling")
+"""
+
+
+@pytest.mark.parametrize(
+    ("empties", "how", "code"), [(4, "warn", 0), (9, "warn", 1), (9, "stop", 1)], ids=["room again", "full", "stops"]
+)
+def test_a_full_disk(forks: Forks, mine, small_disk, empties, how, code):
+    (mine / "fill.py").write_text(FILL)
+    filling = ("--trainer.callbacks", "fill.Fill", "--trainer.callbacks.empties", f"{empties}", "--save_errors", how)
+    arguments = (*CLASSES, "--data.count", "64", "--epochs", "6", "--run", "x")
+    forks.fit(*arguments, *filling, folder=mine, world=2, code=code)
+    said = forks.said(mine)[0]
+    assert "could not be saved: [Errno 28] No space left on device" in said and "Traceback" not in said
+    assert "the newest checkpoint is runs/x/checkpoints/step-0000000" in said
+    newest, refused = newest_valid(small_disk / "x/checkpoints")
+    assert newest and not refused
+    assert {path.name for path in newest.parent.iterdir()} == {path.name for path in checkpoints_in(newest.parent)}
+    if code == 0:
+        assert newest.name == "step-00000012" and summary(mine, "x")["status"] == "finished"
+        return
+    (small_disk / "filling").unlink()
+    forks.fit(*arguments, folder=mine, world=2)
+    forks.fit(*arguments, "--run", "whole", folder=mine, world=2)
+    assert same(learned(small_disk / "x"), learned(small_disk / "whole"))

@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pytest
+
+from project import next_attempt as module
+from project.environments.launch import Launch
+from project.environments.requeue import Outcome, Requeue
+from project.errors import TIME_IS_UP, Stopped
+from project.next_attempt import next_attempt
+from project.run_directory import RunDirectory
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Stands in for the scheduler, which tests/system/test_slurm_stops.py asks in earnest."""
+    calls = []
+
+    def requeue(launch, run):
+        calls.append(run)
+        return Outcome(Requeue.REFUSED, "  asked  a requeue") if run == "refused" else Outcome(Requeue.DONE, "requeued")
+
+    monkeypatch.setattr(module, "requeue", requeue)
+    return calls
+
+
+def ask(run="x", attempt=1, reason="SIGTERM", how="auto", most=100, steps=5):
+    return next_attempt(RunDirectory(Path(run), attempt=attempt), Launch(), Stopped(reason), how, most, steps)
+
+
+def test_the_scheduler_is_asked(asked):
+    assert ask() == "requeued" and ask(steps=0) == "requeued" and asked == ["x", "x"]
+
+
+def test_a_refusal_is_told(asked):
+    assert ask("refused") == "not requeued\n  asked  a requeue"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"how": "never"}, ""),
+        ({"attempt": 3, "most": 3}, "not requeued: this was attempt 3, and --max_attempts is 3"),
+        ({"reason": TIME_IS_UP, "steps": 0}, "not requeued: the time that there is is not enough for a single step"),
+    ],
+)
+def test_what_would_not_help_or_is_not_wanted_is_not_asked_for(asked, settings, says):
+    assert ask(**settings) == says and not asked
