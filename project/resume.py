@@ -51,6 +51,11 @@ class Decision:
     notes: list[str] = field(default_factory=list)
     already_finished: bool = False
 
+    @property
+    def step(self) -> int:
+        """The optimiser steps that were taken before."""
+        return int(self.manifest.get("step") or 0)
+
 
 def agreed(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
     """Rank zero decides, all follow; where it finds that it cannot, all raise. All ranks must call."""
