@@ -30,7 +30,7 @@ types: install                    ## mypy --strict
 
 check: lint types test            ## everything that CI runs
 
-soak: install                    ## campaigns: a kill behind every step of an epoch, on one and on two processes
+soak: install                    ## campaigns: stops, kills and faults at every place, on a real Slurm too (as root)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
 
 starts: install                   ## starts and ends, counted: 100 under torchrun, 50 under srun (as root)

@@ -3,6 +3,7 @@
 As a program it is that process: it reads a request a line, and answers with the exit code of every rank.
 """
 
+import importlib
 import json
 import os
 import socket
@@ -31,17 +32,20 @@ class Forks:
         world: int = 1,
         code: int | None = 0,
         signals: Sequence[tuple[float, int, int]] = (),
+        script: str = "fit",
     ) -> list[int]:
         """Runs `python launch/fit.py`; returns the exit code of each rank, negative where a signal ended it.
 
         Args:
             arguments: The command line.
+            script: What is run in place of `fit`.
             folder: Where.
             world: How many ranks.
             code: What each has to leave with; None where any will do.
             signals: After how many seconds which rank gets which signal.
         """
-        request = {"arguments": arguments, "folder": str(folder), "world": world, "signals": sorted(signals)}
+        request = {"script": script, "arguments": arguments, "folder": str(folder), "world": world}
+        request["signals"] = sorted(signals)
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         codes = json.loads(self.process.stdout.readline())
@@ -71,15 +75,13 @@ def _serve() -> None:
     import tensorboard.compat.proto  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
 
-    import project.cli  # noqa: F401
-    from running import command_of
+    import project.evaluation  # noqa: F401
 
-    fit = command_of("fit")
     for line in sys.stdin:
         request = json.loads(line)
         port = _free_port()
         ranks = [
-            _fork(fit, request["arguments"], Path(request["folder"]), rank, request["world"], port)
+            _fork(request["script"], request["arguments"], Path(request["folder"]), rank, request["world"], port)
             for rank in range(request["world"])
         ]
         begun = time.monotonic()
@@ -90,7 +92,7 @@ def _serve() -> None:
         print(json.dumps([codes[pid] for pid in ranks]), flush=True)
 
 
-def _fork(fit: object, arguments: Sequence[str], folder: Path, rank: int, world: int, port: int) -> int:
+def _fork(script_name: str, arguments: Sequence[str], folder: Path, rank: int, world: int, port: int) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -105,11 +107,14 @@ def _fork(fit: object, arguments: Sequence[str], folder: Path, rank: int, world:
             place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
             place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in place.items()})
-        sys.argv = ["fit.py", *arguments]
-        from project.cli import fit as work
         from project.start import start
+        from running import command_of, script
 
-        code = start(fit, work)
+        sys.argv = [script(script_name), *arguments]
+        work = importlib.import_module({"fit": "project.cli", "evaluate": "project.evaluation"}[script_name])
+        code = start(command_of(script_name), getattr(work, script_name))
+    except SystemExit as leaving:  # what only prints
+        code = int(leaving.code or 0)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
