@@ -16,7 +16,6 @@ from project.errors import Exit, LeftEarlyError, RequestError, Stopped, saying_w
 from project.parser import RankzeroParser, reader
 from project.quiet import quieten
 from project.sampling.sharding import Sharding
-from project.sampling.workers import end_workers
 from project.signals import SIGNALS
 from project.team import Team
 from project.trainer import build_trainer
@@ -64,8 +63,6 @@ def fit(flags: Flags, meeting: Meeting) -> int:
             return Exit.STOPPED
         except (SystemExit, KeyboardInterrupt) as error:
             raise LeftEarlyError(f"the code that was trained called for an end: {error!r}") from error
-        finally:
-            end_workers()
         return Exit.FINISHED
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from project.environments import network
+from project.environments.hall import where_to_listen
 from project.environments.launch import Launch
 from project.environments.members import Member
 from project.environments.speaker import claims
@@ -29,6 +30,7 @@ TEARDOWN_SECONDS = 10.0
 """And so long to leave once they have."""
 
 ANSWER_SECONDS = 3.0
+CONNECT_SECONDS = 30.0
 
 
 class Lifeline:
@@ -38,12 +40,19 @@ class Lifeline:
         launch: Where this process stands.
         members: All processes, by rank.
         exchange: Every rank gives a value, all get all of them.
+        interface: `--interface`, whose address alone is listened on.
 
     Attributes:
         last_words: Called, in another thread, before this process is ended from there.
     """
 
-    def __init__(self, launch: Launch, members: Sequence[Member], exchange: Callable[[Any], list[Any]]) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        members: Sequence[Member],
+        exchange: Callable[[Any], list[Any]],
+        interface: str | None = None,
+    ) -> None:
         self.launch, self.members, self.rank = launch, members, launch.rank or 0
         self.last_words: Callable[[str], None] = lambda cause: None
         self._safe_points = -1
@@ -57,18 +66,19 @@ class Lifeline:
         self._guard: subprocess.Popen[bytes] | None = None
         self._lines: Lines | None = None
         if launch.world_size > 1:
-            self._join(exchange)
+            self._join(exchange, interface)
 
-    def _join(self, exchange: Callable[[Any], list[Any]]) -> None:
+    def _join(self, exchange: Callable[[Any], list[Any]], interface: str | None) -> None:
         one_machine, where = self.launch.num_nodes == 1, None
         self._watched = one_machine and self.launch.launcher == "local"
         if self.rank == 0:
-            listening = network.listen("127.0.0.1" if one_machine else "", 0)
+            listening = network.listen("127.0.0.1" if one_machine else self._address_to_listen_at(interface), 0)
             self._hub = Hub(listening, self.members, quiet=self._watched)
-            where = (listening.getsockname()[1], self._hub.word)
-        port, self._word = exchange(where)[0]
-        address = "127.0.0.1" if one_machine or self.rank == 0 else network.resolve(self.launch.address)[0]
-        connection = socket.create_connection((address, port), timeout=30)
+            where = (*listening.getsockname()[:2], self._hub.word)
+        ip, port, self._word = exchange(where)[0]
+        if ip in ("0.0.0.0", "::"):  # what it is called may differ from machine to machine
+            ip = "127.0.0.1" if self.rank == 0 else network.resolve(self.launch.address)[0]
+        connection = socket.create_connection((ip, port), timeout=CONNECT_SECONDS)
         keep_alive(connection)
         self._lines = Lines(connection)
         self._lines.send({"rank": self.rank, "word": self._word})
@@ -76,6 +86,10 @@ class Lifeline:
         if here[0].rank == self.rank:
             self._guard = start_guard(here[0].host, [(member.rank or 0, member.pid) for member in here])
         threading.Thread(target=self._listen, args=(self._lines,), name="lifeline", daemon=True).start()
+
+    def _address_to_listen_at(self, interface: str | None) -> str:
+        own = [ip for ip in network.resolve(self.launch.address) if network.is_mine(ip)]
+        return where_to_listen(self.launch, own, interface)
 
     # Stopping together
 

@@ -20,6 +20,7 @@ from project.environments.speaker import leave_after_the_speaker, speaks_for_all
 from project.errors import HOUSE, CannotStart, Exit, RequestError, Stopped, is_told, lost_contact, mistake
 from project.explain import explain
 from project.request import asked_of, check_shape, processes_to_start
+from project.sampling.workers import end_workers
 from project.signals import SIGNALS
 
 LOST_CONTACT_SECONDS = 1.0
@@ -64,6 +65,8 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
         return refuse(error, launch)
     except Exception as error:
         return tell(error, launch or Launch())
+    finally:
+        end_workers()
 
 
 def meet(launch: Launch, flags: Flags) -> Meeting:

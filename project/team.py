@@ -62,7 +62,7 @@ class Team:
         self._exchanges = 0
         self._serves = meeting.listening is not None
         if self.launch.world_size == 1:
-            self.lifeline = Lifeline(self.launch, self.members, self.exchange)
+            self.lifeline = Lifeline(self.launch, self.members, self.exchange, flags.get("interface"))
             return
         self._store = self._server(meeting.ip, meeting.listening) if meeting.listening else self._client(meeting.ip)
         if self.launch.agent_store:
@@ -72,7 +72,7 @@ class Team:
             everybody = [Member(**member) for member in self.exchange(vars(me))]
             self.launch, self.members = completed(self.launch, me, everybody)
             check_shape(flags, self.launch)
-        self.lifeline = Lifeline(self.launch, self.members, self.exchange)
+        self.lifeline = Lifeline(self.launch, self.members, self.exchange, flags.get("interface"))
         self.interface = network.use_interface(flags.get("interface"), self._interface())
 
     def _server(self, ip: str, listening: Any) -> Store:

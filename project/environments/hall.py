@@ -147,7 +147,7 @@ def open_hall(launch: Launch, interface: str | None) -> socket.socket | None:
     ips = network.resolve(launch.address)
     own = [ip for ip in ips if network.is_mine(ip)]
     try:
-        listening = network.listen(_where_to_listen(launch, own, interface), launch.port)
+        listening = network.listen(where_to_listen(launch, own, interface), launch.port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return None
@@ -166,7 +166,7 @@ def open_hall(launch: Launch, interface: str | None) -> socket.socket | None:
     return listening
 
 
-def _where_to_listen(launch: Launch, own: Sequence[str], interface: str | None) -> str:
+def where_to_listen(launch: Launch, own: Sequence[str], interface: str | None) -> str:
     """The address to listen on; all of them (`""`) where the one that the others use cannot be known."""
     interface = interface or network.interface_by_variable()
     if interface:

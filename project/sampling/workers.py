@@ -41,7 +41,9 @@ def held_signals() -> Iterator[None]:
 
 
 def end_workers() -> None:
-    """Ends those that are left: being deaf they would not leave at Python's own SIGTERM, for which it then waits."""
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.kill()
+    """Ends those that are left, as the last thing: being deaf they would not leave at Python's own SIGTERM."""
+    left = [child for child in multiprocessing.active_children() if child.daemon]
+    if left:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler takes it for an error
+    for child in left:
+        child.kill()

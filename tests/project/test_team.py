@@ -28,7 +28,9 @@ def teams(monkeypatch):
         return Team(call_roll(replace(whole, rank=rank, local_rank=rank), 10), FLAGS)
 
     with ThreadPoolExecutor(3) as pool:
-        yield list(pool.map(make, range(3)))
+        made = list(pool.map(make, range(3)))
+        yield made
+        list(pool.map(lambda member: member.lifeline.leave(), made))
 
 
 def each(teams, work):

@@ -1,0 +1,180 @@
+"""A rank, a machine or its network is lost under real launchers: nobody is left, and the next start carries on."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from project.checkpoints.manifest import checkpoints_in
+from running import BIN, require, run, script
+from system import pbs
+from system.hosts import HOSTS, Hosts, end, ip
+from system.slurm import wait_until
+from system.test_exactly_once import CLASSES, learned, same
+
+PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
+
+TRAIN = (
+    *CLASSES,
+    "--model.pause",
+    "0.02",
+    "--data.count",
+    "320",
+    "--global_batch_size",
+    "16",
+    "--save_every",
+    "5steps",
+)
+
+pytestmark = pytest.mark.xdist_group("hosts")
+
+
+@pytest.fixture
+def mine(tmp_path):
+    shutil.copy(Path(__file__).parent / "recording.py", tmp_path)
+    return tmp_path
+
+
+def ranks_in(folder: Path) -> list[psutil.Process]:
+    """The processes that train in a folder, in the order in which they were started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            trains = words[1:2] == [script("fit")] or words[1:3] == ["-u", script("fit")]
+            if process.cwd() == str(folder) and trains and "python" in Path(words[0]).name:
+                found.append(process)
+        except (psutil.Error, IndexError):
+            continue
+    return sorted(found, key=lambda process: process.pid)
+
+
+def saved(folder: Path) -> bool:
+    return len(checkpoints_in(folder / "runs/x/checkpoints")) > 1
+
+
+def same_as_undisturbed(folder: Path, world: int) -> None:
+    run(PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "whole", "--devices", f"{world}", folder=folder)
+    assert same(learned(folder / "runs/x"), learned(folder / "runs/whole"))
+
+
+def test_torchrun_starts_all_again_when_a_worker_is_killed(mine):
+    command = (TORCHRUN, "--max-restarts", "3", "--nproc-per-node", "2", script("fit"), *TRAIN)
+    with (mine / "out").open("w") as out:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        arguments = [*command, "--epochs", "4", "--run_name", "x"]
+        process = subprocess.Popen(arguments, cwd=mine, stdout=out, stderr=out, env=environment)
+        wait_until(lambda: saved(mine), "a checkpoint", seconds=60)
+        ranks_in(mine)[-1].kill()
+        assert process.wait(100) == 0, (mine / "out").read_text()
+    assert not ranks_in(mine)
+    assert json.loads((mine / "runs/x/summary.json").read_text())["attempts"] == 2
+    same_as_undisturbed(mine, 2)
+
+
+def test_a_stop_under_torchrun_stays_one(mine):
+    command = (TORCHRUN, "--max-restarts", "1", "--nproc-per-node", "2", script("fit"), *TRAIN)
+    with (mine / "out").open("w") as out:
+        process = subprocess.Popen([*command, "--epochs", "900", "--run_name", "x"], cwd=mine, stdout=out, stderr=out)
+        wait_until(lambda: saved(mine), "a checkpoint", seconds=60)
+        ranks_in(mine)[-1].send_signal(signal.SIGUSR1)
+        assert process.wait(60) == 1
+    summary = json.loads((mine / "runs/x/summary.json").read_text())
+    assert (summary["status"], summary["attempts"]) == ("stopped", 1)
+    assert "asked to stop; it stays stopped" in (mine / "out").read_text()
+
+
+@pytest.mark.parametrize("part", ["openmpi", "mpich"])
+def test_mpirun_leaves_nobody_when_a_rank_is_killed(mine, part):
+    require(part)
+    words = {
+        "openmpi": ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"),
+        "mpich": ("mpiexec.hydra", "-np", "2"),
+    }[part]
+    command = (*words, PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "x")
+    with (mine / "out").open("w") as out:
+        process = subprocess.Popen(command, cwd=mine, stdout=out, stderr=out)
+        wait_until(lambda: saved(mine), "a checkpoint", seconds=60)
+        ranks_in(mine)[-1].kill()
+        assert process.wait(40) != 0
+    wait_until(lambda: not ranks_in(mine), "the end of all ranks", seconds=20)
+    run(*command, folder=mine)
+    same_as_undisturbed(mine, 2)
+
+
+def starts_on_both(hosts: Hosts, folder: Path) -> dict[str, "subprocess.Popen[bytes]"]:
+    started = {}
+    for rank, host in enumerate(HOSTS):
+        place = {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        place |= {"MASTER_ADDR": "rz1", "MASTER_PORT": "29520", "OMP_NUM_THREADS": "1"}
+        command = (PYTHON, script("fit"), *TRAIN, "--epochs", "900", "--run", "x")
+        started[host] = hosts.start(host, *command, folder=folder, log=folder / f"{host}.log", environment=place)
+    wait_until(lambda: saved(folder), "a checkpoint", seconds=60)
+    return started
+
+
+LINKS = (("rz1", HOSTS["rz2"], "to-rz2"), ("rz2", HOSTS["rz1"], "to-rz1"))
+
+
+@pytest.mark.parametrize("how", ["a network that swallows packets", "SIGSTOP"])
+def test_two_machines_that_lose_one_another(hosts, mine, how):
+    started = starts_on_both(hosts, mine)
+    try:
+        if how == "SIGSTOP":
+            ranks_in(mine)[-1].send_signal(signal.SIGSTOP)
+            codes, says = {"rz1": 1, "rz2": -signal.SIGKILL}, "was stopped (SIGSTOP)"
+        else:
+            for host, other, link in (("rz1", "10.93.0.2", "to-rz2"), ("rz2", "10.93.0.1", "to-rz1")):
+                ip(
+                    "-n",
+                    host,
+                    "neigh",
+                    "replace",
+                    other,
+                    "lladdr",
+                    "02:00:00:00:00:99",
+                    "dev",
+                    link,
+                    "nud",
+                    "permanent",
+                )
+            codes, says = {"rz1": 1, "rz2": 1}, "is gone (Connection timed out); ending all"
+        assert {host: process.wait(30) for host, process in started.items()} == codes
+        assert says in "".join((mine / f"{host}.log").read_text() for host in HOSTS)
+    finally:
+        for host, other, link in LINKS:
+            subprocess.run(["ip", "-n", host, "neigh", "delete", other, "dev", link], capture_output=True)
+        for process in started.values():
+            end(process)
+
+
+def test_in_a_pbs_job_a_stop_spreads_from_the_first_host(hosts, mine):
+    """PBS sends SIGTERM to the first host alone; what is sent here is sent to what runs there."""
+    (mine / "0.rz1").write_text("rz1\nrz2\n")
+    variables = {**pbs.SCRIPT, "PBS_NODEFILE": str(mine / "0.rz1"), "HOME": str(mine), "OMP_NUM_THREADS": "1"}
+
+    def job(name):
+        pbsdsh = [sys.executable, pbs.__file__, str(hosts.folder / "enter"), str(mine / "0.rz1"), name]
+        fit = [PYTHON, script("fit"), *TRAIN, "--nodes", "2", "--devices", "1", "--epochs", "4", "--run", "x"]
+        environment = {**os.environ, **variables, "PBS_JOBID": name}
+        with (mine / "out").open("a") as out:
+            return subprocess.Popen([*pbsdsh, "--", *fit], cwd=mine, env=environment, stdout=out, stderr=out)
+
+    first = job("0.rz1")
+    wait_until(lambda: saved(mine), "a checkpoint", seconds=60)
+    for pid in subprocess.run(
+        ["ip", "netns", "pids", "rz1"], capture_output=True, text=True, check=True
+    ).stdout.split():
+        os.kill(int(pid), signal.SIGTERM)
+    assert first.wait(30) == 0  # whatever its tasks leave with
+    assert json.loads((mine / "runs/x/summary.json").read_text())["status"] == "stopped"
+    assert (mine / "out").read_text().count("pbsdsh: task exited with 75") == 2
+    assert job("1.rz1").wait(60) == 0
+    assert json.loads((mine / "runs/x/summary.json").read_text())["status"] == "finished"
+    same_as_undisturbed(mine, 2)
