@@ -104,6 +104,7 @@ def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, wor
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.soak)], ids=["sample", "campaign"])
 def test_a_kill_of_any_rank_at_any_moment(forks: Forks, mine, kills):
     arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{5 * kills}", "--global_batch_size", "16")
+    arguments += ("--start_timeout", "5")  # for whom is killed before it has come
     forks.fit(*arguments, "--run", "whole", "--save_every", "5steps", folder=mine, world=2)
     draw, killed, attempts = random.Random(0), 0, 0
     given, everything = noted(mine), {}
