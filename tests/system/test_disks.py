@@ -41,11 +41,11 @@ def litter(folder: Path) -> list[str]:
 
 
 def faults(saves: Saving, folder: Path, call: str, which: str) -> range:
-    """Which of the calls to hit: all, or about four."""
+    """Which of the calls to hit: all, or about two."""
     calls = [name for name, _ in saves.save(folder / "counted").calls]
     assert set(calls) == set(CALLS), "a save no longer makes one of them"
     count = calls.count(call)
-    return range(1, count + 1, 1 if which == "all" else max(1, count // 4))
+    return range(1, count + 1, 1 if which == "all" else max(1, count // 2))
 
 
 CAMPAIGN = pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.soak)])

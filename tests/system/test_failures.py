@@ -78,6 +78,7 @@ def test_torchrun_starts_all_again_when_a_worker_is_killed(mine):
     same_as_undisturbed(mine, 2)
 
 
+@pytest.mark.soak
 def test_a_stop_under_torchrun_stays_one(mine):
     command = (TORCHRUN, "--max-restarts", "1", "--nproc-per-node", "2", script("fit"), *TRAIN)
     with (mine / "out").open("w") as out:
@@ -90,7 +91,7 @@ def test_a_stop_under_torchrun_stays_one(mine):
     assert "asked to stop; it stays stopped" in (mine / "out").read_text()
 
 
-@pytest.mark.parametrize("part", ["openmpi", "mpich"])
+@pytest.mark.parametrize("part", ["openmpi", pytest.param("mpich", marks=pytest.mark.soak)])
 def test_mpirun_leaves_nobody_when_a_rank_is_killed(mine, part):
     require(part)
     words = {
@@ -122,7 +123,7 @@ def starts_on_both(hosts: Hosts, folder: Path) -> dict[str, "subprocess.Popen[by
 LINKS = (("rz1", HOSTS["rz2"], "to-rz2"), ("rz2", HOSTS["rz1"], "to-rz1"))
 
 
-@pytest.mark.parametrize("how", ["a network that swallows packets", "SIGSTOP"])
+@pytest.mark.parametrize("how", ["a network that swallows packets", pytest.param("SIGSTOP", marks=pytest.mark.soak)])
 def test_two_machines_that_lose_one_another(hosts, mine, how):
     started = starts_on_both(hosts, mine)
     try:
@@ -154,6 +155,7 @@ def test_two_machines_that_lose_one_another(hosts, mine, how):
             end(process)
 
 
+@pytest.mark.soak
 def test_in_a_pbs_job_a_stop_spreads_from_the_first_host(hosts, mine):
     """PBS sends SIGTERM to the first host alone; what is sent here is sent to what runs there."""
     (mine / "0.rz1").write_text("rz1\nrz2\n")

@@ -8,7 +8,7 @@ import pytest
 from running import BIN, run
 from system.slurm import order, start, submit, wait_for, wait_until
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.soak]
 
 BEGIN = """\
 import os, signal, sys, time
