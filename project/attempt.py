@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from typing_extensions import Self
 
 from project import report
+from project.callbacks.failing import FailTogether
 from project.equipment import equip
 from project.errors import CannotStart, Stopped, TakenOverError, mistake
 from project.kept_order import take_up_order
@@ -42,9 +43,16 @@ class Attempt:
         self.decision = agreed(trainer.strategy, launch.rank, lambda: decide(request, trainer, launch))
         self.run, self.checkpoint = self.decision.run, self.decision.checkpoint
         self.already_finished = self.decision.already_finished
+        self._failing = FailTogether(team.lifeline)
+        trainer.callbacks.insert(0, self._failing)  # type: ignore[attr-defined]
         self._log = logging.getLogger("rankzero")
         for note in self.decision.notes:
             self._tell(note)
+
+    @property
+    def first_error(self) -> Exception | None:
+        """What this rank has failed of, whatever came of it on the way out; None where it has not."""
+        return self._failing.error
 
     @property
     def begun(self) -> bool:
@@ -73,6 +81,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        error = self.first_error or error
         if isinstance(error, Stopped):
             self._log.info("stopped behind step %d: %s", self.trainer.global_step, error)
         elif error is not None:

@@ -63,6 +63,8 @@ def fit(flags: Flags, meeting: Meeting) -> int:
             return Exit.STOPPED
         except (SystemExit, KeyboardInterrupt) as error:
             raise LeftEarlyError(f"the code that was trained called for an end: {error!r}") from error
+        except Exception as error:
+            raise attempt.first_error or error from None
         return Exit.FINISHED
 
 

@@ -179,6 +179,19 @@ def test_one_rank_fails_and_all_end(forks: Forks, mine, where, rank, says):
         assert summary(mine, "x")["status"] == "failed"
 
 
+def test_nobody_waits_for_others_on_the_way_out(forks: Forks, mine):
+    """Lightning's OnExceptionCheckpoint saves with a barrier, to which the other ranks never come."""
+    (mine / "faults.py").write_text(FAULTS)
+    (mine / "config.yaml").write_text(
+        "trainer:\n  callbacks:\n"
+        "  - class_path: lightning.pytorch.callbacks.OnExceptionCheckpoint\n    init_args: {dirpath: here}\n"
+        "  - class_path: faults.Fault\n    init_args: {where: batch}\n"
+    )
+    forks.fit(*CLASSES, "--config", "config.yaml", "--epochs", "9", folder=mine, world=2, code=1)
+    said = "\n".join(forks.said(mine, 2))
+    assert said.count("KeyError: 'deliberate'") == 1 and said.count(" failed with the error above") == 1
+
+
 def test_flags_win_over_what_the_checkpoint_remembers(forks: Forks, mine):
     arguments = (*CLASSES, "--data.count", "64", "--run", "x")
     forks.fit(*arguments, "--epochs", "1", "--model.rate", "0.25", folder=mine)

@@ -1,0 +1,30 @@
+"""A failure is known to all ranks before anything else is done about it."""
+
+import socket
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from project.errors import Stopped, lost_contact, mistake
+from project.lifeline import Lifeline
+
+
+class FailTogether(Callback):
+    """Tells all ranks at once, as the first callback: one behind it may wait for them, as `OnExceptionCheckpoint` does.
+
+    Args:
+        lifeline: Through which they are told.
+
+    Attributes:
+        error: What this rank has failed of; None where it has not, or only because another one has.
+    """
+
+    def __init__(self, lifeline: Lifeline) -> None:
+        self.lifeline = lifeline
+        self.error: Exception | None = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        told_otherwise = isinstance(exception, Stopped) or mistake(exception) is not None or lost_contact(exception)
+        if told_otherwise or not isinstance(exception, Exception):
+            return
+        self.error = exception
+        self.lifeline.fail(f"rank {trainer.global_rank} on {socket.gethostname()} failed: {exception!r}")
