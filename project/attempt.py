@@ -1,22 +1,23 @@
 """One attempt at a run: where its files are, what it carries on from, and what is known of it at the end."""
 
 import logging
-import sys
 import time
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import Trainer
 from typing_extensions import Self
 
 from project import report
 from project.callbacks.failing import FailTogether
+from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.equipment import equip
 from project.errors import CannotStart, Stopped, TakenOverError, mistake
 from project.kept_order import take_up_order
 from project.next_attempt import next_attempt
 from project.resume import Request, agreed, decide
+from project.say import say
 from project.strategies import strategy_of
 from project.summary import summarise
 from project.team import Team
@@ -56,8 +57,8 @@ class Attempt:
 
     @property
     def begun(self) -> bool:
-        """Whether an optimiser step has been taken."""
-        return bool(self.trainer.global_step > self.decision.step)
+        """Whether a batch has been trained on."""
+        return self._failing.begun
 
     def __enter__(self) -> Self:
         self._started = time.perf_counter()
@@ -90,7 +91,7 @@ class Attempt:
         for handler in list(self._log.handlers):
             handler.close()
             self._log.removeHandler(handler)
-        if self.launch.rank != 0 or isinstance(error, TakenOverError):
+        if self.launch.rank != 0 or self._is_taken_over():
             return
         if impossible:
             self.run.discard_attempt()
@@ -100,10 +101,17 @@ class Attempt:
         if isinstance(error, Stopped):
             self._ask_for_the_next(error)
 
+    def _is_taken_over(self) -> bool:
+        try:
+            self.run.check_still_ours()
+        except TakenOverError:
+            return True
+        return False
+
     def _ask_for_the_next(self, stopped: Stopped) -> None:
-        config, steps = self.request.config, self.trainer.global_step - self.decision.step
-        if line := next_attempt(self.run, self.launch, stopped, config.requeue, config.max_attempts, steps):
-            print(f"rankzero: {line}", file=sys.stderr, flush=True)
+        config = self.request.config
+        if line := next_attempt(self.run, self.launch, stopped, config.requeue, config.max_attempts, self.begun):
+            say(line)
 
     def _tell(self, text: str) -> None:
         if self.launch.rank == 0:
@@ -118,9 +126,10 @@ class Attempt:
         self._log.propagate = False
 
     def _last_words(self, cause: str) -> None:
-        """For a process that is ended because another one has failed."""
+        """For a process that is ended because another one has failed; it may not come to its end."""
         self._log.error(cause)
         if self.launch.rank == 0:
+            cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
             self._summarise("failed")
 
     def _summarise(self, status: str) -> dict[str, Any]:
@@ -129,5 +138,5 @@ class Attempt:
         try:
             self.run.write_summary(summary)
         except OSError as error:
-            print(f"rankzero: summary.json could not be written: {error}", file=sys.stderr, flush=True)
+            say(f"summary.json could not be written: {error}")
         return summary

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import sys
 import time
 from typing import Any
 
@@ -18,6 +17,7 @@ from project.environments.launch import Launch
 from project.kept_order import order_of
 from project.lifeline import Lifeline
 from project.resume import Decision, Request
+from project.say import say
 from project.strategies import strategy_of
 from project.summary import metrics_of
 from project.tensorboard import CurvesLogger
@@ -71,10 +71,10 @@ def _saving(trainer: Trainer, request: Request, decision: Decision, lifeline: Li
     def cannot_save(what: str) -> None:
         """Tells a person at once, in the thread that could not write."""
         stops = config.save_errors == "stop"
-        print(f"rankzero: {what}; {'stopping' if stops else 'going on'} (--save_errors)", file=sys.stderr, flush=True)
-        logging.getLogger("rankzero").error(what)
         if stops:
             lifeline.ask_to_stop("a checkpoint that cannot be written")
+        say(f"{what}; {'stopping' if stops else 'going on'} (--save_errors)")
+        logging.getLogger("rankzero").error(what)
 
     retention = Retention(config.keep, config.keep_best)
     every = Interval.read(config.save_every)

@@ -3,13 +3,12 @@
 Messages are a line of JSON each, and an empty line now and then, as a sign of life.
 
     rank -> hub   {"rank": r, "word": w}  {"stop": reason}  {"at": n}  {"failed": cause}  {"bye": true}
-    hub -> rank   {"asked": reason}  {"until": n}  {"over": cause, "by": the rank that tells a person}
+    hub -> rank   {"asked": reason}  {"until": n}  {"over": cause, "by": the rank that tells a person}  {"done": true}
 """
 
 import contextlib
 import json
 import secrets
-import select
 import selectors
 import socket
 import threading
@@ -23,6 +22,7 @@ BEAT_SECONDS = 2.0
 """Between two signs of life, which nobody counts: they give the kernel something that has to be acknowledged."""
 
 FINISH_SECONDS = 5.0
+ABSENT_SECONDS = 60.0
 
 NOBODY = -1
 """The rank that tells a person, where something else does."""
@@ -44,6 +44,8 @@ class Lines:
         self.connection = connection
         self.why = ""
         self._received = b""
+        self._selector = selectors.DefaultSelector()  # select() itself ends at descriptor 1,023
+        self._selector.register(connection, selectors.EVENT_READ)
         self._lock = threading.Lock()
 
     def send(self, message: Message | None) -> None:
@@ -53,11 +55,11 @@ class Lines:
             self.connection.sendall(line)
 
     def receive(self, seconds: float) -> list[Message] | None:
-        """What has come, after so many seconds at the latest; None where the other end is gone.
+        """What has come, after so many seconds at the latest (0: something has); None where the other end is gone.
 
         A sign of life is an empty message.
         """
-        if not select.select([self.connection], [], [], seconds)[0]:
+        if seconds and not self._selector.select(seconds):
             return []
         try:
             received = self.connection.recv(1 << 16)
@@ -115,17 +117,19 @@ class Hub:
         self._thread.start()
 
     def finish(self) -> None:
-        """Waits, but not for long, until all have left: one that finds nobody here takes this rank for dead."""
+        """Tells those who are still here that rank zero leaves, and waits for them, but not for long."""
+        self._send_all({"done": True})
         self._thread.join(FINISH_SECONDS)
 
     def _serve(self) -> None:
-        beaten = time.monotonic()
+        beaten = began = time.monotonic()
         while len(self._left) < len(self.members):
             for key, _ in self._selector.select(BEAT_SECONDS):
                 self._receive(key.fileobj)  # type: ignore[arg-type]
             if time.monotonic() - beaten >= BEAT_SECONDS:
                 beaten = time.monotonic()
                 self._send_all(None)
+                self._look_for_absent(beaten - began)
         self._selector.close()
         self.listening.close()
 
@@ -168,6 +172,11 @@ class Hub:
         if rank is not None and rank not in self._left:
             self._left.add(rank)
             self._judge(f"rank {rank} on {self.members[rank].host} is gone{why}", NOBODY if self.quiet else 0)
+
+    def _look_for_absent(self, seconds: float) -> None:
+        absent = [member for member in self.members if member.rank not in self._ranks]
+        if absent and seconds > ABSENT_SECONDS:
+            self._judge(f"rank {absent[0].rank} on {absent[0].host} has not come to the lifeline", 0)
 
     def _drop(self, caller: socket.socket) -> None:
         self._selector.unregister(caller)

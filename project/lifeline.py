@@ -4,7 +4,6 @@ Through it all ranks agree on the step that they stop behind, and learn at once 
 their main threads wait in a collective that will never end. A step that nobody wants to stop at costs no message.
 """
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -22,12 +21,16 @@ from project.environments.members import Member
 from project.environments.speaker import claims
 from project.guard import start_guard
 from project.hub import BEAT_SECONDS, NOBODY, Hub, Lines, Message, keep_alive
+from project.say import say
 
 LEAVE_SECONDS = 2.0
 """Once one has failed, the main threads of the others have so long to find out by themselves."""
 
 TEARDOWN_SECONDS = 10.0
 """And so long to leave once they have."""
+
+LAST_WORDS_SECONDS = 12.0
+"""And so long for what they note, and for a save that is under way."""
 
 ANSWER_SECONDS = 3.0
 CONNECT_SECONDS = 30.0
@@ -75,17 +78,34 @@ class Lifeline:
             listening = network.listen("127.0.0.1" if one_machine else self._address_to_listen_at(interface), 0)
             self._hub = Hub(listening, self.members, quiet=self._watched)
             where = (*listening.getsockname()[:2], self._hub.word)
-        ip, port, self._word = exchange(where)[0]
-        if ip in ("0.0.0.0", "::"):  # what it is called may differ from machine to machine
-            ip = "127.0.0.1" if self.rank == 0 else network.resolve(self.launch.address)[0]
-        connection = socket.create_connection((ip, port), timeout=CONNECT_SECONDS)
-        keep_alive(connection)
-        self._lines = Lines(connection)
+        told, port, self._word = exchange(where)[0]
+        self._lines = Lines(self._connection(told, port))
         self._lines.send({"rank": self.rank, "word": self._word})
-        here = [member for member in self.members if member.machine == self.members[self.rank].machine]
+        me = self.members[self.rank]
+        here = [other for other in self.members if (other.machine, other.pids) == (me.machine, me.pids)]
         if here[0].rank == self.rank:
             self._guard = start_guard(here[0].host, [(member.rank or 0, member.pid) for member in here])
         threading.Thread(target=self._listen, args=(self._lines,), name="lifeline", daemon=True).start()
+
+    def _connection(self, told: str, port: int) -> socket.socket:
+        """Connects to the hub.
+
+        Raises:
+            OSError: It cannot be reached.
+        """
+        ips = [told]
+        if told in ("0.0.0.0", "::"):  # of all its addresses; what they are called may differ from machine to machine
+            ips = ["127.0.0.1"] if self.rank == 0 else network.resolve(self.launch.address)
+        for ip in ips:
+            try:
+                connection = socket.create_connection((ip, port), timeout=CONNECT_SECONDS)
+            except OSError:
+                if ip == ips[-1]:
+                    raise
+                continue
+            keep_alive(connection)
+            return connection
+        raise AssertionError("an address resolves to something, or it has been refused")
 
     def _address_to_listen_at(self, interface: str | None) -> str:
         own = [ip for ip in network.resolve(self.launch.address) if network.is_mine(ip)]
@@ -100,7 +120,7 @@ class Lifeline:
         elif self._asked is None:
             self._asked, self._until = reason, 0
             self._settled.set()
-            announce(reason)
+            self._announce(reason)
 
     def at_safe_point(self) -> str | None:
         """Says that this rank has come to its next safe point; returns why all stop here, or None.
@@ -116,6 +136,11 @@ class Lifeline:
                 time.sleep(TEARDOWN_SECONDS)  # the other thread is about to end this process
         assert self._until is not None
         return self._asked if self._safe_points >= self._until else None
+
+    def _announce(self, reason: str) -> None:
+        """Tells a person, at once, that they have been heard."""
+        where = "as soon as this step is done and saved" if self._safe_points >= 0 else "before the first step"
+        say(f"{reason}: stopping {where}" + "; once more to stop now" * (reason == "SIGINT"))
 
     # Failing together
 
@@ -171,10 +196,12 @@ class Lifeline:
             self._asked = str(message["asked"])
             lines.send({"at": self._safe_points})
             if self.rank == 0:
-                announce(self._asked)
+                self._announce(self._asked)
         elif "until" in message:
             self._until = int(message["until"])
             self._settled.set()
+        elif "done" in message:
+            self._leaving = True  # rank zero is, and well; that it goes is no failure
         elif "over" in message:
             self._teller = int(message["by"])
             self._end(str(message["over"]), self._teller == self.rank and not self._tells_itself)
@@ -184,21 +211,17 @@ class Lifeline:
         self._cause = cause
         self._over.set()
         if tells:
-            print(f"rankzero: {cause}; ending all", file=sys.stderr, flush=True)
+            say(f"{cause}; ending all")
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline and not self._leaving:
             time.sleep(0.05)
         if self._leaving:
             time.sleep(TEARDOWN_SECONDS)
-        with contextlib.suppress(Exception):
-            self.last_words(f"{cause}; the main thread was at\n{_stack_of_main()}")
+        words = f"{cause}; the main thread was at\n{_stack_of_main()}"
+        last = threading.Thread(target=self.last_words, args=(words,), daemon=True)  # which may wait for the disk
+        last.start()
+        last.join(LAST_WORDS_SECONDS)
         os._exit(1)
-
-
-def announce(reason: str) -> None:
-    """Tells a person, at once, that they have been heard."""
-    again = "; once more to stop now" if reason == "SIGINT" else ""
-    print(f"rankzero: {reason}: stopping as soon as this step is done and saved{again}", flush=True)
 
 
 def _stack_of_main() -> str:

@@ -1,12 +1,13 @@
 """What happens to a run that has stopped before its end: the scheduler runs its job again, or a person is told."""
 
+from project.checkpoints.manifest import checkpoints_in
 from project.environments.launch import Launch
 from project.environments.requeue import Requeue, requeue
 from project.errors import TIME_IS_UP, Stopped
 from project.run_directory import RunDirectory
 
 
-def next_attempt(run: RunDirectory, launch: Launch, stopped: Stopped, how: str, most: int, steps: int) -> str:
+def next_attempt(run: RunDirectory, launch: Launch, stopped: Stopped, how: str, most: int, begun: bool) -> str:
     """Asks for the next attempt; returns what a person is told, if anything. For rank zero alone, as the last thing.
 
     Args:
@@ -15,11 +16,13 @@ def next_attempt(run: RunDirectory, launch: Launch, stopped: Stopped, how: str, 
         stopped: Why the run has stopped.
         how: `--requeue`.
         most: `--max_attempts`.
-        steps: Steps that this attempt has taken.
+        begun: Whether this attempt has trained at all.
     """
     if how == "never":
         return ""
-    if not steps and stopped.reason == TIME_IS_UP:
+    if not checkpoints_in(run.checkpoints):
+        return "not requeued: nothing is saved, so that the next attempt would begin anew"
+    if not begun and stopped.reason == TIME_IS_UP:
         return "not requeued: the time that there is is not enough for a single step"
     if run.attempt >= most:
         return f"not requeued: this was attempt {run.attempt}, and --max_attempts is {most}"

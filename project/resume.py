@@ -80,15 +80,19 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     config = request.config
     run = choose_run(config.root, config.run, request.title, launch.job_id)
     decision = Decision(run)
-    if config.resume == "never":
+    resume = config.resume
+    if resume != "auto" and launch.restarts and launch.job_id and run.started_by(launch.job_id):
+        decision.notes.append(f"--resume {resume} was for the first start of job {launch.job_id}; it is carried on")
+        resume = "auto"
+    if resume == "never":
         if run.exists:
             decision.notes.append(f"the earlier run {run.name} is kept as {run.put_aside()}")
-    elif config.resume == "auto":
+    elif resume == "auto":
         clean(run.checkpoints)
         decision.checkpoint, refused = newest_valid(run.checkpoints)
         decision.notes += [f"passed over: {reason}" for reason in refused]
     else:
-        decision.checkpoint = given_checkpoint(config.resume)
+        decision.checkpoint = given_checkpoint(resume)
     if decision.checkpoint:
         trusted = config.trust_checkpoint == "yes"
         decision.manifest = described(decision.checkpoint, trusted)
@@ -99,12 +103,12 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     _check_same_training(decision, request)
     if stored := (decision.manifest.get("rankzero") or {}).get("config"):
         decision.notes += changes(stored, request.config_text)
-    if config.resume == "auto" and _reached(run.read("summary.json"), trainer):
+    if resume == "auto" and _reached(run.read("summary.json"), trainer):
         decision.already_finished = True
         decision.notes.append(already_finished_note(run, trainer))
     else:
         _go_back(decision)
-        run.begin_attempt(request.config_text)
+        run.begin_attempt(request.config_text, launch.job_id)
     return decision
 
 

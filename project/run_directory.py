@@ -70,11 +70,17 @@ class RunDirectory:
             return {}
         return content if isinstance(content, dict) else {}
 
-    def begin_attempt(self, config: str) -> None:
+    def started_by(self, job_id: str) -> bool:
+        """Whether the newest attempt was one of this scheduler's or torchrun's job."""
+        attempts = self.read("run.json").get("attempts") or [{}]
+        return bool(attempts[-1].get("job") == job_id)
+
+    def begin_attempt(self, config: str, job_id: str | None = None) -> None:
         """Makes the directory if need be and notes that an attempt begins. Rank zero alone calls this.
 
         Args:
             config: The YAML that this attempt runs with.
+            job_id: What the scheduler or torchrun calls the job.
 
         Raises:
             RequestError: The directory cannot be written.
@@ -84,7 +90,8 @@ class RunDirectory:
             (self.path / "logs").mkdir(exist_ok=True)
             record = self.read("run.json") or {"id": uuid.uuid4().hex, "created": _now(), "attempts": []}
             self.attempt, self.id = len(record["attempts"]) + 1, record["id"]
-            record["attempts"].append({"number": self.attempt, "started": _now(), "host": socket.gethostname()})
+            attempt = {"number": self.attempt, "started": _now(), "host": socket.gethostname(), "job": job_id}
+            record["attempts"].append(attempt)
             kept = self.path / "attempts" / f"{self.attempt:04d}"
             kept.mkdir(parents=True, exist_ok=True)
             write_atomically(kept / "config.yaml", config)
@@ -123,7 +130,7 @@ class RunDirectory:
 
     def discard_attempt(self) -> None:
         """Takes back `begin_attempt`, for an attempt that turned out to be impossible before its first step."""
-        if self.fresh:
+        if self.fresh and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.path, ignore_errors=True)
             if self.aside:
                 self.aside.rename(self.path)

@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 
 from project.callbacks.ledger import KeepLedger
 from project.callbacks.throughput import Throughput
-from project.checkpoints.manifest import newest_valid
+from project.checkpoints.manifest import checkpoints_in, is_finished
 from project.checkpoints.retention import Retention
 from project.environments.launch import Launch
 from project.run_directory import RunDirectory
@@ -52,7 +52,7 @@ def summarise(
         "seconds": round(seconds, 3),
         "ledger": ledger.statements,
         "attempts": run.attempt,
-        "checkpoint": within_run(newest_valid(run.checkpoints)[0]),
+        "checkpoint": within_run(next(filter(is_finished, reversed(checkpoints_in(run.checkpoints))), None)),
         "best": within_run(Retention(best=best).best_in(run.checkpoints)),
         "max_epochs": trainer.max_epochs,
         "max_steps": trainer.max_steps,

@@ -19,7 +19,7 @@ from project.environments import network
 from project.environments.hall import Progress
 from project.environments.members import Member, completed
 from project.environments.roll_call import Meeting
-from project.errors import AnotherRankFailed, CannotStart, Stopped, lost_contact, mark_told
+from project.errors import AnotherRankFailed, CannotStart, LeftEarlyError, Stopped, lost_contact, mark_told
 from project.lifeline import Lifeline
 from project.request import check_shape
 
@@ -62,18 +62,24 @@ class Team:
         self._exchanges = 0
         self._serves = meeting.listening is not None
         if self.launch.world_size == 1:
+            if self.launch.agent_store:
+                self._client(meeting.ip)
+                self._check_not_stopped()
             self.lifeline = Lifeline(self.launch, self.members, self.exchange, flags.get("interface"))
             return
         self._store = self._server(meeting.ip, meeting.listening) if meeting.listening else self._client(meeting.ip)
         if self.launch.agent_store:
-            if self._agents_store and self._agents_store.check([_STOPPED]):
-                raise Stopped("torchrun has started a run again that was asked to stop; it stays stopped")
+            self._check_not_stopped()
             me = self.members[0]
             everybody = [Member(**member) for member in self.exchange(vars(me))]
             self.launch, self.members = completed(self.launch, me, everybody)
             check_shape(flags, self.launch)
         self.lifeline = Lifeline(self.launch, self.members, self.exchange, flags.get("interface"))
         self.interface = network.use_interface(flags.get("interface"), self._interface())
+
+    def _check_not_stopped(self) -> None:
+        if self._agents_store and self._agents_store.check([_STOPPED]):
+            raise Stopped("torchrun has started a run again that was asked to stop; it stays stopped")
 
     def _server(self, ip: str, listening: Any) -> Store:
         """The store, on the socket that the roll was called at."""
@@ -139,6 +145,8 @@ class Team:
             result = work()
         except Exception as caught:
             error = caught
+        except (SystemExit, KeyboardInterrupt) as caught:
+            error = LeftEarlyError(f"the code that was to be trained called for an end: {caught!r}")
         said = {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
         statements = self.exchange(said)
         if error is not None and not isinstance(error, CannotStart):
@@ -197,7 +205,7 @@ class Team:
             elif isinstance(error, Exception) and lost_contact(error) and self._somebody_refused():
                 refused = True
                 raise told_elsewhere() from None
-            elif isinstance(error, Exception) and not refused:
+            elif error is not None and not refused:
                 self._say_that_it_failed(error)
         finally:
             leave_process_group()
@@ -205,7 +213,7 @@ class Team:
                 self._leave_after_all()
             self.lifeline.leave()
 
-    def _say_that_it_failed(self, error: Exception) -> None:
+    def _say_that_it_failed(self, error: BaseException) -> None:
         """Has the others end, before the process group goes; no collective, for who knows where they are."""
         if (lost_contact(error) and self.lifeline.cause(CAUSE_SECONDS)) or not self.lifeline.fail(
             f"rank {self.launch.rank} on {socket.gethostname()} failed: {error!r}"

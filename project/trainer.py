@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
 from project import logged_metrics, loops
 from project.callbacks.learning_rate import LearningRate
@@ -64,9 +65,20 @@ def build_trainer(
     }
     trainer = Trainer(**arguments)
     trainer._signal_connector = NoSignals(trainer)
+    trainer._checkpoint_connector = ChosenCheckpoint(trainer)
     loops.install(trainer, sharding)
     logged_metrics.install(trainer)
     return trainer
+
+
+class ChosenCheckpoint(_CheckpointConnector):
+    """Carries on from what `project.resume` has chosen, and from nothing else.
+
+    Lightning (2.6) looks around where it is given none: for what an OnExceptionCheckpoint left, or a Slurm job.
+    """
+
+    def _parse_ckpt_path(self, state_fn: Any, ckpt_path: Any, *arguments: Any, **settings: Any) -> Any:
+        return None if ckpt_path is None else super()._parse_ckpt_path(state_fn, ckpt_path, *arguments, **settings)
 
 
 def _strategy(asked: Any, world: World, team: Team, sharding: Sharding) -> Strategy:

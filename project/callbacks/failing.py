@@ -1,6 +1,7 @@
 """A failure is known to all ranks before anything else is done about it."""
 
 import socket
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -15,12 +16,19 @@ class FailTogether(Callback):
         lifeline: Through which they are told.
 
     Attributes:
+        begun: Whether a batch has been trained on in this attempt.
         error: What this rank has failed of; None where it has not, or only because another one has.
     """
 
     def __init__(self, lifeline: Lifeline) -> None:
         self.lifeline = lifeline
+        self.begun = False
         self.error: Exception | None = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.begun = True
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         told_otherwise = isinstance(exception, Stopped) or mistake(exception) is not None or lost_contact(exception)

@@ -11,6 +11,9 @@ from project.lifeline import Lifeline
 from project.loops import LoopCallback, fit_loop_of
 from project.wall_time import WallTime
 
+MEASURED_AT = 10
+"""The safe point at which a run whose time is limited saves for the first time, whatever `--save_every` says."""
+
 
 class MindTheTime(LoopCallback):
     """Measures steps, validations and saves, and has all ranks stop in time. All ranks must have it, behind what saves.
@@ -25,6 +28,7 @@ class MindTheTime(LoopCallback):
         self.lifeline, self.wall_time, self.saving = lifeline, wall_time, saving
         self._since = time.monotonic()
         self._plain_seconds = 0.0
+        self._safe_points, self._limited = 0, False
 
     def on_ready(self, trainer: Trainer) -> None:
         """All ranks must call.
@@ -32,7 +36,10 @@ class MindTheTime(LoopCallback):
         Raises:
             Stopped: On all ranks, where there is no time to begin.
         """
-        if trainer.strategy.broadcast(self.wall_time.is_over([False])):
+        is_over, self._limited = trainer.strategy.broadcast(
+            (self.wall_time.is_over([False]), math.isfinite(self.wall_time.end))
+        )
+        if is_over:
             raise Stopped(TIME_IS_UP)
 
     def on_step_done(self, trainer: Trainer) -> None:
@@ -44,6 +51,10 @@ class MindTheTime(LoopCallback):
         self._note(long=True)
 
     def on_safe_point(self, trainer: Trainer) -> None:
+        """All ranks must call."""
+        self._safe_points += 1
+        if self._limited and self.saving and self._safe_points == MEASURED_AT:
+            self.saving.save(trainer)  # so that it is known how long that takes
         self._since = time.monotonic()
         if self.saving and self.saving.last_seconds:
             self.wall_time.note_save(self.saving.last_seconds)

@@ -22,12 +22,13 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
 
     Args:
         trusted: Whether what is read may hold more than tensors and plain types, and so run any code.
-        background: Whether directories are written by a thread, from a copy, while training goes on.
+        background: Whether directories in `folder` are written by a thread, from a copy, while training goes on.
         on_committed: Called behind each save of a directory, by the thread that wrote it.
         on_error: Called by the thread that writes, where a save in the background, or `on_committed`, fails. Where
             nothing is saved in the background, the error is raised.
 
     Attributes:
+        folder: Where the run's own checkpoints go, None for anywhere; what is saved elsewhere is written at once.
         last_seconds: How long the last save of a directory took, from the copy until it was on the disk.
     """
 
@@ -40,6 +41,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
     ) -> None:
         self.trusted, self.background = trusted, background
         self.on_committed, self.on_error = on_committed, on_error
+        self.folder: Path | None = None
         self.last_seconds: float | None = None
         self._snapshots, self._writer = Snapshots(), BackgroundWriter()
 
@@ -54,7 +56,9 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
             return
         self.wait()
         started = time.monotonic()
-        if self.background:
+        if self.folder is not None and place.parent != self.folder:
+            write_directory(checkpoint, place)
+        elif self.background:
             self._writer.start(partial(self._commit_or_tell, self._snapshots.take(checkpoint), place, started))
         else:
             self._commit(checkpoint, place, started)

@@ -20,8 +20,8 @@ from project.checkpoints.manifest import (
     REPLACED,
     SAVING,
     STATE,
+    is_whole,
     manifest_text,
-    verify,
 )
 
 
@@ -169,7 +169,7 @@ def _move_into_place(beside: Path, place: Path) -> None:
     replaced = place.with_name(place.name + REPLACED)
     if place.exists():
         if replaced.exists():  # of a save that was cut short: the older one goes, unless the newer one is damaged
-            remove_directory(replaced if _is_whole(place) else place)
+            remove_directory(replaced if is_whole(place) else place)
         if place.exists():
             place.rename(replaced)
     try:
@@ -182,11 +182,3 @@ def _move_into_place(beside: Path, place: Path) -> None:
     if replaced.exists():
         with contextlib.suppress(OSError):  # the new one is safe; the old one goes another time
             remove_directory(replaced)
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    try:
-        verify(checkpoint)
-    except ValueError:
-        return False
-    return True

@@ -138,11 +138,20 @@ def clean(folder: Path) -> list[Path]:
     """
     leftovers = [path for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name)] if folder.is_dir() else []
     for path in checkpoints_in(folder):
-        if path.name.endswith(REPLACED) and is_finished(path.with_name(path.name.removesuffix(REPLACED))):
+        if path.name.endswith(REPLACED) and is_whole(path.with_name(path.name.removesuffix(REPLACED))):
             leftovers.append(path)
     for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
     return sorted(path for path in leftovers if not path.exists())
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether there is a checkpoint that verifies."""
+    try:
+        verify(checkpoint)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def is_finished(checkpoint: Path) -> bool:

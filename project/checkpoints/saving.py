@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.checkpoints.durable import remove_directory
 from project.checkpoints.manifest import checkpoints_in, read_manifest
 from project.checkpoints.retention import Retention
-from project.errors import SaveError
+from project.errors import RunError, SaveError
 from project.loops import LoopCallback, fit_loop_of
+from project.say import say
 
 CLOCK_STEPS = 16
 """How many steps pass between two looks at the clock, which all ranks take together."""
@@ -83,7 +85,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         io = trainer.strategy.checkpoint_io
         assert isinstance(io, DirectoryCheckpointIO)
-        io.background, io.on_committed, io.on_error = True, self._keep_house, self._tell
+        io.folder, io.on_committed, io.on_error = self.folder, self._keep_house, self._tell
         self._io = io
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -162,8 +164,13 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     def _keep_house(self, saved: Path) -> None:
         """Behind a save, in the thread that wrote it."""
         self.last_seconds, self.error = self._io.last_seconds, None
-        for path in self.retention.surplus(self.folder):
-            remove_directory(path)
+        try:
+            self.before()
+            for path in self.retention.surplus(self.folder):
+                if path != saved:
+                    remove_directory(path)
+        except (OSError, RunError) as error:
+            say(f"an older checkpoint is not removed: {error}")
         if (needs := read_manifest(saved)["needs"]) and not self._warned:
             self._warned = True
             rank_zero_warn(
@@ -174,6 +181,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
 
     def _tell(self, place: Path, error: Exception) -> None:
         """In the thread that could not write."""
-        self.error = f"{place.name} could not be saved: {error}"
-        kept = checkpoints_in(self.folder)
+        self.error, kept = f"{place.name} could not be saved: {error}", []
+        with suppress(OSError):
+            kept = checkpoints_in(self.folder)
         self.on_error(f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}")

@@ -26,6 +26,7 @@ class Launch:
         listening: A socket that already listens on that port, inherited from the process that started this one.
         key: What the processes of this world share, and those of no other.
         job_id: What the scheduler or torchrun calls the job; the same after a requeue or a restart.
+        restarts: How often the scheduler or torchrun has started this job again.
         created: True where each device has its process already.
         agent_store: True where torchrun has already brought the processes together.
         elastic: Where torchrun may change the number of machines: what says so.
@@ -48,6 +49,7 @@ class Launch:
     listening: int | None = None
     key: str = ""
     job_id: str | None = None
+    restarts: int = 0
     created: bool = False
     agent_store: bool = False
     elastic: str | None = None

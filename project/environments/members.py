@@ -22,6 +22,7 @@ class Member:
         pid: Its process id.
         order: What ranks are handed out by, where the launcher gives none.
         boot: What tells two machines of one name apart: the id of the kernel's start.
+        pids: Among which processes its id counts: those of its container, say.
     """
 
     rank: int | None
@@ -32,13 +33,14 @@ class Member:
     pid: int
     order: int = 0
     boot: str = ""
+    pids: str = ""
 
     @classmethod
     def this(cls, launch: Launch) -> "Member":
         """This process."""
         host, pid = socket.gethostname(), os.getpid()
         place = (launch.rank, launch.local_rank, launch.node_rank)
-        return cls(*place, launch.world_size, host, pid, launch.order, _boot())
+        return cls(*place, launch.world_size, host, pid, launch.order, _boot(), _pids())
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -75,6 +77,13 @@ def completed(launch: Launch, me: Member, members: Sequence[Member]) -> tuple[La
         hosts=tuple(next(member.host for member in whole if member.node_rank == node) for node in range(len(nodes))),
     )
     return launch, whole
+
+
+def _pids() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def _boot() -> str:

@@ -42,6 +42,7 @@ def read(variables: Variables, asked: Asked) -> Launch:
         port=port,
         key=key(variables),
         job_id=folder_name(job),
+        restarts=variables.find_number("SLURM_RESTART_COUNT") or 0,
         created=True,
         variables=variables.read,
     )

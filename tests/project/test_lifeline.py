@@ -140,7 +140,7 @@ def test_alone_there_is_nobody_to_agree_with(capsys):
     lifeline.ask_to_stop("SIGINT")
     lifeline.ask_to_stop("SIGTERM")
     assert lifeline.at_safe_point() == "SIGINT"
-    assert capsys.readouterr().out.count("once more to stop now") == 1
+    assert capsys.readouterr().err.count("once more to stop now") == 1
     assert lifeline.fail("alone") and lifeline.cause() is None
 
 

@@ -23,15 +23,17 @@ def asked(monkeypatch):
     return calls
 
 
-def ask(run="x", attempt=1, reason="SIGTERM", how="auto", most=100, steps=5):
-    return next_attempt(RunDirectory(Path(run), attempt=attempt), Launch(), Stopped(reason), how, most, steps)
+def ask(run="x", attempt=1, reason="SIGTERM", how="auto", most=100, begun=True, saved=True):
+    if saved:
+        Path(run, "checkpoints", "step-00000001").mkdir(parents=True, exist_ok=True)
+    return next_attempt(RunDirectory(Path(run), attempt=attempt), Launch(), Stopped(reason), how, most, begun)
 
 
-def test_the_scheduler_is_asked(asked):
-    assert ask() == "requeued" and ask(steps=0) == "requeued" and asked == ["x", "x"]
+def test_the_scheduler_is_asked(here, asked):
+    assert ask() == "requeued" and ask(begun=False) == "requeued" and asked == ["x", "x"]
 
 
-def test_a_refusal_is_told(asked):
+def test_a_refusal_is_told(here, asked):
     assert ask("refused") == "not requeued\n  asked  a requeue"
 
 
@@ -40,8 +42,12 @@ def test_a_refusal_is_told(asked):
     [
         ({"how": "never"}, ""),
         ({"attempt": 3, "most": 3}, "not requeued: this was attempt 3, and --max_attempts is 3"),
-        ({"reason": TIME_IS_UP, "steps": 0}, "not requeued: the time that there is is not enough for a single step"),
+        (
+            {"reason": TIME_IS_UP, "begun": False},
+            "not requeued: the time that there is is not enough for a single step",
+        ),
+        ({"saved": False}, "not requeued: nothing is saved, so that the next attempt would begin anew"),
     ],
 )
-def test_what_would_not_help_or_is_not_wanted_is_not_asked_for(asked, settings, says):
+def test_what_would_not_help_or_is_not_wanted_is_not_asked_for(here, asked, settings, says):
     assert ask(**settings) == says and not asked

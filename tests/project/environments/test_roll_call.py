@@ -206,11 +206,11 @@ def unreachable(address, timeout):
 
 def test_one_machine_listens_on_loopback_alone(port):
     rank_zero = launches(port, count=2, nodes=1)[0]
-    assert hall._where_to_listen(replace(rank_zero, address="x"), ["127.0.1.1"], None) == "127.0.1.1"
+    assert hall.where_to_listen(replace(rank_zero, address="x"), ["127.0.1.1"], None) == "127.0.1.1"
     several = replace(rank_zero, num_nodes=2, local_world_size=1)
-    assert hall._where_to_listen(replace(several, address="x"), ["127.0.1.1"], None) == ""
-    assert hall._where_to_listen(replace(several, address="x"), ["10.0.0.1"], None) == "10.0.0.1"
-    assert hall._where_to_listen(several, ["10.0.0.1"], "lo") == "127.0.0.1"
+    assert hall.where_to_listen(replace(several, address="x"), ["127.0.1.1"], None) == ""
+    assert hall.where_to_listen(replace(several, address="x"), ["10.0.0.1"], None) == "10.0.0.1"
+    assert hall.where_to_listen(several, ["10.0.0.1"], "lo") == "127.0.0.1"
 
 
 def test_more_processes_than_were_told(port):
