@@ -6,6 +6,7 @@ As a program it is that process: it reads a request a line, and answers with the
 import importlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class Forks:
@@ -75,7 +77,8 @@ def _serve() -> None:
     import tensorboard.compat.proto  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
 
-    import project.evaluation  # noqa: F401
+    import project.evaluation
+    import project.start  # noqa: F401
 
     for line in sys.stdin:
         request = json.loads(line)
@@ -92,10 +95,20 @@ def _serve() -> None:
         print(json.dumps([codes[pid] for pid in ranks]), flush=True)
 
 
-def _fork(script_name: str, arguments: Sequence[str], folder: Path, rank: int, world: int, port: int) -> int:
+def _fork(*request: Any) -> int:
+    """A process before it can listen cannot be asked to stop; what comes earlier is held back here until it can."""
+    from project.signals import STOPPING
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         return pid
+    _run(*request)
+    raise AssertionError("a rank ends with its work")
+
+
+def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, world: int, port: int) -> None:
     code = 1
     try:
         os.chdir(folder)
@@ -107,12 +120,14 @@ def _fork(script_name: str, arguments: Sequence[str], folder: Path, rank: int, w
             place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
             place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in place.items()})
-        from project.start import start
+        from project.signals import SIGNALS, STOPPING
         from running import command_of, script
 
+        SIGNALS.listen()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         sys.argv = [script(script_name), *arguments]
         work = importlib.import_module({"fit": "project.cli", "evaluate": "project.evaluation"}[script_name])
-        code = start(command_of(script_name), getattr(work, script_name))
+        code = sys.modules["project.start"].start(command_of(script_name), getattr(work, script_name))
     except SystemExit as leaving:  # what only prints
         code = int(leaving.code or 0)
     finally:

@@ -68,7 +68,7 @@ def noted_by(folder: Path, rank: int) -> list[tuple[int, int]]:
 )
 def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, world, stops, settings):
     """SIGTERM, SIGINT, SIGUSR1, SIGUSR2, to any of the ranks, once or more often, from the first moment on."""
-    arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{5 * stops}", *settings)
+    arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{3 * stops}", *settings)
     arguments += ("--global_batch_size", "16", "--save_every", "100000")
     forks.fit(*arguments, "--run", "whole", folder=mine, world=world)
     given, draw, stopped = noted(mine), random.Random(world), 0
@@ -77,7 +77,7 @@ def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, wor
         file.unlink()
     while True:
         chosen = [rank for rank in range(world) if draw.random() < 0.5] or [draw.randrange(world)]
-        begins, signum = draw.uniform(0.03, 1.0), draw.choice(STOPPING[:2] if stopped % 2 else STOPPING)
+        begins, signum = draw.uniform(0.0, 1.0), draw.choice(STOPPING[:2] if stopped % 2 else STOPPING)
         again = range(1 if signum == signal.SIGINT else draw.choice((1, 1, 3)))
         signals = [(begins + 0.05 * time, int(signum), rank) for rank in chosen for time in again]
         signals = signals if stopped < stops else []
@@ -103,7 +103,7 @@ def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, wor
 
 @pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.soak)], ids=["sample", "campaign"])
 def test_a_kill_of_any_rank_at_any_moment(forks: Forks, mine, kills):
-    arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{5 * kills}", "--global_batch_size", "16")
+    arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{3 * kills}", "--global_batch_size", "16")
     arguments += ("--start_timeout", "5")  # for whom is killed before it has come
     forks.fit(*arguments, "--run", "whole", "--save_every", "5steps", folder=mine, world=2)
     draw, killed, attempts = random.Random(0), 0, 0
