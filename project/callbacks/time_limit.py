@@ -52,8 +52,10 @@ class MindTheTime(LoopCallback):
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """All ranks must call."""
+        if not self._limited:
+            return
         self._safe_points += 1
-        if self._limited and self.saving and self._safe_points == MEASURED_AT:
+        if self.saving and self._safe_points == MEASURED_AT:
             self.saving.save(trainer)  # so that it is known how long that takes
         self._since = time.monotonic()
         if self.saving and self.saving.last_seconds:
