@@ -208,6 +208,6 @@ class Hub:
             self._send_all(self._over)
 
     def _send_all(self, message: Message | None) -> None:
-        for rank, lines in self._ranks.items():
+        for rank, lines in list(self._ranks.items()):  # any thread may send, while the hub's admits
             if rank not in self._left:
                 lines.send(message)
