@@ -64,7 +64,7 @@ class Lifeline:
         self._settled = threading.Event()
         self._over = threading.Event()
         self._cause, self._teller = "", NOBODY
-        self._leaving = self._tells_itself = False
+        self._leaving = self._tells_itself = self._done = False
         self._hub: Hub | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._lines: Lines | None = None
@@ -163,8 +163,8 @@ class Lifeline:
         return self._cause if self._over.is_set() else None
 
     def leave(self) -> None:
-        """Says that this rank is done, and has not failed."""
-        self._leaving = True
+        """Says that this rank is done: well, or with its failure told."""
+        self._leaving = self._done = True
         if self._lines:
             self._lines.send({"bye": True})
         if self._hub:
@@ -185,7 +185,7 @@ class Lifeline:
             for message in messages:
                 self._take(message, lines)
             lines.send(None)
-        if not self._leaving or self._tells_itself:
+        if not self._done:
             cause = f"rank 0 on {self.members[0].host} is gone{lines.why}"
             self._end(cause, not self._watched and claims(self._name))
 
@@ -201,7 +201,7 @@ class Lifeline:
             self._until = int(message["until"])
             self._settled.set()
         elif "done" in message:
-            self._leaving = True  # rank zero is, and well; that it goes is no failure
+            self._done = True  # rank zero is, and that it goes is no failure
         elif "over" in message:
             self._teller = int(message["by"])
             self._end(str(message["over"]), self._teller == self.rank and not self._tells_itself)
