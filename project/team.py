@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from types import TracebackType
 from typing import Any, TypeVar
@@ -55,7 +56,8 @@ class Team:
     """
 
     def __init__(self, meeting: Meeting, flags: Flags) -> None:
-        self.timeout = max(float(flags.get("start_timeout")), WORK_SECONDS)
+        start_timeout = float(flags.get("start_timeout"))
+        self.timeout = max(start_timeout, WORK_SECONDS)
         self.launch, self.members = meeting.launch, meeting.members
         self._store: Store | None = None
         self._agents_store: Store | None = None
@@ -65,7 +67,7 @@ class Team:
             if self.launch.agent_store:
                 self._client(meeting.ip)
                 self._check_not_stopped()
-            self.lifeline = Lifeline(self.launch, self.members, self.exchange, flags.get("interface"))
+            self.lifeline = Lifeline(self.launch, self.members, self.exchange)
             return
         self._store = self._server(meeting.ip, meeting.listening) if meeting.listening else self._client(meeting.ip)
         if self.launch.agent_store:
@@ -74,7 +76,9 @@ class Team:
             everybody = [Member(**member) for member in self.exchange(vars(me))]
             self.launch, self.members = completed(self.launch, me, everybody)
             check_shape(flags, self.launch)
-        self.lifeline = Lifeline(self.launch, self.members, self.exchange, flags.get("interface"))
+        # Until it is there nobody hears of a rank that is killed.
+        soon = partial(self.exchange, seconds=start_timeout)
+        self.lifeline = Lifeline(self.launch, self.members, soon, flags.get("interface"))
         self.interface = network.use_interface(flags.get("interface"), self._interface())
 
     def _check_not_stopped(self) -> None:
@@ -113,21 +117,29 @@ class Team:
         source = network.source_address(target)
         return network.interface_of(source) if source else None
 
-    def exchange(self, value: Any) -> list[Any]:
-        """Every rank gives a value that JSON can hold; returns all of them, by rank. All ranks must call."""
+    def exchange(self, value: Any, seconds: float | None = None) -> list[Any]:
+        """Every rank gives a value that JSON can hold; returns all of them, by rank. All ranks must call.
+
+        Args:
+            value: This rank's.
+            seconds: How long to wait for the others; as long as their work may take by default.
+
+        Raises:
+            AnotherRankFailed: One has not come along.
+        """
         if self._store is None:
             return [json.loads(json.dumps(value))]
         self._exchanges += 1
         key, size = f"exchange {self._exchanges}", self.launch.world_size
         self._store.set(f"{key} {self.launch.rank}", json.dumps(value))
-        return [json.loads(self._wait_for(f"{key} {rank}", rank)) for rank in range(size)]
+        return [json.loads(self._wait_for(f"{key} {rank}", rank, seconds or self.timeout)) for rank in range(size)]
 
-    def _wait_for(self, key: str, rank: int) -> bytes:
+    def _wait_for(self, key: str, rank: int, seconds: float) -> bytes:
         assert self._store is not None
-        deadline, progress = time.monotonic() + self.timeout, Progress(self.timeout)
+        deadline, progress = time.monotonic() + seconds, Progress(seconds)
         while not self._store.check([key]):
             if time.monotonic() > deadline:
-                raise AnotherRankFailed(f"rank {rank} did not come along within {self.timeout:g} s")
+                raise AnotherRankFailed(f"rank {rank} did not come along within {seconds:g} s")
             if self.launch.rank == 0:
                 progress.tell(lambda: f"rank {rank} on {self.members[rank].host}")
             time.sleep(_POLL_SECONDS)

@@ -35,19 +35,21 @@ class Forks:
         code: int | None = 0,
         signals: Sequence[tuple[float, int, int]] = (),
         script: str = "fit",
+        seconds: float = 120,
     ) -> list[int]:
         """Runs `python launch/fit.py`; returns the exit code of each rank, negative where a signal ended it.
 
         Args:
             arguments: The command line.
             script: What is run in place of `fit`.
+            seconds: How long it may take.
             folder: Where.
             world: How many ranks.
             code: What each has to leave with; None where any will do.
             signals: After how many seconds which rank gets which signal.
         """
         request = {"script": script, "arguments": arguments, "folder": str(folder), "world": world}
-        request["signals"] = sorted(signals)
+        request |= {"signals": sorted(signals), "seconds": seconds}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         codes = json.loads(self.process.stdout.readline())
@@ -91,8 +93,21 @@ def _serve() -> None:
         for seconds, number, rank in request["signals"]:
             time.sleep(max(0.0, begun + seconds - time.monotonic()))
             os.kill(ranks[rank], number)  # which is there, or has not been waited for
-        codes = {pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks}
-        print(json.dumps([codes[pid] for pid in ranks]), flush=True)
+        print(json.dumps(_codes(ranks, begun + request["seconds"])), flush=True)
+
+
+def _codes(ranks: Sequence[int], deadline: float) -> list[int]:
+    """Waits for all; one that hangs is ended, so that its test fails, and no other."""
+    codes: dict[int, int] = {}
+    while left := [pid for pid in ranks if pid not in codes]:
+        for pid in left:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return [codes[pid] for pid in ranks]
 
 
 def _fork(*request: Any) -> int:

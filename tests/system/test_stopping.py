@@ -70,7 +70,7 @@ def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, wor
     """SIGTERM, SIGINT, SIGUSR1, SIGUSR2, to any of the ranks, once or more often, from the first moment on."""
     arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{3 * stops}", *settings)
     arguments += ("--global_batch_size", "16", "--save_every", "100000")
-    forks.fit(*arguments, "--run", "whole", folder=mine, world=world)
+    forks.fit(*arguments, "--run", "whole", folder=mine, world=world, seconds=1500)
     given, draw, stopped = noted(mine), random.Random(world), 0
     everything = {}
     for file in mine.glob("noted-*"):
@@ -81,7 +81,7 @@ def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, wor
         again = range(1 if signum == signal.SIGINT else draw.choice((1, 1, 3)))
         signals = [(begins + 0.05 * time, int(signum), rank) for rank in chosen for time in again]
         signals = signals if stopped < stops else []
-        codes = forks.fit(*arguments, "--run", "x", folder=mine, world=world, code=None, signals=signals)
+        codes = forks.fit(*arguments, "--run", "x", folder=mine, world=world, code=None, signals=signals, seconds=1500)
         for step, ranks in noted(mine).items():
             assert step not in everything, "a step was taken twice"
             everything[step] = ranks
@@ -105,7 +105,7 @@ def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, wor
 def test_a_kill_of_any_rank_at_any_moment(forks: Forks, mine, kills):
     arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{3 * kills}", "--global_batch_size", "16")
     arguments += ("--start_timeout", "5")  # for whom is killed before it has come
-    forks.fit(*arguments, "--run", "whole", "--save_every", "5steps", folder=mine, world=2)
+    forks.fit(*arguments, "--run", "whole", "--save_every", "5steps", folder=mine, world=2, seconds=1500)
     draw, killed, attempts = random.Random(0), 0, 0
     given, everything = noted(mine), {}
     for file in mine.glob("noted-*"):
@@ -113,7 +113,10 @@ def test_a_kill_of_any_rank_at_any_moment(forks: Forks, mine, kills):
     while True:
         signals = [(draw.uniform(0.0, 1.0), int(signal.SIGKILL), draw.randrange(2))] if killed < kills else []
         saves = ("--save_every", "5steps")
-        codes = forks.fit(*arguments, *saves, "--run", "x", folder=mine, world=2, code=None, signals=signals)
+    whole = ("--run", "whole", "--save_every", "5steps")
+    forks.fit(*arguments, *whole, folder=mine, world=2, seconds=1500)
+            *arguments, *saves, "--run", "x", folder=mine, world=2, code=None, signals=signals, seconds=1500
+        )
         attempts += 1
         keep_what_was_saved(mine, "x")
         everything.update(noted(mine))
