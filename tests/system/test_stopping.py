@@ -113,8 +113,7 @@ def test_a_kill_of_any_rank_at_any_moment(forks: Forks, mine, kills):
     while True:
         signals = [(draw.uniform(0.0, 1.0), int(signal.SIGKILL), draw.randrange(2))] if killed < kills else []
         saves = ("--save_every", "5steps")
-    whole = ("--run", "whole", "--save_every", "5steps")
-    forks.fit(*arguments, *whole, folder=mine, world=2, seconds=1500)
+        codes = forks.fit(
             *arguments, *saves, "--run", "x", folder=mine, world=2, code=None, signals=signals, seconds=1500
         )
         attempts += 1
