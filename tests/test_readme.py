@@ -48,7 +48,7 @@ def commands(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("page", "section"), sections())
-def test_every_command_runs(page, section, tmp_path, request):
+def test_every_command_runs(page, section, tmp_path, request, forks):
     for folder in ("launch", "benchmarks"):
         (tmp_path / folder).symlink_to(REPOSITORY / folder)
     for language in ("python", "yaml"):
@@ -75,7 +75,7 @@ def test_every_command_runs(page, section, tmp_path, request):
             if words[0] == "python" and len(words) > 1 and words[1] in SHORT:
                 # As tests/launch starts them, but with the imports paid once.
                 script = Path(words[1]).stem
-                request.getfixturevalue("forks").fit(*words[2:], *short, folder=tmp_path, script=script)
+                forks.fit(*words[2:], *short, folder=tmp_path, script=script)
             else:
                 run(*words, *short, folder=tmp_path, environment=environment, seconds=200)
 
