@@ -82,6 +82,7 @@ def _serve() -> None:
     import project.evaluation
     import project.start  # noqa: F401
 
+    del os.environ["PYTHONPATH"]  # what ranks start in turn finds our packages, and not tests/project
     for line in sys.stdin:
         request = json.loads(line)
         port = _free_port()
