@@ -62,6 +62,7 @@ class Team:
         self._store: Store | None = None
         self._agents_store: Store | None = None
         self._exchanges = 0
+        self._only_prints = flags.only_prints
         self._serves = meeting.listening is not None
         if self.launch.world_size == 1:
             if self.launch.agent_store:
@@ -158,6 +159,8 @@ class Team:
         except Exception as caught:
             error = caught
         except (SystemExit, KeyboardInterrupt) as caught:
+            if self._only_prints:
+                raise
             error = LeftEarlyError(f"the code that was to be trained called for an end: {caught!r}")
         said = {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
         statements = self.exchange(said)
@@ -217,7 +220,7 @@ class Team:
             elif isinstance(error, Exception) and lost_contact(error) and self._somebody_refused():
                 refused = True
                 raise told_elsewhere() from None
-            elif error is not None and not refused:
+            elif error is not None and not refused and not self._only_prints:
                 self._say_that_it_failed(error)
         finally:
             leave_process_group()
