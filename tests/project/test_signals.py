@@ -9,6 +9,7 @@ import pytest
 LISTENING = """
 import os, signal, subprocess, sys, threading, time
 from project.signals import SIGNALS, STOPPING
+before = {signum: signal.getsignal(signum) for signum in STOPPING}
 SIGNALS.listen()
 """
 
@@ -71,7 +72,7 @@ def test_what_is_forked_off_and_what_is_run_go_by_their_own_handlers():
     done = run("""
 import multiprocessing
 def handlers(queue):
-    queue.put([signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler) for signum in STOPPING])
+    queue.put([signal.getsignal(signum) == before[signum] for signum in STOPPING])
 queue = multiprocessing.get_context("fork").Queue()
 multiprocessing.get_context("fork").Process(target=handlers, args=(queue,)).start()
 print(all(queue.get(timeout=10)))
