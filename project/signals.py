@@ -21,8 +21,8 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 SAME_PRESS_SECONDS = 1.0
 """One Ctrl-C may come twice: from the terminal, and passed on by what started this process."""
 
-
 PATIENCE_SECONDS = 10.0
+"""So long a process that was asked to stop waits for the others, before anything is begun."""
 
 
 class StopSignals:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,18 @@ def require(part: str) -> None:
     if part in os.environ.get("RANKZERO_REQUIRE", "").split(","):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@contextmanager
+def disk_at(folder: Path, size: str) -> Iterator[Path]:
+    """A disk of its own, of that size, in the memory."""
+    require("strace")  # and root
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @dataclass

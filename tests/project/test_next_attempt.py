@@ -20,6 +20,7 @@ def asked(monkeypatch):
         return Outcome(Requeue.REFUSED, "  asked  a requeue") if run == "refused" else Outcome(Requeue.DONE, "requeued")
 
     monkeypatch.setattr(module, "requeue", requeue)
+    monkeypatch.setattr(module, "job_around", lambda launch: "a job")
     return calls
 
 
@@ -44,10 +45,14 @@ def test_a_refusal_is_told(here, asked):
         ({"attempt": 3, "most": 3}, "not requeued: this was attempt 3, and --max_attempts is 3"),
         (
             {"reason": TIME_IS_UP, "begun": False},
-            "not requeued: the time that there is is not enough for a single step",
+            "not a single step fits into the time that there is: another attempt would not help",
         ),
         ({"saved": False}, "not requeued: nothing is saved, so that the next attempt would begin anew"),
     ],
 )
 def test_what_would_not_help_or_is_not_wanted_is_not_asked_for(here, asked, settings, says):
     assert ask(**settings) == says and not asked
+
+
+def test_without_a_scheduler_nobody_speaks_of_requeuing(here):
+    assert ask(attempt=3, most=3) == ask(saved=False) == ""

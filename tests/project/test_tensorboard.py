@@ -1,26 +1,21 @@
-import subprocess
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from project import tensorboard
 from project.tensorboard import CurvesLogger
-from running import require
+from running import disk_at
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 64 KiB."""
-    require("strace")  # and root
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with disk_at(tmp_path / "disk", "64k") as disk:
+        yield disk
 
 
 def test_a_full_disk_costs_a_gap_in_the_curve(small_disk, monkeypatch, recwarn):
-    monkeypatch.setattr(tensorboard, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(tensorboard, "AGAIN_SECONDS", 1.1)  # files are read in the order of the second in their names
     logger = CurvesLogger(small_disk, name="", version="curves", purge_step=0)
     logger.log_metrics({"loss": 1.0}, 0)
     logger.save()
@@ -32,6 +27,7 @@ def test_a_full_disk_costs_a_gap_in_the_curve(small_disk, monkeypatch, recwarn):
         logger.log_metrics({"loss": 1.0 + step}, step)
         logger.save()
     filling.unlink()
+    time.sleep(1.2)
     for step in range(400, 402):
         logger.log_metrics({"loss": 1.0 + step}, step)
         logger.save()

@@ -11,7 +11,7 @@ from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.checkpoints.manifest import checkpoints_in, clean, newest_valid, verify
 from project.errors import RequestError
 from project.export import export_weights
-from running import require
+from running import disk_at, require
 from system.saving import CALLS, NEWEST, STEPS, Saving, saving
 
 pytestmark = pytest.mark.xdist_group("disks")
@@ -111,13 +111,8 @@ def test_an_error_of_a_call(saves, tmp_path, call, error, which):
 
 @pytest.fixture
 def disk(tmp_path):
-    """A disk of its own, of four megabytes."""
-    require("strace")  # and root
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "rankzero", folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with disk_at(tmp_path / "disk", "4m") as disk:
+        yield disk
 
 
 def content(step, megabytes=1.5):
