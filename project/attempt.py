@@ -15,9 +15,9 @@ from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.equipment import equip
 from project.errors import CannotStart, Stopped, TakenOverError, mistake
 from project.kept_order import take_up_order
-from project.next_attempt import next_attempt
+from project.next_attempt import next_attempt, why_not_again
 from project.resume import Request, agreed, decide
-from project.say import say
+from project.say import say, show
 from project.strategies import strategy_of
 from project.summary import summarise
 from project.team import Team
@@ -85,7 +85,7 @@ class Attempt:
         error = self.first_error or error
         if isinstance(error, Stopped):
             self._log.info("stopped behind step %d: %s", self.trainer.global_step, error)
-        elif error is not None:
+        elif error is not None and error is not self.first_error:
             self._log.error("".join(traceback.format_exception(error)))
         impossible = not self.begun and isinstance(error, Exception) and mistake(error) is not None
         for handler in list(self._log.handlers):
@@ -96,10 +96,14 @@ class Attempt:
         if impossible:
             self.run.discard_attempt()
             return
-        status = "finished" if error is None else "stopped" if isinstance(error, Stopped) else "failed"
-        report.print_table(self._summarise(status), self.run, self.world)
-        if isinstance(error, Stopped):
-            self._ask_for_the_next(error)
+        if not isinstance(error, Stopped):
+            status = "finished" if error is None else "failed"
+            report.print_table(self._summarise(status), self.run, self.world)
+            return
+        against = why_not_again(self.run, error, self.request.config.max_attempts, self.begun)
+        report.print_table(self._summarise("stopped", again=not against), self.run, self.world)
+        if self.request.config.requeue != "never" and (line := next_attempt(self.run, self.launch, against)):
+            say(line)
 
     def _is_taken_over(self) -> bool:
         try:
@@ -108,14 +112,9 @@ class Attempt:
             return True
         return False
 
-    def _ask_for_the_next(self, stopped: Stopped) -> None:
-        config = self.request.config
-        if line := next_attempt(self.run, self.launch, stopped, config.requeue, config.max_attempts, self.begun):
-            say(line)
-
     def _tell(self, text: str) -> None:
         if self.launch.rank == 0:
-            print(f"rankzero: {text}", flush=True)
+            show(f"rankzero: {text}")
 
     def _open_log(self) -> None:
         handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
@@ -130,11 +129,12 @@ class Attempt:
         self._log.error(cause)
         if self.launch.rank == 0:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
-            self._summarise("failed")
+            if not self._is_taken_over():
+                self._summarise("failed")
 
-    def _summarise(self, status: str) -> dict[str, Any]:
+    def _summarise(self, status: str, again: bool = False) -> dict[str, Any]:
         seconds, best = time.perf_counter() - self._started, self.request.config.keep_best
-        summary = summarise(status, self.trainer, self.run, self.world, self.launch, best, seconds)
+        summary = summarise(status, self.trainer, self.run, self.world, self.launch, best, seconds, again)
         try:
             self.run.write_summary(summary)
         except OSError as error:

@@ -13,6 +13,7 @@ from project.attempt import Attempt
 from project.command_line import Flags
 from project.environments.roll_call import Meeting
 from project.errors import Exit, LeftEarlyError, RequestError, Stopped, saying_why
+from project.kept_config import dump_config
 from project.parser import RankzeroParser, reader
 from project.quiet import quieten
 from project.sampling.sharding import Sharding
@@ -148,7 +149,7 @@ class RankzeroCLI(LightningCLI):
         config = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         for name in (*OF_ONE_START, *(() if self.datamodule else ("data",))):
             config.pop(name, None)
-        return str(yaml.safe_dump(config, sort_keys=False))
+        return dump_config(config)
 
     @property
     def trusted(self) -> bool:

@@ -16,6 +16,7 @@ from project.environments.allocation import end_of_allocation
 from project.environments.launch import Launch
 from project.kept_order import order_of
 from project.lifeline import Lifeline
+from project.loops import fit_loop_of
 from project.resume import Decision, Request
 from project.say import say
 from project.strategies import strategy_of
@@ -40,7 +41,7 @@ def equip(trainer: Trainer, request: Request, decision: Decision, launch: Launch
         saving = _saving(trainer, request, decision, lifeline)
         trainer.callbacks.append(saving)  # type: ignore[attr-defined]
     wall_time = WallTime(_end_of_time(request, launch) if launch.rank == 0 else math.inf)
-    trainer.callbacks += [MindTheTime(lifeline, wall_time, saving), StopSafely(lifeline, saving)]  # type: ignore[attr-defined]
+    fit_loop_of(trainer).hooks += [MindTheTime(lifeline, wall_time, saving), StopSafely(lifeline, saving)]
 
 
 def _set_loggers(trainer: Trainer, request: Request, decision: Decision) -> None:

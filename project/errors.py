@@ -24,7 +24,7 @@ TIME_IS_UP = "the end of the time that there is"
 
 
 class Stopped(Exception):  # noqa: N818 - it is what a person reads
-    """The run has stopped at a safe point, on all ranks, and is saved.
+    """The run has stopped, on all ranks: at a safe point and saved, or before it was begun.
 
     Args:
         reason: Why: a signal, or `TIME_IS_UP`.

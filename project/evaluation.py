@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import Trainer
 
 from project import report
@@ -15,9 +14,12 @@ from project.command_line import Flags
 from project.environments.roll_call import Meeting
 from project.errors import Exit, RequestError, nearest, saying_why
 from project.export import export_weights
+from project.files import write_text
+from project.kept_config import dump_config, read_config
 from project.quiet import quieten
 from project.resume import agreed, given_checkpoint
-from project.run_directory import RunDirectory, write_atomically
+from project.run_directory import RunDirectory
+from project.say import show
 from project.strategies import strategy_of
 from project.team import Team
 from project.world import resolve_world, start_processes
@@ -68,7 +70,7 @@ def export(flags: Flags, checkpoint: Path, rank: int | None) -> int:
     """Writes the weights of the checkpoint to `--export`; rank zero does, without the others."""
     if not rank:
         file = Path(flags.get("export")).expanduser()
-        print(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}", flush=True)
+        show(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}")
     return Exit.FINISHED
 
 
@@ -106,19 +108,10 @@ def with_configuration(flags: Flags, checkpoint: Path) -> Flags:
     """The flags, behind what builds the model and the data that the checkpoint was trained with."""
     if not checkpoint.is_dir():
         return flags  # a .ckpt of somebody else: --model and --data have to say
-    config = _configuration(checkpoint)
+    config = read_config(read_manifest(checkpoint)["rankzero"].get("config"))
     kept = {key: config[key] for key in KEPT if config.get(key) is not None}
-    arguments = ["--config=" + yaml.safe_dump(kept), *flags.arguments]
+    arguments = ["--config=" + dump_config(kept), *flags.arguments]
     return replace(flags, arguments=arguments, given=flags.given | ({"data"} & kept.keys()))
-
-
-def _configuration(checkpoint: Path) -> dict[str, Any]:
-    """The configuration of the run that wrote a checkpoint; empty where the checkpoint does not say it."""
-    try:
-        config = yaml.safe_load(read_manifest(checkpoint)["rankzero"].get("config", ""))
-    except (yaml.YAMLError, AttributeError, RecursionError):
-        config = None
-    return config if isinstance(config, dict) else {}
 
 
 def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:
@@ -139,8 +132,7 @@ def output_file(flags: Flags, checkpoint: Path) -> Path:
 
 def _write(file: Path, result: dict[str, Any]) -> bool:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(result, indent=2) + "\n")
+        write_text(file, json.dumps(result, indent=2) + "\n")
     except OSError as error:
         raise RequestError(f"--output {file}", str(error), "--output FILE, in a folder you may write to") from None
     return True

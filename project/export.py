@@ -7,9 +7,10 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from project.checkpoints.durable import replacing, synced, write_state
+from project.checkpoints.durable import write_state
 from project.checkpoints.loading import load
 from project.errors import RequestError
+from project.files import replacing, synced
 
 
 def export_weights(checkpoint: Path, file: Path, trusted: bool = False) -> str:

@@ -55,10 +55,11 @@ def guard(host: str, ranks: dict[int, int]) -> None:
             elif state != "T":
                 since.pop(rank, None)
             elif now - since.setdefault(rank, now) >= STOPPED_SECONDS:
-                what = f"was stopped (SIGSTOP) for {STOPPED_SECONDS:g} s while its machine went on; ending it"
-                print(f"rankzero: rank {rank} on {host} {what}", file=sys.stderr, flush=True)
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
+                what = f"was stopped (SIGSTOP) for {STOPPED_SECONDS:g} s while its machine went on; it is ended"
+                with contextlib.suppress(OSError, ValueError):
+                    print(f"rankzero: rank {rank} on {host} {what}", file=sys.stderr, flush=True)
 
 
 def _stat(pid: int) -> tuple[str, str]:

@@ -8,11 +8,13 @@ Messages are a line of JSON each, and an empty line now and then, as a sign of l
 
 import contextlib
 import json
+import os
 import secrets
 import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +49,7 @@ class Lines:
         self._selector = selectors.DefaultSelector()  # select() itself ends at descriptor 1,023
         self._selector.register(connection, selectors.EVENT_READ)
         self._lock = threading.Lock()
+        _OURS.add(connection)
 
     def send(self, message: Message | None) -> None:
         """Sends a message, or a sign of life. Any thread may call; where nobody is there any more, nothing happens."""
@@ -70,6 +73,18 @@ class Lines:
             return None
         *whole, self._received = (self._received + received).split(b"\n")
         return [message for message in map(_read, whole) if message is not None]
+
+
+_OURS: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A loader process that held a rank's connection would keep it open when the rank is killed."""
+    for connection in list(_OURS):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _read(line: bytes) -> Message | None:
@@ -105,6 +120,7 @@ class Hub:
     def __init__(self, listening: socket.socket, members: Sequence[Member], quiet: bool) -> None:
         self.listening, self.members, self.quiet = listening, members, quiet
         self.word = secrets.token_hex(8)
+        _OURS.add(listening)
         self._ranks: dict[int, Lines] = {}
         self._callers: dict[socket.socket, Lines] = {}
         self._left: set[int] = set()

@@ -139,7 +139,7 @@ class Lifeline:
 
     def _announce(self, reason: str) -> None:
         """Tells a person, at once, that they have been heard."""
-        where = "as soon as this step is done and saved" if self._safe_points >= 0 else "before the first step"
+        where = "as soon as this step is done" if self._safe_points >= 0 else "before the first step"
         say(f"{reason}: stopping {where}" + "; once more to stop now" * (reason == "SIGINT"))
 
     # Failing together
@@ -217,6 +217,8 @@ class Lifeline:
             time.sleep(0.05)
         if self._leaving:
             time.sleep(TEARDOWN_SECONDS)
+        if self._tells_itself and self._teller == self.rank and not self._done:
+            say(f"{cause}; ending all")  # it has not come to that
         words = f"{cause}; the main thread was at\n{_stack_of_main()}"
         last = threading.Thread(target=self.last_words, args=(words,), daemon=True)  # which may wait for the disk
         last.start()

@@ -5,7 +5,7 @@ the epoch's metrics, a step of the schedule) is left out by the run that carries
 end, behind everything that belongs to them; a checkpoint of that moment is carried on from as if nothing had happened.
 """
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from project.sampling.sharding import Sharding
 from project.sampling.training_batches import Position, TrainingBatches
 
 
-class LoopCallback(Callback):
-    """A callback that is called when nothing is half done. All ranks call these at the same time."""
+class LoopHooks:
+    """What is called when nothing is half done. All ranks are called at the same time."""
 
     def on_ready(self, trainer: Trainer) -> None:
         """All that has to do with the start is done; the first batch comes next."""
@@ -33,6 +33,10 @@ class LoopCallback(Callback):
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """Here a run can be saved and can stop. Behind each of the above, but for a step that ends an epoch."""
+
+
+class LoopCallback(LoopHooks, Callback):
+    """A callback that is called at Lightning's places too."""
 
 
 def install(trainer: Trainer, sharding: Sharding) -> None:
@@ -50,17 +54,29 @@ def fit_loop_of(trainer: Trainer) -> "FitLoop":
     return trainer.fit_loop
 
 
-def _call(trainer: Trainer, hook: str) -> None:
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, LoopCallback):
-            getattr(callback, hook)(trainer)
-
-
 class FitLoop(_FitLoop):
     """The loop over epochs."""
 
     sharding: Sharding
     epoch_loop: "EpochLoop"
+
+    def __init__(self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None) -> None:
+        super().__init__(trainer, min_epochs, max_epochs)
+        self.hooks: list[LoopHooks] = []
+        """What is called beside callbacks, behind them: Lightning would pay for each in every step."""
+        self._listening: dict[str, list[Callable[[Trainer], None]]] = {}
+
+    def call(self, hook: str) -> None:
+        """Calls one of our own hooks."""
+        for listen in self._listening[hook]:
+            listen(self.trainer)
+
+    def _find_who_listens(self) -> None:
+        callbacks = [callback for callback in self.trainer.callbacks if isinstance(callback, LoopHooks)]  # type: ignore[attr-defined]
+        for hook in ("on_ready", "on_step_done", "on_epoch_done", "on_safe_point"):
+            default = getattr(LoopHooks, hook)
+            listening = [one for one in [*callbacks, *self.hooks] if getattr(type(one), hook) is not default]
+            self._listening[hook] = [getattr(one, hook) for one in listening]
 
     @property
     def epochs_done(self) -> int:
@@ -100,8 +116,9 @@ class FitLoop(_FitLoop):
 
     def on_run_start(self) -> None:
         super().on_run_start()
-        _call(self.trainer, "on_ready")
-        _call(self.trainer, "on_safe_point")
+        self._find_who_listens()
+        self.call("on_ready")
+        self.call("on_safe_point")
 
     def on_advance_start(self) -> None:
         super().on_advance_start()
@@ -119,8 +136,8 @@ class FitLoop(_FitLoop):
             assert self._combined_loader is not None
             self._combined_loader.reset()
             self._combined_loader = None
-        _call(self.trainer, "on_epoch_done")
-        _call(self.trainer, "on_safe_point")
+        self.call("on_epoch_done")
+        self.call("on_safe_point")
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -172,16 +189,10 @@ class EpochLoop(_TrainingEpochLoop):
         self.at_rest = True
         if self._should_accumulate():
             return
-        _call(self.trainer, "on_step_done")
+        loop = fit_loop_of(self.trainer)
+        loop.call("on_step_done")
         if not self.is_complete:  # otherwise the epoch's end follows at once
-            _call(self.trainer, "on_safe_point")
-
-    def is_long(self, batches: int) -> bool:
-        """Whether more than a step belongs to the batch of this number within the epoch: a validation, or its end."""
-        every, last = self.trainer.val_check_batch, self.trainer.num_training_batches
-        if every is None or every == math.inf or not self.trainer.enable_validation:
-            return batches >= last
-        return batches >= last or batches % int(every) == 0
+            loop.call("on_safe_point")
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Lightning (2.5.2 on) has the ranks agree by a collective, and wait for the device, in every step."""

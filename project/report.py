@@ -10,6 +10,7 @@ from rich.table import Table
 
 from project.environments.launch import Launch
 from project.run_directory import RunDirectory
+from project.say import show
 from project.world import World
 
 
@@ -56,7 +57,11 @@ def print_evaluation(result: dict[str, Any], file: Path) -> None:
 def _print(table: Table) -> None:
     """Prints a table as wide as it is, so that what is typed again stays whole; brackets in names mean nothing."""
     console = Console(markup=False, highlight=False)
-    console.print(table, width=max(console.width, console.measure(table).maximum), soft_wrap=True)
+    whole = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    console.width = max(console.width, whole)
+    with console.capture() as capture:
+        console.print(table, soft_wrap=True)
+    show(capture.get().removesuffix("\n"))
 
 
 def _device(world: World) -> str:

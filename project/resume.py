@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
@@ -13,7 +12,8 @@ from project.checkpoints.loading import load, needs_trust
 from project.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
 from project.environments.launch import Launch
 from project.errors import CannotStart, RequestError
-from project.run_directory import RunDirectory, choose_run, next_free
+from project.kept_config import changes, classes_in
+from project.run_directory import RunDirectory, choose_run
 
 T = TypeVar("T")
 
@@ -81,14 +81,15 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     run = choose_run(config.root, config.run, request.title, launch.job_id)
     decision = Decision(run)
     resume = config.resume
-    if resume != "auto" and launch.restarts and launch.job_id and run.started_by(launch.job_id):
+    clean(run.checkpoints)
+    again = launch.restarts and launch.job_id and run.started_by(launch.job_id)
+    if resume != "auto" and again and (resume == "never" or checkpoints_in(run.checkpoints)):
         decision.notes.append(f"--resume {resume} was for the first start of job {launch.job_id}; it is carried on")
         resume = "auto"
     if resume == "never":
         if run.exists:
             decision.notes.append(f"the earlier run {run.name} is kept as {run.put_aside()}")
     elif resume == "auto":
-        clean(run.checkpoints)
         decision.checkpoint, refused = newest_valid(run.checkpoints)
         decision.notes += [f"passed over: {reason}" for reason in refused]
     else:
@@ -129,7 +130,7 @@ def _check_same_training(decision: Decision, request: Request) -> None:
     stored = (decision.manifest.get("rankzero") or {}).get("config")
     if stored is None:
         return
-    was, asked = _classes(stored), _classes(request.config_text)
+    was, asked = classes_in(stored), classes_in(request.config_text)
     if not was:
         found = "its manifest does not say of which model and data it is"
         raise RequestError(f"the checkpoint {decision.checkpoint}", found, "the path of another checkpoint")
@@ -141,35 +142,6 @@ def _check_same_training(decision: Decision, request: Request) -> None:
         )
 
 
-def changes(before: str, now: str) -> list[str]:
-    """What is asked for otherwise than a checkpoint remembers, in a line of `--flag before -> now`; none if nothing."""
-    was, asked = (_flattened(yaml.safe_load(text) or {}) for text in (before, now))
-    changed = [
-        f"--{key} {was.get(key)} -> {asked.get(key)}" for key in {**was, **asked} if was.get(key) != asked.get(key)
-    ]
-    return [f"changed since the checkpoint: {', '.join(changed)}"] if changed else []
-
-
-def _flattened(content: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested configuration as `a.b.c` -> value."""
-    if not isinstance(content, dict) or not content:
-        return {prefix.removesuffix("."): content}
-    return {
-        path: value
-        for key, part in content.items()
-        for path, value in _flattened(part, prefix if key == "init_args" else f"{prefix}{key}.").items()
-    }
-
-
-def _classes(config: str) -> dict[str, str]:
-    """The class paths of model and data in a configuration; none where somebody made it who knows no better."""
-    try:
-        content = yaml.safe_load(config)
-        return {name: str(content[name]["class_path"]) for name in ("model", "data") if content.get(name)}
-    except (yaml.YAMLError, AttributeError, LookupError, TypeError, RecursionError):
-        return {}
-
-
 def _go_back(decision: Decision) -> None:
     """Puts aside what a run has beyond the checkpoint that it carries on from: not lost, nor taken for newer."""
     folder = decision.run.checkpoints
@@ -178,10 +150,7 @@ def _go_back(decision: Decision) -> None:
         beyond = beyond[[path.name for path in beyond].index(decision.checkpoint.name) + 1 :]
     if not beyond:
         return
-    aside = next_free(folder.parent, "checkpoints.before")
-    aside.mkdir()
-    for path in beyond:
-        path.rename(aside / path.name)
+    aside = decision.run.put_checkpoints_aside(beyond)
     decision.notes.append(f"checkpoints that are not carried on from are kept in {aside}")
 
 

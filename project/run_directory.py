@@ -15,12 +15,14 @@ import os
 import shutil
 import socket
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from project.errors import RequestError, TakenOverError
+from project.files import make_folder, write_text
 
 
 @dataclass
@@ -33,7 +35,7 @@ class RunDirectory:
         id: What tells this run from all others, once an attempt has begun.
         attempt: Number of the attempt that is under way; 0 before `begin_attempt`.
         fresh: Whether this attempt made the directory.
-        aside: Where an earlier run of this name has been put.
+        moved: What this attempt has put aside: where it was, and where it is.
     """
 
     path: Path
@@ -41,7 +43,7 @@ class RunDirectory:
     attempt: int = 0
     id: str = ""
     fresh: bool = False
-    aside: Path | None = None
+    moved: list[tuple[Path, Path]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -94,12 +96,12 @@ class RunDirectory:
             record["attempts"].append(attempt)
             kept = self.path / "attempts" / f"{self.attempt:04d}"
             kept.mkdir(parents=True, exist_ok=True)
-            write_atomically(kept / "config.yaml", config)
-            write_atomically(self.path / "config.yaml", config)
-            write_atomically(self.path / "run.json", json.dumps(record, indent=2) + "\n")
+            write_text(kept / "config.yaml", config)
+            write_text(self.path / "config.yaml", config)
+            write_text(self.path / "run.json", json.dumps(record, indent=2) + "\n")
         except OSError as error:
-            if self.fresh:
-                shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.discard_attempt()
             raise cannot_write(self.path, error) from None
 
     def check_still_ours(self) -> None:
@@ -132,33 +134,54 @@ class RunDirectory:
         """Takes back `begin_attempt`, for an attempt that turned out to be impossible before its first step."""
         if self.fresh and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.path, ignore_errors=True)
-            if self.aside:
-                self.aside.rename(self.path)
+            self._put_back()
             with contextlib.suppress(OSError):
                 self.path.parent.rmdir()  # the root, if nothing else is in it
             return
-        record = self.read("run.json")
-        record["attempts"] = record["attempts"][: self.attempt - 1]
-        write_atomically(self.path / "run.json", json.dumps(record, indent=2) + "\n")
+        self._put_back()
         shutil.rmtree(self.path / "attempts" / f"{self.attempt:04d}", ignore_errors=True)
+        record = self.read("run.json")
+        if len(record.get("attempts", [])) >= self.attempt > 0:
+            record["attempts"] = record["attempts"][: self.attempt - 1]
+            write_text(self.path / "run.json", json.dumps(record, indent=2) + "\n")
         before = self.path / "attempts" / f"{self.attempt - 1:04d}" / "config.yaml"
         if before.is_file():
-            write_atomically(self.path / "config.yaml", before.read_text())
+            write_text(self.path / "config.yaml", before.read_text())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes `summary.json`, whole or not at all."""
-        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def put_aside(self) -> Path:
         """Renames an earlier run of this name, so that a new one can begin; returns where it is now."""
-        number = 1
-        while (aside := self.path.with_name(f"{self.name}.before-{number}")).exists():
-            number += 1
-        try:
-            self.aside = self.path.rename(aside)
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
+        aside = next_free(self.path.parent, f"{self.name}.before")
+        self._move({self.path: aside})
         return aside
+
+    def put_checkpoints_aside(self, checkpoints: Sequence[Path]) -> Path:
+        """Moves checkpoints to a folder beside the others, where they are not taken for newer; returns it."""
+        aside = next_free(self.path, "checkpoints.before")
+        self._move({path: aside / path.name for path in checkpoints})
+        return aside
+
+    def _move(self, moves: Mapping[Path, Path]) -> None:
+        try:
+            for place, aside in moves.items():
+                make_folder(aside.parent)
+                place.rename(aside)
+                self.moved.append((place, aside))
+        except OSError as error:
+            self._put_back()
+            raise cannot_write(self.path, error) from None
+
+    def _put_back(self) -> None:
+        """Takes back what was put aside, for an attempt that does not come to be."""
+        with contextlib.suppress(OSError):
+            while self.moved:
+                place, aside = self.moved.pop()
+                aside.rename(place)
+                if aside.parent != place.parent and not any(aside.parent.iterdir()):
+                    aside.parent.rmdir()
 
 
 def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> RunDirectory:
@@ -210,16 +233,6 @@ def cannot_write(folder: Path, error: OSError) -> RequestError:
     return RequestError(
         f"to keep the run in {folder}", str(error), "--root DIR, where DIR is a folder you may write to"
     )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file so that a reader, or a crash, sees the old one or the new one, whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def _now() -> str:

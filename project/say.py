@@ -1,10 +1,31 @@
-"""What a person is told by threads that have more important things to do than to be heard. Imports no torch."""
+"""What a person is told; that nobody can hear it is no reason to fail. Imports no torch.
+
+A full disk, a closed pipe or a dead terminal may be behind stdout and stderr.
+"""
 
 import contextlib
+import os
 import sys
 
+_LOST = (OSError, ValueError)
 
-def say(text: str) -> None:
-    """Prints a line on stderr; a full disk, a closed pipe or a dead terminal behind it is no reason to fail."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"rankzero: {text}", file=sys.stderr, flush=True)
+
+def say(text: str, above: str = "") -> None:
+    """Prints a line on stderr: what goes wrong or is about to end. `above` goes before it, as it is."""
+    with contextlib.suppress(*_LOST):
+        print(f"{above}rankzero: {text}", file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Prints on stdout: how a run goes, and what came of it."""
+    with contextlib.suppress(*_LOST):
+        print(text, flush=True)
+
+
+def settle() -> None:
+    """To be called last: what could not be written would make an exit code of its own of it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except _LOST:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

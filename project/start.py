@@ -21,6 +21,7 @@ from project.errors import HOUSE, CannotStart, Exit, RequestError, Stopped, is_t
 from project.explain import explain
 from project.request import asked_of, check_shape, processes_to_start
 from project.sampling.workers import end_workers
+from project.say import say, settle
 from project.signals import SIGNALS
 
 LOST_CONTACT_SECONDS = 1.0
@@ -59,7 +60,7 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
         return 128 + signal.SIGINT
     except Stopped as stopped:
         if speaks_for_all(launch):
-            print(f"rankzero: {stopped}", file=sys.stderr, flush=True)
+            say(str(stopped))
         return Exit.STOPPED
     except CannotStart as error:
         return refuse(error, launch)
@@ -67,6 +68,7 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
         return tell(error, launch or Launch())
     finally:
         end_workers()
+        settle()
 
 
 def meet(launch: Launch, flags: Flags) -> Meeting:
@@ -88,11 +90,11 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
     """
     told = error.told if error.told is not None else not speaks_for_all(launch)
     if not told:
-        print(f"rankzero: cannot start\n{error}", file=sys.stderr, flush=True)
+        say(f"cannot start\n{error}")
     elif error.told is None and launch and speaks_for_machine(launch, error.own):
         found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
         who = f"rank {launch.rank} on {socket.gethostname()}"
-        print(f"rankzero: {who} does not start: {found}", file=sys.stderr, flush=True)
+        say(f"{who} does not start: {found}")
     leave_after_the_speaker(Exit.WRONG_REQUEST, spoke=not told or error.own)
     return Exit.WRONG_REQUEST
 
@@ -102,14 +104,13 @@ def tell(error: Exception, launch: Launch) -> Exit:
     who = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     if is_told(error):
         time.sleep(LOST_CONTACT_SECONDS)
-    elif lost_contact(error):
-        print(f"rankzero: {who} lost contact with another rank ({error})", file=sys.stderr, flush=True)
+    elif launch.world_size > 1 and lost_contact(error):
+        say(f"{who} lost contact with another rank ({error})")
         time.sleep(LOST_CONTACT_SECONDS)
     elif message := mistake(error):
-        print(f"rankzero: {who} failed\n  {message}", file=sys.stderr, flush=True)
+        say(f"{who} failed\n  {message}")
     else:
-        print("".join(user_frames(error)), file=sys.stderr)
-        print(f"rankzero: {who} failed with the error above", file=sys.stderr, flush=True)
+        say(f"{who} failed with the error above", above="".join(user_frames(error)))
     return Exit.FAILED
 
 

@@ -17,7 +17,14 @@ from project.world import World
 
 
 def summarise(
-    status: str, trainer: Trainer, run: RunDirectory, world: World, launch: Launch, best: str | None, seconds: float
+    status: str,
+    trainer: Trainer,
+    run: RunDirectory,
+    world: World,
+    launch: Launch,
+    best: str | None,
+    seconds: float,
+    again: bool,
 ) -> dict[str, Any]:
     """What is known of the whole run; `seconds` and `samples_per_second` are this attempt's.
 
@@ -29,6 +36,7 @@ def summarise(
         launch: How they were started.
         best: `--keep_best`.
         seconds: How long this attempt took.
+        again: Whether the run is to go on in another attempt.
     """
     throughput, ledger = callback_of(trainer, Throughput), callback_of(trainer, KeepLedger)
 
@@ -52,6 +60,7 @@ def summarise(
         "seconds": round(seconds, 3),
         "ledger": ledger.statements,
         "attempts": run.attempt,
+        "another_attempt": again,
         "checkpoint": within_run(next(filter(is_finished, reversed(checkpoints_in(run.checkpoints))), None)),
         "best": within_run(Retention(best=best).best_in(run.checkpoints)),
         "max_epochs": trainer.max_epochs,

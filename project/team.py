@@ -223,7 +223,9 @@ class Team:
             elif error is not None and not refused and not self._only_prints:
                 self._say_that_it_failed(error)
         finally:
-            leave_process_group()
+            left = leave_process_group()
+            if error and refused and not left:
+                self._say_that_it_failed(error)  # the others may wait in a collective
             if refused:
                 self._leave_after_all()
             self.lifeline.leave()
@@ -279,12 +281,17 @@ def told_elsewhere() -> CannotStart:
     return refusal
 
 
-def leave_process_group() -> None:
+def leave_process_group() -> bool:
     """Destroys the process group; without this about one gloo run in ten ends with signal 6 after all is done.
 
     In an exception path too, but with NCCL, where it may wait for ranks that will never come.
+
+    Returns:
+        Whether there is none any more.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    if sys.exc_info()[0] is None or torch.distributed.get_backend() == "gloo":
-        torch.distributed.destroy_process_group()
+        return True
+    if sys.exc_info()[0] is not None and torch.distributed.get_backend() != "gloo":
+        return False
+    torch.distributed.destroy_process_group()
+    return True

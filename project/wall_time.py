@@ -4,6 +4,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import Enum
 
 REMEMBERED = 32
 """How many steps of a kind are remembered: what has been slow once may be so again, but not for ever."""
@@ -12,6 +13,14 @@ UNMEASURED_SAVE_SECONDS = 5.0
 """What saving is taken to need before it has been measured."""
 
 _UNITS = {"s": 1, "min": 60, "h": 3600}
+
+
+class Kind(Enum):
+    """What belongs to a step beside itself."""
+
+    PLAIN = "nothing"
+    EPOCH = "the end of an epoch"
+    VALIDATION = "a validation, and perhaps the end of an epoch"
 
 
 class WallTime:
@@ -30,7 +39,7 @@ class WallTime:
         self.end, self.margin_seconds = end, margin_seconds
         self.validation_guess = 0.0
         self._clock = clock
-        self._steps: dict[bool, deque[float]] = {kind: deque(maxlen=REMEMBERED) for kind in (False, True)}
+        self._steps: dict[Kind, deque[float]] = {kind: deque(maxlen=REMEMBERED) for kind in Kind}
         self._longest_save: float | None = None
 
     @property
@@ -38,20 +47,16 @@ class WallTime:
         """The time that is left; below zero where it is up."""
         return self.end - self._clock()
 
-    def note_step(self, seconds: float, validated: bool) -> None:
-        """Notes how long a step took, with the validation behind it where there was one, without saving."""
-        self._steps[validated].append(seconds)
+    def note_step(self, seconds: float, kind: Kind) -> None:
+        """Notes how long a step took, with what belonged to it, without saving."""
+        self._steps[kind].append(seconds)
 
     def note_save(self, seconds: float) -> None:
         """Notes how long saving took."""
         self._longest_save = max(seconds, self._longest_save or 0.0)
 
-    def is_over(self, next_steps: Sequence[bool]) -> bool:
-        """Whether the next steps and a save behind them may take longer than the time that is left.
-
-        Args:
-            next_steps: For each of the next steps whether a validation belongs to it.
-        """
+    def is_over(self, next_steps: Sequence[Kind]) -> bool:
+        """Whether the next steps and a save behind them may take longer than the time that is left."""
         return self.seconds_left < sum(map(self._step, next_steps)) + self.save_seconds + self.margin_seconds
 
     @property
@@ -59,11 +64,13 @@ class WallTime:
         """What a save is taken to need: twice the longest one, since file systems of clusters have slow moments."""
         return UNMEASURED_SAVE_SECONDS if self._longest_save is None else 2 * self._longest_save
 
-    def _step(self, validated: bool) -> float:
+    def _step(self, kind: Kind) -> float:
         """What a step is taken to need."""
-        if validated and not self._steps[True]:
-            return self._step(False) + self.validation_guess
-        return max(self._steps[validated], default=0.0)
+        if self._steps[kind]:
+            return max(self._steps[kind])
+        if kind is Kind.VALIDATION:
+            return self._step(Kind.EPOCH) + self.validation_guess
+        return self._step(Kind.PLAIN) if kind is Kind.EPOCH else 0.0
 
 
 def seconds_of(text: str) -> int:

@@ -1,6 +1,8 @@
 """A failure is known to all ranks before anything else is done about it."""
 
+import logging
 import socket
+import traceback
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -31,8 +33,10 @@ class FailTogether(Callback):
         self.begun = True
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        told_otherwise = isinstance(exception, Stopped) or mistake(exception) is not None or lost_contact(exception)
-        if told_otherwise or not isinstance(exception, Exception):
+        if not isinstance(exception, Exception) or isinstance(exception, Stopped) or lost_contact(exception):
             return
+        if not self.begun and mistake(exception) is not None:
+            return  # the run is not begun, and whoever started it is told why
         self.error = exception
+        logging.getLogger("rankzero").error("".join(traceback.format_exception(exception)))
         self.lifeline.fail(f"rank {trainer.global_rank} on {socket.gethostname()} failed: {exception!r}")

@@ -7,6 +7,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from torch import Tensor
 
+from project.say import show
+
 EVERY_SECONDS = 10.0
 
 
@@ -65,10 +67,7 @@ class PlainProgress(ProgressBar):
         self._printed = time.monotonic()
         metrics = "  ".join(f"{name} {_short(value)}" for name, value in sorted(trainer.callback_metrics.items()))
         seconds = self._printed - self._started
-        print(
-            f"{_epoch(trainer)} {where}  step {trainer.global_step}  {metrics}  {seconds:.0f} s",
-            flush=True,
-        )
+        show(f"{_epoch(trainer)} {where}  step {trainer.global_step}  {metrics}  {seconds:.0f} s")
 
 
 def _epoch(trainer: Trainer) -> str:

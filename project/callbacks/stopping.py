@@ -6,10 +6,10 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 from project.checkpoints.saving import SaveCheckpoints
 from project.errors import Stopped
 from project.lifeline import Lifeline
-from project.loops import LoopCallback, fit_loop_of
+from project.loops import LoopHooks, fit_loop_of
 
 
-class StopSafely(LoopCallback):
+class StopSafely(LoopHooks):
     """Saves and leaves at a safe point that all ranks have agreed on. All ranks must have it, behind what saves.
 
     Args:

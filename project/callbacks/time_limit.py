@@ -8,14 +8,14 @@ from lightning.pytorch import Trainer
 from project.checkpoints.saving import SaveCheckpoints
 from project.errors import TIME_IS_UP, Stopped
 from project.lifeline import Lifeline
-from project.loops import LoopCallback, fit_loop_of
-from project.wall_time import WallTime
+from project.loops import LoopHooks, fit_loop_of
+from project.wall_time import Kind, WallTime
 
 MEASURED_AT = 10
-"""The safe point at which a run whose time is limited saves for the first time, whatever `--save_every` says."""
+"""The step behind which a run whose time is limited saves for the first time, whatever `--save_every` says."""
 
 
-class MindTheTime(LoopCallback):
+class MindTheTime(LoopHooks):
     """Measures steps, validations and saves, and has all ranks stop in time. All ranks must have it, behind what saves.
 
     Args:
@@ -28,7 +28,7 @@ class MindTheTime(LoopCallback):
         self.lifeline, self.wall_time, self.saving = lifeline, wall_time, saving
         self._since = time.monotonic()
         self._plain_seconds = 0.0
-        self._safe_points, self._limited = 0, False
+        self._steps, self._limited, self._seen = 0, False, 0
 
     def on_ready(self, trainer: Trainer) -> None:
         """All ranks must call.
@@ -37,43 +37,67 @@ class MindTheTime(LoopCallback):
             Stopped: On all ranks, where there is no time to begin.
         """
         is_over, self._limited = trainer.strategy.broadcast(
-            (self.wall_time.is_over([False]), math.isfinite(self.wall_time.end))
+            (self.wall_time.is_over([Kind.PLAIN]), math.isfinite(self.wall_time.end))
         )
         if is_over:
             raise Stopped(TIME_IS_UP)
 
     def on_step_done(self, trainer: Trainer) -> None:
-        loop = fit_loop_of(trainer).epoch_loop
-        if not loop.is_complete:  # otherwise the end of the epoch belongs to it
-            self._note(loop.is_long(loop.batches_done))
+        self._steps += 1
+        if not fit_loop_of(trainer).epoch_loop.is_complete:  # otherwise the end of the epoch belongs to it
+            self._note(trainer, Kind.PLAIN)
 
     def on_epoch_done(self, trainer: Trainer) -> None:
-        self._note(long=True)
+        self._note(trainer, Kind.EPOCH)
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """All ranks must call."""
         if not self._limited:
             return
-        self._safe_points += 1
-        if self.saving and self._safe_points == MEASURED_AT:
+        if self.saving and self._steps == MEASURED_AT:
             self.saving.save(trainer)  # so that it is known how long that takes
-        self._since = time.monotonic()
+        self._since, self._seen = time.monotonic(), _validated(trainer)
         if self.saving and self.saving.last_seconds:
             self.wall_time.note_save(self.saving.last_seconds)
         batches = sum(trainer.num_val_batches)
         self.wall_time.validation_guess = batches * self._plain_seconds if math.isfinite(batches) else 0.0
-        if self.wall_time.is_over(self._next_steps(trainer)):
+        if self.wall_time.is_over(next_steps(trainer)):
             self.lifeline.ask_to_stop(TIME_IS_UP)
 
-    def _note(self, long: bool) -> None:
-        seconds = time.monotonic() - self._since
-        self.wall_time.note_step(seconds, long)
-        if not long:
+    def _note(self, trainer: Trainer, kind: Kind) -> None:
+        if not self._limited:
+            return
+        kind, seconds = Kind.VALIDATION if _validated(trainer) != self._seen else kind, time.monotonic() - self._since
+        self.wall_time.note_step(seconds, kind)
+        if kind is Kind.PLAIN:
             self._plain_seconds = seconds
 
-    @staticmethod
-    def _next_steps(trainer: Trainer) -> list[bool]:
-        """Which of the next two steps are long; the second is the one that all can agree to stop behind."""
-        loop = fit_loop_of(trainer).epoch_loop
-        done = 0 if loop.is_complete else loop.batches_done
-        return [loop.is_long(done + number * trainer.accumulate_grad_batches) for number in (1, 2)]
+
+def _validated(trainer: Trainer) -> int:
+    """How many batches have been validated on."""
+    return int(fit_loop_of(trainer).epoch_loop.val_loop.batch_progress.total.ready)
+
+
+def next_steps(trainer: Trainer) -> list[Kind]:
+    """What belongs to the next two steps; the second is the one that all can agree to stop behind."""
+    loop, batches = fit_loop_of(trainer).epoch_loop, int(trainer.accumulate_grad_batches)
+    done = 0 if loop.is_complete else loop.batches_done
+    steps = [range(done + 1 + step * batches, done + 1 + (step + 1) * batches) for step in (0, 1)]
+    return [max((_kind(trainer, batch) for batch in step), key=list(Kind).index) for step in steps]
+
+
+def _kind(trainer: Trainer, batch: int) -> Kind:
+    """What belongs to a batch, counted from 1 in the epoch that is under way or comes next (lightning 2.6)."""
+    loop, last, every = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches, trainer.val_check_batch
+    beyond, within = batch > last, batch - last if batch > last else batch
+    plain, every_epochs = Kind.EPOCH if within == last else Kind.PLAIN, trainer.check_val_every_n_epoch
+    if not trainer.enable_validation or (every_epochs and (trainer.current_epoch + beyond + 1) % every_epochs):
+        return plain
+    if every is None:  # they go by the clock
+        return Kind.VALIDATION
+    if every == math.inf:
+        return Kind.VALIDATION if within == last else Kind.PLAIN
+    if every_epochs is None:  # counted over all epochs
+        progress = loop.batch_progress
+        within = batch + progress.total.ready - (0 if loop.is_complete else progress.current.ready)
+    return plain if within % every else Kind.VALIDATION

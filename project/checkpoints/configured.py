@@ -4,10 +4,11 @@ A state dict of torch holds settings (a rate, a momentum) beside progress, and l
 Here a checkpoint also notes the settings as they were configured; one that is configured differently now is put in.
 """
 
+from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from torch.optim import Optimizer
 
 from project.loops import LoopCallback
 
@@ -15,23 +16,29 @@ Settings = dict[str, Any]
 
 _PROGRESS = ("last_epoch", "_step_count", "_last_lr", "best", "num_bad_epochs", "cooldown_counter", "lr")
 
+_NESTED = ("_schedulers", "lr_lambdas")
+"""What a schedule's state dict holds of other objects: their state, in a row."""
+
 
 class ConfiguredSettings(LoopCallback):
     """Saves the settings of optimisers and schedules, and has those that are changed win."""
 
     def __init__(self) -> None:
-        self._now: dict[str, list[Any]] = {}
+        self._groups: list[list[Settings]] = []
+        self._schedules: list[Settings] = []
         self._then: dict[str, list[Any]] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning restores the training state behind this."""
-        self._now = {
-            "optimizers": [[_plain(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers],
-            "schedules": [_plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
-        }
+        self._groups = [
+            [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            for optimizer in trainer.optimizers
+        ]
+        self._schedules = [deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["configured"] = self._now
+        optimizers = [[_plain(group) for group in groups] for groups in self._groups]
+        checkpoint["configured"] = {"optimizers": optimizers, "schedules": [_plain(one) for one in self._schedules]}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._then = checkpoint.get("configured")
@@ -40,36 +47,57 @@ class ConfiguredSettings(LoopCallback):
         then, self._then = self._then, None
         if not then:
             return
-        for optimizer, was, now in zip(trainer.optimizers, then["optimizers"], self._now["optimizers"], strict=False):
-            _change(optimizer, was, now)
-        for config, was, now in zip(
-            trainer.lr_scheduler_configs, then["schedules"], self._now["schedules"], strict=False
-        ):
-            vars(config.scheduler).update(_changed(was, now))
-            if hasattr(config.scheduler, "_last_lr"):
-                config.scheduler._last_lr = [group["lr"] for group in config.scheduler.optimizer.param_groups]
+        for optimizer, befores, nows in zip(trainer.optimizers, then["optimizers"], self._groups, strict=False):
+            for group, was, now in zip(optimizer.param_groups, befores, nows, strict=False):
+                _change_group(group, was, now)
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        for schedule, was, now in zip(schedules, then["schedules"], self._schedules, strict=False):
+            _change_schedule(schedule, was, now)
 
 
-def _change(optimizer: Optimizer, was: list[Settings], now: list[Settings]) -> None:
-    for group, old, new in zip(optimizer.param_groups, was, now, strict=False):
-        group.update(_changed(old, new))
-        # A schedule has moved the rate since: it goes on from where it is, in proportion.
-        before, after = (settings.get("initial_lr", settings.get("lr")) for settings in (old, new))
-        if before != after and before and after is not None:
-            group["lr"] = group["lr"] * (after / before)
+def _change_group(group: Settings, was: Settings, now: Settings) -> None:
+    group.update(_changed(was, now))
+    # A schedule has moved the rate since: it goes on from where it is, in proportion.
+    before, after = (settings.get("initial_lr", settings.get("lr")) for settings in (was, now))
+    if before != after and before and after is not None:
+        group["lr"] = group["lr"] * (after / before)
+
+
+def _change_schedule(schedule: Any, was: Settings, now: Settings) -> None:
+    for key in _NESTED:
+        rows: list[list[Any]] = [settings.get(key) or [] for settings in (vars(schedule), was, now)]
+        for inner, old, new in zip(*rows, strict=False):
+            if isinstance(old, dict) and isinstance(new, dict):
+                _change_schedule(inner, old, new)
+    vars(schedule).update({key: value for key, value in _changed(was, now).items() if key not in _NESTED})
+    if hasattr(schedule, "_last_lr") and hasattr(schedule, "optimizer"):
+        schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 
 
 def _changed(was: Settings, now: Settings) -> Settings:
     """The settings that are not what they were."""
-    return {key: value for key, value in now.items() if key not in _PROGRESS and key in was and was[key] != value}
+    plain = _plain(now)
+    return {key: now[key] for key in plain if key not in _PROGRESS and key in was and was[key] != plain[key]}
 
 
 def _plain(settings: Settings) -> Settings:
-    """Those that are numbers, words, or rows of them."""
+    """Those that are numbers, words, or made up of them, as a checkpoint holds them."""
+    found = {}
+    for key, value in settings.items():
+        with suppress(TypeError):
+            found[key] = _as_plain(value)
+    return found
 
-    def is_plain(value: Any) -> bool:
-        return isinstance(value, str | int | float | None) or (
-            isinstance(value, list | tuple) and all(isinstance(item, str | int | float | None) for item in value)
-        )
 
-    return {key: value for key, value in settings.items() if key != "params" and is_plain(value)}
+def _as_plain(value: Any) -> Any:
+    """Raises a TypeError where it is something else."""
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (int, float, str):  # and not what is made of them, as numpy's numbers are
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, list | tuple):
+        return [_as_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {_as_plain(key): _as_plain(item) for key, item in value.items()}
+    raise TypeError(f"{type(value)} is no plain type")

@@ -8,10 +8,11 @@ from typing import Any
 
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from project.checkpoints.durable import remove_directory, replacing, write_directory, write_state
+from project.checkpoints.durable import remove_directory, write_directory, write_state
 from project.checkpoints.loading import load
 from project.checkpoints.snapshot import Snapshots
 from project.checkpoints.writer import BackgroundWriter
+from project.files import replacing
 
 
 class DirectoryCheckpointIO(TorchCheckpointIO):

@@ -1,12 +1,9 @@
-"""Writes that a crash, a full disk or a power cut leave done or not done, and never half done."""
+"""Checkpoints that a crash, a full disk or a power cut leave written or not written, and never half."""
 
 import contextlib
 import hashlib
-import os
 import pickle
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,11 +15,11 @@ from project.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
     REPLACED,
-    SAVING,
     STATE,
     is_whole,
     manifest_text,
 )
+from project.files import SAVING, make_folder, sync_folder, synced
 
 
 class HashedFile:
@@ -92,30 +89,6 @@ def write_state(checkpoint: Any, path: Path) -> HashedFile:
     return hashed
 
 
-@contextmanager
-def synced(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file to be written anew; at the end it is on the disk."""
-    with path.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives the path of a file beside another one, which takes its place at the end, if all went well."""
-    make_folder(path.parent)
-    beside = path.with_name(f".{path.name}{SAVING}")
-    try:
-        yield beside
-        beside.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-    sync_folder(path.parent)
-
-
 def remove_directory(path: Path) -> None:
     """Removes a checkpoint directory; whatever interrupts this leaves it whole, or nothing that looks like one."""
     dying = path.with_name(f".{path.name}{DELETING}")
@@ -123,23 +96,6 @@ def remove_directory(path: Path) -> None:
     path.rename(dying)
     sync_folder(path.parent)
     shutil.rmtree(dying)
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder, and those that it is in, to last."""
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Waits until what a folder lists is on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:

@@ -26,12 +26,17 @@ class Retention:
         best = self.best_in(folder) if older else None
         return [path for path in older if path != best]
 
+    @property
+    def metric(self) -> str | None:
+        """The name of the metric that says which is best."""
+        return self.best.partition(":")[2] if self.best else None
+
     def best_in(self, folder: Path) -> Path | None:
         """The best checkpoint; of equals the oldest, which is the one that the metric was computed for."""
-        if self.best is None:
+        if self.best is None or self.metric is None:
             return None
-        mode, _, name = self.best.partition(":")
-        values = {path: _metrics(path).get(name) for path in checkpoints_in(folder)}
+        mode = self.best.partition(":")[0]
+        values = {path: _metrics(path).get(self.metric) for path in checkpoints_in(folder)}
         known = {path: value for path, value in values.items() if isinstance(value, int | float)}
         if not known:
             return None

@@ -19,11 +19,10 @@ from project.checkpoints.retention import Retention
 from project.errors import RunError, SaveError
 from project.loops import LoopCallback, fit_loop_of
 from project.say import say
+from project.wall_time import seconds_of
 
 CLOCK_STEPS = 16
 """How many steps pass between two looks at the clock, which all ranks take together."""
-
-_SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Interval:
         number, unit = int(match[1]), match[2]
         if unit is None:
             return cls(epochs=number)
-        return cls(steps=number) if unit.startswith("step") else cls(seconds=number * _SECONDS[unit])
+        return cls(steps=number) if unit.startswith("step") else cls(seconds=seconds_of(text))
 
 
 class SaveCheckpoints(LoopCallback, Checkpoint):
@@ -80,7 +79,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self.saved_at: Any = None
         self.seen = 0
         self.looked_at_clock = 0.0
-        self._due = self._warned = False
+        self._due = self._warned = self._looked = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         io = trainer.strategy.checkpoint_io
@@ -100,6 +99,9 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
 
     def on_epoch_done(self, trainer: Trainer) -> None:
         self._due |= bool(self.every.epochs) and trainer.current_epoch % self.every.epochs == 0
+        if not self._looked and trainer.current_epoch % (trainer.check_val_every_n_epoch or 1) == 0:
+            self._looked = True
+            self._look_for_the_metric(trainer)
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """All ranks must call."""
@@ -138,6 +140,14 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             self.save(trainer)
             if error := self._newest_error(trainer):
                 raise SaveError(error)
+
+    def _look_for_the_metric(self, trainer: Trainer) -> None:
+        metric, logged = self.retention.metric, sorted(trainer.callback_metrics)
+        if metric and metric not in logged:
+            rank_zero_warn(
+                f"rankzero: --keep_best {self.retention.best}: nothing of that name is logged, so that no checkpoint "
+                f"is the best; what is logged: {', '.join(logged) or 'nothing'}"
+            )
 
     def _newest_error(self, trainer: Trainer) -> str | None:
         """What is wrong with the newest save, once it is done. All ranks must call."""

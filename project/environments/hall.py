@@ -6,7 +6,6 @@ import json
 import os
 import selectors
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from project.environments.launch import Launch
 from project.environments.members import Member
 from project.environments.refusals import GREETING, missing, missing_ranks, not_rank_zeros
 from project.errors import RequestError
+from project.say import say
 from project.signals import SIGNALS
 
 LONGEST_LINE = 1 << 20
@@ -220,4 +220,4 @@ class Progress:
         if now - self.told > PROGRESS_SECONDS:
             self.told = now
             left = self.began + self.timeout - now
-            print(f"rankzero: waiting: {what()}; leaving in {left:.0f} s", file=sys.stderr, flush=True)
+            say(f"waiting: {what()}; leaving in {left:.0f} s")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from project.environments import local, network
 from project.environments.launch import Launch
 from project.errors import Exit
+from project.say import say
 from project.signals import SIGNALS
 
 GRACE_SECONDS = 10.0
@@ -128,10 +129,6 @@ class _Processes:
             process.kill()
             process.wait()
 
-    @staticmethod
-    def _tell(what: str) -> None:
-        print(f"rankzero: {what}", file=sys.stderr, flush=True)
-
     def _give_grace(self) -> None:
         self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
 
@@ -142,7 +139,7 @@ class _Processes:
                 name = signal.Signals(-code).name
                 if name == SIGNALS.asked:  # it came before the process could listen: nothing was begun
                     return Exit.STOPPED
-                self._tell(f"rank {self.first_rank + rank} was ended by {name}; ending the others")
+                say(f"rank {self.first_rank + rank} was ended by {name}; ending the others")
                 return 1
             if code:
                 return code  # it has said why

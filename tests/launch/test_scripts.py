@@ -2,17 +2,17 @@
 
 import json
 
-from running import evaluate, fit
+from running import evaluate, evaluate_here, fit, fit_here
 
 
-def test_the_default_learns_the_digits(tmp_path):
-    result = fit(folder=tmp_path)
+def test_the_default_learns_the_digits(here, capsys):
+    result = fit(folder=here)
     summary = result.summary("ResNet-Digits-1")
     assert summary["status"] == "finished" and summary["metrics"]["val/accuracy"] >= 0.97
     assert "run ResNet-Digits-1: finished" in result.out and result.err == ""
-    exact = evaluate("--run", "ResNet-Digits-1", "--split", "test", folder=tmp_path)
-    metrics = json.loads((tmp_path / "runs/ResNet-Digits-1/evaluate-test.json").read_text())["metrics"]
-    assert metrics["test/accuracy"] >= 0.95 and f"{metrics['test/accuracy']:.6f}" in exact.out
+    evaluate_here("--run", "ResNet-Digits-1", "--split", "test")
+    metrics = json.loads((here / "runs/ResNet-Digits-1/evaluate-test.json").read_text())["metrics"]
+    assert metrics["test/accuracy"] >= 0.95 and f"{metrics['test/accuracy']:.6f}" in capsys.readouterr().out
 
 
 def test_a_wrong_request_leaves_with_2_and_no_traceback(tmp_path):
@@ -45,13 +45,13 @@ def test_a_terminal_shows_a_bar_and_a_pipe_shows_lines(tmp_path):
     assert "━" in out and "epoch 2/2" in out and "done" not in out
 
 
-def test_what_only_prints_prints_once_and_leaves_with_0(tmp_path):
+def test_what_only_prints_prints_once_and_leaves_with_0(here):
     arguments = ("--print_config", "--devices", "2", "--model", "MLP", "--epochs", "1")
-    config = fit(*arguments, folder=tmp_path).out
+    config = fit(*arguments, folder=here).out
     assert config.count("class_path: lightning_modules.MLP") == 1
-    (tmp_path / "c.yaml").write_text(config.replace("devices: 2", "devices: 1"))
-    assert fit("--config", "c.yaml", folder=tmp_path).summary()["epochs"] == 1
-    assert "--model.depth" in fit("--model.help", "ResNet", folder=tmp_path).out
+    (here / "c.yaml").write_text(config.replace("devices: 2", "devices: 1"))
+    assert fit_here("--config", "c.yaml") == 0
+    assert "--model.depth" in fit("--model.help", "ResNet", folder=here).out
 
 
 def test_more_processes_than_anybody_means(tmp_path):

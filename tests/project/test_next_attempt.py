@@ -6,7 +6,7 @@ from project import next_attempt as module
 from project.environments.launch import Launch
 from project.environments.requeue import Outcome, Requeue
 from project.errors import TIME_IS_UP, Stopped
-from project.next_attempt import next_attempt
+from project.next_attempt import next_attempt, why_not_again
 from project.run_directory import RunDirectory
 
 
@@ -24,35 +24,43 @@ def asked(monkeypatch):
     return calls
 
 
-def ask(run="x", attempt=1, reason="SIGTERM", how="auto", most=100, begun=True, saved=True):
-    if saved:
-        Path(run, "checkpoints", "step-00000001").mkdir(parents=True, exist_ok=True)
-    return next_attempt(RunDirectory(Path(run), attempt=attempt), Launch(), Stopped(reason), how, most, begun)
+def ask(run="x", against=""):
+    return next_attempt(RunDirectory(Path(run)), Launch(), against)
 
 
-def test_the_scheduler_is_asked(here, asked):
-    assert ask() == "requeued" and ask(begun=False) == "requeued" and asked == ["x", "x"]
+def test_the_scheduler_is_asked(asked):
+    assert ask() == "requeued" and asked == ["x"]
 
 
-def test_a_refusal_is_told(here, asked):
+def test_a_refusal_is_told(asked):
     assert ask("refused") == "not requeued\n  asked  a requeue"
+
+
+def test_what_would_not_help_is_not_asked_for(asked):
+    assert ask(against="of this") == "not requeued: of this" and not asked
+
+
+def test_without_a_scheduler_nobody_speaks_of_requeuing():
+    assert ask(against="of this") == "of this" and ask() == ""
+
+
+def why(attempt=1, reason="SIGTERM", most=100, begun=True, saved=True):
+    if saved:
+        Path("x/checkpoints/step-00000001").mkdir(parents=True, exist_ok=True)
+    return why_not_again(RunDirectory(Path("x"), attempt=attempt), Stopped(reason), most, begun)
+
+
+def test_another_attempt_helps(here):
+    assert why() == why(begun=False) == why(reason=TIME_IS_UP) == ""
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"how": "never"}, ""),
-        ({"attempt": 3, "most": 3}, "not requeued: this was attempt 3, and --max_attempts is 3"),
-        (
-            {"reason": TIME_IS_UP, "begun": False},
-            "not a single step fits into the time that there is: another attempt would not help",
-        ),
-        ({"saved": False}, "not requeued: nothing is saved, so that the next attempt would begin anew"),
+        ({"attempt": 3, "most": 3}, "this was attempt 3, and --max_attempts is 3"),
+        ({"reason": TIME_IS_UP, "begun": False}, "not a single step fits into the time that there is"),
+        ({"saved": False}, "nothing is saved, so that the next attempt would begin anew"),
     ],
 )
-def test_what_would_not_help_or_is_not_wanted_is_not_asked_for(here, asked, settings, says):
-    assert ask(**settings) == says and not asked
-
-
-def test_without_a_scheduler_nobody_speaks_of_requeuing(here):
-    assert ask(attempt=3, most=3) == ask(saved=False) == ""
+def test_another_attempt_would_not_help(here, settings, says):
+    assert why(**settings) == says

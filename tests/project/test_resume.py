@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
+from project.environments.launch import Launch
 from project.errors import CannotStart
 from running import fit_here, weights
 
@@ -27,7 +28,7 @@ class CrashAt(Callback):
             raise CrashError
 
 
-def crash_at(step, *arguments, monkeypatch):
+def crash_at(step, *arguments, monkeypatch, **options):
     from project import cli
 
     build = cli.build_trainer
@@ -39,7 +40,7 @@ def crash_at(step, *arguments, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(CrashError):
         patch.setattr(cli, "build_trainer", with_crash)
-        fit_here(*arguments)
+        fit_here(*arguments, **options)
 
 
 def same(one, other):
@@ -87,6 +88,30 @@ def test_a_checkpoint_of_another_run(here, path):
     fit_here(*TOY, "--epochs", "4", "--run", "y", "--resume", path)
     summary = json.loads((here / "runs/y/summary.json").read_text())
     assert (summary["epochs"], summary["samples"], summary["attempts"]) == (4, 4 * 2048, 1)
+
+
+@pytest.mark.parametrize(("step", "begins"), [(1, 128), (15, 140)])
+def test_a_job_that_is_started_again_goes_back_no_further_than_it_has_to(here, capsys, monkeypatch, step, begins):
+    """Its command says `--resume PATH`: it begins there again only where it has saved nothing since."""
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    command = (*TOY, "--epochs", "4", "--run", "y", "--resume", "runs/x")
+    crash_at(128 + step, *command, monkeypatch=monkeypatch, launch=Launch(job_id="7"))
+    capsys.readouterr()
+    fit_here(*command, launch=Launch(job_id="7", restarts=1))
+    assert f"carrying on from step-{begins:08d}" in capsys.readouterr().out
+    assert json.loads((here / "runs/y/summary.json").read_text())["samples"] == 4 * 2048
+
+
+def test_a_start_that_is_refused_leaves_the_checkpoints_where_they_are(here):
+    for run in ("x", "y"):
+        fit_here(*TOY, "--epochs", "1", "--run", run)
+    before = sorted((here / "runs").rglob("*"))
+    for flags in (("--seed", "1"), ("--model.hidden_sizes", "[7]")):
+        with pytest.raises(CannotStart):
+            fit_here(*TOY, "--epochs", "2", "--run", "x", "--resume", "runs/y", *flags)
+        assert [path for path in sorted((here / "runs").rglob("*")) if "tfevents" not in path.name] == [
+            path for path in before if "tfevents" not in path.name
+        ]
 
 
 def test_a_damaged_checkpoint_is_passed_over(here, capsys):

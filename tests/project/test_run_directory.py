@@ -1,11 +1,10 @@
-import json
 import os
 import threading
 
 import pytest
 
 from project.errors import RequestError
-from project.run_directory import RunDirectory, choose_run, write_atomically
+from project.run_directory import RunDirectory, choose_run
 
 
 def test_unnamed_runs_are_numbered(tmp_path):
@@ -95,11 +94,24 @@ def test_a_root_without_permission(tmp_path, mode):
     tmp_path.chmod(0o700)
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "a.json"
-    write_atomically(path, json.dumps({"a": 1}))
-    write_atomically(path, json.dumps({"a": 2}))
-    assert json.loads(path.read_text()) == {"a": 2} and list(tmp_path.iterdir()) == [path]
+@pytest.mark.parametrize("refused", ["begun", "cannot begin"])
+def test_what_was_put_aside_is_put_back_where_an_attempt_does_not_come_to_be(tmp_path, refused, monkeypatch):
+    RunDirectory(tmp_path / "x").begin_attempt("a: 1")
+    for name in ("step-00000001", "step-00000002"):
+        (tmp_path / "x/checkpoints" / name).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    for put in (lambda run: run.put_aside(), lambda run: run.put_checkpoints_aside(list(run.checkpoints.iterdir()))):
+        run = RunDirectory(tmp_path / "x")
+        aside = put(run)
+        assert aside.exists() and sorted(tmp_path.rglob("*")) != before
+        if refused == "begun":
+            run.begin_attempt("a: 2")
+            run.discard_attempt()
+        else:
+            with monkeypatch.context() as patch, pytest.raises(RequestError):
+                patch.setattr("project.files.os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("full")))
+                run.begin_attempt("a: 2")
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_damaged_record_reads_as_none(tmp_path):

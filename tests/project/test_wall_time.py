@@ -2,7 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from project.wall_time import REMEMBERED, WallTime, seconds_of
+from project.wall_time import REMEMBERED, Kind, WallTime, seconds_of
+
+PLAIN, EPOCH, VALIDATION = Kind
 
 SECONDS = {
     "90": 5400,
@@ -56,7 +58,7 @@ def wall_time(clock):
     """1000 seconds, of which 10 must be left over; a save of 20 and a step of 3 have been seen."""
     made = WallTime(1000.0, margin_seconds=10.0, clock=clock)
     made.note_save(20.0)
-    made.note_step(3.0, validated=False)
+    made.note_step(3.0, PLAIN)
     return made
 
 
@@ -71,25 +73,33 @@ def last_moment(wall_time, clock, next_steps):
 
 
 def test_it_is_over_when_the_next_steps_and_a_slow_save_no_longer_fit(wall_time, clock):
-    assert last_moment(wall_time, clock, [False]) == 1000 - 10 - 2 * 20 - 3
-    assert last_moment(wall_time, clock, [False, False]) == 1000 - 10 - 2 * 20 - 2 * 3
+    assert last_moment(wall_time, clock, [PLAIN]) == 1000 - 10 - 2 * 20 - 3
+    assert last_moment(wall_time, clock, [PLAIN, PLAIN]) == 1000 - 10 - 2 * 20 - 2 * 3
 
 
 def test_a_validation_ahead_counts_as_soon_as_it_is_ahead(wall_time, clock):
-    wall_time.note_step(100.0, validated=True)
-    assert last_moment(wall_time, clock, [False, True]) == 1000 - 10 - 2 * 20 - 3 - 100
-    assert last_moment(wall_time, clock, [False, False]) == 1000 - 10 - 2 * 20 - 2 * 3
+    wall_time.note_step(100.0, VALIDATION)
+    assert last_moment(wall_time, clock, [PLAIN, VALIDATION]) == 1000 - 10 - 2 * 20 - 3 - 100
+    assert last_moment(wall_time, clock, [PLAIN, PLAIN]) == 1000 - 10 - 2 * 20 - 2 * 3
 
 
 def test_the_first_validation_is_a_guess(wall_time, clock):
     wall_time.validation_guess = 60.0
-    assert last_moment(wall_time, clock, [True]) == 1000 - 10 - 2 * 20 - 3 - 60
-    wall_time.note_step(7.0, validated=True)
-    assert last_moment(wall_time, clock, [True]) == 1000 - 10 - 2 * 20 - 7
+    assert last_moment(wall_time, clock, [VALIDATION]) == 1000 - 10 - 2 * 20 - 3 - 60
+    wall_time.note_step(7.0, VALIDATION)
+    assert last_moment(wall_time, clock, [VALIDATION]) == 1000 - 10 - 2 * 20 - 7
+
+
+def test_the_end_of_an_epoch_says_nothing_of_a_validation(wall_time, clock):
+    """As where only every second epoch has one."""
+    wall_time.validation_guess = 60.0
+    wall_time.note_step(5.0, EPOCH)
+    assert last_moment(wall_time, clock, [EPOCH]) == 1000 - 10 - 2 * 20 - 5
+    assert last_moment(wall_time, clock, [VALIDATION]) == 1000 - 10 - 2 * 20 - 5 - 60
 
 
 def test_before_anything_is_measured_there_is_time_to_save(clock):
-    assert last_moment(WallTime(1000.0, margin_seconds=10.0, clock=clock), clock, [False]) == 1000 - 10 - 5
+    assert last_moment(WallTime(1000.0, margin_seconds=10.0, clock=clock), clock, [PLAIN]) == 1000 - 10 - 5
 
 
 @pytest.mark.parametrize(
@@ -103,12 +113,12 @@ def test_a_save_may_take_twice_as_long_as_the_longest(clock, saves, expected):
 
 
 def test_a_slow_step_is_forgotten_in_the_end(wall_time, clock):
-    wall_time.note_step(300.0, validated=False)  # the first one, say, which compiles
+    wall_time.note_step(300.0, PLAIN)  # the first one, say, which compiles
     for _ in range(REMEMBERED - 1):
-        wall_time.note_step(3.0, validated=False)
-    assert last_moment(wall_time, clock, [False]) == 1000 - 10 - 2 * 20 - 300
-    wall_time.note_step(3.0, validated=False)
-    assert last_moment(wall_time, clock, [False]) == 1000 - 10 - 2 * 20 - 3
+        wall_time.note_step(3.0, PLAIN)
+    assert last_moment(wall_time, clock, [PLAIN]) == 1000 - 10 - 2 * 20 - 300
+    wall_time.note_step(3.0, PLAIN)
+    assert last_moment(wall_time, clock, [PLAIN]) == 1000 - 10 - 2 * 20 - 3
 
 
 def test_the_time_that_is_left(wall_time, clock):

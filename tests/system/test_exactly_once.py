@@ -202,6 +202,18 @@ def test_evaluation_is_the_same_at_any_world_size(forks: Forks, mine):
             assert metrics == pytest.approx(found[0], abs=1e-6)
 
 
+def test_an_evaluation_is_the_same_too(forks: Forks, tmp_path):
+    """A ResNet: batch norm, and 180 samples that 7 does not divide."""
+    forks.fit("--epochs", "2", "--run", "x", folder=tmp_path)
+    found = {}
+    for world in (1, 3):
+        arguments = ("--batch_size", "7", "--output", f"{world}")
+        forks.fit(*arguments, folder=tmp_path, world=world, script="evaluate")
+        found[world] = json.loads((tmp_path / f"{world}").read_text())
+    assert (found[1]["world_size"], found[3]["world_size"]) == (1, 3)
+    assert found[3]["metrics"] == pytest.approx(found[1]["metrics"], abs=1e-6)
+
+
 @pytest.mark.parametrize(("name", "held_out"), [("Scored", 50), ("Brief", 3)])
 def test_whatever_a_module_logs_is_exact(forks: Forks, mine, name, held_out):
     """Sums, extremes, metrics of torchmetrics that keep all they see, and what only some batches log."""

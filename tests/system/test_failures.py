@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,7 +14,7 @@ import psutil
 import pytest
 
 from project.checkpoints.manifest import checkpoints_in
-from running import BIN, require, run, script
+from running import BIN, REPOSITORY, require, run, script
 from system import pbs
 from system.hosts import HOSTS, Hosts, end, ip
 from system.slurm import wait_until
@@ -59,12 +61,16 @@ def saved(folder: Path) -> bool:
     return len(checkpoints_in(folder / "runs/x/checkpoints")) > 1
 
 
-def same_as_undisturbed(folder: Path, world: int) -> None:
-    run(PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "whole", "--devices", f"{world}", folder=folder)
-    assert same(learned(folder / "runs/x"), learned(folder / "runs/whole"))
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """What two ranks learn that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    shutil.copy(Path(__file__).parent / "recording.py", folder)
+    run(PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "x", "--devices", "2", folder=folder)
+    return learned(folder / "runs/x")
 
 
-def test_torchrun_starts_all_again_when_a_worker_is_killed(mine):
+def test_torchrun_starts_all_again_when_a_worker_is_killed(mine, undisturbed):
     command = (TORCHRUN, "--max-restarts", "3", "--nproc-per-node", "2", script("fit"), *TRAIN)
     with (mine / "out").open("w") as out:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -75,7 +81,7 @@ def test_torchrun_starts_all_again_when_a_worker_is_killed(mine):
         assert process.wait(100) == 0, (mine / "out").read_text()
     assert not ranks_in(mine)
     assert json.loads((mine / "runs/x/summary.json").read_text())["attempts"] == 2
-    same_as_undisturbed(mine, 2)
+    assert same(learned(mine / "runs/x"), undisturbed)
 
 
 @pytest.mark.soak
@@ -92,7 +98,7 @@ def test_a_stop_under_torchrun_stays_one(mine):
 
 
 @pytest.mark.parametrize("part", ["openmpi", pytest.param("mpich", marks=pytest.mark.soak)])
-def test_mpirun_leaves_nobody_when_a_rank_is_killed(mine, part):
+def test_mpirun_leaves_nobody_when_a_rank_is_killed(mine, undisturbed, part):
     require(part)
     words = {
         "openmpi": ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"),
@@ -106,7 +112,7 @@ def test_mpirun_leaves_nobody_when_a_rank_is_killed(mine, part):
         assert process.wait(40) != 0
     wait_until(lambda: not ranks_in(mine), "the end of all ranks", seconds=20)
     run(*command, folder=mine)
-    same_as_undisturbed(mine, 2)
+    assert same(learned(mine / "runs/x"), undisturbed)
 
 
 def starts_on_both(hosts: Hosts, folder: Path) -> dict[str, "subprocess.Popen[bytes]"]:
@@ -156,27 +162,42 @@ def test_two_machines_that_lose_one_another(hosts, mine, how):
 
 
 @pytest.mark.soak
-def test_in_a_pbs_job_a_stop_spreads_from_the_first_host(hosts, mine):
+def test_in_a_pbs_job_a_stop_spreads_from_the_first_host(hosts, mine, undisturbed):
     """PBS sends SIGTERM to the first host alone; what is sent here is sent to what runs there."""
-    (mine / "0.rz1").write_text("rz1\nrz2\n")
-    variables = {**pbs.SCRIPT, "PBS_NODEFILE": str(mine / "0.rz1"), "HOME": str(mine), "OMP_NUM_THREADS": "1"}
+    (mine / "nodes").write_text("rz1\nrz2\n")
+    page = (REPOSITORY / "docs/stopping.md").read_text()
+    job = re.findall(r"^```bash\n(#!/bin/bash\n#PBS.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    (mine / "job.pbs").write_text(job.replace("--devices 2", f"--devices 1 {shlex.join(TRAIN)} --epochs 4"))
+    pbsdsh = shlex.join([sys.executable, pbs.__file__, str(hosts.folder / "enter"), str(mine / "nodes")])
+    programs = {"pbsdsh": f'exec {pbsdsh} "$PBS_JOBID" "$@"', "qsub": f'echo "$@" >>{mine}/submitted'}
+    for name, line in programs.items():
+        (mine / name).write_text(f"#!/bin/sh\n{line}\n")
+        (mine / name).chmod(0o755)
+    (mine / "launch").symlink_to(REPOSITORY / "launch")
+    (mine / ".venv/bin").mkdir(parents=True)
+    (mine / ".venv/bin/python").write_text(f'#!/bin/sh\nexec {PYTHON} "$@"\n')
+    (mine / ".venv/bin/python").chmod(0o755)
+    variables = {**pbs.SCRIPT, "PBS_NODEFILE": str(mine / "nodes"), "HOME": str(mine), "OMP_NUM_THREADS": "1"}
+    variables |= {"PBS_O_WORKDIR": str(mine), "PATH": f"{mine}:{os.environ['PATH']}"}
 
-    def job(name):
-        pbsdsh = [sys.executable, pbs.__file__, str(hosts.folder / "enter"), str(mine / "0.rz1"), name]
-        fit = [PYTHON, script("fit"), *TRAIN, "--nodes", "2", "--devices", "1", "--epochs", "4", "--run", "x"]
+    def start(name):
         environment = {**os.environ, **variables, "PBS_JOBID": name}
         with (mine / "out").open("a") as out:
-            return subprocess.Popen([*pbsdsh, "--", *fit], cwd=mine, env=environment, stdout=out, stderr=out)
+            return subprocess.Popen(["bash", "job.pbs"], cwd=mine, env=environment, stdout=out, stderr=out)
 
-    first = job("0.rz1")
-    wait_until(lambda: saved(mine), "a checkpoint", seconds=60)
-    for pid in subprocess.run(
-        ["ip", "netns", "pids", "rz1"], capture_output=True, text=True, check=True
-    ).stdout.split():
-        os.kill(int(pid), signal.SIGTERM)
-    assert first.wait(30) == 0  # whatever its tasks leave with
-    assert json.loads((mine / "runs/x/summary.json").read_text())["status"] == "stopped"
+    def summary():
+        return json.loads((mine / "runs/my-run/summary.json").read_text())
+
+    first = start("0.rz1")
+    wait_until(lambda: len(checkpoints_in(mine / "runs/my-run/checkpoints")) > 1, "a checkpoint", seconds=60)
+    inside = subprocess.run(["ip", "netns", "pids", "rz1"], capture_output=True, text=True, check=True)
+    for pid in [*map(int, inside.stdout.split()), first.pid]:
+        os.kill(pid, signal.SIGTERM)
+    first.wait(30)
+    assert (mine / "submitted").read_text() == "job.pbs\n"
+    assert summary()["status"] == "stopped" and summary()["another_attempt"]
     assert (mine / "out").read_text().count("pbsdsh: task exited with 75") == 2
-    assert job("1.rz1").wait(60) == 0
-    assert json.loads((mine / "runs/x/summary.json").read_text())["status"] == "finished"
-    same_as_undisturbed(mine, 2)
+    start("1.rz1").wait(60)
+    assert summary()["status"] == "finished" and (mine / "submitted").read_text() == "job.pbs\n"
+    (mine / "runs/my-run").rename(mine / "runs/x")
+    assert same(learned(mine / "runs/x"), undisturbed)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from running import BIN, evaluate, evaluate_here, fit, fit_here, script
+from running import BIN, fit, script
 
 MINE = """
 import torch
@@ -56,15 +56,6 @@ def left_in(folder: Path) -> list[psutil.Process]:
             if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
                 left.append(process)
     return left
-
-
-def test_exact_metrics_at_any_number_of_processes(here):
-    fit_here("--epochs", "2", "--run", "x")  # a ResNet: batch norm, and 180 samples that 7 does not divide
-    evaluate_here("--batch_size", "7", "--output", "1")
-    evaluate("--devices", "3", "--batch_size", "7", "--output", "3", folder=here)
-    one, three = (json.loads((here / processes).read_text()) for processes in ("1", "3"))
-    assert (one["world_size"], three["world_size"]) == (1, 3)
-    assert three["metrics"] == pytest.approx(one["metrics"], abs=1e-6)
 
 
 def test_a_wrong_request_is_told_once(tmp_path):

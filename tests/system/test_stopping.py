@@ -67,7 +67,7 @@ def noted_by(folder: Path, rank: int) -> list[tuple[int, int]]:
 )
 def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, world, stops, settings):
     """SIGTERM, SIGINT, SIGUSR1, SIGUSR2, to any of the ranks, once or more often, from the first moment on."""
-    arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{3 * stops}", *settings)
+    arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{3 * stops + 6}", *settings)
     arguments += ("--global_batch_size", "16", "--save_every", "100000")
     forks.fit(*arguments, "--run", "whole", folder=mine, world=world, seconds=1500)
     given, draw, stopped = noted(mine), random.Random(world), 0
@@ -244,10 +244,11 @@ class Count(Callback):
 
 
 def test_a_step_costs_no_collective_more_than_bare_ddp(forks: Forks, mine):
-    """Twenty steps, with checkpoints, ledger, stop agreement and a limit to the time."""
+    """Twenty steps, with ledger, stop agreement, metrics and a limit to the time."""
     (mine / "counts.py").write_text(COUNTS)
     arguments = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--trainer.callbacks", "counts.Count")
-    forks.fit(*arguments, "--global_batch_size", "32", "--trainer.log_every_n_steps", "100", folder=mine, world=2)
+    arguments += ("--global_batch_size", "32", "--trainer.log_every_n_steps", "100", "--time_limit", "2h")
+    forks.fit(*arguments, folder=mine, world=2)
     for rank in (0, 1):
         found = json.loads((mine / f"collectives-{rank}.json").read_text())
         assert found["ours"] == found["bare"] == {"c10d::allreduce_": 20}

@@ -1,0 +1,50 @@
+import pytest
+
+from project.callbacks.time_limit import next_steps
+from project.loops import LoopCallback
+from project.wall_time import Kind
+from running import train_here
+
+
+class Compare(LoopCallback):
+    """Notes what was foreseen of each step, and what it was."""
+
+    def __init__(self):
+        self.foreseen, self.was, self.validated = [], [], False
+
+    def on_validation_start(self, trainer, module):
+        self.validated = True
+
+    def on_epoch_done(self, trainer):
+        self.was.append(Kind.VALIDATION if self.validated else Kind.EPOCH)
+
+    def on_step_done(self, trainer):
+        if not trainer.fit_loop.epoch_loop.is_complete:
+            self.was.append(Kind.VALIDATION if self.validated else Kind.PLAIN)
+
+    def on_safe_point(self, trainer):
+        self.validated = False
+        self.foreseen.append(next_steps(trainer))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"limit_val_batches": 0},
+        {"val_check_interval": 0.25},
+        {"val_check_interval": 3},
+        {"val_check_interval": 5, "check_val_every_n_epoch": None},
+        {"check_val_every_n_epoch": 2},
+        {"check_val_every_n_epoch": 3, "val_check_interval": 0.5},
+        {"accumulate_grad_batches": 2, "val_check_interval": 3},
+        {"num_sanity_val_steps": 2},
+    ],
+    ids=str,
+)
+def test_what_belongs_to_a_step_is_foreseen_two_steps_before(settings):
+    compare = Compare()
+    train_here(compare, loops=True, max_epochs=4, limit_train_batches=8, **settings)
+    assert len(compare.was) == 4 * 8 // settings.get("accumulate_grad_batches", 1)
+    assert [first for first, _ in compare.foreseen][: len(compare.was)] == compare.was
+    assert [second for _, second in compare.foreseen][: len(compare.was) - 1] == compare.was[1:]
