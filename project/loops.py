@@ -71,6 +71,11 @@ class FitLoop(_FitLoop):
         for listen in self._listening[hook]:
             listen(self.trainer)
 
+    def come_to_safe_point(self) -> None:
+        """Where a run can be saved and can stop."""
+        self.call("on_safe_point")
+        self.epoch_loop.has_validated = False
+
     def _find_who_listens(self) -> None:
         callbacks = [callback for callback in self.trainer.callbacks if isinstance(callback, LoopHooks)]  # type: ignore[attr-defined]
         for hook in ("on_ready", "on_step_done", "on_epoch_done", "on_safe_point"):
@@ -118,7 +123,7 @@ class FitLoop(_FitLoop):
         super().on_run_start()
         self._find_who_listens()
         self.call("on_ready")
-        self.call("on_safe_point")
+        self.come_to_safe_point()
 
     def on_advance_start(self) -> None:
         super().on_advance_start()
@@ -137,7 +142,7 @@ class FitLoop(_FitLoop):
             self._combined_loader.reset()
             self._combined_loader = None
         self.call("on_epoch_done")
-        self.call("on_safe_point")
+        self.come_to_safe_point()
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -150,6 +155,8 @@ class EpochLoop(_TrainingEpochLoop):
         self._results = self.results = Results()
         self.at_rest = False
         """Whether no batch is half done, nor what belongs to it."""
+        self.has_validated = False
+        """Whether there was a validation since the last safe point."""
 
     @property
     def batches_done(self) -> int:
@@ -192,7 +199,12 @@ class EpochLoop(_TrainingEpochLoop):
         loop = fit_loop_of(self.trainer)
         loop.call("on_step_done")
         if not self.is_complete:  # otherwise the epoch's end follows at once
-            loop.call("on_safe_point")
+            loop.come_to_safe_point()
+
+    def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
+        validates = bool(super()._should_check_val_fx(data_fetcher))
+        self.has_validated |= validates
+        return validates
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Lightning (2.5.2 on) has the ranks agree by a collective, and wait for the device, in every step."""

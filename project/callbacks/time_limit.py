@@ -28,7 +28,7 @@ class MindTheTime(LoopHooks):
         self.lifeline, self.wall_time, self.saving = lifeline, wall_time, saving
         self._since = time.monotonic()
         self._plain_seconds = 0.0
-        self._steps, self._limited, self._seen = 0, False, 0
+        self._steps, self._limited = 0, False
 
     def on_ready(self, trainer: Trainer) -> None:
         """All ranks must call.
@@ -56,7 +56,7 @@ class MindTheTime(LoopHooks):
             return
         if self.saving and self._steps == MEASURED_AT:
             self.saving.save(trainer)  # so that it is known how long that takes
-        self._since, self._seen = time.monotonic(), _validated(trainer)
+        self._since = time.monotonic()
         if self.saving and self.saving.last_seconds:
             self.wall_time.note_save(self.saving.last_seconds)
         batches = sum(trainer.num_val_batches)
@@ -67,15 +67,11 @@ class MindTheTime(LoopHooks):
     def _note(self, trainer: Trainer, kind: Kind) -> None:
         if not self._limited:
             return
-        kind, seconds = Kind.VALIDATION if _validated(trainer) != self._seen else kind, time.monotonic() - self._since
+        kind = Kind.VALIDATION if fit_loop_of(trainer).epoch_loop.has_validated else kind
+        seconds = time.monotonic() - self._since
         self.wall_time.note_step(seconds, kind)
         if kind is Kind.PLAIN:
             self._plain_seconds = seconds
-
-
-def _validated(trainer: Trainer) -> int:
-    """How many batches have been validated on."""
-    return int(fit_loop_of(trainer).epoch_loop.val_loop.batch_progress.total.ready)
 
 
 def next_steps(trainer: Trainer) -> list[Kind]:

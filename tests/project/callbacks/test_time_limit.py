@@ -13,14 +13,18 @@ class Compare(LoopCallback):
         self.foreseen, self.was, self.validated = [], [], False
 
     def on_validation_start(self, trainer, module):
-        self.validated = True
+        self.validated = not trainer.sanity_checking
 
     def on_epoch_done(self, trainer):
-        self.was.append(Kind.VALIDATION if self.validated else Kind.EPOCH)
+        self.note(trainer, Kind.EPOCH)
 
     def on_step_done(self, trainer):
         if not trainer.fit_loop.epoch_loop.is_complete:
-            self.was.append(Kind.VALIDATION if self.validated else Kind.PLAIN)
+            self.note(trainer, Kind.PLAIN)
+
+    def note(self, trainer, kind):
+        assert trainer.fit_loop.epoch_loop.has_validated == self.validated
+        self.was.append(Kind.VALIDATION if self.validated else kind)
 
     def on_safe_point(self, trainer):
         self.validated = False
