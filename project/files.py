@@ -13,7 +13,7 @@ SAVING = ".saving"
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file so that a reader, or a crash, sees the old one or the new one, whole."""
-    with replacing(path) as beside, synced(beside) as file:
+    with replacing(path, f".{os.getpid()}") as beside, synced(beside) as file:
         file.write(text.encode())
 
 
@@ -27,10 +27,15 @@ def synced(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives the path of a file beside another one, which takes its place at the end, if all went well."""
+def replacing(path: Path, mark: str = "") -> Iterator[Path]:
+    """Gives the path of a file beside another one, which takes its place at the end, if all went well.
+
+    Args:
+        path: The other one.
+        mark: What tells it from those of others who write the same file.
+    """
     make_folder(path.parent)
-    beside = path.with_name(f".{path.name}{SAVING}")
+    beside = path.with_name(f".{path.name}{mark}{SAVING}")
     try:
         yield beside
         beside.replace(path)

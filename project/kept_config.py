@@ -30,7 +30,7 @@ def read_config(text: Any) -> dict[str, Any]:
     """Reads a configuration; empty where somebody wrote it who means ill, or knows no better."""
     try:
         content = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, AttributeError, ValueError, RecursionError):
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

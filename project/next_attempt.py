@@ -35,7 +35,7 @@ def next_attempt(run: RunDirectory, launch: Launch, against: str) -> str:
         against: What `why_not_again` says.
     """
     if job_around(launch) is None:
-        return against
+        return ""
     if against:
         return f"not requeued: {against}"
     outcome = requeue(launch, run.name)

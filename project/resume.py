@@ -83,7 +83,7 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     resume = config.resume
     clean(run.checkpoints)
     again = launch.restarts and launch.job_id and run.started_by(launch.job_id)
-    if resume != "auto" and again and (resume == "never" or checkpoints_in(run.checkpoints)):
+    if resume != "auto" and again and (resume == "never" or newest_valid(run.checkpoints)[0]):
         decision.notes.append(f"--resume {resume} was for the first start of job {launch.job_id}; it is carried on")
         resume = "auto"
     if resume == "never":

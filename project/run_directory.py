@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from project.errors import RequestError, TakenOverError
-from project.files import make_folder, write_text
+from project.files import SAVING, make_folder, write_text
 
 
 @dataclass
@@ -90,6 +90,8 @@ class RunDirectory:
         try:
             self._make()
             (self.path / "logs").mkdir(exist_ok=True)
+            for leftover in self.path.glob(f".*{SAVING}"):  # of an attempt that was killed
+                leftover.unlink(missing_ok=True)
             record = self.read("run.json") or {"id": uuid.uuid4().hex, "created": _now(), "attempts": []}
             self.attempt, self.id = len(record["attempts"]) + 1, record["id"]
             attempt = {"number": self.attempt, "started": _now(), "host": socket.gethostname(), "job": job_id}

@@ -24,8 +24,9 @@ def show(text: str) -> None:
 
 def settle() -> None:
     """To be called last: what could not be written would make an exit code of its own of it."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where a shell has closed it
         try:
             stream.flush()
         except _LOST:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            with contextlib.suppress(*_LOST):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

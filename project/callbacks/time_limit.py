@@ -9,6 +9,7 @@ from project.checkpoints.saving import SaveCheckpoints
 from project.errors import TIME_IS_UP, Stopped
 from project.lifeline import Lifeline
 from project.loops import LoopHooks, fit_loop_of
+from project.say import say
 from project.wall_time import Kind, WallTime
 
 MEASURED_AT = 10
@@ -40,6 +41,8 @@ class MindTheTime(LoopHooks):
             (self.wall_time.is_over([Kind.PLAIN]), math.isfinite(self.wall_time.end))
         )
         if is_over:
+            if trainer.is_global_zero:
+                say("not a single step fits into the time that there is")
             raise Stopped(TIME_IS_UP)
 
     def on_step_done(self, trainer: Trainer) -> None:
@@ -76,10 +79,14 @@ class MindTheTime(LoopHooks):
 
 def next_steps(trainer: Trainer) -> list[Kind]:
     """What belongs to the next two steps; the second is the one that all can agree to stop behind."""
-    loop, batches = fit_loop_of(trainer).epoch_loop, int(trainer.accumulate_grad_batches)
-    done = 0 if loop.is_complete else loop.batches_done
-    steps = [range(done + 1 + step * batches, done + 1 + (step + 1) * batches) for step in (0, 1)]
-    return [max((_kind(trainer, batch) for batch in step), key=list(Kind).index) for step in steps]
+    loop, last, batches = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches, trainer.accumulate_grad_batches
+    done, kinds = 0 if loop.is_complete else loop.batches_done, []
+    for _ in range(2):
+        begun = int(last) if done >= last else 0  # the batches of the epoch after this one are counted on
+        end = begun + int(min((done - begun) // batches * batches + batches, last))
+        kinds.append(max((_kind(trainer, batch) for batch in range(done + 1, end + 1)), key=list(Kind).index))
+        done = end
+    return kinds
 
 
 def _kind(trainer: Trainer, batch: int) -> Kind:

@@ -5,7 +5,6 @@ Here a checkpoint also notes the settings as they were configured; one that is c
 """
 
 from contextlib import suppress
-from copy import deepcopy
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -16,9 +15,6 @@ Settings = dict[str, Any]
 
 _PROGRESS = ("last_epoch", "_step_count", "_last_lr", "best", "num_bad_epochs", "cooldown_counter", "lr")
 
-_NESTED = ("_schedulers", "lr_lambdas")
-"""What a schedule's state dict holds of other objects: their state, in a row."""
-
 
 class ConfiguredSettings(LoopCallback):
     """Saves the settings of optimisers and schedules, and has those that are changed win."""
@@ -26,6 +22,7 @@ class ConfiguredSettings(LoopCallback):
     def __init__(self) -> None:
         self._groups: list[list[Settings]] = []
         self._schedules: list[Settings] = []
+        self._now: dict[str, list[Any]] = {}
         self._then: dict[str, list[Any]] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -34,11 +31,14 @@ class ConfiguredSettings(LoopCallback):
             [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
             for optimizer in trainer.optimizers
         ]
-        self._schedules = [deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
+        self._schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+        self._now = {
+            "optimizers": [[_plain(group) for group in groups] for groups in self._groups],
+            "schedules": [_plain(schedule) for schedule in self._schedules],
+        }
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        optimizers = [[_plain(group) for group in groups] for groups in self._groups]
-        checkpoint["configured"] = {"optimizers": optimizers, "schedules": [_plain(one) for one in self._schedules]}
+        checkpoint["configured"] = self._now
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._then = checkpoint.get("configured")
@@ -56,7 +56,7 @@ class ConfiguredSettings(LoopCallback):
 
 
 def _change_group(group: Settings, was: Settings, now: Settings) -> None:
-    group.update(_changed(was, now))
+    group.update({key: now[key] for key in _changed(was, _plain(now))})
     # A schedule has moved the rate since: it goes on from where it is, in proportion.
     before, after = (settings.get("initial_lr", settings.get("lr")) for settings in (was, now))
     if before != after and before and after is not None:
@@ -64,20 +64,23 @@ def _change_group(group: Settings, was: Settings, now: Settings) -> None:
 
 
 def _change_schedule(schedule: Any, was: Settings, now: Settings) -> None:
-    for key in _NESTED:
-        rows: list[list[Any]] = [settings.get(key) or [] for settings in (vars(schedule), was, now)]
-        for inner, old, new in zip(*rows, strict=False):
-            if isinstance(old, dict) and isinstance(new, dict):
-                _change_schedule(inner, old, new)
-    vars(schedule).update({key: value for key, value in _changed(was, now).items() if key not in _NESTED})
+    """Puts in what is changed: `now` is a state dict, and what it holds of other objects is their state."""
+    for key in _changed(was, _plain(now)):
+        part = vars(schedule).get(key)
+        parts, befores, nows = (value if isinstance(value, list) else [value] for value in (part, was[key], now[key]))
+        inner = [hasattr(one, "__dict__") and not isinstance(one, dict) for one in parts]
+        if not any(inner) and (isinstance(part, dict) or not isinstance(now[key], dict)):
+            setattr(schedule, key, now[key])
+        for one, old, new, is_object in zip(parts, befores, nows, inner, strict=False):
+            if is_object and isinstance(old, dict) and isinstance(new, dict):
+                _change_schedule(one, old, new)
     if hasattr(schedule, "_last_lr") and hasattr(schedule, "optimizer"):
         schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 
 
-def _changed(was: Settings, now: Settings) -> Settings:
-    """The settings that are not what they were."""
-    plain = _plain(now)
-    return {key: now[key] for key in plain if key not in _PROGRESS and key in was and was[key] != plain[key]}
+def _changed(was: Settings, now: Settings) -> list[str]:
+    """The names of settings that are not what they were."""
+    return [key for key in now if key not in _PROGRESS and key in was and was[key] != now[key]]
 
 
 def _plain(settings: Settings) -> Settings:
@@ -85,7 +88,7 @@ def _plain(settings: Settings) -> Settings:
     found = {}
     for key, value in settings.items():
         with suppress(TypeError):
-            found[key] = _as_plain(value)
+            found[_as_plain(key)] = _as_plain(value)
     return found
 
 
@@ -99,5 +102,5 @@ def _as_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_as_plain(item) for item in value]
     if isinstance(value, dict):
-        return {_as_plain(key): _as_plain(item) for key, item in value.items()}
+        return _plain(value)
     raise TypeError(f"{type(value)} is no plain type")

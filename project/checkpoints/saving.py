@@ -79,7 +79,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self.saved_at: Any = None
         self.seen = 0
         self.looked_at_clock = 0.0
-        self._due = self._warned = self._looked = False
+        self._due = self._warned = self._validated = self._looked = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         io = trainer.strategy.checkpoint_io
@@ -96,10 +96,11 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     def on_step_done(self, trainer: Trainer) -> None:
         """All ranks must call."""
         self._due |= self._falls_due(trainer)
+        self._validated |= fit_loop_of(trainer).epoch_loop.has_validated
 
     def on_epoch_done(self, trainer: Trainer) -> None:
         self._due |= bool(self.every.epochs) and trainer.current_epoch % self.every.epochs == 0
-        if not self._looked and trainer.current_epoch % (trainer.check_val_every_n_epoch or 1) == 0:
+        if not self._looked and (self._validated or not trainer.enable_validation):
             self._looked = True
             self._look_for_the_metric(trainer)
 

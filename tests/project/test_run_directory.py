@@ -43,6 +43,14 @@ def test_every_attempt_keeps_its_configuration(tmp_path):
     assert [attempt["number"] for attempt in run.read("run.json")["attempts"]] == [1, 2]
 
 
+def test_what_a_kill_left_half_written_is_removed(tmp_path):
+    run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
+    run.begin_attempt("a: 1")
+    (run.path / ".summary.json.17.saving").write_text("half")
+    choose_run(str(tmp_path), "x", "MLP-Toy", None).begin_attempt("a: 1")
+    assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
+
+
 def test_an_impossible_attempt_leaves_nothing(tmp_path):
     run = choose_run(str(tmp_path / "runs"), None, "MLP-Toy", None)
     run.begin_attempt("a: 1")

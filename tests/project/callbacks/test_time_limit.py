@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from project.callbacks.time_limit import next_steps
@@ -42,6 +44,8 @@ class Compare(LoopCallback):
         {"check_val_every_n_epoch": 2},
         {"check_val_every_n_epoch": 3, "val_check_interval": 0.5},
         {"accumulate_grad_batches": 2, "val_check_interval": 3},
+        {"accumulate_grad_batches": 3, "val_check_interval": 4},
+        {"accumulate_grad_batches": 20, "check_val_every_n_epoch": 2},
         {"num_sanity_val_steps": 2},
     ],
     ids=str,
@@ -49,6 +53,17 @@ class Compare(LoopCallback):
 def test_what_belongs_to_a_step_is_foreseen_two_steps_before(settings):
     compare = Compare()
     train_here(compare, loops=True, max_epochs=4, limit_train_batches=8, **settings)
-    assert len(compare.was) == 4 * 8 // settings.get("accumulate_grad_batches", 1)
+    assert len(compare.was) == 4 * math.ceil(8 / settings.get("accumulate_grad_batches", 1))
     assert [first for first, _ in compare.foreseen][: len(compare.was)] == compare.was
     assert [second for _, second in compare.foreseen][: len(compare.was) - 1] == compare.was[1:]
+
+
+def test_behind_a_resumption_a_validation_of_the_run_before_is_none_of_this_one(tmp_path):
+    class Save(Compare):
+        def on_train_end(self, trainer, module):
+            trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    train_here(Save(), loops=True, max_epochs=2, limit_train_batches=4)
+    compare = Compare()
+    train_here(compare, loops=True, max_epochs=3, limit_train_batches=4, resume=tmp_path / "a.ckpt")
+    assert compare.was == [Kind.PLAIN, Kind.PLAIN, Kind.PLAIN, Kind.VALIDATION]

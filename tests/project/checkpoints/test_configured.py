@@ -53,10 +53,10 @@ class Warm:
     """A schedule with settings of its own."""
 
     def __init__(self, steps):
-        self.steps = steps
+        self.steps, self.most = steps, torch.ones(())  # of which the one is plain
 
     def __call__(self, epoch):
-        return min(1.0, (epoch + 1) / self.steps)
+        return min(float(self.most), (epoch + 1) / self.steps)
 
 
 def sequential(optimizer, first, decay):
@@ -75,6 +75,10 @@ NESTED = {
         (3, 5),
     ),
     "an object": (lambda steps: lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, Warm(steps)), (3, 9)),
+    "an object within": (
+        lambda steps: lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, 2, scale_fn=Warm(steps)),
+        (3, 9),
+    ),
     "within another": (lambda decay: lambda optimizer: sequential(optimizer, 2, decay), (0.5, 0.1)),
 }
 

@@ -406,6 +406,7 @@ def test_a_person_sees_a_message_and_no_traceback(run, here):
 CONFIGS = [
     *(None, 5, "", "[1]", "a: [", "model: 3", "model: {class_path: 3}", "model: {class_path: os.mkdir}", "\t"),
     *("model: {class_path: lightning_modules.MLP, init_args: {no: 3}}", "model: [" * 2000, "data: {class_path: x}"),
+    *("model: !!bool x", 'model: !!int ""', "? {}\n: 1", "model: {class_path: !!timestamp x}"),
     "a0: &a0 [x]\n"
     + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
     + "model: {class_path: *a29}\ndata: {class_path: *a29}",
