@@ -178,12 +178,12 @@ class RunDirectory:
 
     def _put_back(self) -> None:
         """Takes back what was put aside, for an attempt that does not come to be."""
-        with contextlib.suppress(OSError):
-            while self.moved:
-                place, aside = self.moved.pop()
+        for place, aside in reversed(self.moved):
+            with contextlib.suppress(OSError):
                 aside.rename(place)
                 if aside.parent != place.parent and not any(aside.parent.iterdir()):
                     aside.parent.rmdir()
+        self.moved.clear()
 
 
 def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> RunDirectory:

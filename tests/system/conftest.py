@@ -1,6 +1,8 @@
 """Real parts, started once for all tests that need them."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +33,13 @@ def hosts(tmp_path_factory) -> Iterator[Hosts]:
 def alone(tmp_path_factory) -> Alone:
     """What one process learns, and two on one machine."""
     return learn_alone(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture
+def mine(tmp_path) -> Path:
+    """A folder with a module of one's own, whose classes note what they are given."""
+    shutil.copy(Path(__file__).parent / "recording.py", tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from itertools import chain, product
 from pathlib import Path
 
@@ -16,12 +15,6 @@ from system.forks import Forks
 CLASSES = ("--model", "recording.Net", "--data", "recording.Data", "--trainer.num_sanity_val_steps", "0")
 
 pytestmark = pytest.mark.xdist_group("forks")
-
-
-@pytest.fixture
-def mine(tmp_path):
-    shutil.copy(Path(__file__).parent / "recording.py", tmp_path)
-    return tmp_path
 
 
 def noted(folder: Path, what: str = "train") -> dict[tuple[int, int], dict[int, list[int]]]:

@@ -37,12 +37,6 @@ TRAIN = (
 pytestmark = pytest.mark.xdist_group("hosts")
 
 
-@pytest.fixture
-def mine(tmp_path):
-    shutil.copy(Path(__file__).parent / "recording.py", tmp_path)
-    return tmp_path
-
-
 def ranks_in(folder: Path) -> list[psutil.Process]:
     """The processes that train in a folder, in the order in which they were started."""
     found = []

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 import signal
 import socket
 from pathlib import Path
@@ -29,12 +28,6 @@ LONG = (
 )
 
 pytestmark = pytest.mark.xdist_group("forks")
-
-
-@pytest.fixture
-def mine(tmp_path):
-    shutil.copy(Path(__file__).parent / "recording.py", tmp_path)
-    return tmp_path
 
 
 def same_as_the_whole(folder: Path, run: str) -> None:
