@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,14 +102,17 @@ def _serve() -> None:
 
 
 def _save_under_strace(folder: Path, fault: str | None) -> dict:
-    notes = mmap.mmap(-1, len(STEPS))  # what is noted there is no system call
+    notes, ready = mmap.mmap(-1, len(STEPS) + 1), len(STEPS)  # what is noted there is no system call
     waiting, go = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(go)
+        notes[ready] = 1  # this close is none of a save's
         os.read(waiting, 1)
         _save_all(folder, lambda number, done: notes.__setitem__(number, 1 + done))
         os._exit(0)
+    while not notes[ready]:
+        time.sleep(0.001)
     with tempfile.NamedTemporaryFile("r") as log:
         command = ["strace", "-f", "-y", "-p", str(pid), "-o", log.name, "-e", f"trace={','.join(CALLS)}"]
         command += ["-e", f"inject={fault}"] if fault else []
@@ -119,7 +123,7 @@ def _save_under_strace(folder: Path, fault: str | None) -> dict:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             strace.communicate()
         calls = re.findall(r"^\d+ +(\w+)\((?:\d+<[^>]*?([^>/]*)>)?", log.read(), re.MULTILINE)
-    return {"code": code, "done": [note == 2 for note in _until_zero(notes[:])], "calls": calls}
+    return {"code": code, "done": [note == 2 for note in _until_zero(notes[:ready])], "calls": calls}
 
 
 def _until_zero(notes: Sequence[int]) -> list[int]:
