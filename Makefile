@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: fit install test lint types check soak starts system-tools clean
+.PHONY: fit install test lint types check bench soak starts system-tools clean
 
 fit: install                      ## train the default: a small ResNet on handwritten digits
 	$(BIN)/python launch/fit.py $(ARGS)

@@ -1,0 +1,135 @@
+"""Several ways to the same end, measured in turn in one run: medians, spreads and ratios, as a table and as JSON."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "build/benchmarks"
+
+
+@dataclass
+class Contest:
+    """What is compared with what. All figures are costs: less is better.
+
+    Args:
+        name: Of the claim, and of the JSON file.
+        title: What is measured, for people.
+        unit: Of the figures.
+        measure: Contestant -> what measures it once. The first one is ours.
+        targets: Contestant -> the most that ours may cost, as a multiple of it.
+        limits: Contestant -> the most that it may cost, in `unit`.
+    """
+
+    name: str
+    title: str
+    unit: str
+    measure: Mapping[str, Callable[[], float]]
+    targets: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+    def run(self, pairs: int, folder: Path = RESULTS) -> dict[str, Any]:
+        """Measures all contestants in turn, so many times, prints the table and writes `folder/NAME.json`."""
+        measured: dict[str, list[float]] = {name: [] for name in self.measure}
+        for pair in range(pairs):
+            names = list(self.measure)
+            for name in names[pair % len(names) :] + names[: pair % len(names)]:  # nobody is always the first
+                _show(f"{self.name}: {pair + 1}/{pairs} {name}")
+                measured[name].append(self.measure[name]())
+        _show("")
+        ours = next(iter(measured.values()))
+        ratios = {
+            name: [mine / its for mine, its in zip(ours, figures, strict=True)] for name, figures in measured.items()
+        }
+        self._print(measured, ratios)
+        result = {
+            "name": self.name,
+            "title": self.title,
+            "unit": self.unit,
+            "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+            **circumstances(),
+            "measured": measured,
+            "ratios": ratios,
+            "targets": dict(self.targets),
+            "limits": dict(self.limits),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{self.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        return result
+
+    def _print(self, measured: Mapping[str, list[float]], ratios: Mapping[str, list[float]]) -> None:
+        table = Table("", self.unit, "ours is so many times it", "wanted", title=self.title)
+        for number, (name, figures) in enumerate(measured.items()):
+            wanted = f"<= {self.targets[name]:g} x" if name in self.targets else ""
+            wanted += f"<= {self.limits[name]:g}" if name in self.limits else ""
+            table.add_row(name, spread(figures), spread(ratios[name]) if number else "", wanted)
+        Console(width=120).print(table)
+
+
+def spread(figures: list[float]) -> str:
+    """Median, and least to most."""
+    median = statistics.median(figures)
+    places = 0 if median >= 100 else 1 if median >= 10 else 2 if median >= 0.5 else 3
+    return f"{median:,.{places}f} ({min(figures):,.{places}f} to {max(figures):,.{places}f})"
+
+
+def parser(doc: str) -> argparse.ArgumentParser:
+    """The flags that all benchmarks share: `--pairs` and `--json_dir`."""
+    first, _, rest = doc.partition("\n")
+    flags = argparse.ArgumentParser(
+        description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument("--pairs", type=int, default=5, help="how often each is measured, in turn")
+    flags.add_argument("--json_dir", type=Path, default=RESULTS, help="where the JSON file goes")
+    return flags
+
+
+def figure(command: list[str], threads: int | None = None) -> Any:
+    """Runs a command that ends with a line of JSON, and returns that.
+
+    Args:
+        command: Its arguments.
+        threads: OMP_NUM_THREADS; None leaves it to torch.
+    """
+    environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+    done = subprocess.run(command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\nexit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def circumstances() -> dict[str, Any]:
+    """Commit, versions and machine, as far as a figure depends on them."""
+    import torch
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    processor = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    )
+    return {
+        "commit": git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain") else ""),
+        "machine": f"{os.cpu_count()} cores of {processor}",
+        "python": platform.python_version(),
+        "torch": torch.__version__.partition("+")[0],
+    }
+
+
+def _show(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    elif line:
+        print(line, file=sys.stderr, flush=True)
