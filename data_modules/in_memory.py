@@ -44,8 +44,8 @@ class InMemory(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns the batch at `indices`."""
-        where = torch.as_tensor(indices)
-        inputs, targets = self.inputs[where], self.targets[where]
+        where = torch.from_numpy(indices.array) if hasattr(indices, "array") else torch.as_tensor(indices)
+        inputs, targets = self.inputs.index_select(0, where), self.targets.index_select(0, where)
         return (self.transform(inputs, random_keys(indices)) if self.transform else inputs), targets
 
 

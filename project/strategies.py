@@ -88,15 +88,22 @@ class RunStrategy(Strategy):
         super().on_train_batch_start(batch, batch_idx)
         combined = self._module.trainer.fit_loop._combined_loader
         assert combined is not None
-        shares = [loader.next_share() for loader in combined.flattened if isinstance(loader, OrderedLoader)]
-        # Of several loaders none can say alone what a sample's part of the loss is.
-        self.share = shares[0] if shares and len(combined.flattened) == 1 else EVEN
+        loaders = combined.flattened
+        for loader in loaders:
+            self.share = loader.next_share() if isinstance(loader, OrderedLoader) else EVEN
+        if len(loaders) > 1:  # none of them can say alone what a sample's part of the loss is
+            self.share = EVEN
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Weighs the loss, so that the gradient is that of the mean over the global batch."""
-        if self.share.weight != 1:
-            closure_loss = closure_loss * self.share.weight
-        return super().backward(closure_loss, optimizer, *args, **kwargs)
+        return super().backward(self.weighed(closure_loss), optimizer, *args, **kwargs)
+
+    def weighed(self, loss: Tensor) -> Tensor:
+        """A loss by which the gradient is that of the mean over the global batch."""
+        return loss if self.share.weight == 1 else loss * self.share.weight
+
+    def part(self, value: Tensor, reduce_op: Any) -> Tensor:
+        """What of a value of this step goes into its reduction over ranks; a mean is weighed by shares."""
+        return value
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, by rank. All ranks must call."""
@@ -212,9 +219,10 @@ class DataParallel(RunStrategy, DDPStrategy):
         """Reduces over ranks; a mean within a step by their shares, and not at all where some rank has nothing."""
         if self._apart:
             return tensor
-        if self._part != 1 and reduce_op in ("mean", "avg"):
-            tensor = tensor * self._part
-        return super().reduce(tensor, group, reduce_op)
+        return super().reduce(self.part(tensor, reduce_op), group, reduce_op)
+
+    def part(self, value: Tensor, reduce_op: Any) -> Tensor:
+        return value * self._part if self._part != 1 and reduce_op in ("mean", "avg") else value
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         if self._apart:

@@ -5,13 +5,14 @@ import socket
 import traceback
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from project.errors import Stopped, lost_contact, mistake
 from project.lifeline import Lifeline
+from project.loop_hooks import LoopCallback
 
 
-class FailTogether(Callback):
+class FailTogether(LoopCallback):
     """Tells all ranks at once, as the first callback: one behind it may wait for them, as `OnExceptionCheckpoint` does.
 
     Args:
@@ -27,9 +28,7 @@ class FailTogether(Callback):
         self.begun = False
         self.error: Exception | None = None
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         self.begun = True
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
+
+from project.loop_hooks import LoopCallback
 
 
-class LearningRate(Callback):
+class LearningRate(LoopCallback):
     """Logs `train/lr` (`train/lr-1`, ... for further optimisers and parameter groups) at the logging interval.
 
     Unlike Lightning's LearningRateMonitor it needs no schedule, and keeps the rate out of the run's metrics.
@@ -14,7 +16,7 @@ class LearningRate(Callback):
     def __init__(self) -> None:
         self._logged_at = -1
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_batch_begun(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
         if trainer.logger is None or step % every or step == self._logged_at:
             return

@@ -5,7 +5,8 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from project.loops import LoopCallback, fit_loop_of
+from project.loop_hooks import LoopCallback
+from project.loops import fit_loop_of
 from project.sampling.ledger import Digest, Ledger, expected
 from project.sampling.sharding import Sharding
 from project.strategies import strategy_of
@@ -45,9 +46,7 @@ class KeepLedger(LoopCallback):
             # A checkpoint that knows of no ledger: what came before it is taken on trust.
             self._ledger = Ledger(expected(order.order(), order.count, order.origin.samples))
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         given = [order.given.popleft() for order in self.sharding.training if order.given]
         if self.sharding.only_order:
             self._batches += 1

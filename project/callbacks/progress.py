@@ -3,17 +3,31 @@
 import time
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from torch import Tensor
 
+from project.loop_hooks import LoopCallback
 from project.say import show
 
 EVERY_SECONDS = 10.0
+BAR_SECONDS = 0.1
 
 
-class BarProgress(RichProgressBar):
-    """Lightning's bar, which counts epochs from 1 as all our other lines do."""
+class BarProgress(LoopCallback, RichProgressBar):
+    """Lightning's bar, which counts epochs from 1 as all our other lines do.
+
+    It is drawn ten times a second at most: to look at a metric means to wait for the device.
+    """
+
+    on_train_batch_end = Callback.on_train_batch_end
+    _looked = 0.0
+
+    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        now = time.monotonic()
+        if now - self._looked >= BAR_SECONDS or batch_idx + 1 == trainer.num_training_batches:
+            self._looked = now
+            super().on_train_batch_end(trainer, trainer.lightning_module, None, batch, batch_idx)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
@@ -24,7 +38,7 @@ class BarProgress(RichProgressBar):
         return _epoch(self.trainer)
 
 
-class PlainProgress(ProgressBar):
+class PlainProgress(LoopCallback, ProgressBar):
     """Prints a line at the end of an epoch, and within a long one, but none sooner than `every_seconds` after another.
 
     The first and the last epoch always have theirs.
@@ -51,19 +65,17 @@ class PlainProgress(ProgressBar):
         self._started = self._printed = time.monotonic()
         self._first = trainer.current_epoch
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         if self.enabled and time.monotonic() - self._printed >= self.every_seconds:
-            self._print(trainer, pl_module, f"batch {batch_idx + 1}/{trainer.num_training_batches}")
+            self._print(trainer, f"batch {batch_idx + 1}/{trainer.num_training_batches}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         last = trainer.current_epoch + 1 == trainer.max_epochs
         due = time.monotonic() - self._printed >= self.every_seconds
         if self.enabled and (last or due or trainer.current_epoch == self._first):
-            self._print(trainer, pl_module, "done")
+            self._print(trainer, "done")
 
-    def _print(self, trainer: Trainer, pl_module: LightningModule, where: str) -> None:
+    def _print(self, trainer: Trainer, where: str) -> None:
         self._printed = time.monotonic()
         metrics = "  ".join(f"{name} {_short(value)}" for name, value in sorted(trainer.callback_metrics.items()))
         seconds = self._printed - self._started

@@ -6,7 +6,8 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 from project.checkpoints.saving import SaveCheckpoints
 from project.errors import Stopped
 from project.lifeline import Lifeline
-from project.loops import LoopHooks, fit_loop_of
+from project.loop_hooks import LoopHooks
+from project.loops import fit_loop_of
 
 
 class StopSafely(LoopHooks):

@@ -3,14 +3,16 @@
 import time
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from project.loop_hooks import LoopCallback
 from project.sampling.sharding import Sharding
+from project.strategies import strategy_of
 
 
-class Throughput(Callback):
+class Throughput(LoopCallback):
     """Counts training samples over all ranks, and the seconds spent training on them (validation excluded).
 
     Args:
@@ -46,10 +48,10 @@ class Throughput(Callback):
         if not trainer.sanity_checking:
             self._since = time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self.sharding.training:
+    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        if self.sharding.only_order:
+            count = strategy_of(trainer).share.total
+        elif self.sharding.training:
             count = sum(order.samples_in(batch_idx) for order in self.sharding.training)
         else:  # somebody else's order: this rank's share stands for the others'
             try:

@@ -8,7 +8,8 @@ from lightning.pytorch import Trainer
 from project.checkpoints.saving import SaveCheckpoints
 from project.errors import TIME_IS_UP, Stopped
 from project.lifeline import Lifeline
-from project.loops import LoopHooks, fit_loop_of
+from project.loop_hooks import LoopHooks
+from project.loops import fit_loop_of
 from project.say import say
 from project.wall_time import Kind, WallTime
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from project.loops import LoopCallback
+from project.loop_hooks import LoopCallback
 
 Settings = dict[str, Any]
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from project import logged_metrics
-from project.loops import LoopCallback, fit_loop_of
+from project.loop_hooks import LoopCallback
+from project.loops import fit_loop_of
 from project.sampling import generators
 from project.strategies import strategy_of
 
@@ -38,6 +39,7 @@ class RankStates(LoopCallback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """All ranks must call."""
+        fit_loop_of(trainer).epoch_loop.settle()  # what is shown is a part of it
         checkpoint["rank_states"] = strategy_of(trainer).gather(
             {
                 "generators": save_generators(trainer.strategy.root_device),

@@ -17,8 +17,10 @@ from project.checkpoints.durable import remove_directory
 from project.checkpoints.manifest import checkpoints_in, read_manifest
 from project.checkpoints.retention import Retention
 from project.errors import RunError, SaveError
-from project.loops import LoopCallback, fit_loop_of
+from project.loop_hooks import LoopCallback
+from project.loops import fit_loop_of
 from project.say import say
+from project.tensorboard import CurvesLogger
 from project.wall_time import seconds_of
 
 CLOCK_STEPS = 16
@@ -122,10 +124,11 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self._due, self.looked_at_clock = False, time.monotonic()
         if self._place(trainer) == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        fit_loop_of(trainer).epoch_loop.settle()
         if trainer.is_global_zero:
             self.before()
         for logger in trainer.loggers:  # what the checkpoint comes behind is to be on the disk before it
-            logger.save()
+            logger.flush() if isinstance(logger, CurvesLogger) else logger.save()
         trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
         self.saved_at = self._place(trainer)
 

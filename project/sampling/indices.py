@@ -23,8 +23,21 @@ class Indices(list[int]):
     def __init__(self, samples: Iterable[int] = (), key: int = 0, numbers: Sequence[int] | None = None) -> None:
         super().__init__(samples)
         self.key, self.numbers = key, numbers
+        self._array: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, samples: NDArray[np.int64], key: int) -> "Indices":
+        """The samples of an array, which is not to be changed."""
+        indices = cls(samples.tolist(), key)
+        indices._array = samples
+        return indices
+
+    @property
+    def array(self) -> NDArray[np.int64]:
+        """The same numbers, to gather with."""
+        return np.asarray(self, dtype=np.int64) if self._array is None else self._array
 
     @property
     def random_keys(self) -> NDArray[np.uint64]:
         """64 random bits for each sample, of shape `(len(self),)`."""
-        return sample_keys(self.key, np.asarray(self if self.numbers is None else self.numbers, dtype=np.int64))
+        return sample_keys(self.key, self.array if self.numbers is None else np.asarray(self.numbers, dtype=np.int64))

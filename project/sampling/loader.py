@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from project.sampling.evaluation_batches import EvaluationBatches
 from project.sampling.reading import Reading
@@ -34,15 +34,16 @@ class OrderedLoader:
         broadcast: Callable[[Any], Any],
     ) -> None:
         self._users, self.batch_sampler, self._broadcast = loader, batches, broadcast
-        self._read: deque[int] = deque()
+        self._read: deque[Share] = deque()
+        reading = Reading(loader.dataset, gathers=loader.collate_fn is default_collate)
         self._reader = copy.copy(loader)
         vars(self._reader).update(
-            dataset=Reading(loader.dataset),
+            dataset=reading,
             batch_sampler=batches,
             sampler=batches,
             batch_size=None,
             drop_last=False,
-            collate_fn=_Collate(loader.collate_fn),
+            collate_fn=_Collate(as_it_is if reading.gathers else loader.collate_fn),
             worker_init_fn=DeafWorker(loader.worker_init_fn),
             # A loader draws a seed for its workers; from a generator of its own, so that the process's is not touched.
             generator=loader.generator or torch.Generator().manual_seed(batches.seed),
@@ -74,22 +75,44 @@ class OrderedLoader:
     def __iter__(self) -> Iterator[Any]:
         """The batches of this rank. All ranks must read them in step."""
         self._read = deque()
+        if self._reads_here:
+            return self._batches(self._read_here())
         with held_signals():
             reader = iter(self._reader)
         return self._batches(reader)
 
     def next_share(self) -> Share:
         """What this rank has of the batch that comes next of those that have been read."""
-        return self.batch_sampler.share(self._read.popleft()) if self._read else EVEN
+        return self._read.popleft() if self._read else EVEN
+
+    @property
+    def _reads_here(self) -> bool:
+        """Whether a DataLoader would do no more than read, in this process."""
+        users = self._users
+        pins = users.pin_memory and torch.cuda.is_available()
+        return type(users) is DataLoader and not users.num_workers and not pins and users.generator is None
+
+    def _read_here(self) -> Iterator[Any]:
+        """What a DataLoader without loader processes returns."""
+        reading, collate = self._reader.dataset, self._reader.collate_fn
+        assert isinstance(reading, Reading)
+        for indices in self.batch_sampler:
+            yield collate(reading.__getitems__(indices))
 
     def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(reader, self.batch_sampler.first_batch):
-            if self.batch_sampler.share(number).idle:
+            share = self.batch_sampler.share(number)
+            if share.idle:
                 # Rank zero always has something; the others learn from it what an empty batch looks like.
                 empty = self._broadcast(None if batch is None else emptied(batch))
                 batch = empty if batch is None else batch
-            self._read.append(number)
+            self._read.append(share)
             yield batch
+
+
+def as_it_is(batch: Any) -> Any:
+    """Collates nothing: the batch is one already."""
+    return batch
 
 
 class _Collate:

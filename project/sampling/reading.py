@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from project.sampling import generators
@@ -19,11 +21,17 @@ class Reading(Dataset[Any]):
     the generators are only looked at, before and behind each batch, and should one have been drawn from after all, the
     batch is read once more, seeded. One that says `draws_from_keys = True` is not even looked at.
 
+    Tensors that are to be collated sample by sample are gathered a batch at a time, which gives the same batch.
+
     Args:
         dataset: The data set.
+        gathers: Whether samples are to be collated by torch's `default_collate`.
+
+    Attributes:
+        gathers: Whether they are collated here.
     """
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
+    def __init__(self, dataset: Dataset[Any], gathers: bool = False) -> None:
         self.dataset = self._source = dataset
         self._parts: list[Sequence[int]] = []
         # A Subset has __getitems__ whether what it is a part of has it or not, and hands on a plain list.
@@ -32,6 +40,7 @@ class Reading(Dataset[Any]):
             self._source = self._source.dataset
         self._reads_batches = callable(getattr(self._source, "__getitems__", None))
         self._needs_no_seed = type(self._source) is TensorDataset or getattr(self._source, "draws_from_keys", False)
+        self.gathers = gathers and type(self._source) is TensorDataset and all(map(_is_plain, self._source.tensors))
         self._draws: bool | None = None
         """Whether it draws; unknown before the first batch."""
 
@@ -68,6 +77,9 @@ class Reading(Dataset[Any]):
         return Indices(samples, indices.key, indices) if self._parts else indices
 
     def _read(self, indices: Indices) -> Any:
+        if self.gathers:
+            where = torch.from_numpy(indices.array)
+            return [tensor.index_select(0, where) for tensor in self._source.tensors]  # type: ignore[attr-defined]
         if self._reads_batches:
             return self._source.__getitems__(indices)  # type: ignore[attr-defined]
         return [self._source[index] for index in indices]
@@ -83,3 +95,9 @@ class Reading(Dataset[Any]):
             draws = draws or generators.drawn_since(fresh)  # type: ignore[arg-type]
         self._draws = draws
         return samples[0] if self._reads_batches else samples
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a gather of its rows is what stacking them is."""
+    strided = tensor.layout == torch.strided and tensor.is_cpu and not tensor.is_quantized
+    return type(tensor) is Tensor and strided and tensor.is_contiguous() and not tensor.requires_grad

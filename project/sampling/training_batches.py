@@ -251,7 +251,7 @@ class TrainingBatches(Sampler[Indices]):
                 given.append(drawn)
                 if self.pads and not drawn.size:
                     drawn = order(np.array([first + self.rank % size]))
-                yield Indices(drawn.tolist(), key)
+                yield Indices.of(drawn, key)
         self._exhausted = True
 
     def _rows(self, order: Callable[[Positions], Positions]) -> Iterator[tuple[int, int, Positions]]:

@@ -1,6 +1,7 @@
 """Hooks where nothing is half done."""
 
-from project.loops import LoopCallback, fit_loop_of
+from project.loop_hooks import LoopCallback
+from project.loops import fit_loop_of
 from running import train_here
 
 

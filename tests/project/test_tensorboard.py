@@ -18,19 +18,19 @@ def test_a_full_disk_costs_a_gap_in_the_curve(small_disk, monkeypatch, recwarn):
     monkeypatch.setattr(tensorboard, "AGAIN_SECONDS", 1.1)  # files are read in the order of the second in their names
     logger = CurvesLogger(small_disk, name="", version="curves", purge_step=0)
     logger.log_metrics({"loss": 1.0}, 0)
-    logger.save()
+    logger.flush()
     filling = small_disk / "filling"
     with filling.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
             file.write(bytes(1024))
     for step in range(1, 400):  # the file's last page has room for some
         logger.log_metrics({"loss": 1.0 + step}, step)
-        logger.save()
+        logger.flush()
     filling.unlink()
     time.sleep(1.2)
     for step in range(400, 402):
         logger.log_metrics({"loss": 1.0 + step}, step)
-        logger.save()
+        logger.flush()
     logger.finalize("success")
     assert any("TensorBoard's curve has a gap" in str(warning.message) for warning in recwarn)
     events = EventAccumulator(str(small_disk / "curves"))

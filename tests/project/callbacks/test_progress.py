@@ -12,7 +12,7 @@ class Logging(BoringModel):
 
 
 def output(callback, capsys, **options):
-    train_here(callback, model=Logging(), enable_progress_bar=True, limit_train_batches=3, **options)
+    train_here(callback, model=Logging(), enable_progress_bar=True, limit_train_batches=3, loops=True, **options)
     return capsys.readouterr().out
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from project.callbacks.time_limit import next_steps
-from project.loops import LoopCallback
+from project.loop_hooks import LoopCallback
 from project.wall_time import Kind
 from running import train_here
 
