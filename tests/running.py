@@ -136,23 +136,19 @@ def train_here(
     """Trains a model of Lightning's, with Lightning's Trainer, but for the callbacks and, if need be, our loops."""
     from project.loops import install
     from project.sampling.sharding import Sharding
-    from project.strategies import OneProcess
 
-    sharding = Sharding()
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_model_summary": False,
         "enable_progress_bar": False,
     }
-    if loops:
-        settings = {"strategy": OneProcess(sharding, device="cpu"), **settings}
     with as_before():
         trainer = Trainer(
             callbacks=list(callbacks), **{**quiet, "accelerator": "cpu", "limit_val_batches": 1, **settings}
         )
         if loops:
-            install(trainer, sharding)
+            install(trainer, Sharding())
         trainer.fit(model or BoringModel(), ckpt_path=resume)
 
 

@@ -48,7 +48,7 @@ class KeepLedger(LoopCallback):
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         given = [order.given.popleft() for order in self.sharding.training if order.given]
-        if self.sharding.only_order:
+        if self.sharding.only_order is not None:
             self._batches += 1
             self._ledger.use(given[0])
 

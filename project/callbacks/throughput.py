@@ -9,7 +9,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from project.loop_hooks import LoopCallback
 from project.sampling.sharding import Sharding
-from project.strategies import strategy_of
 
 
 class Throughput(LoopCallback):
@@ -49,9 +48,7 @@ class Throughput(LoopCallback):
             self._since = time.perf_counter()
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        if self.sharding.only_order:
-            count = strategy_of(trainer).share.total
-        elif self.sharding.training:
+        if self.sharding.training:
             count = sum(order.samples_in(batch_idx) for order in self.sharding.training)
         else:  # somebody else's order: this rank's share stands for the others'
             try:

@@ -146,7 +146,7 @@ class TrainingBatches(Sampler[Indices]):
     @property
     def cycle_began_at(self) -> int:
         """Batches of the epoch in earlier rounds, for a loader that goes round."""
-        return self.origin.cycle * len(self)
+        return self.origin.cycle and self.origin.cycle * len(self)
 
     def __len__(self) -> int:
         """Batches in this epoch, the same on every rank."""
@@ -202,8 +202,12 @@ class TrainingBatches(Sampler[Indices]):
 
     def samples_in(self, batch: int) -> int:
         """Samples in a batch over all ranks, counted through all rounds of the epoch."""
-        batch -= self.cycle_began_at
-        return self.share(batch).total if 0 <= batch < len(self) else 0
+        step, micro_batch = divmod(batch - self.cycle_began_at, self.micro_batches)
+        size = self._size(step)
+        if step < 0 or size <= 0 or (self.drop_last and size < self.global_batch_size):
+            return 0
+        shares = self._shares(size)
+        return shares[micro_batch].total if micro_batch < len(shares) else 0
 
     def _first(self, step: int) -> int:
         return self.origin.samples + (step - self.origin.step) * self.global_batch_size

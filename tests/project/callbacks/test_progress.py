@@ -13,25 +13,33 @@ class Logging(BoringModel):
 
 def output(callback, capsys, **options):
     train_here(callback, model=Logging(), enable_progress_bar=True, limit_train_batches=3, loops=True, **options)
-    return capsys.readouterr().out
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
 
 
 def test_first_and_last_epoch_have_a_line_and_no_other_sooner_than_asked(capsys):
-    lines = [line for line in output(PlainProgress(every_seconds=3600), capsys, max_epochs=5).splitlines() if line]
+    lines = [
+        line
+        for line in output(PlainProgress(every_seconds=3600), capsys, max_epochs=5).splitlines()
+        if line.startswith("epoch")
+    ]
     assert [line.split("  ")[0] for line in lines] == ["epoch 1/5 done", "epoch 5/5 done"]
     assert "step 15" in lines[-1] and "train/loss 0.25" in lines[-1]
 
 
 def test_a_long_epoch_has_lines_within(capsys):
-    lines = [line for line in output(PlainProgress(every_seconds=0), capsys, max_epochs=1).splitlines() if line]
+    lines = [
+        line
+        for line in output(PlainProgress(every_seconds=0), capsys, max_epochs=1).splitlines()
+        if line.startswith("epoch")
+    ]
     assert [line.split("  ")[0] for line in lines][:3] == [f"epoch 1/1 batch {n}/3" for n in (1, 2, 3)]
 
 
 def test_other_ranks_print_nothing(capsys):
     callback = PlainProgress(every_seconds=0)
     callback.disable()
-    assert "epoch" not in output(callback, capsys, max_epochs=1)
+    assert output(callback, capsys, max_epochs=1) == []
 
 
 def test_the_bar_counts_epochs_from_one(capsys):
-    assert "epoch 2/2" in output(BarProgress(), capsys, max_epochs=2)
+    assert any("epoch 2/2" in line for line in output(BarProgress(), capsys, max_epochs=2))

@@ -15,7 +15,7 @@ class SlowValidation(Callback):
 
 
 def train(throughput, **options):
-    train_here(throughput, SlowValidation(), limit_train_batches=4, max_epochs=1, **options)
+    train_here(throughput, SlowValidation(), limit_train_batches=4, max_epochs=1, loops=True, **options)
 
 
 def test_counts_the_samples_of_our_own_order():
