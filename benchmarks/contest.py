@@ -96,7 +96,12 @@ def parser(doc: str) -> argparse.ArgumentParser:
 
 
 def figure(command: list[str], threads: int | None = None) -> Any:
-    """Runs a command that ends with a line of JSON, and returns that.
+    """Runs a command that ends with a line of JSON, and returns that; see `run`."""
+    return json.loads(run(command, threads).strip().splitlines()[-1])
+
+
+def run(command: list[str], threads: int | None = None) -> str:
+    """Runs a command in `benchmarks/`, and returns what it prints.
 
     Args:
         command: Its arguments.
@@ -106,7 +111,7 @@ def figure(command: list[str], threads: int | None = None) -> Any:
     done = subprocess.run(command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\nexit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return done.stdout
 
 
 def circumstances() -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""What a step of a tiny model costs: ours beside loops by hand and plain Lightning.
+
+python benchmarks/step.py --which one          # the tutorial's MLP, one process
+python benchmarks/step.py --which two          # the same on two processes (gloo)
+python benchmarks/step.py --which own          # a LightningModule that never heard of Rankzero, with one self.log
+
+Ours is `launch/fit.py` as a person types it: logging, progress, checkpoints, ledger and the agreement on stops are on.
+Each figure comes from a process of its own, on one thread, and leaves its first epoch out; ours leaves nothing out.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from contest import ROOT, Contest, figure, parser, run
+
+TOY = ["--model", "MLP", "--data", "Toy"]
+OWN = ["--model", "step.Module", "--data", "step.Data"]
+
+
+class Module(LightningModule):
+    """The tutorial's model as anybody would write it down for Lightning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(20, 1)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        inputs, targets = batch
+        loss = torch.nn.functional.mse_loss(self.layer(inputs), targets)
+        self.log("train/loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+class Data(LightningDataModule):
+    """The tutorial's data in an ordinary DataLoader."""
+
+    def __init__(self, count: int = 2048) -> None:
+        super().__init__()
+        self.data = TensorDataset(torch.rand(count, 20), torch.rand(count, 1))
+
+    def train_dataloader(self) -> DataLoader[tuple[torch.Tensor, ...]]:
+        return DataLoader(self.data, batch_size=32, shuffle=True)
+
+
+def ours(what: list[str], count: int, epochs: int, processes: int = 1) -> float:
+    """Microseconds a step, as the run's own summary has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "launch/fit.py"), *what, "--data.count", str(count)]
+        command += ["--batch_size", "32", "--epochs", str(epochs), "--devices", str(processes), "--accelerator", "cpu"]
+        run([*command, "--root", folder, "--run", "x"], threads=1)
+        summary = json.loads((Path(folder) / "x/summary.json").read_text())
+    return 1e6 * 32 * processes / float(summary["samples_per_second"])
+
+
+def by_hand(script: str, count: int, epochs: int, *flags: str, processes: int = 1) -> float:
+    """Microseconds a step."""
+    start = [sys.executable]
+    if processes > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [
+        *start,
+        str(ROOT / "benchmarks/by_hand" / script),
+        "--count",
+        str(count),
+        "--epochs",
+        str(epochs),
+        *flags,
+    ]
+    return 1e6 * float(figure(command, threads=1))
+
+
+def main() -> None:
+    """Measures in turn, and prints medians and spreads."""
+    flags = parser(__doc__ or "")
+    flags.add_argument("--which", choices=("one", "two", "own"), default="one")
+    flags.add_argument("--count", type=int, default=65536, help="samples an epoch")
+    flags.add_argument("--epochs", type=int, default=5)
+    arguments = flags.parse_args()
+    size = (arguments.count, arguments.epochs)
+    contests = {
+        "one": Contest(
+            "step-one",
+            f"a step of the tutorial's MLP, {arguments.count:,} samples an epoch",
+            "microseconds",
+            {
+                "ours": lambda: ours(TOY, *size),
+                "the tutorial's loop": lambda: by_hand("tutorial.py", *size),
+                "a well-tuned loop": lambda: by_hand("tuned.py", *size),
+                "a well-tuned loop, plain SGD": lambda: by_hand("tuned.py", *size, "--plain"),
+                "Lightning, its defaults": lambda: by_hand("lightning_trainer.py", *size),
+                "Lightning, everything off": lambda: by_hand("lightning_trainer.py", *size, "--off"),
+            },
+            targets={"the tutorial's loop": 0.7, "a well-tuned loop": 1.1, "Lightning, its defaults": 0.15},
+        ),
+        "two": Contest(
+            "step-two",
+            f"the same on two processes, gloo, {arguments.count:,} samples an epoch",
+            "microseconds",
+            {
+                "ours": lambda: ours(TOY, *size, processes=2),
+                "the DDP tutorial's loop": lambda: by_hand("tutorial.py", *size, processes=2),
+                "a well-tuned loop": lambda: by_hand("tuned.py", *size, processes=2),
+            },
+            targets={"the DDP tutorial's loop": 1.0},
+        ),
+        "own": Contest(
+            "step-own",
+            f"a step of a user's LightningModule with one self.log, {arguments.count:,} samples an epoch",
+            "microseconds",
+            {
+                "ours": lambda: ours(OWN, *size),
+                "the tutorial's loop": lambda: by_hand("tutorial.py", *size),
+                "Lightning, its defaults": lambda: by_hand("lightning_trainer.py", *size),
+            },
+            targets={"the tutorial's loop": 1.3},
+        ),
+    }
+    contests[arguments.which].run(arguments.pairs, arguments.json_dir)
+
+
+if __name__ == "__main__":
+    main()
