@@ -13,6 +13,7 @@ from project.command import Command
 from project.command_line import Flags
 from project.environments.roll_call import Meeting
 from project.flags import EVALUATING, RUNNING
+from project.quick_imports import quick_imports
 from project.start import start
 
 EVALUATE = Command(
@@ -32,7 +33,8 @@ EVALUATE = Command(
 
 def evaluate(flags: Flags, meeting: Meeting) -> int:
     """Imports torch, now that the flags are known to be sound, and evaluates."""
-    from project.evaluation import evaluate
+    with quick_imports():
+        from project.evaluation import evaluate
 
     return evaluate(flags, meeting)
 

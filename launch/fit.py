@@ -13,6 +13,7 @@ from project.command import Command
 from project.command_line import Flags
 from project.environments.roll_call import Meeting
 from project.flags import RUNNING, TRAINING
+from project.quick_imports import quick_imports
 from project.start import start
 
 FIT = Command(
@@ -34,7 +35,8 @@ FIT = Command(
 
 def fit(flags: Flags, meeting: Meeting) -> int:
     """Imports torch, now that the flags are known to be sound, and trains."""
-    from project.cli import fit
+    with quick_imports():
+        from project.cli import fit
 
     return fit(flags, meeting)
 

@@ -24,6 +24,7 @@ WITHOUT_TORCH = (
     "project.environments.roll_call",
     "project.environments.allocation",
     "project.environments.requeue",
+    "project.quick_imports",
     "project.wall_time",
     "project.explain",
     "lightning_modules",
