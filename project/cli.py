@@ -1,6 +1,7 @@
 """The command line: flags -> data, model, Trainer, run."""
 
 import inspect
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -143,7 +144,7 @@ class RankzeroCLI(LightningCLI):
         data = type(self.datamodule).__name__ if self.datamodule else "own"
         return f"{type(self.model).__name__}-{data}"
 
-    @property
+    @cached_property
     def config_text(self) -> str:
         """The configuration as YAML, to start another run like it: without the run's name and what it resumed."""
         config = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
