@@ -29,7 +29,7 @@ class Contest:
         unit: Of the figures.
         measure: Contestant -> what measures it once. The first one is ours.
         targets: Contestant -> the most that ours may cost, as a multiple of it.
-        limits: Contestant -> the most that it may cost, in `unit`.
+        limits: Contestant -> the most that it may cost, in `unit`; such a one is compared with its limit alone.
     """
 
     name: str
@@ -48,10 +48,7 @@ class Contest:
                 _show(f"{self.name}: {pair + 1}/{pairs} {name}")
                 measured[name].append(self.measure[name]())
         _show("")
-        ours = next(iter(measured.values()))
-        ratios = {
-            name: [mine / its for mine, its in zip(ours, figures, strict=True)] for name, figures in measured.items()
-        }
+        ratios = self._ratios(measured)
         self._print(measured, ratios)
         result = {
             "name": self.name,
@@ -68,12 +65,21 @@ class Contest:
         (folder / f"{self.name}.json").write_text(json.dumps(result, indent=1) + "\n")
         return result
 
+    def _ratios(self, measured: Mapping[str, list[float]]) -> dict[str, list[float]]:
+        """Ours as a multiple of each other contestant, but of those that have a limit of their own."""
+        ours, *others = measured
+        return {
+            name: [mine / its for mine, its in zip(measured[ours], measured[name], strict=True)]
+            for name in others
+            if name not in self.limits
+        }
+
     def _print(self, measured: Mapping[str, list[float]], ratios: Mapping[str, list[float]]) -> None:
         table = Table("", self.unit, "ours is so many times it", "wanted", title=self.title)
-        for number, (name, figures) in enumerate(measured.items()):
+        for name, figures in measured.items():
             wanted = f"<= {self.targets[name]:g} x" if name in self.targets else ""
             wanted += f"<= {self.limits[name]:g}" if name in self.limits else ""
-            table.add_row(name, spread(figures), spread(ratios[name]) if number else "", wanted)
+            table.add_row(name, spread(figures), spread(ratios[name]) if name in ratios else "", wanted)
         Console(width=120).print(table)
 
 
