@@ -1,0 +1,60 @@
+"""The frame of all benchmarks, and that they run."""
+
+import importlib.util
+import json
+import sys
+from itertools import count
+
+import pytest
+
+from running import REPOSITORY, run
+
+
+@pytest.fixture
+def contest(monkeypatch):
+    """The module benchmarks/contest.py."""
+    specification = importlib.util.spec_from_file_location("contest", REPOSITORY / "benchmarks/contest.py")
+    module = importlib.util.module_from_spec(specification)
+    monkeypatch.setitem(sys.modules, "contest", module)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_each_is_measured_as_often_and_nobody_is_always_the_first(contest, tmp_path, capsys):
+    calls, ticks = [], count(1)
+
+    def measure(name: str) -> float:
+        calls.append(name)
+        return float(next(ticks))
+
+    names = ("ours", "other", "limited")
+    tried = contest.Contest(
+        name="x",
+        title="A title",
+        unit="seconds",
+        measure={name: lambda name=name: measure(name) for name in names},
+        targets={"other": 1.5},
+        limits={"limited": 7},
+    )
+    result = tried.run(2, tmp_path)
+    assert calls == ["ours", "other", "limited", "other", "limited", "ours"]
+    assert result["measured"] == {"ours": [1, 6], "other": [2, 4], "limited": [3, 5]}
+    assert result["ratios"] == {"other": [0.5, 1.5]}
+    assert json.loads((tmp_path / "x.json").read_text()) == result
+    rows = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith("│")}
+    assert "1.00 (0.50 to 1.50)" in rows["other"] and "<= 1.5 x" in rows["other"]
+    assert "4.00 (3.00 to 5.00)" in rows["limited"] and "<= 7" in rows["limited"]
+
+
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        (("start.py", "--pairs", "1"), {"start", "answer"}),
+        (("sampling.py", "--pairs", "1", "--count", "100000"), {"first-batch", "first-batch-memory"}),
+    ],
+)
+def test_a_benchmark_runs(command, written, tmp_path):
+    script, *flags = command
+    result = run("python", str(REPOSITORY / "benchmarks" / script), *flags, "--json_dir", "json", folder=tmp_path)
+    assert {path.stem for path in (tmp_path / "json").iterdir()} == written
+    assert "Traceback" not in result.err
