@@ -206,6 +206,7 @@ class Batches:
         self.step = OptimiserStep(self) if _optimises_plainly(self.trainer, self.module) else None
         self.accumulates = False
         self._next = _next_of(data_fetcher)
+        self._loaders = data_fetcher.combined_loader.flattened
         self._on_batch_begun, self._on_batch_done = (
             loop.listeners.of[f"on_batch_{what}"] for what in ("begun", "done")
         )
@@ -241,7 +242,7 @@ class Batches:
             for listen in self._on_batch_begun:
                 listen(trainer, batch, batch_idx)
             answer = hooks.call("on_train_batch_start", batch, batch_idx)
-            self.strategy.on_train_batch_start(batch, batch_idx)
+            self.strategy.take_share(self._loaders)
             if self.strategy.share.idle:  # what a rank without a sample does not log cannot wait for it
                 self.log.reduce()
             if answer == -1:
@@ -254,12 +255,10 @@ class Batches:
             listen(trainer, batch, batch_idx)
         hooks.call("on_train_batch_end", outputs, batch, batch_idx)
         results.batch = results.batch_size = None
-        if hooks.anyone_looks:
-            self.settle()
         progress.increment_completed()
         if self._logs():
             self.settle()
-            connector.update_train_step_metrics()
+            connector.log_metrics(connector.metrics["log"])
 
     def end_step(self) -> None:
         """What comes behind a batch that no validation is due behind."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
+from lightning.pytorch.trainer.connectors.logger_connector.result import _get_default_dtype, _ResultMetric
 from torch import Tensor
 
 from project.batch_hooks import overrides
@@ -69,21 +69,26 @@ class QuickLog:
             *(add_dataloader_idx, metric_attribute, rank_zero_only),
         )
         known = self._known.get(name)
-        if known and known[0] == settings and _is_simple(value) and self.connector._first_loop_iter is False:
-            self._update(name, known[1], value.detach().clone(), batch_size)
-        else:
-            self._log_in_full(name, value, settings, batch_size)
+        if known and known[0] == settings and self.connector._first_loop_iter is False:
+            number = self._number(value)
+            if number is not None and number.device == known[1].value.device:
+                self._update(name, known[1], number, batch_size)
+                return
+        self._log_in_full(name, value, settings, batch_size)
 
     def reduce(self) -> None:
         """Reduces over ranks what has been waiting for it. All ranks must call."""
         alike: dict[Any, list[tuple[_ResultMetric, Tensor]]] = {}
         for metric, value in self._waiting.values():
-            alike.setdefault((metric.meta.sync.op, metric.meta.sync.group, value.dtype), []).append((metric, value))
+            sync = metric.meta.sync
+            operation = "sum" if sync.op == "mean" else sync.op
+            alike.setdefault((operation, sync.group, value.dtype), []).append((metric, value))
         self._waiting = {}
         for (operation, group, _), waiting in alike.items():
-            reduced = self.strategy.reduce(torch.stack([value for _, value in waiting]), group, operation)
-            for (metric, _), value in zip(waiting, reduced.unbind(), strict=True):
-                _show(metric, value)
+            together = torch.stack([value for _, value in waiting])
+            ranks = self.strategy.reduce_together(together, operation, group)
+            for (metric, _), value in zip(waiting, together.unbind(), strict=True):
+                _show(metric, value / ranks if metric.meta.sync.op == "mean" else value)
 
     def _log_in_full(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
         """As Lightning does; and remembers it, if the next time can be quicker."""
@@ -94,9 +99,19 @@ class QuickLog:
         metric = self.results.get(f"training_step.{name}")
         if metric is None or not metric.is_tensor or metric.meta.enable_graph or self.results.carried:
             return
-        talks = metric.meta.sync.should and metric.meta.on_step
-        if _is_simple(value) and metric.value.device == value.device and (self.waits or not talks):
+        if self.waits or not (metric.meta.sync.should and metric.meta.on_step):
             self._known[name] = settings, metric
+
+    def _number(self, value: Any) -> Tensor | None:
+        """A value as Lightning keeps it, or None if that takes a closer look."""
+        if type(value) is Tensor and value.is_floating_point() and value.numel() == 1:
+            number = value.detach().clone()
+            if number.ndim:
+                number = number.squeeze()
+            return number if number.dtype in (torch.float32, torch.float64) else number.to(_get_default_dtype())
+        if type(value) in (int, float):
+            return torch.tensor(value, device=self.module.device, dtype=_get_default_dtype())
+        return None
 
     def _update(self, name: str, metric: _ResultMetric, value: Tensor, batch_size: int | None) -> None:
         """As `_ResultMetric.update`, but for a value that waits."""
@@ -118,10 +133,6 @@ class QuickLog:
             metric.value = metric.value + value
         else:
             metric.value = meta.reduce_fx(metric.value, value)
-
-
-def _is_simple(value: Any) -> bool:
-    return type(value) is Tensor and value.ndim == 0 and value.dtype in (torch.float32, torch.float64)
 
 
 def _show(metric: _ResultMetric, value: Tensor) -> None:

@@ -88,7 +88,10 @@ class RunStrategy(Strategy):
         super().on_train_batch_start(batch, batch_idx)
         combined = self._module.trainer.fit_loop._combined_loader
         assert combined is not None
-        loaders = combined.flattened
+        self.take_share(combined.flattened)
+
+    def take_share(self, loaders: Sequence[object]) -> None:
+        """Finds out what this rank has of the batch that was read last."""
         for loader in loaders:
             self.share = loader.next_share() if isinstance(loader, OrderedLoader) else EVEN
         if len(loaders) > 1:  # none of them can say alone what a sample's part of the loss is
@@ -108,6 +111,14 @@ class RunStrategy(Strategy):
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, by rank. All ranks must call."""
         return [value]
+
+    def reduce_together(self, values: Tensor, operation: str, group: Any = None) -> int:
+        """Reduces each of many values over ranks, in place: their sum, max or min. All ranks must call.
+
+        Returns:
+            Over how many ranks.
+        """
+        return 1
 
     def add_up(self, numbers: Sequence[int]) -> list[int]:
         """Sums over all ranks, modulo 2^64. All ranks must call."""
@@ -157,6 +168,10 @@ class DataParallel(RunStrategy, DDPStrategy):
         # A tensor on a GPU would come out on a GPU of the same number, on each rank.
         torch.distributed.all_gather_object(values, apply_to_collection(value, Tensor, lambda one: one.detach().cpu()))
         return values
+
+    def reduce_together(self, values: Tensor, operation: str, group: Any = None) -> int:
+        torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, operation.upper()), group)
+        return torch.distributed.get_world_size(group)
 
     def add_up(self, numbers: Sequence[int]) -> list[int]:
         sums = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64)).to(self.root_device)

@@ -1,7 +1,7 @@
 """TensorBoard's curves, on whatever becomes of the disk."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 AGAIN_SECONDS = 30.0
 SHOWN_SECONDS = 2.0
-"""Lightning saves behind each value that it logs, and then waits for the disk; more often than this nobody looks."""
+"""Values wait so long for one another: to hand one to the writer's thread costs more than a step of a small model."""
 
 
 class CurvesLogger(TensorBoardLogger):
@@ -22,9 +22,15 @@ class CurvesLogger(TensorBoardLogger):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._again_at = self._saved_at = 0.0
+        self._waiting: list[tuple[dict[str, float], int | None, float]] = []
 
+    @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        self._sturdily(lambda: self._log(metrics, step))
+        try:
+            self._waiting.append(({name: float(value) for name, value in metrics.items()}, step, time.time()))
+        except (TypeError, ValueError):  # a dictionary of numbers; or what has no curve
+            self._sturdily(lambda: super(CurvesLogger, self).log_metrics(metrics, step))
+        self.save()
 
     def save(self) -> None:
         if time.monotonic() - self._saved_at >= SHOWN_SECONDS:
@@ -33,23 +39,21 @@ class CurvesLogger(TensorBoardLogger):
     def flush(self) -> None:
         """Has all that was logged written, at once."""
         self._saved_at = time.monotonic()
+        self._sturdily(self._write)
         self._sturdily(super().save)
 
     def finalize(self, status: str) -> None:
+        self._sturdily(self._write)
         self._sturdily(lambda: super(CurvesLogger, self).finalize(status))
 
-    @rank_zero_only
-    def _log(self, metrics: Mapping[str, Any], step: int | None) -> None:
-        """Hands all values to the writer's thread at once, which costs as much as one of them."""
+    def _write(self) -> None:
+        """Hands what waits to the writer's thread, the values of a step at once."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        try:
-            numbers = {name: float(value) for name, value in metrics.items()}
-        except (TypeError, ValueError):  # a dictionary of them; or what has no curve
-            super().log_metrics(metrics, step)
-            return
-        values = [Summary.Value(tag=self._prefix + name, simple_value=number) for name, number in numbers.items()]
-        self.experiment.file_writer.add_summary(Summary(value=values), step)
+        waiting, self._waiting = self._waiting, []
+        for numbers, step, seconds in waiting:
+            values = [Summary.Value(tag=self._prefix + name, simple_value=number) for name, number in numbers.items()]
+            self.experiment.file_writer.add_summary(Summary(value=values), step, seconds)
 
     def _sturdily(self, write: Callable[[], None]) -> None:
         if time.monotonic() < self._again_at:

@@ -203,12 +203,14 @@ from collections import Counter
 import json
 import torch
 from torch.profiler import ProfilerActivity, profile
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
+from project.loop_hooks import LoopCallback
 
 FROM, TO = 21, 41  # no multiple of the logging interval within
 
 def collectives(events):
-    return dict(Counter(event.name for event in events if event.name.startswith("c10d::")))
+    # And how often a number is read, for which a device is waited for.
+    return dict(Counter(one.name for one in events if one.name.startswith("c10d::") or one.name == "aten::item"))
 
 class Count(Callback):
     def on_fit_start(self, trainer, module):
@@ -233,6 +235,29 @@ class Count(Callback):
             self.found["ours"] = collectives(self.profiler.events())
             with open(f"collectives-{trainer.global_rank}.json", "w") as file:
                 json.dump(self.found, file)
+
+class CountUnseen(LoopCallback, Count):
+    # As the run's own callbacks, it does not look at each batch.
+    on_train_batch_end = Callback.on_train_batch_end
+
+    def on_step_done(self, trainer):
+        Count.on_train_batch_end(self, trainer)
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(20, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch[0]).square().mean()
+        self.log("loss", loss, sync_dist=True, prog_bar=True)
+        self.log("rank", float(self.global_rank), sync_dist=True)
+        self.log("both", loss * 0 + self.global_rank, sync_dist=True, on_epoch=True)
+        self.log("sum", loss * 0 + 1 + self.global_rank, sync_dist=True, reduce_fx="sum")
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
 """
 
 
@@ -245,6 +270,21 @@ def test_a_step_costs_no_collective_more_than_bare_ddp(forks: Forks, mine):
     for rank in (0, 1):
         found = json.loads((mine / f"collectives-{rank}.json").read_text())
         assert found["ours"] == found["bare"] == {"c10d::allreduce_": 20}
+
+
+@pytest.mark.parametrize(("every", "more"), [(100, 0), (10, 2)])
+def test_what_is_averaged_over_ranks_waits_for_the_end_of_a_logging_interval(every, more, forks: Forks, mine):
+    """In twenty steps there are none or two such ends; at each, all means and sums go over the network at once."""
+    (mine / "counts.py").write_text(COUNTS)
+    arguments = ("--model", "counts.Net", "--data", "Toy", "--epochs", "1", "--trainer.callbacks", "counts.CountUnseen")
+    arguments += ("--global_batch_size", "32", "--trainer.log_every_n_steps", str(every), "--run", f"every-{every}")
+    forks.fit(*arguments, folder=mine, world=2)
+    for rank in (0, 1):
+        counted = json.loads((mine / f"collectives-{rank}.json").read_text())["ours"]
+        assert counted.pop("c10d::allreduce_") == 20 + more
+        assert bool(counted) == bool(more)  # nothing else, and no number read in between
+    metrics = json.loads((mine / f"runs/every-{every}/summary.json").read_text())["metrics"]
+    assert (metrics["rank"], metrics["both_epoch"], metrics["both"], metrics["sum"]) == (0.5, 0.5, 0.5, 3.0)
 
 
 def test_the_time_that_there_is(forks: Forks, mine):
