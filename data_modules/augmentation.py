@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,9 @@ class Pictures:
 
     What is random in a picture comes from its key alone, so that it does not depend on which batch it is read in.
 
+    All is done by numpy, on one thread: its indexing copies rows where torch's copies pixels, and operations as short
+    as these cost more than they save on several threads, many times so where something else wants the processor.
+
     Args:
         mean: Of each channel, in the units that the pictures are stored in.
         std: Likewise.
@@ -19,15 +23,14 @@ class Pictures:
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], padding: int = 0, flip: bool = False) -> None:
-        self.mean = torch.tensor(mean).view(1, -1, 1, 1)
-        self.std = torch.tensor(std).view(1, -1, 1, 1)
+        self.mean, self.std = (np.array(of_channels, np.float32)[:, None, None] for of_channels in (mean, std))
         self.padding, self.flip = padding, flip
 
     def __call__(self, pictures: Tensor, keys: Tensor) -> Tensor:
         """Turns pictures into what the model sees.
 
         Args:
-            pictures: Of shape `(batch, channels, height, width)`, of any type.
+            pictures: Of shape `(batch, channels, height, width)`, of any type that numpy has.
             keys: 64 random bits for each picture, int64 of shape `(batch,)`.
 
         Returns:
@@ -36,9 +39,11 @@ class Pictures:
         if self.padding:
             pictures = crop_at_random(pictures, self.padding, keys)
         if self.flip:
-            mirrored = (keys & 1).bool()[:, None, None, None]
-            pictures = torch.where(mirrored, pictures.flip(-1), pictures)
-        return (pictures.float() - self.mean) / self.std
+            pictures = mirror_at_random(pictures, keys)
+        normalised = pictures.numpy().astype(np.float32, order="C")  # a copy, also of what is float32 already
+        normalised -= self.mean
+        normalised /= self.std
+        return torch.from_numpy(normalised)
 
 
 def crop_at_random(pictures: Tensor, padding: int, keys: Tensor) -> Tensor:
@@ -53,8 +58,25 @@ def crop_at_random(pictures: Tensor, padding: int, keys: Tensor) -> Tensor:
         Pictures of the same shape.
     """
     count, channels, height, width = pictures.shape
-    padded = torch.nn.functional.pad(pictures, (padding,) * 4)
-    top, left = (((keys >> bits) & 0xFFFFFF).remainder(2 * padding + 1)[:, None] for bits in (8, 36))
-    rows = (top + torch.arange(height))[:, None, :, None]
-    columns = (left + torch.arange(width))[:, None, None, :]
-    return padded[torch.arange(count)[:, None, None, None], torch.arange(channels)[:, None, None], rows, columns]
+    whole = pictures.numpy()
+    padded = np.zeros((count, channels, height + 2 * padding, width + 2 * padding), whole.dtype)
+    padded[:, :, padding : padding + height, padding : padding + width] = whole
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
+    top, left = ((keys.numpy() >> bits & 0xFFFFFF) % (2 * padding + 1) for bits in (8, 36))
+    return torch.from_numpy(windows.transpose(0, 2, 3, 1, 4, 5)[np.arange(count), top, left])
+
+
+def mirror_at_random(pictures: Tensor, keys: Tensor) -> Tensor:
+    """Mirrors half of the pictures: left becomes right.
+
+    Args:
+        pictures: Of shape `(batch, channels, height, width)`.
+        keys: 64 random bits for each picture, int64 of shape `(batch,)`, of which the lowest alone is used.
+
+    Returns:
+        Pictures of the same shape.
+    """
+    mirrored = pictures.numpy().copy()
+    which = np.flatnonzero(keys.numpy() & 1)
+    mirrored[which] = mirrored[which, :, :, ::-1]
+    return torch.from_numpy(mirrored)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -44,9 +45,15 @@ class InMemory(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns the batch at `indices`."""
-        where = torch.from_numpy(indices.array) if hasattr(indices, "array") else torch.as_tensor(indices)
-        inputs, targets = self.inputs.index_select(0, where), self.targets.index_select(0, where)
+        where: np.ndarray[Any, np.dtype[np.int64]] = getattr(indices, "array", None)
+        where = np.asarray(indices, dtype=np.int64) if where is None else where
+        inputs, targets = gathered(self.inputs, where), gathered(self.targets, where)
         return (self.transform(inputs, random_keys(indices)) if self.transform else inputs), targets
+
+
+def gathered(tensor: Tensor, where: NDArray[np.int64]) -> Tensor:
+    """`tensor[where]`, by numpy: it copies a sample at a time where torch copies a number at a time."""
+    return torch.from_numpy(tensor.numpy()[where])
 
 
 def random_keys(indices: Sequence[int]) -> Tensor:

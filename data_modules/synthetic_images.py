@@ -1,10 +1,11 @@
 """Pictures made of noise, of any size and number, for measuring."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from data_modules.in_memory import InMemoryData, at_least
+from data_modules.in_memory import InMemoryData, at_least, gathered
 
 POOL = 512
 """Different pictures held in memory; sample i is picture i modulo this."""
@@ -38,8 +39,8 @@ class NoisePictures(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Returns the batch at `indices`, gathered at once."""
-        where = torch.as_tensor(indices) % len(self.pictures)
-        return self.pictures[where], self.labels[where]
+        where = np.asarray(indices, dtype=np.int64) % len(self.pictures)
+        return gathered(self.pictures, where), gathered(self.labels, where)
 
 
 class SyntheticImages(InMemoryData):

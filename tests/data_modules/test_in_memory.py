@@ -95,6 +95,45 @@ def test_pictures_are_normalised():
     assert torch.equal(batch, torch.full((1, 1, 2, 2), 2.0))
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (2, 5, 9)])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float64])
+def test_pictures_are_what_the_formula_says_to_the_last_bit(shape, padding, flip, kind):
+    count, (channels, height, width) = 50, shape
+    pictures = torch.randint(0, 256, (count, *shape), dtype=torch.uint8).to(kind)
+    keys, before = random_keys(range(count)), pictures.clone()
+    mean, std = [125.3, 123.0, 113.9][:channels], [63.0, 62.1, 66.7][:channels]
+    expected = []
+    for picture, key in zip(pictures, keys.tolist(), strict=True):
+        padded = torch.nn.functional.pad(picture, (padding,) * 4)
+        top, left = (((key >> bits) & 0xFFFFFF) % (2 * padding + 1) for bits in (8, 36))
+        cut = padded[:, top : top + height, left : left + width]
+        turned = cut.flip(-1) if flip and key & 1 else cut
+        expected.append((turned.float() - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1))
+    batch = Pictures(mean, std, padding=padding, flip=flip)(pictures, keys)
+    assert torch.equal(batch, torch.stack(expected)) and batch.is_contiguous() and batch.dtype is torch.float32
+    assert torch.equal(pictures, before)  # what was handed in is as it was
+
+
+@pytest.mark.parametrize("make", MODULES)
+def test_a_batch_is_the_readers_own(make):
+    data = ready(make()).splits["train"]
+    kept, labels = data.__getitems__(range(8))
+    before = kept.clone()
+    data.__getitems__(range(8, 16))
+    assert torch.equal(kept, before)
+    stored = (data.inputs if hasattr(data, "inputs") else data.pictures).clone()
+    kept.zero_(), labels.zero_()
+    assert torch.equal(data.inputs if hasattr(data, "inputs") else data.pictures, stored)
+
+
+def test_no_pictures_at_all():
+    none = torch.zeros(0, 3, 4, 4, dtype=torch.uint8)
+    batch = Pictures((0.0,) * 3, (1.0,) * 3, padding=1, flip=True)(none, random_keys([]))
+    assert batch.shape == (0, 3, 4, 4) and batch.dtype is torch.float32
+
+
 def test_half_of_the_pictures_are_mirrored():
     torch.manual_seed(0)
     pictures = torch.arange(4.0).expand(1000, 1, 1, 4)
