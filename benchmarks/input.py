@@ -1,0 +1,151 @@
+"""CIFAR-10's pictures cropped, mirrored and normalised in batches of 512: ours beside torchvision's transforms.
+
+python benchmarks/input.py                   # microseconds a picture, on two cores: whole epochs of 45,000
+
+The pictures are noise, written in the form of CIFAR-10's files. Ours is read in the main process, as it is by default,
+torchvision's by two loader processes, which run already when an epoch begins. The last one draws a single crop for all
+pictures of a batch and mirrors all or none, as v2's transforms do with a batch: less than the others do.
+"""
+
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from contest import Contest, parser
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from torchvision import datasets, transforms
+from torchvision.transforms import v2
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from data_modules.cifar10 import CIFAR10, FILES, MEAN, STD
+from project.sampling.sharding import Sharding
+
+BATCH, WORKERS = 512, 2
+LEVELS = {"mean": [value / 255 for value in MEAN], "std": [value / 255 for value in STD]}
+"""For torchvision, to which a picture's levels run from 0 to 1."""
+
+
+def ours(folder: Path) -> Iterable[Any]:
+    """The data module as a run reads it."""
+    module = CIFAR10(root=str(folder), verify=False, batch_size=BATCH)
+    module.prepare_data()
+    module.setup("fit")
+    loader: Iterable[Any] = Sharding(rank=0, world_size=1, seed=0).apply(  # type: ignore[assignment]
+        module.train_dataloader(), training=True
+    )
+    return loader
+
+
+class Noise(datasets.CIFAR10):
+    """torchvision's CIFAR-10, which would refuse files that are not those that were published; 45,000 of them."""
+
+    def _check_integrity(self) -> bool:
+        return True
+
+    def _load_meta(self) -> None:
+        self.data, self.targets = self.data[:45_000], self.targets[:45_000]
+
+
+class WholeBatches(Dataset[tuple[Tensor, Tensor]]):
+    """Pictures as one tensor, transformed a batch at a time."""
+
+    def __init__(self, data: datasets.CIFAR10, transform: Callable[[Tensor], Tensor]) -> None:
+        self.pictures, self.labels = torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        return self.transform(self.pictures[indices]), self.labels[indices]
+
+
+def theirs(folder: Path, transform: Callable[[Any], Tensor]) -> Iterable[Any]:
+    """What a tutorial writes."""
+    data = Noise(str(folder), transform=transform)
+    return DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
+
+
+def by_batches(folder: Path, transform: Callable[[Tensor], Tensor]) -> Iterable[Any]:
+    """The same transforms, given whole batches."""
+    data = WholeBatches(Noise(str(folder)), transform)
+    order = BatchSampler(RandomSampler(data), BATCH, drop_last=False)
+    return DataLoader(data, batch_size=None, sampler=order, num_workers=WORKERS, persistent_workers=True)
+
+
+def microseconds(make: Callable[[], Iterable[Any]]) -> Callable[[], float]:
+    """What reads one epoch, and returns microseconds a picture; the first time it reads another one before."""
+    made: list[Iterable[Any]] = []
+
+    def measure() -> float:
+        if not made:
+            made.append(make())
+            _epoch(made[0])
+        started = time.perf_counter()
+        pictures = _epoch(made[0])
+        return (time.perf_counter() - started) / pictures * 1e6
+
+    return measure
+
+
+def _epoch(loader: Iterable[Any]) -> int:
+    count = 0
+    for pictures, _ in loader:
+        assert pictures.dtype is torch.float32 and pictures.shape[1:] == (3, 32, 32)
+        count += len(pictures)
+    return count
+
+
+def write_noise(folder: Path) -> None:
+    """Writes 60,000 pictures of noise in the form of CIFAR-10's files."""
+    random = np.random.default_rng(0)
+    (folder / "cifar-10-batches-py").mkdir()
+    for file in FILES:
+        data = random.integers(0, 256, (10_000, 3072), dtype=np.uint8)
+        labels = random.integers(0, 10, 10_000).tolist()
+        (folder / "cifar-10-batches-py" / file.name).write_bytes(pickle.dumps({"data": data, "labels": labels}))
+
+
+def main() -> None:
+    """Measures all in turn."""
+    arguments = parser(__doc__).parse_args()
+    shaken = transforms.Compose(
+        [
+            transforms.RandomCrop(32, padding=4),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(**LEVELS),
+        ]
+    )
+    end = [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
+    anew = v2.Compose([v2.ToImage(), *end, v2.Normalize(**LEVELS)])
+    whole = v2.Compose([*end, v2.Normalize(**LEVELS)])
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_noise(folder)
+        Contest(
+            name="input",
+            title=f"CIFAR-10 with crop, mirror and normalisation, in batches of {BATCH}",
+            unit="microseconds a picture",
+            measure={
+                "ours, in the main process": microseconds(lambda: ours(folder)),
+                f"torchvision, {WORKERS} loader processes": microseconds(lambda: theirs(folder, shaken)),
+                f"torchvision v2, {WORKERS} loader processes": microseconds(lambda: theirs(folder, anew)),
+                f"torchvision v2 on whole batches, {WORKERS}": microseconds(lambda: by_batches(folder, whole)),
+            },
+            targets={f"torchvision, {WORKERS} loader processes": 0.05},
+        ).run(arguments.pairs, arguments.json_dir)
+
+
+if __name__ == "__main__":
+    main()
