@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from project import tuning
 from project.attempt import Attempt
 from project.command_line import Flags
 from project.environments.roll_call import Meeting
@@ -18,6 +19,7 @@ from project.kept_config import dump_config
 from project.parser import RankzeroParser, reader
 from project.quiet import quieten
 from project.sampling.sharding import Sharding
+from project.say import show
 from project.signals import SIGNALS
 from project.team import Team
 from project.trainer import build_trainer
@@ -53,6 +55,7 @@ def fit(flags: Flags, meeting: Meeting) -> int:
         SIGNALS.tell(lambda signum: team.lifeline.ask_to_stop(signum.name))
         world = resolve_world(flags, team)
         cli = team.together(lambda: RankzeroCLI(flags))
+        cli.tune(world, team)
         trainer = team.together(lambda: cli.build_trainer(world, team))
         attempt = Attempt(cli, trainer, world, team)
         if attempt.already_finished:
@@ -156,6 +159,18 @@ class RankzeroCLI(LightningCLI):
     def trusted(self) -> bool:
         """Whether a checkpoint may hold what can run any code."""
         return bool(self.config.trust_checkpoint == "yes")
+
+    def tune(self, world: World, team: Team) -> None:
+        """Does what `--fast yes` asks for. The configuration then says which precision it is. All ranks must call."""
+        if self.config.fast != "yes":
+            return
+        bf16 = all(team.exchange(tuning.computes_in_bf16(world.accelerator)))
+        chosen = tuning.choose(self.model, world.accelerator, bf16, self.config.trainer.precision)
+        chosen.apply(self.model)
+        if chosen.precision:
+            self.config.trainer.precision = self.config_init.trainer.precision = chosen.precision
+        if team.launch.rank == 0:
+            show(f"rankzero: --fast: {chosen.reasons}")
 
     def build_trainer(self, world: World, team: Team) -> Trainer:
         """Builds the Trainer, with the run's order of samples."""

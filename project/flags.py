@@ -262,6 +262,14 @@ TRAINING = (
         default="auto",
     ),
     Flag("max_attempts", "N", a_count, "attempts of a run after which no other is asked for (100)", "5", default=100),
+    Flag(
+        "fast",
+        "yes",
+        yes_or_no,
+        "a faster layout and, unless --precision says, bf16 where the device has it (no)",
+        "yes",
+        default="no",
+    ),
     Flag("seed", "N", a_seed, "seed of order, weights and augmentation", "0", key="seed_everything"),
     TRUST,
 )
