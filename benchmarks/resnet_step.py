@@ -1,0 +1,75 @@
+"""A step of a ResNet-18 on 32x32 pixels, 128 pictures a process: ours with --fast yes beside loops written by hand.
+
+python benchmarks/resnet_step.py             # 1 and 2 processes on two cores, on the CPU: most of an hour
+python benchmarks/resnet_step.py --steps 10 --pairs 3 --processes 1
+
+Each is measured in processes of its own, from before the first batch to behind the last step: what comes before (start,
+data, model) counts nowhere, and the first step, which is slower than others, everywhere. The well-tuned loop is in
+by_hand/resnet.py: channels_last, bf16, gathered batches, DDP's fast settings. `--compiled` adds it with torch.compile.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from contest import ROOT, Contest, figure, parser
+
+BATCH, PIXELS = 128, 32
+BY_HAND = "by_hand/resnet.py"
+
+
+def ours(processes: int, steps: int, threads: int) -> float:
+    """Milliseconds a step of a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "launch/fit.py"), "--model", "ResNet", "--model.depth", "18"]
+        command += ["--data", "SyntheticImages", f"--data.image_size={PIXELS}", "--batch_size", str(BATCH)]
+        command += [f"--data.count={steps * BATCH * processes}", "--epochs", "1", "--fast", "yes"]
+        command += ["--trainer.limit_val_batches", "0", "--accelerator", "cpu", "--devices", str(processes)]
+        command += ["--root", folder, "--run", "x"]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{' '.join(command)}\nexit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        summary = json.loads((Path(folder) / "x/summary.json").read_text())
+    assert summary["steps"] == steps
+    return 1000 * BATCH * processes / float(summary["samples_per_second"])
+
+
+def by_hand(processes: int, steps: int, threads: int, *flags: str) -> float:
+    """Milliseconds a step of a loop that somebody wrote."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable] if processes == 1 else command
+    speed = figure([*command, BY_HAND, "--steps", str(steps), "--batch_size", str(BATCH), *flags], threads)
+    return 1000 * BATCH * processes / float(speed["samples_per_second"])
+
+
+def main() -> None:
+    """Measures all in turn, with one process and with two."""
+    flags = parser(__doc__)
+    flags.add_argument("--steps", type=int, default=20)
+    flags.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N")
+    flags.add_argument("--compiled", action="store_true", help="measure the well-tuned loop with torch.compile too")
+    arguments = flags.parse_args()
+    for processes in arguments.processes:
+        size = (processes, arguments.steps, max(1, (os.cpu_count() or 1) // processes))
+        measure = {
+            "ours, --fast yes": lambda size=size: ours(*size),
+            "by hand, well tuned": lambda size=size: by_hand(*size, "--well_tuned"),
+            "by hand, as in a tutorial": lambda size=size: by_hand(*size),
+        }
+        if arguments.compiled:
+            measure["by hand, well tuned, compiled"] = lambda size=size: by_hand(*size, "--well_tuned", "--compiled")
+        Contest(
+            name=f"resnet_step-{processes}",
+            title=f"ResNet-18, {PIXELS}x{PIXELS} pixels, {processes} x {BATCH} a step, on {size[2]} threads each",
+            unit="milliseconds a step",
+            measure=measure,
+            targets={"by hand, well tuned": 1.0},
+        ).run(arguments.pairs, arguments.json_dir)
+
+
+if __name__ == "__main__":
+    main()
