@@ -45,7 +45,7 @@ class InMemory(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns the batch at `indices`."""
-        where: np.ndarray[Any, np.dtype[np.int64]] = getattr(indices, "array", None)
+        where = getattr(indices, "array", None)  # Rankzero's list has it at hand
         where = np.asarray(indices, dtype=np.int64) if where is None else where
         inputs, targets = gathered(self.inputs, where), gathered(self.targets, where)
         return (self.transform(inputs, random_keys(indices)) if self.transform else inputs), targets

@@ -69,7 +69,8 @@ class QuickLog:
             *(add_dataloader_idx, metric_attribute, rank_zero_only),
         )
         known = self._known.get(name)
-        if known and known[0] == settings and self.connector._first_loop_iter is False:
+        plain = self.connector._first_loop_iter is False and not self.strategy.share.idle
+        if known and plain and known[0] == settings:
             number = self._number(value)
             if number is not None and number.device == known[1].value.device:
                 self._update(name, known[1], number, batch_size)
