@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from project.sampling.evaluation_batches import EvaluationBatches
+from project.sampling.indices import Indices
 from project.sampling.reading import Reading
 from project.sampling.training_batches import EVEN, Share, TrainingBatches
 from project.sampling.workers import DeafWorker, held_signals
@@ -76,7 +77,7 @@ class OrderedLoader:
         """The batches of this rank. All ranks must read them in step."""
         self._read = deque()
         if self._reads_here:
-            return self._batches(self._read_here())
+            return self._batches(self._read_here(iter(self.batch_sampler)))
         with held_signals():
             reader = iter(self._reader)
         return self._batches(reader)
@@ -92,11 +93,11 @@ class OrderedLoader:
         pins = users.pin_memory and torch.cuda.is_available()
         return type(users) is DataLoader and not users.num_workers and not pins and users.generator is None
 
-    def _read_here(self) -> Iterator[Any]:
+    def _read_here(self, batches: Iterator[Indices]) -> Iterator[Any]:
         """What a DataLoader without loader processes returns."""
         reading, collate = self._reader.dataset, self._reader.collate_fn
         assert isinstance(reading, Reading)
-        for indices in self.batch_sampler:
+        for indices in batches:
             yield collate(reading.__getitems__(indices))
 
     def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
