@@ -22,6 +22,9 @@ class Pictures:
         flip: Whether half of the pictures are mirrored.
     """
 
+    by_picture = True
+    """Whether a picture comes out the same whatever else is in its batch."""
+
     def __init__(self, mean: Sequence[float], std: Sequence[float], padding: int = 0, flip: bool = False) -> None:
         self.mean, self.std = (np.array(of_channels, np.float32)[:, None, None] for of_channels in (mean, std))
         self.padding, self.flip = padding, flip

@@ -36,6 +36,11 @@ class InMemory(Dataset[Batch]):
         assert len(inputs) == len(targets)
         self.inputs, self.targets, self.transform = inputs, targets, transform
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Tells Rankzero whether a sample is the same whatever else is read with it, and a little earlier."""
+        return self.transform is None or bool(getattr(self.transform, "by_picture", False))
+
     def __len__(self) -> int:
         return len(self.inputs)
 
@@ -53,7 +58,7 @@ class InMemory(Dataset[Batch]):
 
 def gathered(tensor: Tensor, where: NDArray[np.int64]) -> Tensor:
     """`tensor[where]`, by numpy: it copies a sample at a time where torch copies a number at a time."""
-    return torch.from_numpy(tensor.numpy()[where])
+    return torch.from_numpy(np.take(tensor.numpy(), where, axis=0))
 
 
 def random_keys(indices: Sequence[int]) -> Tensor:

@@ -26,6 +26,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.optim import Optimizer
 
 from project.batch_hooks import Hooks, overrides
@@ -38,6 +39,9 @@ from project.strategies import DataParallel, OneProcess, RunStrategy
 
 KNOWN = ("2.6.6",)
 """The versions of Lightning whose loop is known to do the same; with any other, its own one trains."""
+
+KNOWN_TORCH = "2.15."
+"""The version of torch whose `Tensor.backward` is known to call its engine in this way; others are asked to themselves."""
 
 OPTIMISER_HOOKS = ("optimizer_step", "optimizer_zero_grad", "backward")
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -124,9 +128,13 @@ class EpochLoop(_TrainingEpochLoop):
         self.at_rest = True
         if batches.accumulates if batches else self._should_accumulate():
             return
-        self.listeners.call("on_step_done")
+        trainer = self.trainer
+        for listen in self.listeners.of["on_step_done"]:
+            listen(trainer)
         if not self.is_complete:  # otherwise the epoch's end follows at once
-            self.come_to_safe_point()
+            for listen in self.listeners.of["on_safe_point"]:
+                listen(trainer)
+            self.has_validated = False
 
     def come_to_safe_point(self) -> None:
         """Where a run can be saved and can stop."""
@@ -212,6 +220,7 @@ class Batches:
         )
         self._moves = not _stays_where_it_is(self.trainer, self.module)
         self._validates = loop._should_check_val_epoch()
+        self._watches_a_metric = any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs)
         self._own_schedules = overrides(self.module, "lr_scheduler_step", LightningModule)
         self._unsettled = False
 
@@ -257,26 +266,29 @@ class Batches:
         results.batch = results.batch_size = None
         progress.increment_completed()
         if self._logs():
-            self.settle()
-            connector.log_metrics(connector.metrics["log"])
+            connector.log_metrics(self._show_metrics()["log"])
 
     def end_step(self) -> None:
         """What comes behind a batch that no validation is due behind."""
-        if any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs):
+        if self._watches_a_metric:
             self.loop.update_lr_schedulers("step", update_plateau_schedulers=True)
         if not self.accumulates:
             self.loop._batches_that_stepped += 1
 
     def settle(self) -> None:
         """Brings what is shown of the logged metrics up to the last batch. All ranks must call."""
-        if not self._unsettled:
-            return
+        if self._unsettled:
+            self._show_metrics()
+
+    def _show_metrics(self) -> Any:
+        """Has the last batch's metrics shown, and returns them."""
         self._unsettled = False
         self.log.reduce()
         metrics, connector = self.loop.results.metrics(on_step=True), self.connector
         connector._progress_bar_metrics.update(metrics["pbar"])
         connector._callback_metrics.update(metrics["callback"])
         connector._logged_metrics.update(metrics["log"])
+        return metrics
 
     @property
     def may_be_the_last(self) -> bool:
@@ -365,6 +377,9 @@ class OptimiserStep:
         self._training_step = self.module.training_step if alone else self.strategy.training_step
         self._clips = overrides(self.module, "configure_gradient_clipping", LightningModule)
         self._wants_outputs = "on_train_batch_end" in self.hooks.of
+        # What `loss.backward()` makes anew each time: the gradient of a loss with respect to itself.
+        known = torch.__version__.startswith(KNOWN_TORCH)
+        self._seeds = (torch.ones((), device=self.strategy.root_device),) if known else None
         self._batch: tuple[Any, ...] = ()
         self._batch_idx = 0
         self._result = ClosureResult(None)
@@ -450,7 +465,10 @@ class OptimiserStep:
     def _run_backward(self, loss: Tensor) -> None:
         loss = self.strategy.weighed(loss)
         self.hooks.call("on_before_backward", loss)
-        loss.backward()
+        if self._seeds is not None and type(loss) is Tensor and loss.dtype is torch.float32 and not loss.ndim:
+            _engine_run_backward((loss,), self._seeds, False, False, (), allow_unreachable=True, accumulate_grad=True)
+        else:
+            loss.backward()
         self.hooks.call("on_after_backward")
         self.strategy.post_backward(loss)
 

@@ -20,7 +20,8 @@ class CurvesLogger(TensorBoardLogger):
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
+        # Of ten, which is the default, each waits until the thread has written the one before.
+        super().__init__(*arguments, **{"max_queue": 100_000, **settings})
         self._again_at = self._saved_at = 0.0
         self._waiting: list[tuple[dict[str, float], int | None, float]] = []
 

@@ -48,8 +48,11 @@ class Throughput(LoopCallback):
             self._since = time.perf_counter()
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        if self.sharding.training:
-            count = sum(order.samples_in(batch_idx) for order in self.sharding.training)
+        orders = self.sharding.training
+        if len(orders) == 1:
+            count = orders[0].samples_in(batch_idx)
+        elif orders:
+            count = sum(order.samples_in(batch_idx) for order in orders)
         else:  # somebody else's order: this rank's share stands for the others'
             try:
                 count = extract_batch_size(batch) * trainer.world_size

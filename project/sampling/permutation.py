@@ -48,17 +48,19 @@ class Permutation:
     def _once(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
         heights = np.uint64(self.height), np.uint64(self.width)
         left, right = np.divmod(numbers, heights[1])
+        between = np.empty_like(right)
         for number, key in enumerate(self._keys):
             size = heights[number % 2]
             drawn = right + key
             drawn *= _MULTIPLIERS[0]
-            drawn ^= drawn >> _32
+            drawn ^= np.right_shift(drawn, _32, out=between)
             drawn *= _MULTIPLIERS[1]
             drawn >>= _32  # 32 random bits ...
             drawn *= size
             drawn >>= _32  # ... become a number below `size` (Lemire 2019, without a division)
             drawn += left
-            np.subtract(drawn, size, out=drawn, where=drawn >= size)
+            # Less `size` where it is that large; otherwise the difference wraps round, and is larger.
+            np.minimum(drawn, np.subtract(drawn, size, out=between), out=drawn)
             left, right = right, drawn
         left *= heights[1]
         left += right

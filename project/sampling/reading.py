@@ -29,6 +29,8 @@ class Reading(Dataset[Any]):
 
     Attributes:
         gathers: Whether they are collated here.
+        reads_ahead: Whether several batches may be read as one, as a data set says with `reads_ahead = True`: it
+            returns tensors, one row a sample, whatever else is read with it and when.
     """
 
     def __init__(self, dataset: Dataset[Any], gathers: bool = False) -> None:
@@ -41,6 +43,7 @@ class Reading(Dataset[Any]):
         self._reads_batches = callable(getattr(self._source, "__getitems__", None))
         self._needs_no_seed = type(self._source) is TensorDataset or getattr(self._source, "draws_from_keys", False)
         self.gathers = gathers and type(self._source) is TensorDataset and all(map(_is_plain, self._source.tensors))
+        self.reads_ahead = self._reads_batches and bool(getattr(self._source, "reads_ahead", False)) and not self._parts
         self._draws: bool | None = None
         """Whether it draws; unknown before the first batch."""
 

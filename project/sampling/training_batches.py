@@ -240,22 +240,31 @@ class TrainingBatches(Sampler[Indices]):
         return max(1, size // 2, -(-size // self.largest_share))
 
     def __iter__(self) -> Iterator[Indices]:
+        key = epoch_key(self.seed, self.epoch)
+        return (Indices.of(drawn, key) for drawn in self.arrays())
+
+    def arrays(self) -> Iterator[Positions]:
+        """The samples of each batch of this rank; what comes of `__iter__`, as arrays."""
         if self._exhausted:
             self._exhausted, self.origin = False, Position(self.epoch, cycle=self.origin.cycle + 1)
         self.begun = True
         self.given = deque()
         return self._batches(self.given)
 
-    def _batches(self, given: deque[Positions]) -> Iterator[Indices]:
-        key = epoch_key(self.seed, self.epoch)
+    def _batches(self, given: deque[Positions]) -> Iterator[Positions]:
         order = self.order()
+        whole = self.global_batch_size if self.micro_batches == 1 and not self.pads else 0
         for first, size, row in self._rows(order):
+            if size == whole:
+                given.append(row)
+                yield row
+                continue
             for number in range(len(self._shares(size))):
                 drawn = row[number * self.device_batch_size : (number + 1) * self.device_batch_size]
                 given.append(drawn)
                 if self.pads and not drawn.size:
                     drawn = order(np.array([first + self.rank % size]))
-                yield Indices.of(drawn, key)
+                yield drawn
         self._exhausted = True
 
     def _rows(self, order: Callable[[Positions], Positions]) -> Iterator[tuple[int, int, Positions]]:

@@ -1,0 +1,32 @@
+"""What our side of a benchmark is timed with: from the end of the first epoch to the end of training."""
+
+import json
+import time
+from pathlib import Path
+
+from lightning.pytorch import LightningModule, Trainer
+
+from project.loop_hooks import LoopCallback
+
+
+class Clock(LoopCallback):
+    """Writes how many seconds a step has cost, saves and ends of epochs included, but for the first epoch.
+
+    Args:
+        path: Where, as JSON.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._started: float | None = None
+        self._steps = 0
+
+    def on_epoch_done(self, trainer: Trainer) -> None:
+        if self._started is None:
+            self._started, self._steps = time.perf_counter(), trainer.global_step
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert self._started is not None, "two epochs are the least"
+        if trainer.is_global_zero:
+            steps = trainer.global_step - self._steps
+            self.path.write_text(json.dumps((time.perf_counter() - self._started) / steps))
