@@ -41,7 +41,7 @@ KNOWN = ("2.6.6",)
 """The versions of Lightning whose loop is known to do the same; with any other, its own one trains."""
 
 KNOWN_TORCH = "2.15."
-"""The version of torch whose `Tensor.backward` is known to call its engine in this way; others are asked to themselves."""
+"""The versions of torch whose `Tensor.backward` is known to call its engine like this; others call it themselves."""
 
 OPTIMISER_HOOKS = ("optimizer_step", "optimizer_zero_grad", "backward")
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
