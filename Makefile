@@ -30,6 +30,17 @@ types: install                    ## mypy --strict
 
 check: lint types test            ## everything that CI runs
 
+bench: install                   ## every claim of speed beside loops written by hand, in turn; on two cores most of an hour
+	$(BIN)/python benchmarks/step.py --which one $(ARGS)
+	$(BIN)/python benchmarks/step.py --which two $(ARGS)
+	$(BIN)/python benchmarks/step.py --which own $(ARGS)
+	$(BIN)/python benchmarks/resnet_step.py $(ARGS)
+	$(BIN)/python benchmarks/sampling.py $(ARGS)
+	$(BIN)/python benchmarks/checkpoint_stall.py $(ARGS)
+	$(BIN)/python benchmarks/start.py $(ARGS)
+	$(BIN)/python benchmarks/input.py $(ARGS)
+	$(BIN)/python benchmarks/table.py
+
 soak: install                    ## campaigns: stops, kills and faults at every place, on a real Slurm too (as root)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
 

@@ -46,6 +46,7 @@ def test_each_is_measured_as_often_and_nobody_is_always_the_first(contest, tmp_p
     assert "4.00 (3.00 to 5.00)" in rows["limited"] and "<= 7" in rows["limited"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("command", "written"),
     [

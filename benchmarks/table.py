@@ -1,0 +1,44 @@
+"""All that the benchmarks have measured, as a table in Markdown.
+
+python benchmarks/table.py                   # what lies in build/benchmarks, where the benchmarks leave it
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from contest import RESULTS, spread
+
+
+def rows(result: dict[str, Any]) -> list[str]:
+    """A row for each contestant that there is a target or a limit for, ours first."""
+    ours, measured = next(iter(result["measured"])), result["measured"]
+    found = []
+    for name, figures in measured.items():
+        if name in result["limits"]:
+            wanted = f"<= {result['limits'][name]:g} {result['unit']}"
+            found.append(f"| {result['title']}: {name} | {spread(figures)} {result['unit']} | | | {wanted} |")
+        elif name in result["targets"]:
+            mine, its, ratio = spread(measured[ours]), spread(figures), spread(result["ratios"][name])
+            wanted = f"<= {result['targets'][name]:g} x"
+            found.append(
+                f"| {result['title']}, beside {name} | {mine} {result['unit']} | {its} | {ratio} x | {wanted} |"
+            )
+    return found
+
+
+def main() -> None:
+    """Prints it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json_dir", type=Path, default=RESULTS)
+    results = [json.loads(path.read_text()) for path in sorted(parser.parse_args().json_dir.glob("*.json"))]
+    print("| what | ours | the other | ours / the other | wanted |\n|---|---|---|---|---|")
+    for result in results:
+        print("\n".join(rows(result)))
+    for machine in sorted({f"commit {one['commit']}, {one['machine']}, torch {one['torch']}" for one in results}):
+        print(f"\n{machine}")
+
+
+if __name__ == "__main__":
+    main()
