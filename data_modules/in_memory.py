@@ -39,7 +39,8 @@ class InMemory(Dataset[Batch]):
     @property
     def reads_ahead(self) -> bool:
         """Tells Rankzero whether a sample is the same whatever else is read with it, and a little earlier."""
-        return self.transform is None or bool(getattr(self.transform, "by_picture", False))
+        alone = self.transform is None or bool(getattr(self.transform, "by_picture", False))
+        return alone and type(self).__getitems__ is InMemory.__getitems__
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -58,7 +59,11 @@ class InMemory(Dataset[Batch]):
 
 def gathered(tensor: Tensor, where: NDArray[np.int64]) -> Tensor:
     """`tensor[where]`, by numpy: it copies a sample at a time where torch copies a number at a time."""
-    return torch.from_numpy(np.take(tensor.numpy(), where, axis=0))
+    try:
+        array = tensor.numpy()
+    except (RuntimeError, TypeError):  # on a GPU, in a graph, or of a type that numpy has not
+        return tensor[torch.from_numpy(where)]
+    return torch.from_numpy(np.take(array, where, axis=0))
 
 
 def random_keys(indices: Sequence[int]) -> Tensor:

@@ -66,7 +66,7 @@ class Supervised(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         inputs, targets = batch
-        loss = self.loss(self.forward(inputs), targets)  # `self(inputs)` would look for hooks once more
+        loss = self.loss(self(inputs), targets)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(inputs))
         return loss
 

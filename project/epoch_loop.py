@@ -24,9 +24,9 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
 from torch.optim import Optimizer
 
 from project.batch_hooks import Hooks, overrides
@@ -40,10 +40,10 @@ from project.strategies import DataParallel, OneProcess, RunStrategy
 KNOWN = ("2.6.6",)
 """The versions of Lightning whose loop is known to do the same; with any other, its own one trains."""
 
-KNOWN_TORCH = "2.15."
-"""The versions of torch whose `Tensor.backward` is known to call its engine like this; others call it themselves."""
-
 OPTIMISER_HOOKS = ("optimizer_step", "optimizer_zero_grad", "backward")
+LOOKING_HOOKS = (*OPTIMISER_HOOKS, "lr_scheduler_step", "configure_gradient_clipping")
+"""Hooks in which a module may look at what was logged in the batch before."""
+
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -111,10 +111,13 @@ class EpochLoop(_TrainingEpochLoop):
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
         self.at_rest = False
-        if self._batches is None or self.restarting:
-            super().advance(data_fetcher)
-        else:
-            self._batches.train_on_next()
+        batches = self._batches
+        if batches is not None and not self.restarting:
+            batches.train_on_next()
+            return
+        super().advance(data_fetcher)
+        if batches is not None:
+            batches.take_note()
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         batches = self._batches
@@ -210,7 +213,9 @@ class Batches:
         self.connector = self.trainer._logger_connector
         self.progress = loop.batch_progress
         self.hooks = Hooks(self.trainer)
-        self.log = QuickLog(self.trainer, self.strategy, loop.results, waits=not self.hooks.anyone_looks)
+        self._watches_a_metric = any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs)
+        looks = self._watches_a_metric or any(overrides(self.module, hook, LightningModule) for hook in LOOKING_HOOKS)
+        self.log = QuickLog(self.trainer, self.strategy, loop.results, waits=not (looks or self.hooks.anyone_looks))
         self.step = OptimiserStep(self) if _optimises_plainly(self.trainer, self.module) else None
         self.accumulates = False
         self._next = _next_of(data_fetcher)
@@ -220,7 +225,6 @@ class Batches:
         )
         self._moves = not _stays_where_it_is(self.trainer, self.module)
         self._validates = loop._should_check_val_epoch()
-        self._watches_a_metric = any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs)
         self._own_schedules = overrides(self.module, "lr_scheduler_step", LightningModule)
         self._unsettled = False
 
@@ -240,12 +244,12 @@ class Batches:
             batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
         batch_idx = progress.current.ready
         progress.increment_ready()
-        self.accumulates = loop._should_accumulate()
         self._unsettled = True
         connector._first_loop_iter = connector._first_loop_iter is None
         results.batch, results.batch_size, results.dataloader_idx = batch, None, None
         outputs: Any = None
         if batch is None:
+            self.accumulates = loop._should_accumulate()
             loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
         else:
             for listen in self._on_batch_begun:
@@ -257,6 +261,7 @@ class Batches:
             if answer == -1:
                 self._skip_the_rest()
             progress.increment_started()
+            self.accumulates = loop._should_accumulate()
             outputs = self._optimise(batch, batch_idx)
         progress.increment_processed()
         self._update_schedules(batch_idx)
@@ -267,6 +272,11 @@ class Batches:
         progress.increment_completed()
         if self._logs():
             connector.log_metrics(self._show_metrics()["log"])
+
+    def take_note(self) -> None:
+        """Goes by what Lightning's own loop has done with a batch."""
+        self.accumulates = self.loop._should_accumulate()
+        self._unsettled = True
 
     def end_step(self) -> None:
         """What comes behind a batch that no validation is due behind."""
@@ -355,9 +365,8 @@ class Batches:
             return False
         trainer = self.trainer
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if trainer.should_stop or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return True
-        return bool(every) and (self.loop._batches_that_stepped + 1) % every == 0
+        due = every and (trainer.should_stop or (self.loop._batches_that_stepped + 1) % every == 0)
+        return bool(due or trainer.fast_dev_run)  # type: ignore[attr-defined]
 
 
 class OptimiserStep:
@@ -377,12 +386,9 @@ class OptimiserStep:
         self._training_step = self.module.training_step if alone else self.strategy.training_step
         self._clips = overrides(self.module, "configure_gradient_clipping", LightningModule)
         self._wants_outputs = "on_train_batch_end" in self.hooks.of
-        # What `loss.backward()` makes anew each time: the gradient of a loss with respect to itself.
-        known = torch.__version__.startswith(KNOWN_TORCH)
-        self._seeds = (torch.ones((), device=self.strategy.root_device),) if known else None
         self._batch: tuple[Any, ...] = ()
         self._batch_idx = 0
-        self._result = ClosureResult(None)
+        self._result: ClosureResult | None = None
 
     def take(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Takes the step, or adds to the gradients where more batches belong to it.
@@ -392,15 +398,24 @@ class OptimiserStep:
         """
         self._batch, self._batch_idx = (batch, batch_idx) if self._takes_batch_idx else (batch,), batch_idx
         if self.batches.accumulates:
-            with _block_parallel_sync_behavior(self.strategy), torch.enable_grad():
+            with _block_parallel_sync_behavior(self.strategy):
                 self._run_passes()
         else:
             counts = self.loop.automatic_optimization.optim_progress.optimizer.step
             counts.increment_ready()
-            self.trainer.optimizers[0].step(self._closure)  # type: ignore[arg-type]
+            of_module = vars(self.module)
+            before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_step"
+            self.trainer.optimizers[0].step(closure=self._closure)  # type: ignore[arg-type]
+            of_module["_current_fx_name"] = before
             counts.increment_completed()
         self._batch = ()
-        result, self._result = self._result, _NOTHING
+        result, self._result = self._result, None
+        if result is None:
+            raise MisconfigurationException(
+                "The closure hasn't been executed. HINT: did you call `optimizer_closure()` in your `optimizer_step`"
+                " hook? It could also happen because the `optimizer.step(optimizer_closure)` call did not execute it"
+                " internally."
+            )
         return {} if result.loss is None else result.asdict()
 
     def _closure(self) -> Tensor | None:
@@ -415,6 +430,7 @@ class OptimiserStep:
             )
         return loss
 
+    @torch.enable_grad()
     def _run_passes(self) -> Tensor | None:
         """The forward and the backward pass; returns the loss without its graph."""
         of_module = vars(self.module)
@@ -437,6 +453,7 @@ class OptimiserStep:
     def _loss_of(self, output: Any) -> Tensor | None:
         batches_a_step: int = self.trainer.accumulate_grad_batches
         if type(output) is Tensor and batches_a_step == 1 and not self._wants_outputs:
+            self._result = _NOTHING
             return output
         if output is None and self.trainer.world_size > 1:
             raise RuntimeError(
@@ -453,22 +470,25 @@ class OptimiserStep:
         counts.increment_ready()
         self.hooks.call("on_before_zero_grad", optimizer)
         counts.increment_started()
-        if type(optimizer).zero_grad is Optimizer.zero_grad:
+        if type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in vars(optimizer):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         parameter.grad = None
         else:
+            of_module = vars(self.module)
+            before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_zero_grad"
             optimizer.zero_grad()
+            of_module["_current_fx_name"] = before
         counts.increment_completed()
 
     def _run_backward(self, loss: Tensor) -> None:
         loss = self.strategy.weighed(loss)
         self.hooks.call("on_before_backward", loss)
-        if self._seeds is not None and type(loss) is Tensor and loss.dtype is torch.float32 and not loss.ndim:
-            _engine_run_backward((loss,), self._seeds, False, False, (), allow_unreachable=True, accumulate_grad=True)
-        else:
-            loss.backward()
+        of_module = vars(self.module)
+        before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "backward"
+        loss.backward()
+        of_module["_current_fx_name"] = before
         self.hooks.call("on_after_backward")
         self.strategy.post_backward(loss)
 

@@ -69,8 +69,10 @@ class QuickLog:
             *(add_dataloader_idx, metric_attribute, rank_zero_only),
         )
         known = self._known.get(name)
-        plain = self.connector._first_loop_iter is False and not self.strategy.share.idle
-        if known and plain and known[0] == settings:
+        if self.strategy.share.idle:  # what other ranks do not log cannot wait for them
+            self._log_as_ever(name, value, settings, batch_size)
+            return
+        if known and known[0] == settings and self.connector._first_loop_iter is False:
             number = self._number(value)
             if number is not None and number.device == known[1].value.device:
                 self._update(name, known[1], number, batch_size)
@@ -83,9 +85,9 @@ class QuickLog:
         for metric, value in self._waiting.values():
             sync = metric.meta.sync
             operation = "sum" if sync.op == "mean" else sync.op
-            alike.setdefault((operation, sync.group, value.dtype), []).append((metric, value))
+            alike.setdefault((operation, sync.group, value.dtype, value.device), []).append((metric, value))
         self._waiting = {}
-        for (operation, group, _), waiting in alike.items():
+        for (operation, group, *_), waiting in alike.items():
             together = torch.stack([value for _, value in waiting])
             ranks = self.strategy.reduce_together(together, operation, group)
             for (metric, _), value in zip(waiting, together.unbind(), strict=True):
@@ -93,15 +95,18 @@ class QuickLog:
 
     def _log_in_full(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
         """As Lightning does; and remembers it, if the next time can be quicker."""
-        *plain, attribute, rank_zero_only = settings
-        LightningModule.log(self.module, name, value, *plain, batch_size, attribute, rank_zero_only)  # type: ignore[call-arg]
+        self._log_as_ever(name, value, settings, batch_size)
         self._waiting.pop(name, None)
         self._known.pop(name, None)
         metric = self.results.get(f"training_step.{name}")
-        if metric is None or not metric.is_tensor or metric.meta.enable_graph or self.results.carried:
+        if metric is None or not metric.is_tensor or metric.meta.enable_graph:
             return
-        if self.waits or not (metric.meta.sync.should and metric.meta.on_step):
+        if self.waits or not (metric.meta.on_step and _is_reduced(metric)):
             self._known[name] = settings, metric
+
+    def _log_as_ever(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
+        *plain, attribute, rank_zero_only = settings
+        LightningModule.log(self.module, name, value, *plain, batch_size, attribute, rank_zero_only)  # type: ignore[call-arg]
 
     def _number(self, value: Any) -> Tensor | None:
         """A value as Lightning keeps it, or None if that takes a closer look."""
@@ -120,7 +125,7 @@ class QuickLog:
         metric._computed = None
         metric._update_count += 1
         if meta.on_step:
-            if meta.sync.should:
+            if _is_reduced(metric):
                 self._waiting[name] = metric, self.strategy.part(value, meta.sync.op)
             else:
                 _show(metric, value)
@@ -134,6 +139,11 @@ class QuickLog:
             metric.value = metric.value + value
         else:
             metric.value = meta.reduce_fx(metric.value, value)
+
+
+def _is_reduced(metric: _ResultMetric) -> bool:
+    """Whether ranks talk about a value."""
+    return metric.meta.sync.should and not metric.meta.sync.rank_zero_only
 
 
 def _show(metric: _ResultMetric, value: Tensor) -> None:

@@ -1,13 +1,16 @@
 """TensorBoard's curves, on whatever becomes of the disk."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from lightning.fabric.utilities.logger import _add_prefix
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 AGAIN_SECONDS = 30.0
+MOST_WAITING = 100_000
 SHOWN_SECONDS = 2.0
 """Values wait so long for one another: to hand one to the writer's thread costs more than a step of a small model."""
 
@@ -21,9 +24,9 @@ class CurvesLogger(TensorBoardLogger):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         # Of ten, which is the default, each waits until the thread has written the one before.
-        super().__init__(*arguments, **{"max_queue": 100_000, **settings})
+        super().__init__(*arguments, **{"max_queue": MOST_WAITING, **settings})
         self._again_at = self._saved_at = 0.0
-        self._waiting: list[tuple[dict[str, float], int | None, float]] = []
+        self._waiting: deque[tuple[dict[str, float], int | None, float]] = deque(maxlen=MOST_WAITING)
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
@@ -51,10 +54,12 @@ class CurvesLogger(TensorBoardLogger):
         """Hands what waits to the writer's thread, the values of a step at once."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        waiting, self._waiting = self._waiting, []
-        for numbers, step, seconds in waiting:
-            values = [Summary.Value(tag=self._prefix + name, simple_value=number) for name, number in numbers.items()]
-            self.experiment.file_writer.add_summary(Summary(value=values), step, seconds)
+        while self._waiting:
+            numbers, step, seconds = self._waiting[0]
+            named = _add_prefix(numbers, self._prefix, self.LOGGER_JOIN_CHAR)
+            values = [Summary.Value(tag=name, simple_value=number) for name, number in named.items()]
+            self.experiment._get_file_writer().add_summary(Summary(value=values), step, seconds)
+            self._waiting.popleft()
 
     def _sturdily(self, write: Callable[[], None]) -> None:
         if time.monotonic() < self._again_at:

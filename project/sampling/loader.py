@@ -104,9 +104,10 @@ class OrderedLoader:
         reading, order = self._reader.dataset, self.batch_sampler
         assert isinstance(reading, Reading)
         if reading.reads_ahead and isinstance(order, TrainingBatches):
-            return read_ahead(reading, order.arrays(), epoch_key(order.seed, order.epoch))
-        collate = self._reader.collate_fn
-        return (collate(reading.__getitems__(indices)) for indices in order)
+            batches = read_ahead(reading, order.arrays(), epoch_key(order.seed, order.epoch))
+        else:
+            batches = (reading.__getitems__(indices) for indices in iter(order))
+        return map(self._reader.collate_fn, batches)
 
     def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(reader, self.batch_sampler.first_batch):
@@ -132,13 +133,24 @@ def read_ahead(reading: Reading, batches: Iterator[Positions], key: int) -> Iter
     ahead = 1
     while drawn := list(islice(batches, ahead)):
         sizes = [one.size for one in drawn]
-        whole = reading.__getitems__(Indices.of(np.concatenate(drawn), key)) if all(sizes) else None
-        if whole is None or len(drawn) == 1:
-            yield from [whole] if whole is not None else (reading.__getitems__(Indices.of(one, key)) for one in drawn)
-        else:
-            yield from zip(*(part.split(sizes) for part in whole), strict=True)
-        if whole is not None:
-            ahead = 1 + AHEAD_BYTES * len(drawn) // (1 + sum(part.nbytes for part in whole))
+        if len(drawn) == 1 or not all(sizes):
+            for one in drawn:
+                batch = reading.__getitems__(Indices.of(one, key))
+                if one.size:
+                    ahead = _how_many(batch)
+                yield batch
+            continue
+        whole = reading.__getitems__(Indices.of(np.concatenate(drawn), key))
+        # Each is a tensor of its own: who changes one in place changes no other, nor what autograd knows of it.
+        for parts in zip(*([one.data for one in part.split(sizes)] for part in whole), strict=True):
+            yield type(whole)(parts)
+
+
+def _how_many(batch: Any) -> int:
+    """How many such batches are read at once."""
+    if type(batch) not in (tuple, list) or not all(type(part) is Tensor for part in batch):
+        return 1
+    return 1 + AHEAD_BYTES // (1 + sum(int(part.nbytes) for part in batch))
 
 
 def as_it_is(batch: Any) -> Any:

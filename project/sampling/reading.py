@@ -82,6 +82,8 @@ class Reading(Dataset[Any]):
     def _read(self, indices: Indices) -> Any:
         if self.gathers:
             where = torch.from_numpy(indices.array)
+            if self._parts:  # which may count from the end
+                where = where.remainder(len(self._source))  # type: ignore[arg-type]
             return [tensor.index_select(0, where) for tensor in self._source.tensors]  # type: ignore[attr-defined]
         if self._reads_batches:
             return self._source.__getitems__(indices)  # type: ignore[attr-defined]

@@ -3,13 +3,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from data_modules.augmentation import Pictures, crop_at_random
 from data_modules.digits import Digits
 from data_modules.in_memory import InMemory, as_it_is, random_keys, split_indices
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
+from project.sampling.sharding import Sharding
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(0, 1000))
@@ -162,3 +163,53 @@ def test_a_picture_is_the_same_in_any_batch_that_has_keys():
 def test_what_may_not_be(wrong):
     with pytest.raises(ValueError, match="or more"):
         wrong()
+
+
+def ordered(data, **settings):
+    """The batches as the run reads them, in the data's own order."""
+    return Sharding(batch_size=2).apply(DataLoader(data, batch_size=2, **settings), training=True)
+
+
+def test_small_batches_are_read_many_at_once_and_are_tensors_of_their_own():
+    reads = []
+    data = InMemory(torch.arange(40.0).view(20, 2), torch.arange(20))
+    read = InMemory.__getitems__
+    data.__class__ = type("Counting", (InMemory,), {"reads_ahead": True})
+    data.__class__.__getitems__ = lambda self, indices: reads.append(len(indices)) or read(self, indices)
+    batches = list(ordered(data, collate_fn=lambda batch: [*batch, "collated"]))
+    assert len(reads) == 2 and len(batches) == 10
+    assert torch.equal(torch.cat([inputs for inputs, _, _ in batches]), data.inputs)
+    versions = [inputs._version for inputs, _, _ in batches]
+    batches[3][0].mul_(torch.nn.Parameter(torch.ones(2)))
+    assert [inputs._version for inputs, _, _ in batches] == [one + (k == 3) for k, one in enumerate(versions)]
+    assert torch.equal(data.inputs, torch.arange(40.0).view(20, 2)) and batches[0][2] == "collated"
+
+
+def test_what_mixes_a_batch_is_read_batch_by_batch():
+    class Mixing(InMemory):
+        def __getitems__(self, indices):
+            inputs, targets = super().__getitems__(indices)
+            return inputs.flip(0), targets
+
+    data = Mixing(torch.arange(8.0).view(8, 1), torch.arange(8))
+    found = torch.cat([inputs for inputs, _ in ordered(data, collate_fn=as_it_is)]).flatten()
+    assert found.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool])
+def test_any_type_is_held(dtype):
+    data = InMemory(torch.arange(6).view(6, 1).to(dtype), torch.arange(6))
+    inputs, _ = data.__getitems__([4, 0])
+    assert torch.equal(inputs, data.inputs[[4, 0]])
+
+
+def test_an_ordinary_tensor_dataset_is_gathered_as_it_would_be_collated():
+    whole = TensorDataset(torch.rand(9, 3), torch.arange(9), torch.rand(9, 2, 2).double())
+    for data in (whole, Subset(whole, [5, -1, 0, 7, -9]), Subset(Subset(whole, [8, 2, 4, 6]), [3, 0, 1])):
+        plain = list(DataLoader(data, batch_size=2))
+        gathered = list(ordered(data))
+        assert [type(batch) for batch in gathered] == [type(batch) for batch in plain]
+        for mine, its in zip(gathered, plain, strict=True):
+            assert all(
+                torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(mine, its, strict=True)
+            )

@@ -460,3 +460,59 @@ def test_what_the_loop_finds_out_it_finds_out_anew_in_each_epoch():
     comes = Comes()
     _, trainer = train(True, Net(), [comes])
     assert comes.other.count == BATCHES and fit_loop_of(trainer).epoch_loop._batches is None
+
+
+class LogsInBackward(Net):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        loss.register_hook(lambda gradient: self.log("gradient", gradient * 2))
+        return loss
+
+
+class Shift(Net):
+    """A number that the loss is shifted by: its gradient is a view of the gradient of the loss."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + self.shift.squeeze()
+
+
+class NoGradients(torch.optim.SGD):
+    """An optimiser that leaves it to its closure to want gradients."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+        return loss
+
+
+class Deaf(torch.optim.SGD):
+    def step(self, closure=None):
+        """Forgets the closure."""
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (LogsInBackward, {}),
+        (Shift, {"gradient_clip_val": 0.01}),
+        (Shift, {"accumulate_grad_batches": 4}),
+        (lambda: Net(optimizer=lambda parameters: NoGradients(parameters, lr=0.1)), {}),
+    ],
+)
+def test_what_is_rare_comes_to_the_same(make, settings):
+    results = [train(ours, make(), **settings)[0] for ours in (True, False)]
+    for part in results[0]:
+        assert same(results[0][part], results[1][part]), part
+
+
+def test_an_optimiser_that_forgets_its_closure_is_an_error():
+    for ours in (True, False):
+        with pytest.raises(Exception, match="The closure hasn't been executed"):
+            train(ours, Net(optimizer=lambda parameters: Deaf(parameters, lr=0.1)))

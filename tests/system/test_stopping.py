@@ -254,6 +254,8 @@ class Net(LightningModule):
         self.log("rank", float(self.global_rank), sync_dist=True)
         self.log("both", loss * 0 + self.global_rank, sync_dist=True, on_epoch=True)
         self.log("sum", loss * 0 + 1 + self.global_rank, sync_dist=True, reduce_fx="sum")
+        if self.global_rank == 0:
+            self.log("alone", loss * 0 + 7, sync_dist=True, rank_zero_only=True)
         return loss
 
     def configure_optimizers(self):
@@ -285,6 +287,7 @@ def test_what_is_averaged_over_ranks_waits_for_the_end_of_a_logging_interval(eve
         assert bool(counted) == bool(more)  # nothing else, and no number read in between
     metrics = json.loads((mine / f"runs/every-{every}/summary.json").read_text())["metrics"]
     assert (metrics["rank"], metrics["both_epoch"], metrics["both"], metrics["sum"]) == (0.5, 0.5, 0.5, 3.0)
+    assert metrics["alone"] == 7
 
 
 def test_the_time_that_there_is(forks: Forks, mine):
