@@ -33,9 +33,10 @@ class Tuning:
 
 
 def choose(model: nn.Module, accelerator: str, bf16: bool, asked: object) -> Tuning:
-    """Chooses what was measured to pay, see `benchmarks/resnet_step.py`.
+    """Chooses what pays; `benchmarks/resnet_step.py` compares it with loops written by hand.
 
-    A ResNet-18 on the CPU did not gain 5 % by `torch.compile`, which takes a minute at each start: it is left out.
+    `torch.compile` takes a minute at each start, and a few steps of a ResNet-18 on the CPU hardly gained by it: it is
+    left out.
 
     Args:
         model: The model.
