@@ -33,15 +33,16 @@ class QuickLog:
         self.strategy, self.results, self.waits = strategy, results, waits
         self._waiting: dict[str, tuple[_ResultMetric, Tensor]] = {}
         self._known: dict[str, tuple[Settings, _ResultMetric]] = {}
-        self._is_compiled = getattr(self.module, "_compiler_ctx", None) is not None
-        self._stands_in = not self._is_compiled and not overrides(self.module, "log", LightningModule)
+        is_compiled = getattr(self.module, "_compiler_ctx", None) is not None
+        self._stands_in = not is_compiled and not overrides(self.module, "log", LightningModule)
 
     def __enter__(self) -> None:
         if self._stands_in:
             vars(self.module)["log"] = self
 
     def __exit__(self, *error: object) -> None:
-        vars(self.module).pop("log", None) if self._stands_in else None
+        if self._stands_in:
+            vars(self.module).pop("log", None)
 
     def __reduce__(self) -> Any:
         return getattr, (self.module, "log")  # a copy of the module has its own

@@ -48,9 +48,8 @@ class MindTheTime(LoopHooks):
 
     def on_step_done(self, trainer: Trainer) -> None:
         self._steps += 1
-        if (
-            self._limited and not fit_loop_of(trainer).epoch_loop.is_complete
-        ):  # otherwise the end of the epoch belongs to it
+        # Behind an epoch's last step its end belongs to it.
+        if self._limited and not fit_loop_of(trainer).epoch_loop.is_complete:
             self._note(trainer, Kind.PLAIN)
 
     def on_epoch_done(self, trainer: Trainer) -> None:
