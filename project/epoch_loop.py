@@ -33,6 +33,7 @@ from project.batch_hooks import Hooks, overrides
 from project.logged_metrics import Results
 from project.loop_hooks import Listeners
 from project.quick_log import QuickLog
+from project.quick_torch import run_backward, step_of
 from project.sampling.sharding import Sharding
 from project.say import show
 from project.strategies import DataParallel, OneProcess, RunStrategy
@@ -62,6 +63,12 @@ class EpochLoop(_TrainingEpochLoop):
         """Whether there was a validation since the last safe point."""
         self._batches: Batches | None = None
         self._told: set[str] = set()
+
+    @property
+    def global_step(self) -> int:
+        if self._batches is None:
+            return super().global_step
+        return self.automatic_optimization.optim_progress.optimizer_steps  # asked for several times a step
 
     @property
     def batches_done(self) -> int:
@@ -249,7 +256,7 @@ class Batches:
         results.batch, results.batch_size, results.dataloader_idx = batch, None, None
         outputs: Any = None
         if batch is None:
-            self.accumulates = loop._should_accumulate()
+            self.accumulates = self._should_accumulate()
             loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
         else:
             for listen in self._on_batch_begun:
@@ -261,7 +268,7 @@ class Batches:
             if answer == -1:
                 self._skip_the_rest()
             progress.increment_started()
-            self.accumulates = loop._should_accumulate()
+            self.accumulates = self._should_accumulate()
             outputs = self._optimise(batch, batch_idx)
         progress.increment_processed()
         self._update_schedules(batch_idx)
@@ -275,7 +282,7 @@ class Batches:
 
     def take_note(self) -> None:
         """Goes by what Lightning's own loop has done with a batch."""
-        self.accumulates = self.loop._should_accumulate()
+        self.accumulates = self._should_accumulate()
         self._unsettled = True
 
     def end_step(self) -> None:
@@ -330,10 +337,13 @@ class Batches:
         arguments = self.loop._build_kwargs(OrderedDict(), batch, batch_idx)
         return self.loop.automatic_optimization.run(self.trainer.optimizers[0], batch_idx, arguments)
 
+    def _should_accumulate(self) -> bool:
+        return self.trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate()
+
     def _skip_the_rest(self) -> None:
         loop = self.loop
         self.progress.increment_by(0, is_last_batch=True)
-        self.accumulates = loop._should_accumulate()
+        self.accumulates = self._should_accumulate()
         self.progress.increment_processed()
         loop.update_lr_schedulers("step", update_plateau_schedulers=False)
         if loop._num_ready_batches_reached():
@@ -382,6 +392,7 @@ class OptimiserStep:
         self.batches = batches
         takes = self.loop._build_kwargs(OrderedDict(), None, 0)
         self._takes_batch_idx = "batch_idx" in takes
+        self._optimizer: Optimizer | None = None
         alone = type(self.strategy) is OneProcess and type(self.trainer.precision_plugin) is Precision
         self._training_step = self.module.training_step if alone else self.strategy.training_step
         self._clips = overrides(self.module, "configure_gradient_clipping", LightningModule)
@@ -405,7 +416,10 @@ class OptimiserStep:
             counts.increment_ready()
             of_module = vars(self.module)
             before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_step"
-            self.trainer.optimizers[0].step(closure=self._closure)  # type: ignore[arg-type]
+            optimizer = self.strategy.optimizers[0]
+            if optimizer is not self._optimizer:
+                self._optimizer, self._step = optimizer, step_of(optimizer)
+            self._step(self._closure)
             of_module["_current_fx_name"] = before
             counts.increment_completed()
         self._batch = ()
@@ -420,19 +434,21 @@ class OptimiserStep:
 
     def _closure(self) -> Tensor | None:
         loss = self._run_passes()
-        self.hooks.call("on_before_optimizer_step", self.trainer.optimizers[0])
+        self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])
         if self._clips or self.trainer.gradient_clip_val:
             self.trainer.precision_plugin._clip_gradients(
                 self.module,
-                self.trainer.optimizers[0],
+                self.strategy.optimizers[0],
                 self.trainer.gradient_clip_val,
                 gradient_clip_algorithm=self.trainer.gradient_clip_algorithm,
             )
         return loss
 
-    @torch.enable_grad()
     def _run_passes(self) -> Tensor | None:
         """The forward and the backward pass; returns the loss without its graph."""
+        if not torch.is_grad_enabled():  # in the step of an optimiser that does not see to it
+            with torch.enable_grad():
+                return self._run_passes()
         of_module = vars(self.module)
         before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "training_step"
         with self.log:
@@ -465,7 +481,7 @@ class OptimiserStep:
         return self._result.closure_loss
 
     def _zero_gradients(self) -> None:
-        optimizer = self.trainer.optimizers[0]
+        optimizer = self.strategy.optimizers[0]
         counts = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
         counts.increment_ready()
         self.hooks.call("on_before_zero_grad", optimizer)
@@ -487,7 +503,7 @@ class OptimiserStep:
         self.hooks.call("on_before_backward", loss)
         of_module = vars(self.module)
         before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "backward"
-        loss.backward()
+        run_backward(loss)
         of_module["_current_fx_name"] = before
         self.hooks.call("on_after_backward")
         self.strategy.post_backward(loss)

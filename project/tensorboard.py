@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 from lightning.fabric.utilities.logger import _add_prefix
@@ -16,10 +17,10 @@ SHOWN_SECONDS = 2.0
 
 
 class CurvesLogger(TensorBoardLogger):
-    """Lightning's logger, but a disk that takes nothing more costs the curve and not the run (tensorboard 2.21).
+    """Lightning's logger, but a disk that takes nothing more costs the run nothing (tensorboard 2.21).
 
     Its writer's thread ends with the first error, which then comes back from each call. Here a new writer is tried now
-    and then, so that the curve goes on when there is room again.
+    and then, and what has been logged meanwhile waits until there is room again.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -51,15 +52,24 @@ class CurvesLogger(TensorBoardLogger):
         self._sturdily(lambda: super(CurvesLogger, self).finalize(status))
 
     def _write(self) -> None:
-        """Hands what waits to the writer's thread, the values of a step at once."""
+        """Writes what waits, all at once; the writer's thread would open the file anew for each value."""
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        while self._waiting:
-            numbers, step, seconds = self._waiting[0]
+        if not self._waiting:
+            return
+        written = BytesIO()
+        records = RecordWriter(written)
+        for numbers, step, seconds in self._waiting:
             named = _add_prefix(numbers, self._prefix, self.LOGGER_JOIN_CHAR)
             values = [Summary.Value(tag=name, simple_value=number) for name, number in named.items()]
-            self.experiment._get_file_writer().add_summary(Summary(value=values), step, seconds)
-            self._waiting.popleft()
+            event = Event(wall_time=seconds, step=step, summary=Summary(value=values))
+            records.write(event.SerializeToString())
+        writer = self.experiment._get_file_writer().event_writer
+        writer.flush()  # what it holds came before
+        writer._general_file_writer.write(written.getvalue())
+        self._waiting.clear()
 
     def _sturdily(self, write: Callable[[], None]) -> None:
         if time.monotonic() < self._again_at:
@@ -72,7 +82,7 @@ class CurvesLogger(TensorBoardLogger):
             )  # Lightning's, which names the metric
             if not isinstance(error, OSError):
                 raise
-            rank_zero_warn(f"rankzero: TensorBoard's curve has a gap: {error}")
+            rank_zero_warn(f"rankzero: TensorBoard's curves cannot be written, and wait: {error}")
             self._again_at = time.monotonic() + AGAIN_SECONDS
             self._experiment = None
             self._kwargs.pop("purge_step", None)  # which would hide what is there

@@ -36,8 +36,10 @@ def nothing_leaks() -> Iterator[None]:
 
 
 def _variables() -> dict[str, str]:
-    """The environment, without what pytest and scikit-learn (at its import) set."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KMP_"))}
+    """The environment, without what pytest, scikit-learn and torch's compiler (at their import) set."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KMP_", "TORCHINDUCTOR_"))
+    }
 
 
 def _children() -> list[psutil.Process]:

@@ -14,7 +14,7 @@ def small_disk(tmp_path):
         yield disk
 
 
-def test_a_full_disk_costs_a_gap_in_the_curve(small_disk, monkeypatch, recwarn):
+def test_what_a_full_disk_does_not_take_waits(small_disk, monkeypatch, recwarn):
     monkeypatch.setattr(tensorboard, "AGAIN_SECONDS", 1.1)  # files are read in the order of the second in their names
     logger = CurvesLogger(small_disk, name="", version="curves", purge_step=0)
     logger.log_metrics({"loss": 1.0}, 0)
@@ -32,11 +32,11 @@ def test_a_full_disk_costs_a_gap_in_the_curve(small_disk, monkeypatch, recwarn):
         logger.log_metrics({"loss": 1.0 + step}, step)
         logger.flush()
     logger.finalize("success")
-    assert any("TensorBoard's curve has a gap" in str(warning.message) for warning in recwarn)
+    assert any("TensorBoard's curves cannot be written" in str(warning.message) for warning in recwarn)
     events = EventAccumulator(str(small_disk / "curves"))
     events.Reload()
     steps = [event.step for event in events.Scalars("loss")]
-    assert steps[0] == 0 and steps[-1] == 401 and len(steps) < 402
+    assert sorted(set(steps)) == list(range(402))
 
 
 def test_any_other_error_is_an_error(tmp_path):

@@ -1,0 +1,215 @@
+import logging
+
+import pytest
+import torch
+from torch.autograd import graph
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
+
+from project import quick_torch
+from project.quick_torch import run_backward, step_of
+
+
+class Stock:
+    """Counts how often torch's own way is taken."""
+
+    def __init__(self, monkeypatch):
+        self.backwards = 0
+        backward = torch.Tensor.backward
+
+        def counted(tensor, *arguments, **settings):
+            self.backwards += 1
+            return backward(tensor, *arguments, **settings)
+
+        monkeypatch.setattr(torch.Tensor, "backward", counted)
+
+
+@pytest.fixture
+def stock(monkeypatch):
+    return Stock(monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_backward_is_torchs(stock, dtype, shape):
+    def loss(weight):
+        return (weight**2).sum().reshape(shape)
+
+    weight = torch.arange(5, dtype=dtype, requires_grad=True)
+    loss(weight).backward()
+    expected, weight.grad, stock.backwards = weight.grad, None, 0
+    run_backward(loss(weight))
+    assert torch.equal(weight.grad, expected) and weight.grad.dtype == dtype and stock.backwards == 0
+    run_backward(loss(weight))
+    assert torch.equal(weight.grad, 2 * expected)  # as torch adds
+
+
+def test_a_gradient_that_is_the_seed_is_nobody_elses():
+    weight, other = torch.ones((), requires_grad=True), torch.ones((), requires_grad=True)
+    run_backward(weight.view(()))
+    weight.grad.mul_(7)
+    run_backward(other.view(()))
+    assert other.grad == 1 and weight.grad == 7
+
+
+def test_errors_of_backward_are_torchs():
+    for loss in (torch.ones(3, requires_grad=True) * 2, torch.ones(()), torch.ones((), dtype=torch.complex64)):
+        with pytest.raises(RuntimeError) as theirs:
+            loss.backward()
+        with pytest.raises(RuntimeError) as ours:
+            run_backward(loss)
+        assert str(ours.value) == str(theirs.value)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), settings=None):
+        return function(*arguments, **(settings or {}))
+
+
+def test_who_looks_on_at_backward_sees_torchs(stock, monkeypatch):
+    weight = torch.ones(3, requires_grad=True)
+
+    def goes_torchs_way(loss=lambda: (weight * 2).sum()):
+        stock.backwards = 0
+        run_backward(loss())
+        return stock.backwards > 0
+
+    assert goes_torchs_way(lambda: (weight * 2).sum().as_subclass(Subclass))
+    with Mode():
+        assert goes_torchs_way()
+    level = graph.log.level
+    graph.log.setLevel(logging.DEBUG)
+    try:
+        assert goes_torchs_way()
+    finally:
+        graph.log.setLevel(level)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.0.0")
+        assert goes_torchs_way()
+    assert not goes_torchs_way()
+    assert torch.equal(weight.grad, torch.full((3,), 10.0))
+
+
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        loss = super().step(closure)
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.mul_(0.5)
+        return loss
+
+
+def after(steps, kind, quick, schedule=False, arrange=lambda optimizer: None):
+    """The weights and losses after some steps, taken as torch does or as we do."""
+    weight = torch.nn.Parameter(torch.arange(4.0))
+    optimizer = kind([weight])
+    rates = ExponentialLR(optimizer, 0.9) if schedule else None
+    arrange(optimizer)
+    step = step_of(optimizer) if quick else optimizer.step
+    losses = []
+
+    def closure():
+        assert torch.is_grad_enabled()
+        optimizer.zero_grad()
+        loss = ((weight - 1) ** 2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        losses.append(step(closure).item())
+        if rates:
+            rates.step()
+    return weight.tolist(), losses
+
+
+KINDS = {
+    "SGD": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
+    "AdamW": torch.optim.AdamW,
+    "LBFGS": torch.optim.LBFGS,
+    "own": lambda weights: Own(weights, lr=0.1),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("schedule", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_torchs(kind, schedule):
+    assert after(3, KINDS[kind], True, schedule) == after(3, KINDS[kind], False, schedule)
+
+
+def test_a_step_goes_past_what_nobody_listens_to(monkeypatch):
+    monkeypatch.setattr(torch.optim.SGD, "step", hooked(torch.optim.SGD.step))
+    with pytest.raises(AssertionError, match="the long way"):
+        after(1, KINDS["SGD"], False)
+    after(1, KINDS["SGD"], True)
+
+
+def hooked(step):
+    """An optimiser's hooked step that must not be taken."""
+
+    def long(self, closure=None):
+        raise AssertionError("the long way")
+
+    long.hooked, long.__wrapped__ = True, step.__wrapped__
+    return long
+
+
+def test_who_looks_on_at_a_step_is_called():
+    seen = []
+
+    def listen(optimizer, arguments, settings):
+        seen.append(len(arguments))
+
+    def locally(optimizer):
+        optimizer.register_step_pre_hook(listen)
+        optimizer.register_step_post_hook(listen)
+
+    expected = after(2, KINDS["SGD"], False)
+    assert after(2, KINDS["SGD"], True, arrange=locally) == expected and seen == [2] * 4
+    handle = register_optimizer_step_post_hook(listen)
+    try:
+        assert after(2, KINDS["SGD"], True) == expected and len(seen) == 6
+    finally:
+        handle.remove()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert after(2, KINDS["SGD"], True) == expected
+    assert any(event.key == "Optimizer.step#SGD.step" for event in profile.key_averages())
+
+
+def test_a_step_that_somebody_has_wrapped_is_called_wrapped():
+    calls = []
+
+    def wrap(optimizer):
+        step = optimizer.step
+
+        def wrapped(closure=None):
+            calls.append(1)
+            return step(closure)
+
+        wrapped.__dict__.update(getattr(step, "__dict__", {}))  # as functools.wraps does
+        optimizer.step = wrapped
+
+    for schedule in (False, True):
+        expected = after(2, KINDS["SGD"], False, schedule)
+        assert after(2, KINDS["SGD"], True, schedule, wrap) == expected
+    assert len(calls) == 4
+
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    optimizer = KINDS["SGD"]([weight])
+    step = step_of(optimizer)
+    wrap(optimizer)  # when the run is under way
+    step(lambda: None)
+    assert len(calls) == 5
+
+
+def test_with_another_torch_all_is_as_ever(monkeypatch):
+    monkeypatch.setattr(quick_torch, "KNOWN", ("0.1",))
+    monkeypatch.setattr(torch.optim.SGD, "step", hooked(torch.optim.SGD.step))
+    with pytest.raises(AssertionError, match="the long way"):
+        after(1, KINDS["SGD"], True)
