@@ -1,8 +1,9 @@
-"""torch's backward pass and optimiser step, without what they do for those who look on (torch 2.15).
+"""torch's passes and optimiser step, without what they do for those who look on (torch 2.15).
 
-`Tensor.backward` and `Optimizer.step` ask after tensor subclasses, function transforms, debug logs, profilers and hooks
-each time. Of a small model that is a fifth of the step. Where there is none of them, what they would then call is
-called at once; where there is one, and with a torch that is not known, they are called as ever.
+`DistributedDataParallel.forward`, `Tensor.backward` and `Optimizer.step` ask after tensor subclasses, function
+transforms, debug logs, profilers and hooks each time. Of a small model that is a fifth of the step. Where there is none
+of them, what they would then call is called at once; where there is one, and with a torch that is not known, they are
+called as ever.
 """
 
 import logging
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import graph
+from torch.nn.modules import module as modules
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import has_torch_function_unary
@@ -20,6 +23,37 @@ KNOWN = ("2.15",)
 """The versions of torch that are known to do no more than what is done here."""
 
 _engine = torch.autograd.Variable._execution_engine
+_profiles = torch._C._autograd._profiler_enabled
+
+_EVERY_MODULES_HOOKS = (
+    *(modules._global_forward_hooks, modules._global_forward_pre_hooks),
+    *(modules._global_backward_hooks, modules._global_backward_pre_hooks),
+)
+
+
+def looks_at_forward(parallel: DistributedDataParallel) -> bool:
+    """Whether anybody might look on at the forward pass of DDP and of the module that it is around."""
+    if not _is_known() or type(parallel) is not DistributedDataParallel or _profiles() or torch._C._is_tracing():
+        return True
+    for one in (parallel, parallel.module):
+        if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks:
+            return True
+        if one._compiled_call_impl is not None:
+            return True
+    return any(_EVERY_MODULES_HOOKS) or parallel._use_python_reducer or parallel._delay_all_reduce_all_params
+
+
+def forward_through(
+    parallel: DistributedDataParallel, call: Callable[..., Any], *arguments: Any, **settings: Any
+) -> Any:
+    """As `parallel(*arguments, **settings)`, where nobody looks, with `call` in place of its module."""
+    arguments, settings = parallel._pre_forward(*arguments, **settings)
+    around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, parallel
+    try:
+        output = call(*arguments, **settings)
+    finally:
+        DistributedDataParallel._active_ddp_module = around
+    return parallel._post_forward(output)
 
 
 def run_backward(loss: Tensor) -> None:
@@ -56,7 +90,7 @@ def step_of(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
 
     def step(closure: Callable[[], Any]) -> Any:
         hooked = before or after or _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-        if hooked or vars(optimizer).get("step") is not own or torch._C._autograd._profiler_enabled():
+        if hooked or vars(optimizer).get("step") is not own or _profiles():
             return optimizer.step(closure)
         optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedule, which warns otherwise
         return plain(optimizer, closure)

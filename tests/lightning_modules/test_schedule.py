@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_modules.schedule import Constant, Cosine, OneCycle
 
@@ -73,3 +74,22 @@ def test_what_it_may_not_be(wrong):
 
 def test_the_middle_of_a_cosine():
     assert rates(Cosine, 10)[5] == pytest.approx(2.0 * (1 + math.cos(math.pi / 2)) / 2)
+
+
+@pytest.mark.parametrize("kind", [Constant, Cosine, OneCycle])
+@pytest.mark.parametrize("rate", [0.3, torch.tensor(0.3)])
+def test_a_step_is_torchs(kind, rate):
+    states = []
+    for step in (kind.step, LRScheduler.step):
+        parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+        groups = [{"params": [parameters[0]]}, {"params": [parameters[1]], "lr": 0.1}]
+        optimizer = torch.optim.SGD(groups, lr=rate.clone() if isinstance(rate, torch.Tensor) else rate)
+        schedule = kind(optimizer)
+        schedule.plan(10)
+        for _ in range(7):
+            optimizer.step()
+            step(schedule)
+        now = [float(group["lr"]) for group in optimizer.param_groups]
+        states.append((now, [float(one) for one in schedule.get_last_lr()], schedule.last_epoch, schedule._step_count))
+        assert isinstance(optimizer.param_groups[0]["lr"], type(rate))
+    assert states[0] == states[1]

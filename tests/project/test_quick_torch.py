@@ -3,12 +3,14 @@ import logging
 import pytest
 import torch
 from torch.autograd import graph
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 
 from project import quick_torch
-from project.quick_torch import run_backward, step_of
+from project.quick_torch import forward_through, looks_at_forward, run_backward, step_of
 
 
 class Stock:
@@ -213,3 +215,52 @@ def test_with_another_torch_all_is_as_ever(monkeypatch):
     monkeypatch.setattr(torch.optim.SGD, "step", hooked(torch.optim.SGD.step))
     with pytest.raises(AssertionError, match="the long way"):
         after(1, KINDS["SGD"], True)
+
+
+@pytest.fixture
+def parallel():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield DistributedDataParallel(torch.nn.Linear(3, 1))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_forward_through_ddp_is_ddps(parallel):
+    inside = []
+
+    def call(inputs, scale=1):
+        inside.append(DistributedDataParallel._get_active_ddp_module())
+        return parallel.module.forward(inputs) * scale
+
+    inputs, gradients = torch.rand(4, 3), []
+    for forward in (lambda: parallel(inputs) * 2, lambda: forward_through(parallel, call, inputs, scale=2)):
+        parallel.zero_grad()
+        forward().sum().backward()
+        gradients.append(parallel.module.weight.grad.clone())
+        assert parallel.require_forward_param_sync
+    assert torch.equal(*gradients)
+    assert inside == [parallel] and DistributedDataParallel._get_active_ddp_module() is None
+    with pytest.raises(ZeroDivisionError):
+        forward_through(parallel, lambda inputs: 1 / 0, inputs)
+    assert DistributedDataParallel._get_active_ddp_module() is None
+
+
+def test_who_looks_on_at_a_forward_is_seen(parallel, monkeypatch):
+    assert not looks_at_forward(parallel)
+    for one in (parallel, parallel.module):
+        for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+            handle = getattr(one, register)(lambda *arguments: None)
+            assert looks_at_forward(parallel)
+            handle.remove()
+            assert not looks_at_forward(parallel)
+        monkeypatch.setattr(one, "_compiled_call_impl", one._call_impl)
+        assert looks_at_forward(parallel)
+        monkeypatch.undo()
+    handle = register_module_forward_hook(lambda *arguments: None)
+    assert looks_at_forward(parallel)
+    handle.remove()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert looks_at_forward(parallel)
+    monkeypatch.setattr(quick_torch, "KNOWN", ("0.1",))
+    assert looks_at_forward(parallel)
