@@ -188,7 +188,7 @@ class DataParallel(RunStrategy, DDPStrategy):
             self._part = self.share.part
             try:
                 if type(self.precision_plugin) is Precision:  # whose context does nothing
-                    return self._forward_redirection(self.model, self._module, "training_step", *args, **kwargs)
+                    return self._forward_redirection(self.model, self._module, "training_step", *args, **kwargs)  # type: ignore[arg-type]
                 return super().training_step(*args, **kwargs)
             finally:
                 self._part = 1.0

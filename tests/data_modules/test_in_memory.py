@@ -100,8 +100,9 @@ def test_pictures_are_normalised():
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (2, 5, 9)])
 @pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float64])
-def test_pictures_are_what_the_formula_says_to_the_last_bit(shape, padding, flip, kind):
-    count, (channels, height, width) = 50, shape
+@pytest.mark.parametrize("count", [50, 300])
+def test_pictures_are_what_the_formula_says_to_the_last_bit(shape, padding, flip, kind, count):
+    channels, height, width = shape
     pictures = torch.randint(0, 256, (count, *shape), dtype=torch.uint8).to(kind)
     keys, before = random_keys(range(count)), pictures.clone()
     mean, std = [125.3, 123.0, 113.9][:channels], [63.0, 62.1, 66.7][:channels]
