@@ -1,6 +1,7 @@
 """How much longer training takes for one save, in all: ours beside a plain `torch.save` at the same places.
 
 python benchmarks/checkpoint_stall.py                   # a state of 200 MB, each measured 5 times in its own process
+python benchmarks/checkpoint_stall.py --threads 1       # where training leaves a core to spare, as it does on a GPU
 python benchmarks/checkpoint_stall.py --width 512 --steps 40 --pairs 1
 
 Of the steps between two saves the first half is taken while the save is written, the second half when all is quiet.
@@ -9,10 +10,10 @@ the way of. So that what else the machine does counts little, each step of the f
 of a process, and so is a quiet one. The first save, which meets new memory, is left out there and told apart.
 """
 
+import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contest import ROOT, Contest, figure, parser, spread
+from contest import ROOT, Contest, figure, parser, run, spread
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -90,15 +91,14 @@ class Stopwatch(Callback):
         self.path.write_text(json.dumps([self.times, self.writing]))
 
 
-def ours(folder: Path, saves: int, steps: int, width: int, threads: int | None) -> list[float]:
+def ours(folder: Path, saves: int, steps: int, width: int, threads: int) -> list[float]:
     """When the steps of a run begin, whose command line asks for the saves."""
     command = [sys.executable, str(ROOT / "launch/fit.py"), "--run", "x", "--root", str(folder), "--accelerator", "cpu"]
     command += ["--model", "checkpoint_stall.Wide", f"--model.width={width}", "--epochs", "1"]
     command += ["--data", "checkpoint_stall.Data", f"--data.steps={saves * steps + steps}", f"--data.width={width}"]
     command += ["--save_every", f"{steps}steps", "--keep", "1"]
     command += ["--trainer.callbacks", "checkpoint_stall.Stopwatch", "--trainer.callbacks.path", str(folder / "times")]
-    environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
-    subprocess.run(command, cwd=ROOT / "benchmarks", env=environment, check=True, capture_output=True)
+    run(command, threads)
     times, writing = json.loads((folder / "times").read_text())
     if late := sum(writing[steps - 1 + steps // 2 :: steps]):
         print(f"{late} of {saves} saves were still being written half way to the next one: raise --steps")
@@ -130,12 +130,12 @@ def costs(times: list[float], steps: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measures both in turn, and tells of their first saves too."""
+    """Measures with a core to spare, and with all of them busy."""
     flags = parser(__doc__)
-    flags.add_argument("--saves", type=int, default=8, help="in a process, beside the first one")
-    flags.add_argument("--steps", type=int, default=60, help="between two saves")
+    flags.add_argument("--saves", type=int, default=4, help="in a process, beside the first one")
+    flags.add_argument("--steps", type=int, default=30, help="between two saves")
     flags.add_argument("--width", type=int, default=2048, help="of the layers")
-    flags.add_argument("--threads", type=int, help="of a process; left to torch")
+    flags.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()], help="that training takes")
     flags.add_argument("--theirs", action="store_true", help="measure this one alone, in this process")
     asked = flags.parse_args()
     count = asked.saves + 1
@@ -144,28 +144,33 @@ def main() -> None:
             print(json.dumps(theirs(Path(folder), count, asked.steps, asked.width)))
         return
 
+    for threads in asked.threads:
+        contest(asked, count, threads)
+
+
+def contest(asked: argparse.Namespace, count: int, threads: int) -> None:
+    """Measures both in turn, on so many threads."""
     firsts: dict[str, list[float]] = {"ours": [], "torch.save": []}
 
     def measure(name: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
             if name == "ours":
-                times = ours(Path(folder), count, asked.steps, asked.width, asked.threads)
+                times = ours(Path(folder), count, asked.steps, asked.width, threads)
             else:
                 again = [sys.executable, __file__, "--theirs", f"--saves={asked.saves}"]
-                times = figure([*again, f"--steps={asked.steps}", f"--width={asked.width}"], asked.threads)
+                times = figure([*again, f"--steps={asked.steps}", f"--width={asked.width}"], threads)
         first, cost = costs(times, asked.steps)
         firsts[name].append(first)
         return cost
 
     measures: Mapping[str, Any] = {name: lambda name=name: measure(name) for name in firsts}
-    contest = Contest(
-        name="checkpoint_stall",
-        title="What a save costs training",
+    Contest(
+        name=f"checkpoint_stall-{threads}",
+        title=f"What a save costs training, on {threads} of {os.cpu_count()} cores",
         unit="ms",
         measure=measures,
         targets={"torch.save": 0.05},
-    )
-    contest.run(asked.pairs, asked.json_dir)
+    ).run(asked.pairs, asked.json_dir)
     for name, figures in firsts.items():
         print(f"the first save of a process, {name}: {spread(figures)} ms")
 

@@ -1,4 +1,4 @@
-"""What our side of a benchmark is timed with: from the end of the first epoch to the end of training."""
+"""What our side of a benchmark is timed with: from behind the first epoch, or some steps, to the end of training."""
 
 import json
 import time
@@ -29,4 +29,23 @@ class Clock(LoopCallback):
         assert self._started is not None, "two epochs are the least"
         if trainer.is_global_zero:
             steps = trainer.global_step - self._steps
+            self.path.write_text(json.dumps((time.perf_counter() - self._started) / steps))
+
+
+class StepClock(LoopCallback):
+    """Writes how many seconds a step has cost, but for the first ones.
+
+    Args:
+        path: Where, as JSON.
+        first: How many do not count.
+    """
+
+    def __init__(self, path: str, first: int = 1) -> None:
+        self.path, self.first = Path(path), first
+
+    def on_step_done(self, trainer: Trainer) -> None:
+        steps = trainer.global_step - self.first
+        if steps == 0:
+            self._started = time.perf_counter()
+        elif trainer.is_global_zero and steps > 0 and trainer.global_step == trainer.estimated_stepping_batches:
             self.path.write_text(json.dumps((time.perf_counter() - self._started) / steps))

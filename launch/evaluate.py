@@ -23,7 +23,7 @@ EVALUATE = Command(
     examples=(
         "python launch/evaluate.py --run my-run --split test",
         "python launch/evaluate.py --checkpoint runs/my-run/checkpoints/step-00001000 --devices 2",
-        "torchrun --nproc-per-node 4 launch/evaluate.py --run my-run --output metrics.json",
+        "torchrun --nproc-per-node 4 launch/evaluate.py --run_name my-run --output metrics.json",
         "python launch/evaluate.py --run my-run --export model.safetensors",
     ),
     models=lightning_modules,

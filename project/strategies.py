@@ -258,6 +258,7 @@ class _Redirection(_DDPForwardRedirection):
     """Has a step of the module taken in place of its forward, within DDP's; at once where nobody looks on."""
 
     def __call__(self, wrapper_module: Any, original_module: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        if not original_module.automatic_optimization or looks_at_forward(wrapper_module):
+        by_hand = not original_module.automatic_optimization
+        if by_hand or looks_at_forward(wrapper_module) or wrapper_module.module is not original_module:
             return super().__call__(wrapper_module, original_module, method_name, *args, **kwargs)
         return forward_through(wrapper_module, getattr(original_module, method_name), *args, **kwargs)

@@ -64,7 +64,7 @@ class CurvesLogger(TensorBoardLogger):
         for numbers, step, seconds in self._waiting:
             named = _add_prefix(numbers, self._prefix, self.LOGGER_JOIN_CHAR)
             values = [Summary.Value(tag=name, simple_value=number) for name, number in named.items()]
-            event = Event(wall_time=seconds, step=step, summary=Summary(value=values))
+            event = Event(wall_time=seconds, step=None if step is None else int(step), summary=Summary(value=values))
             records.write(event.SerializeToString())
         writer = self.experiment._get_file_writer().event_writer
         writer.flush()  # what it holds came before

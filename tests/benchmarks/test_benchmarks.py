@@ -52,6 +52,12 @@ def test_each_is_measured_as_often_and_nobody_is_always_the_first(contest, tmp_p
     [
         (("start.py", "--pairs", "1"), {"start", "answer"}),
         (("sampling.py", "--pairs", "1", "--count", "100000"), {"first-batch", "first-batch-memory"}),
+        (("step.py", "--pairs", "1", "--which", "two", "--count", "1280", "--epochs", "2"), {"step-two"}),
+        (("resnet_step.py", "--pairs", "1", "--steps", "1", "--processes", "1"), {"resnet_step-1"}),
+        (
+            ("checkpoint_stall.py", "--pairs", "1", "--steps", "8", "--width", "64", "--threads", "1"),
+            {"checkpoint_stall-1"},
+        ),
     ],
 )
 def test_a_benchmark_runs(command, written, tmp_path):
