@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 test: install                     ## unit tests and system tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(ARGS)
 
 lint: install                     ## ruff: style and format
 	$(BIN)/ruff check .
