@@ -506,7 +506,8 @@ class OptimiserStep:
         run_backward(loss)
         of_module["_current_fx_name"] = before
         self.hooks.call("on_after_backward")
-        self.strategy.post_backward(loss)
+        if self.strategy.share.idle:  # otherwise DDP has averaged, and there is nothing to do
+            self.strategy.post_backward(loss)
 
 
 def _optimises_plainly(trainer: Trainer, module: LightningModule) -> bool:

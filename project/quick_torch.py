@@ -8,6 +8,7 @@ called as ever.
 
 import logging
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,31 +17,23 @@ from torch.autograd import graph
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim import optimizer as optimizers
 from torch.overrides import has_torch_function_unary
 
-KNOWN = ("2.15",)
-"""The versions of torch that are known to do no more than what is done here."""
-
-_engine = torch.autograd.Variable._execution_engine
-_profiles = torch._C._autograd._profiler_enabled
-
-_EVERY_MODULES_HOOKS = (
-    *(modules._global_forward_hooks, modules._global_forward_pre_hooks),
-    *(modules._global_backward_hooks, modules._global_backward_pre_hooks),
-)
+KNOWN = ("2.15.",)
+"""How the versions of torch begin that are known to do no more than what is done here."""
 
 
 def looks_at_forward(parallel: DistributedDataParallel) -> bool:
     """Whether anybody might look on at the forward pass of DDP and of the module that it is around."""
-    if not _is_known() or type(parallel) is not DistributedDataParallel or _profiles() or torch._C._is_tracing():
+    if not _is_known() or type(parallel) is not DistributedDataParallel or _is_profiled() or torch._C._is_tracing():
         return True
     for one in (parallel, parallel.module):
         if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks:
             return True
         if one._compiled_call_impl is not None:
             return True
-    return any(_EVERY_MODULES_HOOKS) or parallel._use_python_reducer or parallel._delay_all_reduce_all_params
+    return modules._has_any_global_hook() or parallel._use_python_reducer or parallel._delay_all_reduce_all_params
 
 
 def forward_through(
@@ -76,21 +69,22 @@ def run_backward(loss: Tensor) -> None:
         return
     # A seed of its own for each pass: it may become the gradient of a parameter, and then change.
     seed = torch.ones_like(loss, memory_format=torch.preserve_format)
-    _engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def step_of(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
     """What takes an optimiser's steps: as `optimizer.step(closure)`."""
-    kind, own = type(optimizer), vars(optimizer).get("step")
-    plain = getattr(kind.step, "__wrapped__", None)
-    if not (_is_known() and getattr(kind.step, "hooked", False) and (own is None or _is_of_schedule(own, kind))):
+    hooked, own = type(optimizer).step, vars(optimizer).get("step")
+    if not (_is_known() and _is_of(optimizers, hooked) and (own is None or _is_of_schedule(own, hooked))):
         return lambda closure: optimizer.step(closure)
-    assert plain is not None
+    plain = hooked.__wrapped__  # type: ignore[attr-defined]
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    before_all, after_all = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
 
     def step(closure: Callable[[], Any]) -> Any:
-        hooked = before or after or _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-        if hooked or vars(optimizer).get("step") is not own or _profiles():
+        listens = before or after or before_all or after_all or _is_profiled()
+        if listens or vars(optimizer).get("step") is not own:
             return optimizer.step(closure)
         optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedule, which warns otherwise
         return plain(optimizer, closure)
@@ -102,7 +96,15 @@ def _is_known() -> bool:
     return torch.__version__.startswith(KNOWN)
 
 
-def _is_of_schedule(step: Any, kind: type[Optimizer]) -> bool:
+def _is_profiled() -> bool:
+    return torch._C._autograd._profiler_enabled()
+
+
+def _is_of_schedule(step: Any, hooked: Any) -> bool:
     """Whether an optimiser's own `step` is what torch's schedules put there, which only notes that it was called."""
-    code = getattr(step, "__code__", None)
-    return code is not None and code.co_filename == lr_scheduler.__file__ and step.__wrapped__ is kind.step
+    return _is_of(lr_scheduler, step) and step.__wrapped__ is hooked
+
+
+def _is_of(module: ModuleType, function: Any) -> bool:
+    """Whether a function is written down in a module; who wraps one may well give it the same name and attributes."""
+    return getattr(getattr(function, "__code__", None), "co_filename", None) == module.__file__

@@ -22,7 +22,7 @@ from project.signals import SIGNALS
 GRACE_SECONDS = 10.0
 """How long processes have to leave by themselves once one has failed, or once they were told to end."""
 
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.05
 
 
 def run_processes(command: Sequence[str], count: int, launch: Launch | None = None) -> int:
