@@ -39,7 +39,7 @@ def sizes_for(count: int, world: int) -> list[int]:
 
 
 COUNTS, WORLDS = (1, 7, 640, 1437, 10_007), (1, 2, 3, 4)
-SAMPLE = {(1, 4), (7, 1), (7, 3), (640, 2), (1437, 4), (10_007, 3)}
+SAMPLE = {(1, 4), (7, 1), (7, 3), (640, 2), (1437, 4)}
 """Of those the ones that every test run tries; `make soak` tries all."""
 
 
