@@ -74,10 +74,10 @@ def run_backward(loss: Tensor) -> None:
 
 
 def step_of(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
-    """What takes an optimiser's steps: as `optimizer.step(closure)`."""
+    """What takes an optimiser's steps: as `optimizer.step(closure=closure)`."""
     hooked, own = type(optimizer).step, vars(optimizer).get("step")
     if not (_is_known() and _is_of(optimizers, hooked) and (own is None or _is_of_schedule(own, hooked))):
-        return lambda closure: optimizer.step(closure)
+        return lambda closure: optimizer.step(closure=closure)
     plain = hooked.__wrapped__  # type: ignore[attr-defined]
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
     before_all, after_all = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
@@ -85,9 +85,9 @@ def step_of(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
     def step(closure: Callable[[], Any]) -> Any:
         listens = before or after or before_all or after_all or _is_profiled()
         if listens or vars(optimizer).get("step") is not own:
-            return optimizer.step(closure)
+            return optimizer.step(closure=closure)
         optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedule, which warns otherwise
-        return plain(optimizer, closure)
+        return plain(optimizer, closure=closure)
 
     return step
 

@@ -99,7 +99,8 @@ def test_who_looks_on_at_backward_sees_torchs(stock, monkeypatch):
 
 
 class Own(torch.optim.SGD):
-    def step(self, closure=None):
+    def step(self, scale=None, closure=None):
+        assert scale is None
         loss = super().step(closure)
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
@@ -113,7 +114,7 @@ def after(steps, kind, quick, schedule=False, arrange=lambda optimizer: None):
     optimizer = kind([weight])
     rates = ExponentialLR(optimizer, 0.9) if schedule else None
     arrange(optimizer)
-    step = step_of(optimizer) if quick else optimizer.step
+    step = step_of(optimizer) if quick else lambda closure: optimizer.step(closure=closure)
     losses = []
 
     def closure():
@@ -163,14 +164,14 @@ def test_who_looks_on_at_a_step_is_called():
     seen = []
 
     def listen(optimizer, arguments, settings):
-        seen.append(len(arguments))
+        seen.append((len(arguments), [*settings]))
 
     def locally(optimizer):
         optimizer.register_step_pre_hook(listen)
         optimizer.register_step_post_hook(listen)
 
     expected = after(2, KINDS["SGD"], False)
-    assert after(2, KINDS["SGD"], True, arrange=locally) == expected and seen == [2] * 4
+    assert after(2, KINDS["SGD"], True, arrange=locally) == expected and seen == [(1, ["closure"])] * 4
     handle = register_optimizer_step_post_hook(listen)
     try:
         assert after(2, KINDS["SGD"], True) == expected and len(seen) == 6
