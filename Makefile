@@ -30,7 +30,7 @@ types: install                    ## mypy --strict
 
 check: lint types test            ## everything that CI runs
 
-bench: install                   ## every claim of speed beside loops written by hand, in turn; on two cores most of an hour
+bench: install                   ## every claim of speed beside loops written by hand, in turn; on two cores 35 minutes
 	$(BIN)/python benchmarks/step.py --which one $(ARGS)
 	$(BIN)/python benchmarks/step.py --which two $(ARGS)
 	$(BIN)/python benchmarks/step.py --which own $(ARGS)

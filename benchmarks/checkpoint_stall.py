@@ -135,7 +135,9 @@ def main() -> None:
     flags.add_argument("--saves", type=int, default=4, help="in a process, beside the first one")
     flags.add_argument("--steps", type=int, default=30, help="between two saves")
     flags.add_argument("--width", type=int, default=2048, help="of the layers")
-    flags.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()], help="that training takes")
+    flags.add_argument(
+        "--threads", type=int, nargs="+", default=sorted({1, os.cpu_count() or 1}), help="that training takes"
+    )
     flags.add_argument("--theirs", action="store_true", help="measure this one alone, in this process")
     asked = flags.parse_args()
     count = asked.saves + 1
