@@ -1,5 +1,6 @@
-"""Who listens at Lightning's hooks of a batch."""
+"""Lightning's hooks of a training batch, called as Lightning calls them, without the calls that do nothing."""
 
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,45 +15,87 @@ BATCH_HOOKS = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-"""Lightning's hooks of a batch, which callbacks and modules share."""
+"""The hooks of a batch that callbacks and modules share."""
+
+_STOCK = {hook: getattr(LightningModule, hook) for hook in BATCH_HOOKS}
 
 
-class Hooks:
-    """Who listens at which of Lightning's hooks of a batch: callbacks in their order, and behind them the module.
+class BatchHooks:
+    """Calls the hooks of a batch: the callbacks' in their order, then the module's (lightning 2.6.6).
+
+    The list of callbacks and the methods of callbacks and module are looked up at every call, as Lightning does, since
+    any of them may change in the middle of a batch.
 
     Args:
-        trainer: Whose callbacks and module are asked.
-
-    Attributes:
-        of: Hook -> those that implement it.
-        anyone_looks: Whether somebody else than the run itself does, and may look at what has been logged.
+        trainer: The trainer whose callbacks and module are called.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._module = trainer, trainer.lightning_module
-        callbacks = [one for one in trainer.callbacks if not isinstance(one, CallListeners)]  # type: ignore[attr-defined]
-        listening = {hook: [one for one in callbacks if overrides(one, hook, Callback)] for hook in BATCH_HOOKS}
-        own = {hook: overrides(self._module, hook, LightningModule) for hook in BATCH_HOOKS}
-        self.of = {hook: (listening[hook], own[hook]) for hook in BATCH_HOOKS if listening[hook] or own[hook]}
-        others = (one for ones in listening.values() for one in ones if not isinstance(one, LoopHooks))
-        self.anyone_looks = any(own.values()) or any(True for _ in others)
+        self._seen: list[Callback] | None = None
+        self._users: list[tuple[int, Callback]] = []
+        """The callbacks that are not the run's own, with their places in the trainer's list."""
 
     def call(self, hook: str, *arguments: Any) -> Any:
-        """Calls all that implement a hook; returns the module's answer."""
-        if hook not in self.of:
+        """Calls a hook of all callbacks and of the module; returns what the module's hook returns."""
+        module, of_module = self._module, vars(self._module)
+        if self._trainer.callbacks != self._seen:  # type: ignore[attr-defined]
+            self._look()
+        if self._users or self._seen is None:
+            before, of_module["_current_fx_name"] = of_module["_current_fx_name"], hook
+            self._call_callbacks(hook, arguments)
+            of_module["_current_fx_name"] = before
+        method = getattr(module, hook)
+        if getattr(method, "__func__", None) is _STOCK[hook] or not callable(method):
             return None
-        listening, own = self.of[hook]
-        module, answer = self._module, None
-        before, module._current_fx_name = module._current_fx_name, hook
-        for callback in listening:
-            getattr(callback, hook)(self._trainer, module, *arguments)
-        if own:
-            answer = getattr(module, hook)(*arguments)
-        module._current_fx_name = before
+        before, of_module["_current_fx_name"] = of_module["_current_fx_name"], hook
+        answer = method(*arguments)
+        of_module["_current_fx_name"] = before
         return answer
 
+    def has_observers(self, hook: str) -> bool:
+        """Whether a call of this hook would reach any code of the user's."""
+        if self._trainer.callbacks != self._seen:  # type: ignore[attr-defined]
+            self._look()
+        method = getattr(self._module, hook)
+        return bool(self._users) or self._seen is None or getattr(method, "__func__", None) is not _STOCK[hook]
 
-def overrides(one: Any, hook: str, parent: type) -> bool:
-    """Whether one implements a hook itself."""
-    method = getattr(one, hook, None)
-    return callable(method) and getattr(method, "__func__", method) is not getattr(parent, hook)
+    def _look(self) -> None:
+        callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
+        self._users = [(place, callback) for place, callback in enumerate(callbacks) if not _is_own(callback)]
+        # Callbacks that compare equal to others could be exchanged without a difference: those are looked up each time.
+        comparable = all(type(callback).__eq__ is object.__eq__ for callback in callbacks)
+        self._seen = list(callbacks) if comparable else None
+
+    def _call_callbacks(self, hook: str, arguments: tuple[Any, ...]) -> None:
+        callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
+        for place, callback in self._users:
+            self._call_one(callback, hook, arguments)
+            if self._trainer.callbacks != self._seen:  # type: ignore[attr-defined]
+                self._call_from(place + 1, callbacks, hook, arguments)
+                return
+
+    def _call_from(self, place: int, callbacks: list[Callback], hook: str, arguments: tuple[Any, ...]) -> None:
+        """Calls the callbacks from this place on, as an iteration over a list that changes meanwhile finds them."""
+        while place < len(callbacks):
+            if not isinstance(callbacks[place], CallListeners):
+                self._call_one(callbacks[place], hook, arguments)
+            place += 1
+
+    def _call_one(self, callback: Callback, hook: str, arguments: tuple[Any, ...]) -> None:
+        method: Callable[..., Any] | None = getattr(callback, hook)
+        if callable(method):
+            method(self._trainer, self._trainer.lightning_module, *arguments)
+
+
+def _is_own(callback: Callback) -> bool:
+    """Whether a callback belongs to the run itself and implements none of the hooks of a batch."""
+    if isinstance(callback, CallListeners):
+        return True
+    return isinstance(callback, LoopHooks) and not any(overrides(callback, hook, Callback) for hook in BATCH_HOOKS)
+
+
+def overrides(instance: Any, method_name: str, parent: type) -> bool:
+    """Whether an object or its class has a method of its own in place of the parent's."""
+    method = getattr(instance, method_name, None)
+    return callable(method) and getattr(method, "__func__", method) is not getattr(parent, method_name)

@@ -5,7 +5,8 @@ another has not. Here they tell each other once, at the end of an epoch, what ea
 added up, whether or not `sync_dist` was asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from project.averages import StepAverages
 from project.strategies import strategy_of
 
 Gathered = dict[str, dict[str, Any]]
@@ -34,21 +36,46 @@ _BUILT_IN = {"built-in sum": sum, "built-in max": max, "built-in min": min}
 
 
 class Results(_ResultCollection):
-    """Lightning's collection for training, which goes on gathering where an earlier attempt left off.
+    """Lightning's collection for training, which resumes the metrics of an epoch that an earlier attempt began.
+
+    Args:
+        averages: What averages the values of a step over ranks.
 
     Attributes:
         carried: What that attempt had gathered, key by key until it is logged again. Metrics of torchmetrics keep their
             state themselves.
+        is_watched: Whether a read of the metrics is one of the user's code, in the middle of an epoch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, averages: StepAverages) -> None:
         super().__init__(training=True)
+        self.averages = averages
         self.carried: Gathered = {}
+        self.is_watched = False
 
     def log(self, fx: str, name: str, value: Any, *arguments: Any, **settings: Any) -> None:
+        if settings.get("sync_dist"):
+            settings["sync_dist_fn"] = self.averages.sync
         super().log(fx, name, value, *arguments, **settings)
         if self.carried:
             self.take_up(f"{fx}.{name}")
+
+    def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
+        self.averages.key = key
+        super().update_metrics(key, value, batch_size)
+
+    def metrics(self, on_step: bool) -> Any:
+        if self.is_watched:
+            self.averages.note_read()
+        return super().metrics(on_step)
+
+    def unwatched_metrics(self, on_step: bool) -> Any:
+        """The metrics, read by the run itself."""
+        return super().metrics(on_step)
+
+    def reduce(self) -> None:
+        """Averages over ranks the values that wait for it. All ranks must call."""
+        self.averages.reduce(self)
 
     def take_up(self, key: str) -> None:
         """Adds what is carried to what has been logged since."""
@@ -71,6 +98,20 @@ class LoggerConnector(_LoggerConnector):
         trainer: The Trainer.
     """
 
+    def on_batch_end(self) -> None:
+        """Lightning's place after the hooks of a batch, in its own loop."""
+        with _unwatched(self.trainer):
+            super().on_batch_end()
+
+    def update_train_step_metrics(self) -> None:
+        """Lightning's place to log the metrics of a step, in its own loop. All ranks must call."""
+        results = self.trainer._results
+        logs = self.should_update_logs or self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        if logs and isinstance(results, Results) and not self.trainer.fit_loop._should_accumulate():
+            results.reduce()
+        with _unwatched(self.trainer):
+            super().update_train_step_metrics()
+
     def epoch_end_reached(self) -> None:
         """Lightning's place between the last batch and the epoch's metrics. All ranks must call."""
         super().epoch_end_reached()
@@ -90,6 +131,20 @@ class LoggerConnector(_LoggerConnector):
         if self.trainer.world_size > 1:
             _warn_of_own_values(self.trainer)
         super().on_epoch_end()
+
+
+@contextmanager
+def _unwatched(trainer: Trainer) -> Iterator[None]:
+    """Marks reads of the metrics as the run's own."""
+    results = trainer._results
+    watched = isinstance(results, Results) and results.is_watched
+    if isinstance(results, Results):
+        results.is_watched = False
+    try:
+        yield
+    finally:
+        if isinstance(results, Results):
+            results.is_watched = watched
 
 
 def install(trainer: Trainer) -> None:
@@ -173,7 +228,9 @@ def _revived(description: Mapping[str, Any], trainer: Trainer) -> _ResultMetric:
         **{name: description[name] for name in (*_PLAIN, *_PLACE)},
         reduce_fx={**_REDUCTIONS, **_BUILT_IN}[description["reduction"]],  # type: ignore[arg-type]
     )
-    meta.sync = _Sync(_should=description["sync"], fn=trainer.strategy.reduce)
+    results = trainer._results
+    reduce = results.averages.sync if isinstance(results, Results) and description["sync"] else trainer.strategy.reduce
+    meta.sync = _Sync(_should=description["sync"], fn=reduce)
     metric = _ResultMetric(meta, is_tensor="value" in description).to(trainer.strategy.root_device)
     if not metric.is_tensor:
         metric.value = trainer.lightning_module.get_submodule(description["metric_attribute"])

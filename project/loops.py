@@ -15,6 +15,7 @@ from project.epoch_loop import EpochLoop
 from project.loop_hooks import CallListeners, Listeners, LoopHooks
 from project.sampling.sharding import Sharding
 from project.sampling.training_batches import Position, TrainingBatches
+from project.strategies import RunStrategy
 
 
 def install(trainer: Trainer, sharding: Sharding) -> None:
@@ -24,6 +25,8 @@ def install(trainer: Trainer, sharding: Sharding) -> None:
     ours.epoch_loop = EpochLoop(trainer, theirs.epoch_loop.min_steps, theirs.epoch_loop.max_steps)
     ours.sharding = ours.epoch_loop.sharding = sharding
     trainer.fit_loop = ours
+    if isinstance(trainer.strategy, RunStrategy):
+        trainer.strategy.before_idle_step = ours.epoch_loop.results.reduce
     trainer.callbacks.insert(0, CallListeners(ours.call))  # type: ignore[attr-defined]
 
 

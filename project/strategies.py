@@ -1,6 +1,6 @@
 """Lightning's strategies with what the run owns put in: the order of samples, and steps in which ranks differ."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from project.errors import RequestError
+from project.fast_torch import forward_through, looks_at_forward
 from project.gradients import average_gradients
-from project.quick_torch import forward_through, looks_at_forward
 from project.sampling.loader import OrderedLoader
 from project.sampling.sharding import Sharding
 from project.sampling.training_batches import EVEN, TrainingBatches
@@ -39,6 +39,8 @@ class RunStrategy(Strategy):
         self.sharding = sharding
         self.share = EVEN
         """What this rank has of the batch that is being worked on."""
+        self.before_idle_step: Callable[[], None] = lambda: None
+        """Called on all ranks before a step in which some rank has no sample."""
 
     @property
     def _module(self) -> LightningModule:
@@ -99,6 +101,8 @@ class RunStrategy(Strategy):
             self.share = loader.next_share() if isinstance(loader, OrderedLoader) else EVEN
         if len(loaders) > 1:  # none of them can say alone what a sample's part of the loss is
             self.share = EVEN
+        if self.share.idle:
+            self.before_idle_step()
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         return super().backward(self.weighed(closure_loss), optimizer, *args, **kwargs)

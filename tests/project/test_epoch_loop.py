@@ -1,175 +1,19 @@
 """Our loop beside Lightning's own: the same weights to the bit, the same hooks in the same order, the same values."""
 
 import copy
+import sys
 
 import pytest
 import torch
-import torchmetrics
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
-from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.trainer import call
+from stock import BATCHES, SIZE, Loaders, Net, Unsized, every_hook, hooks_of_module, same, train, with_methods
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader
 
-from project import batch_hooks, epoch_loop
-from project.loops import fit_loop_of, install
-from project.sampling.sharding import Sharding
-from project.strategies import OneProcess
-from running import as_before
-
-BATCHES, SIZE = 8, 4
-
-
-class Curves(Logger):
-    """Keeps what is logged, with its step."""
-
-    name, version = "curves", "0"
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def log_metrics(self, metrics, step=None):
-        self.lines.append((step, dict(metrics)))
-
-    def log_hyperparams(self, *arguments):
-        pass
-
-
-class Net(LightningModule):
-    """Logs in many ways; cases exchange a method."""
-
-    def __init__(self, optimizer=None, schedule=None, **schedules):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
-        self.error = torchmetrics.MeanAbsoluteError()
-        self.optimizer = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
-        self.schedule, self.schedules = schedule, schedules
-
-    def loss(self, batch):
-        inputs, targets = batch
-        outputs = self.net(inputs)
-        self.error(outputs.detach(), targets)
-        return nn.functional.mse_loss(outputs, targets)
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.log("loss", loss, prog_bar=True)
-        self.log("both", loss * 2, on_step=True, on_epoch=True)
-        self.log("mean", loss.double(), on_step=False, on_epoch=True, batch_size=len(batch[0]))
-        self.log("sum", loss, on_epoch=True, reduce_fx="sum", sync_dist=True)
-        self.log("most", loss, on_step=False, on_epoch=True, reduce_fx="max")
-        self.log("number", batch_idx * 0.5)
-        self.log_dict({"whole": torch.tensor(batch_idx), "half": loss.half()})
-        self.log("error", self.error)
-        if batch_idx % 3 == 1:
-            self.log("at times", loss, logger=False)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val", self.loss(batch))
-
-    def configure_optimizers(self):
-        optimizer = self.optimizer(self.parameters())
-        if not self.schedule:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.schedule(optimizer), **self.schedules}}
-
-
-def with_methods(name, **methods):
-    """A module of which some methods are others."""
-    return type(name, (Net,), methods)
-
-
-def note(seen, who, hook, trainer, arguments):
-    """What a hook can see."""
-    numbers = [argument for argument in arguments if isinstance(argument, int)]
-    tensors = [argument.detach().clone() for argument in arguments if isinstance(argument, torch.Tensor)]
-    outputs = [argument for argument in arguments if isinstance(argument, dict) and "loss" in argument]
-    optimizer = trainer.optimizers[0] if trainer.optimizers else None
-    rates = [group["lr"] for group in optimizer.param_groups] if optimizer else []
-    gradients = [parameter.grad is not None for parameter in trainer.lightning_module.parameters()]
-    metrics = {name: value.clone() for name, value in trainer.callback_metrics.items()}
-    place = (trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_idx)
-    seen.append((who, hook, place, numbers, tensors, outputs, rates, gradients, metrics))
-
-
-def every_hook(seen):
-    """A callback that implements every hook there is."""
-
-    def listener(hook):
-        return lambda self, trainer, *arguments, **_: note(seen, "callback", hook, trainer, arguments)
-
-    hooks = [name for name in vars(Callback) if name.startswith("on_") and "checkpoint" not in name]
-    return type("EveryHook", (Callback,), {hook: listener(hook) for hook in hooks})()
-
-
-def hooks_of_module(seen):
-    """The same for a module's hooks of a batch."""
-
-    def listener(hook):
-        return lambda self, *arguments: note(seen, "module", hook, self.trainer, arguments)
-
-    return {hook: listener(hook) for hook in batch_hooks.BATCH_HOOKS}
-
-
-class Loaders:
-    """Data of a fixed order."""
-
-    def __init__(self, count=BATCHES * SIZE, collate=None):
-        generator = torch.Generator().manual_seed(1)
-        inputs = torch.rand(count, 3, generator=generator)
-        self.data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-        self.collate = collate
-
-    def __call__(self):
-        return DataLoader(self.data, batch_size=SIZE, collate_fn=self.collate)
-
-
-class Unsized(IterableDataset):
-    def __iter__(self):
-        return iter(Loaders().data)
-
-
-def train(ours, module, callbacks=(), loaders=None, **settings):
-    """Trains with our loop or with Lightning's own, and returns all that comes of it."""
-    torch.manual_seed(5)
-    curves, loaders = Curves(), loaders or Loaders()
-    sharding = Sharding(micro_batches=settings.get("accumulate_grad_batches", 1))
-    settings = {"max_epochs": 2, "log_every_n_steps": 2, "accelerator": "cpu", **settings}
-    if ours:
-        settings["strategy"] = OneProcess(sharding, device="cpu")
-    with as_before():
-        trainer = Trainer(
-            logger=curves,
-            enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=list(callbacks),
-            num_sanity_val_steps=0,
-            **settings,
-        )
-        if ours:
-            install(trainer, sharding)
-        trainer.fit(module, train_dataloaders=loaders(), val_dataloaders=Loaders(2 * SIZE)())
-    metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
-    counts = trainer.fit_loop.state_dict()
-    counts.pop("epoch_loop.state_dict", None)
-    state = [one.state_dict() for one in (*trainer.optimizers, *(c.scheduler for c in trainer.lr_scheduler_configs))]
-    weights = {name: value.clone() for name, value in module.state_dict().items()}
-    return {"weights": weights, "curves": curves.lines, "metrics": metrics, "state": state, "counts": counts}, trainer
-
-
-def same(one, other):
-    """Whether two structures are the same, tensors and numbers to the bit."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other or (one != one and other != other)
+from project import epoch_loop, replaced
+from project.loops import fit_loop_of
 
 
 def step_lr(every=3):
@@ -370,7 +214,7 @@ def takes_the_iterator(self, dataloader_iter):
 @pytest.mark.parametrize(
     ("make", "settings", "why"),
     [
-        (ByHand, {}, "ByHand optimises by hand"),
+        (ByHand, {}, "ByHand uses manual optimization"),
         (with_methods("Takes", training_step=takes_the_iterator), {}, "training_step takes dataloader_iter"),
         (Net, {"profiler": "simple"}, "SimpleProfiler measures its parts"),
     ],
@@ -381,25 +225,26 @@ def test_leaves_to_lightning_what_it_does_not_know_and_says_why(make, settings, 
     assert capsys.readouterr().out.count(why) == 1
 
 
-def test_another_lightning_trains_with_its_own_loop_and_a_warning(monkeypatch):
-    monkeypatch.setattr(epoch_loop.lightning, "__version__", "2.6.99")
-    with pytest.warns(UserWarning, match=r"lightning 2.6.99 is not known to train as 2.6.6"):
+def test_a_changed_function_of_lightning_closes_the_fast_path_with_a_warning_that_names_it(monkeypatch):
+    monkeypatch.setitem(vars(replaced.loop), "changed", ["lightning.some.Class.advance"])
+    with pytest.warns(UserWarning, match=r"slower training loop: .*lightning.some.Class.advance changed"):
         ours = train(True, Net())[0]
     assert same(ours, train(False, Net())[0])
 
 
-def test_nobody_is_called_in_vain(monkeypatch):
-    """Of Lightning's own loop nothing is left in a step that nobody listens to."""
-    called = []
-    for name in ("_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook"):
-        theirs = getattr(epoch_loop.call, name)
+def test_a_step_makes_no_call_of_lightning_that_does_nothing():
+    called, generic = [], {getattr(call, name).__code__ for name in dir(call) if name.startswith("_call_")}
 
-        def spy(trainer, hook, *arguments, theirs=theirs, **settings):
-            called.append(hook)
-            return theirs(trainer, hook, *arguments, **settings)
+    def spy(frame, event, argument):
+        if event == "call" and frame.f_code in generic:
+            called.append(frame.f_locals.get("hook_name", ""))
 
-        monkeypatch.setattr(epoch_loop.call, name, spy)
-    train(True, Net(), max_epochs=1, limit_val_batches=0)
+    sys.setprofile(spy)
+    try:
+        train(True, Net(), max_epochs=1, limit_val_batches=0)
+    finally:
+        sys.setprofile(None)
+    assert "on_train_epoch_start" in called
     assert not {hook for hook in called if "batch" in hook or "step" in hook or "backward" in hook or "zero" in hook}
 
 
@@ -459,7 +304,7 @@ def test_what_the_loop_finds_out_it_finds_out_anew_in_each_epoch():
 
     comes = Comes()
     _, trainer = train(True, Net(), [comes])
-    assert comes.other.count == BATCHES and fit_loop_of(trainer).epoch_loop._batches is None
+    assert comes.other.count == BATCHES and fit_loop_of(trainer).epoch_loop._fast is None
 
 
 class LogsInBackward(Net):

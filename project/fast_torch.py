@@ -1,9 +1,9 @@
-"""torch's passes and optimiser step, without what they do for those who look on (torch 2.15).
+"""torch's passes and optimizer step, without their checks for observers (torch 2.15).
 
-`DistributedDataParallel.forward`, `Tensor.backward` and `Optimizer.step` ask after tensor subclasses, function
-transforms, debug logs, profilers and hooks each time. Of a small model that is a fifth of the step. Where there is none
-of them, what they would then call is called at once; where there is one, and with a torch that is not known, they are
-called as ever.
+`DistributedDataParallel.forward`, `Tensor.backward`, `Optimizer.step` and `Optimizer.zero_grad` look for tensor
+subclasses, function transforms, debug logs, profilers and hooks each time. In a step of a small model that is a fifth
+of the time. Where there are none, what torch would then call is called directly. Where there is one, or where one of
+torch's functions has changed or was replaced (`project/replaced.py`), torch's own function is called.
 """
 
 import logging
@@ -20,13 +20,14 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim import optimizer as optimizers
 from torch.overrides import has_torch_function_unary
 
-KNOWN = ("2.15.",)
-"""How the versions of torch begin that are known to do no more than what is done here."""
+from project import replaced
 
 
 def looks_at_forward(parallel: DistributedDataParallel) -> bool:
     """Whether anybody might look on at the forward pass of DDP and of the module that it is around."""
-    if not _is_known() or type(parallel) is not DistributedDataParallel or _is_profiled() or torch._C._is_tracing():
+    if not _is_stock(replaced.forward) or _is_profiled() or torch._C._is_tracing():
+        return True
+    if type(parallel) is not DistributedDataParallel or "forward" in vars(parallel):
         return True
     for one in (parallel, parallel.module):
         if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks:
@@ -59,7 +60,8 @@ def run_backward(loss: Tensor) -> None:
         RuntimeError: As that does.
     """
     if (
-        not (_is_known() and type(loss) is Tensor and loss.is_cpu and loss.is_floating_point() and loss.requires_grad)
+        not _is_stock(replaced.backward)
+        or not (type(loss) is Tensor and loss.is_cpu and loss.is_floating_point() and loss.requires_grad)
         or loss.numel() != 1
         or has_torch_function_unary(loss)
         or torch._C._are_functorch_transforms_active()
@@ -76,7 +78,7 @@ def run_backward(loss: Tensor) -> None:
 def step_of(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
     """What takes an optimiser's steps: as `optimizer.step(closure=closure)`."""
     hooked, own = type(optimizer).step, vars(optimizer).get("step")
-    if not (_is_known() and _is_of(optimizers, hooked) and (own is None or _is_of_schedule(own, hooked))):
+    if not (_is_stock(replaced.step) and _is_of(optimizers, hooked) and (own is None or _is_of_schedule(own, hooked))):
         return lambda closure: optimizer.step(closure=closure)
     plain = hooked.__wrapped__  # type: ignore[attr-defined]
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
@@ -84,7 +86,7 @@ def step_of(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
 
     def step(closure: Callable[[], Any]) -> Any:
         listens = before or after or before_all or after_all or _is_profiled()
-        if listens or vars(optimizer).get("step") is not own:
+        if listens or vars(optimizer).get("step") is not own or type(optimizer).step is not hooked:
             return optimizer.step(closure=closure)
         optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedule, which warns otherwise
         return plain(optimizer, closure=closure)
@@ -92,8 +94,25 @@ def step_of(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
     return step
 
 
-def _is_known() -> bool:
-    return torch.__version__.startswith(KNOWN)
+def zero_gradients(optimizer: Optimizer) -> None:
+    """As `optimizer.zero_grad()`."""
+    if (
+        type(optimizer).zero_grad is not Optimizer.zero_grad
+        or "zero_grad" in vars(optimizer)
+        or not _is_stock(replaced.zero_grad)
+        or _is_profiled()
+    ):
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad = None
+
+
+def _is_stock(functions: replaced.Functions) -> bool:
+    """Whether functions of torch are those that this was compared with."""
+    return not functions.changed and functions.are_original
 
 
 def _is_profiled() -> bool:

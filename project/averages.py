@@ -1,0 +1,100 @@
+"""Averages over ranks of what `training_step` logs with `sync_dist=True`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from project.strategies import strategy_of
+
+Waiting = tuple[Tensor, str, Any]
+"""This rank's part of a value, the operation, the process group."""
+
+
+class StepAverages:
+    """Reduces logged values over ranks: in every step, as Lightning does, until it is known that nobody reads them.
+
+    Lightning (2.6) reduces each value in each step, although the value is written only once in a logging interval.
+    After an epoch in which no rank has read such a value between two logging steps, values wait for the end of the
+    interval, and are reduced together. If one is read in between after all, all ranks return to Lightning's way for
+    good.
+
+    Args:
+        trainer: The trainer.
+
+    Attributes:
+        defers: Whether values wait for the end of the logging interval. The same on all ranks.
+        key: The key of the value that is logged next.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.defers = False
+        self.key = ""
+        self._waiting: dict[str, Waiting] = {}
+        self._is_fresh = self._is_read = self._observed = self._is_settled = False
+
+    def sync(self, value: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
+        """Reduces a value of this step; takes the place of the `reduce` of a strategy. All ranks must call."""
+        strategy = strategy_of(self._trainer)
+        of_step = self.key.startswith("training_step.")
+        self._is_fresh |= of_step
+        if self.defers and of_step and not strategy.share.idle:
+            self._waiting[self.key] = strategy.part(value, reduce_op), str(reduce_op), group
+            return value
+        self._waiting.pop(self.key, None)
+        reduced: Tensor = strategy.reduce(value, group, reduce_op)
+        return reduced
+
+    def reduce(self, results: Mapping[str, _ResultMetric]) -> None:
+        """Reduces the values that wait, and puts them into the metrics that they belong to. All ranks must call."""
+        self._is_fresh = False
+        alike: dict[Any, list[str]] = {}
+        for key in sorted(self._waiting):
+            value, operation, group = self._waiting[key]
+            alike.setdefault((operation, group, value.dtype, value.device), []).append(key)
+        waiting, self._waiting = self._waiting, {}
+        for (operation, group, _, device), keys in alike.items():
+            values = torch.stack([waiting[key][0] for key in keys])
+            flag = torch.full((1,), float(self._is_read), dtype=values.dtype, device=device)
+            packed = torch.cat((values, -flag if operation == "min" else flag))
+            summed = "sum" if operation in ("mean", "avg") else operation
+            ranks = strategy_of(self._trainer).reduce_together(packed, summed, group)
+            for key, value in zip(keys, packed[:-1].unbind(), strict=True):
+                _put(results[key], value / ranks if operation in ("mean", "avg") else value)
+            if self._is_read or packed[-1].item():
+                self._is_read, self.defers = True, False
+
+    def note_read(self) -> None:
+        """Notes that somebody reads metrics in the middle of a logging interval."""
+        if not self._is_fresh:
+            return
+        if self._waiting and not self._is_read:
+            rank_zero_warn(
+                "rankzero: metrics with sync_dist=True were read between two logging steps, for the first time after "
+                "an epoch in which nobody had. Until the next logging step this rank reads its own values, not the "
+                "averages over ranks; from then on values are averaged in every step"
+            )
+        self._is_read = True
+
+    def decide(self) -> None:
+        """Decides, before an epoch begins, whether values may wait from now on. All ranks must call."""
+        if self._is_settled or not self._observed or self._trainer.world_size == 1:
+            return
+        self._is_settled = True
+        (readers,) = strategy_of(self._trainer).add_up([int(self._is_read)])
+        self.defers, self._is_read = not readers, bool(readers)
+
+    def note_epoch(self) -> None:
+        """Notes that a whole epoch was observed. All ranks must call."""
+        self._observed = True
+
+
+def _put(metric: _ResultMetric, value: Tensor) -> None:
+    metric._forward_cache = value
+    if not metric.meta.on_epoch:
+        metric.value = value

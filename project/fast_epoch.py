@@ -1,0 +1,298 @@
+"""The fast path through an epoch: Lightning's loop over batches, without the calls that do nothing."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from operator import attrgetter
+from sys import getrefcount
+from typing import Any, cast
+
+import lightning
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.core import hooks as core_hooks
+from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
+from torch import Tensor
+
+from project import optimizer_step, replaced
+from project.batch_hooks import BatchHooks, overrides
+from project.fast_log import FastLog
+from project.logged_metrics import Results
+from project.loop_hooks import Listeners
+from project.optimizer_step import PRECISION_METHODS, STRATEGY_METHODS, OptimizerStep
+from project.strategies import DataParallel, OneProcess, RunStrategy
+
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+MODULE_METHODS = (
+    *("optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping", "lr_scheduler_step", "log"),
+    *TRANSFER_HOOKS,
+    *("_on_before_batch_transfer", "_apply_batch_transfer_handler", "_call_batch_hook"),
+)
+"""Methods that a step leaves out unless the module, or a program that replaced one, has its own."""
+PROFILER_METHODS = ("profile", "start", "stop")
+
+_methods_of_module = attrgetter(*MODULE_METHODS)
+_methods_of_strategy = attrgetter(*STRATEGY_METHODS)
+_methods_of_precision = attrgetter(*PRECISION_METHODS)
+_methods_of_connector = attrgetter("on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics")
+_on_instance = frozenset(MODULE_METHODS) - {"log"}  # where FastLog is for the time of a training_step
+
+
+class FastEpoch:
+    """Trains on the batches of an epoch, as `_TrainingEpochLoop.advance` and all that it calls (lightning 2.6.6).
+
+    It is made for what it has found (the module's own hooks, the plugins, functions that were replaced) and has to be
+    made anew once `is_current` is false.
+
+    Args:
+        loop: The loop over batches.
+        listeners: The run's own hooks.
+        data_fetcher: Where the batches come from.
+    """
+
+    def __init__(self, loop: Any, listeners: Listeners, data_fetcher: _DataFetcher) -> None:
+        self.loop = loop
+        self.trainer, self.data_fetcher = loop.trainer, data_fetcher
+        self.module: LightningModule = self.trainer.lightning_module
+        self.strategy = cast(RunStrategy, self.trainer.strategy)
+        self.connector, self.results = self.trainer._logger_connector, cast(Results, loop._results)
+        self.progress = loop.batch_progress
+        self.hooks = BatchHooks(self.trainer)
+        self.log = FastLog(self.trainer, self.strategy, self.results)
+        self.step: OptimizerStep | None = None
+        if optimizer_step.applies_to(self.trainer, loop):
+            self.step = OptimizerStep(self.trainer, self.strategy, loop, self.hooks, self.log)
+        self._fetch = _fetch_from(data_fetcher)
+        self._loaders = data_fetcher.combined_loader.flattened
+        self._on_batch_begun, self._on_batch_done = listeners.of["on_batch_begun"], listeners.of["on_batch_done"]
+        self._moves = not _stays_where_it_is(self.trainer, self.module)
+        self._own_schedules = overrides(self.module, "lr_scheduler_step", LightningModule)
+        self._found = self._look()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all that the fast path depends on is as it was found."""
+        return self._look() == self._found
+
+    def train_on_next(self) -> None:
+        """Trains on the next batch.
+
+        Raises:
+            StopIteration: There is none, or `on_train_batch_start` has returned -1.
+        """
+        loop, trainer, progress, hooks = self.loop, self.trainer, self.progress, self.hooks
+        connector, results = self.connector, self.results
+        batch = self._fetch()
+        progress.is_last_batch = self.data_fetcher.done
+        if self._moves or not _is_plain(batch):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        batch_idx = progress.current.ready
+        progress.increment_ready()
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+        outputs: Any = None
+        if batch is None:
+            loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
+        else:
+            for listen in self._on_batch_begun:
+                listen(trainer, batch, batch_idx)
+            answer = hooks.call("on_train_batch_start", batch, batch_idx)
+            self.strategy.take_share(self._loaders)
+            if answer == -1:
+                self._skip_the_rest()
+            progress.increment_started()
+            outputs = self._optimize(batch, batch_idx)
+        progress.increment_processed()
+        self._update_schedules(batch_idx)
+        results.is_watched = False
+        for listen in self._on_batch_done:
+            listen(trainer, batch, batch_idx)
+        results.is_watched = True
+        hooks.call("on_train_batch_end", outputs, batch, batch_idx)
+        results.batch = results.batch_size = None
+        progress.increment_completed()
+        if self._logs():
+            connector.log_metrics(self.loop.show_metrics()["log"])
+        elif self._is_held():
+            results.averages.note_read()
+            self.loop.show_metrics(reduces=False)
+
+    def end_step(self) -> None:
+        """Ends a batch after which no validation is due."""
+        if any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs):
+            self.loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+        if not self.accumulates:
+            self.loop._batches_that_stepped += 1
+
+    def _is_held(self) -> bool:
+        """Whether the user's code has kept one of the dictionaries that Lightning brings up to date in each batch."""
+        connector = self.connector
+        return (
+            getrefcount(connector._callback_metrics) > _NOT_HELD
+            or getrefcount(connector._logged_metrics) > _NOT_HELD
+            or getrefcount(connector._progress_bar_metrics) > _NOT_HELD
+        )
+
+    def _optimize(self, batch: Any, batch_idx: int) -> Any:
+        # A hook of the user's, called since the look before this batch, may have changed how a step is taken.
+        is_current = not self.hooks.has_observers("on_train_batch_start") or self.is_current
+        if self.step is not None and is_current:
+            return self.step.run(batch, batch_idx, self.accumulates)
+        arguments = self.loop._build_kwargs(OrderedDict(), batch, batch_idx)
+        if not self.module.automatic_optimization:
+            return self.loop.manual_optimization.run(arguments)
+        return self.loop.automatic_optimization.run(self.trainer.optimizers[0], batch_idx, arguments)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether more batches belong to the optimizer step of the last batch."""
+        return bool(self.trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate())
+
+    def _skip_the_rest(self) -> None:
+        loop = self.loop
+        self.progress.increment_by(0, is_last_batch=True)
+        self.progress.increment_processed()
+        loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        if loop._num_ready_batches_reached():
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        raise StopIteration
+
+    def _update_schedules(self, batch_idx: int) -> None:
+        """Steps the schedules, but for those that watch a metric."""
+        loop = self.loop
+        if self._own_schedules:
+            loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        elif not self.accumulates:
+            counts = loop.scheduler_progress
+            for config in self.trainer.lr_scheduler_configs:
+                if (
+                    config.interval == "step"
+                    and not config.reduce_on_plateau
+                    and (batch_idx + 1) % config.frequency == 0
+                ):
+                    counts.increment_ready()
+                    config.scheduler.step()
+                    counts.increment_completed()
+        if self.progress.is_last_batch or self.progress.current.ready == self.trainer.num_training_batches:
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+    def _logs(self) -> bool:
+        """Whether the logging interval ends with the last batch."""
+        if self.accumulates:
+            return False
+        trainer = self.trainer
+        every = trainer.log_every_n_steps
+        due = every and (trainer.should_stop or (self.loop._batches_that_stepped + 1) % every == 0)
+        return bool(due or trainer.fast_dev_run)
+
+    def _look(self) -> tuple[Any, ...]:
+        """All that the fast path depends on and that the user's code may change in the middle of an epoch."""
+        trainer, module, strategy = self.trainer, self.module, self.trainer.strategy
+        precision, data = strategy.precision_plugin, trainer.datamodule
+        optimizer = strategy._lightning_optimizers[0] if strategy._lightning_optimizers else None
+        return (
+            *(module.automatic_optimization, trainer.profiler, strategy, precision, optimizer, data),
+            *(call._call_callback_hooks, call._call_lightning_module_hook, call._call_strategy_hook),
+            *(_TrainingEpochLoop.advance, _TrainingEpochLoop.update_lr_schedulers, core_hooks.move_data_to_device),
+            _methods_of_module(type(module)),
+            _methods_of_strategy(type(strategy)),
+            _methods_of_strategy(Strategy),
+            _methods_of_precision(type(precision)),
+            _methods_of_connector(_LoggerConnector),
+            _on_instance.isdisjoint(vars(module)),
+            vars(strategy).keys().isdisjoint(STRATEGY_METHODS),
+            vars(precision).keys().isdisjoint(PRECISION_METHODS),
+            optimizer is None or (type(optimizer).step, "step" in vars(optimizer)),
+            vars(trainer.profiler).keys().isdisjoint(PROFILER_METHODS),
+            data is None or vars(data).keys().isdisjoint(TRANSFER_HOOKS),
+        )
+
+
+def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
+    """Why Lightning's own loop has to train, or None."""
+    module = trainer.lightning_module
+    if changed := replaced.changed_in_lightning():
+        more = f" and {len(changed) - 3} more" * (len(changed) > 3)
+        return f"lightning {lightning.__version__}: {', '.join(changed[:3])}{more} changed since this was tested"
+    if others := replaced.loop.replaced_names:
+        return f"{', '.join(others[:3])} was replaced by another function"
+    if not module.automatic_optimization:
+        return f"{type(module).__name__} uses manual optimization"
+    if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
+        return "training_step takes dataloader_iter"
+    profiler = trainer.profiler  # type: ignore[attr-defined]
+    if type(profiler) is not PassThroughProfiler or not vars(profiler).keys().isdisjoint(PROFILER_METHODS):
+        return f"{type(profiler).__name__} measures its parts"
+    if type(trainer.strategy) not in (OneProcess, DataParallel):
+        return f"the strategy is {type(trainer.strategy).__name__}"
+    return None
+
+
+def _stays_where_it_is(trainer: Trainer, module: LightningModule) -> bool:
+    """Whether a batch of tensors on the CPU is trained on as it is."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    strategy, precision = trainer.strategy, trainer.precision_plugin
+    return (
+        strategy.root_device.type == "cpu"
+        and replaced.transfer.are_original
+        and type(precision) is Precision
+        and "convert_input" not in vars(precision)
+        and "batch_to_device" not in vars(strategy)
+        and not any(overrides(module, name, LightningModule) for name in MODULE_METHODS[6:])
+        and not (data is not None and any(overrides(data, hook, LightningDataModule) for hook in TRANSFER_HOOKS))
+    )
+
+
+def _is_plain(batch: Any) -> bool:
+    """Whether a batch is made of tensors on the CPU and nothing else."""
+    if type(batch) is tuple or type(batch) is list:
+        return all(type(part) is Tensor and part.is_cpu for part in batch)
+    return type(batch) is Tensor and batch.is_cpu
+
+
+def _fetch_from(data_fetcher: _DataFetcher) -> Callable[[], Any]:
+    """What returns the next batch: the only loader's own iterator, without the layers for several loaders."""
+    combined = data_fetcher.combined_loader
+    cycle = combined._iterator
+    if not (
+        type(data_fetcher) is _PrefetchDataFetcher
+        and data_fetcher.length is not None
+        and not data_fetcher.batches
+        and type(cycle) is _MaxSizeCycle
+        and len(cycle.iterators) == 1
+        and combined.iterables is combined.flattened[0]
+    ):
+        return lambda: next(data_fetcher)[0]
+    length = data_fetcher.length
+
+    def fetch() -> Any:
+        if data_fetcher.done:
+            raise StopIteration
+        try:
+            # Looked up each time: whoever holds the iterator itself keeps its loader processes alive.
+            batch = next(cycle.iterators[0])
+        except StopIteration:
+            data_fetcher.done = cycle._consumed[0] = True
+            raise
+        cycle._idx += 1
+        data_fetcher.fetched += 1
+        data_fetcher.done = data_fetcher.fetched >= length
+        return batch
+
+    return fetch
+
+
+class _Holder:
+    def __init__(self) -> None:
+        self.metrics: dict[str, Any] = {}
+
+
+_NOT_HELD = getrefcount(_Holder().metrics)
+"""What `getrefcount` counts for a dictionary that only its object refers to."""

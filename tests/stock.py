@@ -1,0 +1,169 @@
+"""Trains the same module with our loops and with Lightning's own, and compares everything that a module can observe."""
+
+import torch
+import torchmetrics
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.logger import Logger
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from project import batch_hooks
+from project.loops import install
+from project.sampling.sharding import Sharding
+from project.strategies import OneProcess
+from running import as_before
+
+BATCHES, SIZE = 8, 4
+
+
+class Curves(Logger):
+    """Keeps what is logged, with its step."""
+
+    name, version = "curves", "0"
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def log_metrics(self, metrics, step=None):
+        self.lines.append((step, dict(metrics)))
+
+    def log_hyperparams(self, *arguments):
+        pass
+
+
+class Net(LightningModule):
+    """Logs in many ways; cases exchange a method."""
+
+    def __init__(self, optimizer=None, schedule=None, **schedules):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
+        self.error = torchmetrics.MeanAbsoluteError()
+        self.optimizer = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+        self.schedule, self.schedules = schedule, schedules
+
+    def loss(self, batch):
+        inputs, targets = batch
+        outputs = self.net(inputs)
+        self.error(outputs.detach(), targets)
+        return nn.functional.mse_loss(outputs, targets)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss, prog_bar=True)
+        self.log("both", loss * 2, on_step=True, on_epoch=True)
+        self.log("mean", loss.double(), on_step=False, on_epoch=True, batch_size=len(batch[0]))
+        self.log("sum", loss, on_epoch=True, reduce_fx="sum", sync_dist=True)
+        self.log("most", loss, on_step=False, on_epoch=True, reduce_fx="max")
+        self.log("number", batch_idx * 0.5)
+        self.log_dict({"whole": torch.tensor(batch_idx), "half": loss.half()})
+        self.log("error", self.error)
+        if batch_idx % 3 == 1:
+            self.log("at times", loss, logger=False)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val", self.loss(batch))
+
+    def configure_optimizers(self):
+        optimizer = self.optimizer(self.parameters())
+        if not self.schedule:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.schedule(optimizer), **self.schedules}}
+
+
+def with_methods(name, **methods):
+    """A module of which some methods are others."""
+    return type(name, (Net,), methods)
+
+
+def note(seen, who, hook, trainer, arguments):
+    """What a hook can see."""
+    numbers = [argument for argument in arguments if isinstance(argument, int)]
+    tensors = [argument.detach().clone() for argument in arguments if isinstance(argument, torch.Tensor)]
+    outputs = [argument for argument in arguments if isinstance(argument, dict) and "loss" in argument]
+    optimizer = trainer.optimizers[0] if trainer.optimizers else None
+    rates = [group["lr"] for group in optimizer.param_groups] if optimizer else []
+    gradients = [parameter.grad is not None for parameter in trainer.lightning_module.parameters()]
+    metrics = {name: value.clone() for name, value in trainer.callback_metrics.items()}
+    place = (trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_idx)
+    seen.append((who, hook, place, numbers, tensors, outputs, rates, gradients, metrics))
+
+
+def every_hook(seen):
+    """A callback that implements every hook there is."""
+
+    def listener(hook):
+        return lambda self, trainer, *arguments, **_: note(seen, "callback", hook, trainer, arguments)
+
+    hooks = [name for name in vars(Callback) if name.startswith("on_") and "checkpoint" not in name]
+    return type("EveryHook", (Callback,), {hook: listener(hook) for hook in hooks})()
+
+
+def hooks_of_module(seen):
+    """The same for a module's hooks of a batch."""
+
+    def listener(hook):
+        return lambda self, *arguments: note(seen, "module", hook, self.trainer, arguments)
+
+    return {hook: listener(hook) for hook in batch_hooks.BATCH_HOOKS}
+
+
+class Loaders:
+    """Data of a fixed order."""
+
+    def __init__(self, count=BATCHES * SIZE, collate=None):
+        generator = torch.Generator().manual_seed(1)
+        inputs = torch.rand(count, 3, generator=generator)
+        self.data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+        self.collate = collate
+
+    def __call__(self):
+        return DataLoader(self.data, batch_size=SIZE, collate_fn=self.collate)
+
+
+class Unsized(IterableDataset):
+    def __iter__(self):
+        return iter(Loaders().data)
+
+
+def train(ours, module, callbacks=(), loaders=None, **settings):
+    """Trains with our loop or with Lightning's own, and returns all that comes of it."""
+    torch.manual_seed(5)
+    curves, loaders = Curves(), loaders or Loaders()
+    sharding = Sharding(micro_batches=settings.get("accumulate_grad_batches", 1))
+    settings = {"max_epochs": 2, "log_every_n_steps": 2, "accelerator": "cpu", **settings}
+    if ours:
+        settings["strategy"] = OneProcess(sharding, device="cpu")
+    with as_before():
+        trainer = Trainer(
+            logger=curves,
+            enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=list(callbacks),
+            num_sanity_val_steps=0,
+            **settings,
+        )
+        if ours:
+            install(trainer, sharding)
+        trainer.fit(module, train_dataloaders=loaders(), val_dataloaders=Loaders(2 * SIZE)())
+    metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
+    counts = trainer.fit_loop.state_dict()
+    counts.pop("epoch_loop.state_dict", None)
+    state = [one.state_dict() for one in (*trainer.optimizers, *(c.scheduler for c in trainer.lr_scheduler_configs))]
+    weights = {name: value.clone() for name, value in module.state_dict().items()}
+    return {"weights": weights, "curves": curves.lines, "metrics": metrics, "state": state, "counts": counts}, trainer
+
+
+def same(one, other):
+    """Whether two structures are the same, tensors and numbers to the bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other or (one != one and other != other)
