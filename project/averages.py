@@ -14,6 +14,8 @@ from project.strategies import strategy_of
 Waiting = tuple[Tensor, str, Any]
 """This rank's part of a value, the operation, the process group."""
 
+_MEANS = ("mean", "avg")
+
 
 class StepAverages:
     """Reduces logged values over ranks: in every step, as Lightning does, until it is known that nobody reads them.
@@ -56,16 +58,16 @@ class StepAverages:
         alike: dict[Any, list[str]] = {}
         for key in sorted(self._waiting):
             value, operation, group = self._waiting[key]
-            alike.setdefault((operation, group, value.dtype, value.device), []).append(key)
+            summed = "sum" if operation in _MEANS else operation
+            alike.setdefault((summed, group, value.dtype, value.device), []).append(key)
         waiting, self._waiting = self._waiting, {}
-        for (operation, group, _, device), keys in alike.items():
+        for (summed, group, _, device), keys in alike.items():
             values = torch.stack([waiting[key][0] for key in keys])
             flag = torch.full((1,), float(self._is_read), dtype=values.dtype, device=device)
-            packed = torch.cat((values, -flag if operation == "min" else flag))
-            summed = "sum" if operation in ("mean", "avg") else operation
+            packed = torch.cat((values, -flag if summed == "min" else flag))
             ranks = strategy_of(self._trainer).reduce_together(packed, summed, group)
             for key, value in zip(keys, packed[:-1].unbind(), strict=True):
-                _put(results[key], value / ranks if operation in ("mean", "avg") else value)
+                _put(results[key], value / ranks if waiting[key][1] in _MEANS else value)
             if self._is_read or packed[-1].item():
                 self._is_read, self.defers = True, False
 

@@ -294,5 +294,6 @@ class _Holder:
         self.metrics: dict[str, Any] = {}
 
 
-_NOT_HELD = getrefcount(_Holder().metrics)
+_holder = _Holder()
+_NOT_HELD = getrefcount(_holder.metrics)
 """What `getrefcount` counts for a dictionary that only its object refers to."""

@@ -13,6 +13,8 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 from stock import BATCHES, Net, every_hook, same, train
 
+from project.epoch_loop import EpochLoop
+
 
 class Counts(Callback):
     """Counts the batches whose end it sees."""
@@ -342,6 +344,14 @@ def test_metrics_are_as_fresh_as_in_lightning(reads):
     (ours, seen), (stock, stock_seen) = observe(True), observe(False)
     assert same(ours, stock)
     assert seen == stock_seen and len(seen) == BATCHES * 2 * (4 if reads else 3)
+
+
+def test_metrics_that_nobody_holds_are_shown_at_the_logging_interval_alone(monkeypatch):
+    shown = []
+    show = EpochLoop.show_metrics
+    monkeypatch.setattr(EpochLoop, "show_metrics", lambda self, *reduces: shown.append(1) or show(self, *reduces))
+    train(True, Net(), max_epochs=1, log_every_n_steps=4, limit_val_batches=0)
+    assert len(shown) == BATCHES // 4
 
 
 def test_all_hooks_see_the_same_while_callbacks_come_and_go():

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from project.averages import StepAverages
 from project.logged_metrics import Results, merged
 
 
@@ -9,7 +10,7 @@ def log(results, value, name="loss", size=1, **settings):
 
 
 def logged(*values, **settings):
-    results = Results()
+    results = Results(StepAverages(None))
     for number, value in enumerate(values):
         log(results, value, size=number + 1, **settings)
     return results
@@ -44,7 +45,7 @@ def test_a_metric_that_only_one_rank_has_logged_is_there():
 def test_gathering_goes_on_where_it_left_off(reduction):
     values = [0.1, 0.7, 0.2, 0.3]
     whole = logged(*values, reduce_fx=reduction)
-    rest = Results()
+    rest = Results(StepAverages(None))
     rest.carried = described(logged(*values[:2], reduce_fx=reduction))
     assert described(rest).keys() == described(whole).keys()
     for number in (2, 3):

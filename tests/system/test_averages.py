@@ -1,0 +1,119 @@
+"""What two ranks read of metrics that they average, on stock Lightning and here."""
+
+import json
+
+import pytest
+
+from running import run
+
+READERS = """
+import json
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+EPOCHS, BATCHES = 4, 6
+
+
+class Reader(LightningModule):
+    def __init__(self, reads: str = "in the step"):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.reads, self.seen, self.rates = reads, [], []
+
+    def read(self):
+        names = ("x", "largest", "sum")
+        self.seen.append([float(self.trainer.callback_metrics[name]) for name in names])
+
+    def training_step(self, batch, batch_idx):
+        value = float(batch_idx) + 10 * self.global_rank + 100 * self.current_epoch
+        self.log("x", value, sync_dist=True)
+        self.log("largest", value, sync_dist=True, reduce_fx="max")
+        self.log("sum", value, sync_dist=True, reduce_fx="sum", on_step=True, on_epoch=True)
+        if self.reads == "in the step":
+            self.read()
+        if self.reads == "on rank zero" and self.global_rank == 0:
+            self.read()
+        if self.reads == "late" and self.current_epoch == 2:
+            self.read()
+        return self.layer(batch[0]).mean()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        if self.reads == "in a hook":
+            self.read()
+        if self.reads == "held" and batch_idx:
+            self.seen.append(float(self.held["x"]))
+
+    def on_train_start(self):
+        self.held = self.trainer.callback_metrics if self.reads == "held" else None
+
+    def on_train_epoch_end(self):
+        self.seen.append({name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())})
+
+    def on_train_end(self):
+        with open(f"seen-{self.global_rank}.json", "w") as file:
+            json.dump({"seen": self.seen, "rates": self.rates}, file)
+
+    def rate(self, step):
+        if self.reads != "in a schedule" or not step:
+            return 1.0
+        return 1 / (1 + float(self.trainer.callback_metrics["x"]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.rand(BATCHES * 4, 2)), batch_size=2)
+
+
+if __name__ == "__main__":
+    import os
+    import sys
+
+    for reads in sys.argv[1:]:
+        os.makedirs(reads, exist_ok=True)
+        trainer = Trainer(
+            strategy="ddp", devices=2, accelerator="cpu", max_epochs=EPOCHS, log_every_n_steps=4, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )
+        trainer.fit(Reader(reads))
+        os.replace(f"seen-{trainer.global_rank}.json", f"{reads}/seen-{trainer.global_rank}.json")
+"""
+
+WAYS = ("in the step", "in a hook", "on rank zero", "held", "in a schedule", "late", "never")
+
+
+def seen_in(folder):
+    return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    """What stock Lightning reads, way by way: one start of two ranks for all."""
+    folder = tmp_path_factory.mktemp("stock")
+    (folder / "readers.py").write_text(READERS)
+    run("torchrun", "--standalone", "--nproc-per-node", "2", "readers.py", *WAYS, folder=folder)
+    return {reads: seen_in(folder / reads) for reads in WAYS}
+
+
+@pytest.mark.xdist_group("averages")
+@pytest.mark.parametrize("reads", WAYS)
+def test_two_ranks_read_the_averages_that_they_would_read_in_lightning(reads, stock, forks, mine):
+    (mine / "readers.py").write_text(READERS)
+    arguments = ("--model", "readers.Reader", "--model.reads", reads, "--epochs", "4")
+    forks.fit(*arguments, "--trainer.log_every_n_steps", "4", folder=mine, world=2)
+    ours = seen_in(mine)
+    warned = ["were read between two logging steps" in text for text in forks.said(mine, 2)]
+    if reads != "late":
+        assert ours == stock[reads] and not any(warned)
+        return
+    # Until the next logging step, a first read after an epoch without one gets this rank's own values, with a warning.
+    assert any(warned)
+    for rank in (0, 1):
+        pairs = list(zip(ours[rank]["seen"], stock[reads][rank]["seen"], strict=True))
+        own = [read for read, expected in pairs if read != expected]
+        assert 0 < len(own) <= 4 and own == [[200.0 + 10 * rank + batch] * 3 for batch in range(len(own))]
