@@ -114,14 +114,14 @@ def hooks_of_module(seen):
 class Loaders:
     """Data of a fixed order."""
 
-    def __init__(self, count=BATCHES * SIZE, collate=None):
+    def __init__(self, count=BATCHES * SIZE, collate=None, **settings):
         generator = torch.Generator().manual_seed(1)
         inputs = torch.rand(count, 3, generator=generator)
         self.data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-        self.collate = collate
+        self.collate, self.settings = collate, settings
 
     def __call__(self):
-        return DataLoader(self.data, batch_size=SIZE, collate_fn=self.collate)
+        return DataLoader(self.data, batch_size=SIZE, collate_fn=self.collate, **self.settings)
 
 
 class Unsized(IterableDataset):
@@ -129,7 +129,7 @@ class Unsized(IterableDataset):
         return iter(Loaders().data)
 
 
-def train(ours, module, callbacks=(), loaders=None, **settings):
+def train(ours, module, callbacks=(), loaders=None, val_loaders=None, **settings):
     """Trains with our loop or with Lightning's own, and returns all that comes of it."""
     torch.manual_seed(5)
     curves, loaders = Curves(), loaders or Loaders()
@@ -149,7 +149,7 @@ def train(ours, module, callbacks=(), loaders=None, **settings):
         )
         if ours:
             install(trainer, sharding)
-        trainer.fit(module, train_dataloaders=loaders(), val_dataloaders=Loaders(2 * SIZE)())
+        trainer.fit(module, train_dataloaders=loaders(), val_dataloaders=(val_loaders or Loaders(2 * SIZE))())
     metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
     counts = trainer.fit_loop.state_dict()
     counts.pop("epoch_loop.state_dict", None)
