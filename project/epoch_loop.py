@@ -58,7 +58,9 @@ class EpochLoop(_TrainingEpochLoop):
     def reset(self) -> None:
         """Moves to the position of the checkpoint, or to the beginning of an epoch."""
         within, order = self.trainer.fit_loop.restarted_mid_epoch, self.sharding.order
-        if not self.is_resuming or (within and not order):
+        # Lightning counts an epoch that `max_steps` cut short as done, and continues with its next batch all the same.
+        cut_short = bool(self.batches_done) and not self.is_complete
+        if not self.is_resuming or (not order and (within or cut_short)):
             super().reset()  # an epoch from its beginning; or an order that Lightning resumes in its own way
             return
         self.restarting = False  # no validation is left to be repeated

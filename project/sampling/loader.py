@@ -3,6 +3,7 @@
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -22,11 +23,15 @@ AHEAD_BYTES = 2**18
 """So much is read at once at the most, where a batch is less: what a processor has close at hand."""
 
 
-class OrderedLoader:
+_OWN = ("_users", "_reader", "_broadcast", "_read", "batch_sampler", "_iterator", "__class__")
+
+
+class OrderedLoader(DataLoader[Any]):
     """Reads what a DataLoader would, with its workers and its collate function, in another order.
 
-    Whoever looks at it sees the user's loader: its data set, its settings. What reads is a copy, in which torch's own
-    check that nobody exchanges the sampler of a loader that is being read is passed by: it is not being read yet.
+    It is an instance of the user's class of loader, and has the attributes of the user's loader: its data set, its
+    settings. A copy reads, in which torch's check that the sampler of a loader in use is not exchanged is left out: it
+    is not in use yet.
 
     Args:
         loader: The user's.
@@ -34,14 +39,22 @@ class OrderedLoader:
         broadcast: Sends an object from rank zero to all; all ranks call it.
     """
 
+    batch_sampler: TrainingBatches | EvaluationBatches
+    _users: DataLoader[Any]
+    _reader: DataLoader[Any]
+    _broadcast: Callable[[Any], Any]
+    _read: deque[Share]
+
     def __init__(
         self,
         loader: DataLoader[Any],
         batches: TrainingBatches | EvaluationBatches,
         broadcast: Callable[[Any], Any],
     ) -> None:
-        self._users, self.batch_sampler, self._broadcast = loader, batches, broadcast
-        self._read: deque[Share] = deque()
+        # Not DataLoader.__init__: all attributes are those of the user's loader.
+        own: dict[str, Any] = {"_users": loader, "batch_sampler": batches, "_broadcast": broadcast, "_read": deque()}
+        vars(self).update({**vars(loader), **own})
+        self.__class__ = _class_like(type(loader))  # type: ignore[arg-type]
         reading = Reading(loader.dataset, gathers=loader.collate_fn is default_collate)
         self._reader = copy.copy(loader)
         vars(self._reader).update(
@@ -58,7 +71,12 @@ class OrderedLoader:
         )
 
     @property
-    def sampler(self) -> TrainingBatches | EvaluationBatches:
+    def users_loader(self) -> "DataLoader[Any]":
+        """The user's loader."""
+        return self._users
+
+    @property
+    def sampler(self) -> TrainingBatches | EvaluationBatches:  # type: ignore[override]
         """The order."""
         return self.batch_sampler
 
@@ -76,10 +94,15 @@ class OrderedLoader:
             raise AttributeError(name)
         return getattr(self._users, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name not in _OWN:
+            setattr(self._users, name, value)
+
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """The batches of this rank. All ranks must read them in step."""
         self._read = deque()
         if self._reads_here:
@@ -118,6 +141,17 @@ class OrderedLoader:
                 batch = empty if batch is None else batch
             self._read.append(share)
             yield batch
+
+
+@lru_cache
+def _class_like(kind: type["DataLoader[Any]"]) -> type[OrderedLoader]:
+    """A class for the loaders of one class: what `isinstance` finds is both."""
+    if kind is DataLoader:
+        return OrderedLoader
+    try:
+        return type(f"Ordered{kind.__name__}", (OrderedLoader, kind), {})
+    except TypeError:  # a class that cannot be subclassed
+        return OrderedLoader
 
 
 def read_ahead(reading: Reading, batches: Iterator[Positions], key: int) -> Iterator[Any]:

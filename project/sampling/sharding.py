@@ -90,6 +90,8 @@ class Sharding:
         Raises:
             RequestError: A batch would be larger than the data, or the data has changed.
         """
+        if isinstance(loader, OrderedLoader):  # what `trainer.train_dataloader` returned
+            loader = loader.users_loader
         if training and self.training and self.training[0].begun:  # Lightning asks for the loaders anew
             self.training, self.foreign = [], 0
         reason = _not_ours(loader)
