@@ -100,6 +100,7 @@ def test_after_max_steps_a_sampler_of_ones_own_resumes_at_the_batch_that_lightni
     (here / "own_sampler.py").write_text(OWN_SAMPLER)
     monkeypatch.syspath_prepend(here)
     own_sampler = importlib.import_module("own_sampler")
+    own_sampler.PLACES.clear()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     with as_before():
         for steps in (first, then):
