@@ -25,8 +25,8 @@ class FakeImages(L.LightningDataModule):
         )
 
     def setup(self, stage):
-        self.train = FakeData(24, (3, 32, 32), 3, self.train_transform)
-        self.val = FakeData(8, (3, 32, 32), 3, self.eval_transform, random_offset=99)
+        self.train = FakeData(24, (3, 16, 16), 3, self.train_transform)
+        self.val = FakeData(8, (3, 16, 16), 3, self.eval_transform, random_offset=99)
 
     def train_dataloader(self):
         return DataLoader(self.train, self.batch_size, shuffle=self.shuffle)
