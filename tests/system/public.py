@@ -1,0 +1,180 @@
+"""Modules as the public writes them, and how each is trained: the classes live in tests/public, one file a module."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from system.forks import Forks
+
+FOLDER = Path(__file__).parent.parent / "public"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A public module.
+
+    Args:
+        model: Its class path, as `--model` takes it.
+        data: The class path of its data module; None where the module has loaders of its own.
+        size: Samples a step over all processes; None where the order of samples, and so the batch, is the user's own.
+        kill_at: The batch after which a run is killed, in mid-epoch.
+        arguments: Further arguments of the command line.
+        fixed: The arguments that turn shuffling and random data off.
+        stock: Arguments of a stock `Trainer` that mean the same as `arguments`.
+        in_lists: Metrics that the module computes from lists of its own, which no checkpoint holds.
+    """
+
+    model: str
+    data: str | None
+    size: int | None
+    kill_at: int
+    arguments: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=lambda: {"data.shuffle": False})
+    stock: Mapping[str, Any] = field(default_factory=dict)
+    in_lists: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The arguments that train it for two epochs."""
+        data = ("--data", self.data) if self.data else ()
+        size = ("--global_batch_size", f"{self.size}") if self.size else ()
+        return ("--model", self.model, *data, *size, *self.arguments, "--epochs", "2", "--save_every", "3steps")
+
+
+MODULES = {
+    "gan": Module(
+        "gan.GAN",
+        "gan.RingDataModule",
+        size=16,
+        kill_at=14,
+        arguments=("--trainer.profiler", "simple", "--trainer.strategy", "ddp_find_unused_parameters_true"),
+        stock={"profiler": "simple"},
+        in_lists=("g_loss_of_rank",),
+    ),
+    "vae": Module("vae.VAE", "vae.BlobData", 16, 5, fixed={"data.shuffle": False, "data.noise": 0.0}),
+    "language model": Module(
+        "language_model.GPT",
+        "language_model.TextModule",
+        size=16,
+        kill_at=9,
+        arguments=("--trainer.accumulate_grad_batches", "2", "--trainer.gradient_clip_val", "1.0"),
+        stock={"accumulate_grad_batches": 2, "gradient_clip_val": 1.0},
+    ),
+    "tagger": Module("tagger.Tagger", "tagger.SentenceData", 10, 17),
+    "text classifier": Module(
+        "text_classifier.TextClassifier",
+        "text_classifier.ReviewData",
+        size=12,
+        kill_at=5,
+        fixed={"data.sampling": "plain", "data.shuffle": False},
+        arguments=("--data.sampling", "plain"),
+    ),
+    "text classifier, drawn by weight": Module(
+        "text_classifier.TextClassifier", "text_classifier.ReviewData", size=None, kill_at=5, fixed={}
+    ),
+    "text classifier, batched by length": Module(
+        "text_classifier.TextClassifier",
+        "text_classifier.ReviewData",
+        size=None,
+        kill_at=5,
+        arguments=("--data.sampling", "buckets"),
+        fixed={"data.sampling": "buckets"},
+    ),
+    "contrastive": Module(
+        "contrastive.SimCLR", "contrastive.ViewData", 16, 5, fixed={"data.shuffle": False, "data.noise": 0.0}
+    ),
+    "fine-tuning": Module("finetuning.TransferLearning", "finetuning.FakeImages", 4, 10),
+    "tabular": Module(
+        "tabular.Regression",
+        None,
+        size=32,
+        kill_at=5,
+        arguments=(
+            *("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val_loss"),
+            *("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor", "val/mae"),
+            *("--trainer.callbacks.save_last", "true"),
+            *("--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks.logging_interval", "step"),
+        ),
+        fixed={"model.shuffle": False},
+        stock={
+            "callbacks": lambda: [
+                EarlyStopping("val_loss"),
+                ModelCheckpoint(monitor="val/mae"),
+                LearningRateMonitor("step"),
+            ]
+        },
+    ),
+    "autoencoder": Module("autoencoder.LitAutoEncoder", "autoencoder.DigitsDataModule", 20, 8, in_lists=("counted",)),
+    "stream": Module(
+        "stream.OnlineRegressor",
+        "stream.StreamData",
+        size=None,
+        kill_at=11,
+        arguments=("--data.num_workers", "2"),
+        fixed={"data.num_workers": 2},
+    ),
+}
+
+
+def with_files(folder: Path) -> Path:
+    """Puts the modules' files into a folder, as a user has them."""
+    for file in FOLDER.glob("*.py"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def train(forks: Forks, module: Module, run: str, folder: Path, world: int = 1, kill: int | None = None) -> list[int]:
+    """Trains to the end, or kills rank zero after a batch; returns the exit codes."""
+    disturbance = ("--trainer.callbacks+=killing.KillAt", "--trainer.callbacks.batch", f"{kill}") if kill else ()
+    command = (*module.command, "--run", run, *disturbance)
+    return forks.fit(*command, folder=folder, world=world, code=None if kill else 0)
+
+
+def result(folder: Path, run: str) -> dict:
+    """What the newest checkpoint of a run holds of its weights, optimizers and schedules."""
+    newest = sorted((folder / "runs" / run / "checkpoints").glob("step-*"))[-1]
+    state = torch.load(newest / "state.pt", weights_only=True)
+    return {name: state[name] for name in ("global_step", "state_dict", "optimizer_states", "lr_schedulers")}
+
+
+def summary(folder: Path, run: str) -> dict:
+    return dict(json.loads((folder / "runs" / run / "summary.json").read_text()))
+
+
+def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of a run."""
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def difference(one: object, other: object, tolerance: float = 0.0, where: str = "") -> str | None:
+    """Where two structures of tensors and plain values differ first, or None."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        same = one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=tolerance, equal_nan=True)
+        return None if same else f"{where}: {_summary(one)} is not {_summary(other)}"
+    if isinstance(one, dict) and isinstance(other, dict):
+        if one.keys() != other.keys():
+            return f"{where}: {sorted(map(str, one))} is not {sorted(map(str, other))}"
+        pairs = [(f"{where}.{key}", value, other[key]) for key, value in one.items()]
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            return f"{where}: {len(one)} entries, not {len(other)}"
+        pairs = [(f"{where}[{index}]", *both) for index, both in enumerate(zip(one, other, strict=True))]
+    elif isinstance(one, float) and isinstance(other, float):
+        same = one == other or abs(one - other) <= tolerance or (one != one and other != other)
+        return None if same else f"{where}: {one} is not {other}"
+    else:
+        return None if one == other else f"{where}: {one!r} is not {other!r}"
+    return next((found for place, a, b in pairs if (found := difference(a, b, tolerance, place))), None)
+
+
+def _summary(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} of sum {float(tensor.double().sum()):.9g}"

@@ -1,0 +1,131 @@
+"""Modules as the public writes them: trained as stock Lightning trains them, killed, resumed, evaluated."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import pytorch_lightning
+from lightning.fabric.utilities.seed import seed_everything
+
+from running import as_before, script
+from system.forks import Forks
+from system.public import FOLDER, MODULES, Module, curves, difference, result, summary, train, with_files
+
+pytestmark = pytest.mark.xdist_group("forks")
+
+OURS_ALONE = ("train/lr", "train/samples_per_second")
+"""What our runs show beside what the module logs."""
+
+CASES = [
+    pytest.param(name, world, kill_at, marks=pytest.mark.soak if world > 1 or kill_at != module.kill_at else ())
+    for name, module in MODULES.items()
+    for world in (1, 2)
+    for kill_at in range(module.kill_at - 1, module.kill_at + 2)
+]
+
+
+@pytest.fixture
+def files(tmp_path) -> Path:
+    return with_files(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "world", "kill_at"), CASES)
+def test_killed_in_mid_epoch_and_resumed_is_never_killed(forks: Forks, files, name, world, kill_at):
+    module, tolerance = MODULES[name], 0.0 if world == 1 else 1e-6
+    if module.size is not None:
+        train(forks, module, "whole", files, world)
+    codes = train(forks, module, "x", files, world, kill=kill_at)
+    assert codes[0] == -9, forks.said(files, world)
+    saved = sorted((files / "runs/x/checkpoints").glob("step-*"))
+    assert saved, "there was nothing to resume from"
+    train(forks, module, "x", files, world)
+    resumed = summary(files, "x")
+    assert (resumed["status"], resumed["attempts"], resumed["epochs"]) == ("finished", 2, 2)
+    if module.size is not None:
+        whole = summary(files, "whole")
+        assert difference(result(files, "whole"), result(files, "x"), tolerance) is None
+        assert difference(_logged(whole, module), _logged(resumed, module), tolerance) is None
+        assert resumed["ledger"] == whole["ledger"]
+    for split in ("val", "test"):
+        forks.fit("--run", "x", "--split", split, script="evaluate", folder=files, world=world)
+        evaluated = json.loads((files / f"runs/x/evaluate-{split}.json").read_text())["metrics"]
+        assert evaluated and all(value == value for value in evaluated.values())
+    if Path(script("predict")).exists():
+        forks.fit("--name", "x", "--output", "predictions", script="predict", folder=files, world=world)
+        assert any((files / "predictions").iterdir())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_an_undisturbed_run_is_stock_lightnings(forks: Forks, files, name, monkeypatch):
+    module = MODULES[name]
+    monkeypatch.chdir(files)
+    fixed = [text for key, value in module.fixed.items() for text in (f"--{key}", json.dumps(value).strip('"'))]
+    seeded = ("--trainer.callbacks+=killing.SeedSteps",)  # loaders of stock Lightning draw from the module's generator
+    forks.fit(*module.command, *fixed, *seeded, "--run", "ours", folder=files)
+    expected = train_with_stock(module, files / "stock")
+    assert difference(expected, result(files, "ours")) is None
+    stock, ours = curves(files / "stock"), curves(files / "runs/ours/tensorboard")
+    assert difference(stock, {tag: ours.get(tag) for tag in stock}) is None
+    assert {tag for tag in ours if not tag.startswith(OURS_ALONE)} == stock.keys()
+
+
+def train_with_stock(module: Module, log: Path) -> dict[str, Any]:
+    """What a stock Trainer makes of a module: as `result`."""
+    with as_before(), user_code():
+        seed_everything(0)
+        data = _instance(module.data, module, "data") if module.data else None
+        model = _instance(module.model, module, "model")
+        package: Any = pytorch_lightning if isinstance(model, pytorch_lightning.LightningModule) else lightning.pytorch
+        settings = {**module.stock, "callbacks": [_class("killing.SeedSteps")()]}
+        settings["callbacks"] += module.stock.get("callbacks", list)()
+        trainer = package.Trainer(
+            max_epochs=2,
+            log_every_n_steps=10,
+            accelerator="cpu",
+            devices=1,
+            logger=package.loggers.TensorBoardLogger(log, "", "", default_hp_metric=False),
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **settings,
+        )
+        trainer.fit(model, datamodule=data)
+        return {
+            "global_step": trainer.global_step,
+            "state_dict": model.state_dict(),
+            "optimizer_states": [one.state_dict() for one in trainer.optimizers],
+            "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+        }
+
+
+@contextmanager
+def user_code() -> Iterator[None]:
+    """Makes the modules of tests/public importable, and forgets them afterwards."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(FOLDER))
+        for file in FOLDER.glob("*.py"):
+            sys.modules.pop(file.stem, None)
+
+
+def _class(path: str) -> Any:
+    name, _, attribute = path.rpartition(".")
+    return getattr(importlib.import_module(name), attribute)
+
+
+def _instance(path: str, module: Module, which: str) -> Any:
+    prefix = f"{which}."
+    return _class(path)(
+        **{key.removeprefix(prefix): value for key, value in module.fixed.items() if key.startswith(prefix)}
+    )
+
+
+def _logged(of_run: dict[str, Any], module: Module) -> dict[str, float]:
+    return {name: float(value) for name, value in of_run["metrics"].items() if name not in module.in_lists}
