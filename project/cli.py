@@ -47,7 +47,7 @@ def fit(flags: Flags, meeting: Meeting) -> int:
     Raises:
         CannotStart: The request cannot be met; nothing was trained and nothing is left behind.
     """
-    quieten()
+    quieten(meeting.launch.rank or 0)
     if (code := start_processes(flags, meeting.launch)) is not None:
         return code
     attempt: Attempt | None = None

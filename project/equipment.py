@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 from lightning.pytorch import Trainer
 
+from project.callbacks.finders import skip_finders
 from project.callbacks.stopping import StopSafely
 from project.callbacks.time_limit import MindTheTime
 from project.checkpoints.retention import Retention
@@ -18,7 +19,7 @@ from project.kept_order import order_of
 from project.lifeline import Lifeline
 from project.loops import fit_loop_of
 from project.resume import Decision, Request
-from project.say import say
+from project.say import say, show
 from project.strategies import strategy_of
 from project.summary import metrics_of
 from project.tensorboard import CurvesLogger
@@ -36,6 +37,10 @@ def equip(trainer: Trainer, request: Request, decision: Decision, launch: Launch
         lifeline: Through which all ranks agree to stop.
     """
     _set_loggers(trainer, request, decision)
+    if decision.checkpoint:
+        for line in skip_finders(trainer):
+            if launch.rank == 0:
+                show(f"rankzero: {line}")
     saving = None
     if request.config_init.trainer.enable_checkpointing is not False:
         saving = _saving(trainer, request, decision, lifeline)

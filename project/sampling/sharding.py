@@ -38,6 +38,8 @@ class Sharding:
         data: The fingerprint of the training data.
         evaluated: Samples in the evaluation loaders whose order is ours.
         foreign: Training loaders beside them whose order is somebody else's.
+        loads_training: Whether training loaders are being set up; None where the loop does not say.
+        is_uneven: Whether some rank evaluates more samples than another.
     """
 
     rank: int = 0
@@ -56,11 +58,8 @@ class Sharding:
     data: dict[str, str] = field(default_factory=dict, init=False)
     evaluated: int = field(default=0, init=False)
     foreign: int = field(default=0, init=False)
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether some rank evaluates more samples than another."""
-        return self.evaluated % self.world_size != 0
+    loads_training: bool | None = field(default=None, init=False)
+    is_uneven: bool = field(default=False, init=False)
 
     @property
     def order(self) -> TrainingBatches | None:
@@ -175,6 +174,7 @@ class Sharding:
     def _evaluate(self, loader: "DataLoader[Any]") -> EvaluationBatches:
         count = len(loader.dataset)  # type: ignore[arg-type]
         self.evaluated += count
+        self.is_uneven |= count % self.world_size != 0
         size = self.batch_size or loader.batch_size or 1
         if self.global_batch_size is not None:
             size = -(-self.global_batch_size // (self.world_size * self.micro_batches))

@@ -1,0 +1,71 @@
+"""Lightning's own callbacks: a run that is stopped and resumed ends as one that was never stopped, to the bit."""
+
+import functools
+
+import pytest
+
+from resuming import fit_in, same
+
+
+def callback(name, **settings):
+    own = name if "." in name else f"lightning.pytorch.callbacks.{name}"
+    flags = tuple(f"--trainer.callbacks.{key}={value}" for key, value in settings.items())
+    return f"--trainer.callbacks+={own}", *flags
+
+
+SWA = callback("StochasticWeightAveraging", swa_lrs=0.01, swa_epoch_start=1, annealing_epochs=3)
+LATE_SWA = callback("StochasticWeightAveraging", swa_lrs=0.01, swa_epoch_start=3, annealing_strategy="linear")
+SCHEDULE = ("--model.schedule=true",)
+PRUNING = {"pruning_fn": "l1_unstructured", "amount": 0.3}
+CASES = {
+    "SWA": SWA,
+    "SWA in the place of a schedule": SCHEDULE + LATE_SWA,
+    "SWA with batch norm": ("--model.norm=true", *SWA),
+    "EMA": callback("EMAWeightAveraging", decay=0.8, update_every_n_steps=2),
+    "averaging of epochs": callback("WeightAveraging"),
+    "accumulation": callback("GradientAccumulationScheduler", scheduling="{0: 1, 1: 4, 3: 2}"),
+    "learning rate finder": SCHEDULE + callback("LearningRateFinder", num_training_steps=30),
+    "batch size finder": (
+        *("--model.batch_size=4", "--model.samples=256"),
+        *callback("BatchSizeFinder", max_trials=4, init_val=4),
+    ),
+    "both finders": (
+        *("--model.batch_size=4", "--model.samples=256"),
+        *callback("BatchSizeFinder", max_trials=4, init_val=4),
+        *callback("LearningRateFinder", num_training_steps=30),
+    ),
+    "pruning": callback("ModelPruning", **PRUNING),
+    "pruning with masks in checkpoints": callback(
+        "ModelPruning", **PRUNING, make_pruning_permanent="false", use_lottery_ticket_hypothesis="false"
+    ),
+    "backbone": SCHEDULE + callback("BackboneFinetuning", unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.001),
+    "finetuning": ("--model.norm=true", *callback("resuming.Thaw")),
+    "thawed by hand": callback("resuming.ThawByHand"),
+    "timer": callback("Timer", duration="{hours: 9}"),
+    "early stopping": callback("EarlyStopping", monitor="val", patience=1, stopping_threshold=100, mode="min")
+    + ("--trainer.min_epochs=3",),
+    "model checkpoint": callback("ModelCheckpoint", dirpath="own", monitor="val", save_top_k=2, save_last="true"),
+    "SWA and accumulation": SWA + callback("GradientAccumulationScheduler", scheduling="{0: 2, 2: 4}"),
+    "EMA and finetuning": callback("resuming.Thaw") + callback("EMAWeightAveraging", decay=0.8),
+}
+
+
+@functools.cache
+def undisturbed(folder, case):
+    return fit_in(folder / "undisturbed", *CASES[case])
+
+
+@pytest.mark.parametrize("stops", [(3,), (11,), (15,), (19, 27)])
+@pytest.mark.parametrize("case", CASES)
+def test_stopped_and_resumed_is_never_stopped(tmp_path_factory, tmp_path, case, stops):
+    base = tmp_path_factory.getbasetemp() / case.replace(" ", "-")
+    base.mkdir(exist_ok=True)
+    whole = undisturbed(base, case)
+    last = whole["summary"]["steps"] - 1
+    resumed = fit_in(tmp_path / "resumed", *CASES[case], stops=tuple(step for step in stops if step < last))
+    for key in ("record", "weights", "saved weights"):
+        assert same(whole[key], resumed[key], key) == []
+    for key in ("epochs", "steps", "samples", "metrics", "ledger"):
+        assert whole["summary"][key] == resumed["summary"][key]
+    for key in ("optimizer_states", "lr_schedulers", "state_dict"):
+        assert same(whole["state"][key], resumed["state"][key], key) == []
