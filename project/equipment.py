@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 from lightning.pytorch import Trainer
 
-from project.callbacks.finders import skip_finders
+from project.callbacks.finders import KeepFound
 from project.callbacks.stopping import StopSafely
 from project.callbacks.time_limit import MindTheTime
 from project.checkpoints.retention import Retention
@@ -19,10 +19,11 @@ from project.kept_order import order_of
 from project.lifeline import Lifeline
 from project.loops import fit_loop_of
 from project.resume import Decision, Request
-from project.say import say, show
+from project.say import say
 from project.strategies import strategy_of
 from project.summary import metrics_of
 from project.tensorboard import CurvesLogger
+from project.trainer import callback_of
 from project.wall_time import WallTime, seconds_of
 
 
@@ -37,10 +38,7 @@ def equip(trainer: Trainer, request: Request, decision: Decision, launch: Launch
         lifeline: Through which all ranks agree to stop.
     """
     _set_loggers(trainer, request, decision)
-    if decision.checkpoint:
-        for line in skip_finders(trainer):
-            if launch.rank == 0:
-                show(f"rankzero: {line}")
+    callback_of(trainer, KeepFound).resumes = decision.checkpoint is not None
     saving = None
     if request.config_init.trainer.enable_checkpointing is not False:
         saving = _saving(trainer, request, decision, lifeline)

@@ -17,6 +17,9 @@ class LoopHooks:
 
     in_trials = False
 
+    def on_configured(self, trainer: Trainer) -> None:
+        """Optimizers and schedules have been configured, and no callback has changed them yet."""
+
     def on_ready(self, trainer: Trainer) -> None:
         """All that has to do with the start is done; the first batch comes next."""
 

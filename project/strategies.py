@@ -21,6 +21,7 @@ from project.checkpoints.parameter_groups import add_missing_groups
 from project.checkpoints.pruning import without_pruning
 from project.errors import RequestError
 from project.gradients import average_gradients
+from project.loop_hooks import LoopHooks
 from project.quick_torch import forward_through, looks_at_forward
 from project.sampling.loader import OrderedLoader
 from project.sampling.sharding import Sharding
@@ -89,6 +90,12 @@ class RunStrategy(Strategy):
             return "manual optimisation"
         synced = any(isinstance(module, torch.nn.SyncBatchNorm) for module in self._module.modules())
         return "SyncBatchNorm" if synced else None
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        super().setup_optimizers(trainer)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, LoopHooks):
+                callback.on_configured(trainer)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Loads the model; a pruned one is pruned again once its optimizers have been configured."""

@@ -61,19 +61,14 @@ def build_trainer(
         "num_nodes": world.nodes,
         "strategy": _strategy(arguments["strategy"], world, team, sharding),
         "plugins": [*_as_list(arguments["plugins"]), checkpoint_io, LaunchEnvironment(team.launch)],
-        "callbacks": [
-            KeepLedger(sharding),
-            KeepFound(),
-            ConfiguredSettings(),  # before callbacks that exchange schedules and set rates when a fit starts
-            *_as_list(arguments["callbacks"]),
-            *_callbacks(arguments, sharding),
-        ],
+        "callbacks": [KeepLedger(sharding), *_as_list(arguments["callbacks"]), *_callbacks(arguments, sharding)],
         "use_distributed_sampler": False,  # project.sampling shares the samples
         "logger": False,  # the logger and our checkpoints come with the run's directory, see project.attempt
         "enable_checkpointing": any(isinstance(c, Checkpoint) for c in _as_list(arguments["callbacks"])),
         "enable_model_summary": bool(arguments["enable_model_summary"]),
     }
     trainer = Trainer(**arguments)
+    trainer.callbacks.insert(0, KeepFound())  # type: ignore[attr-defined]  # Lightning puts finders before all others
     trainer._signal_connector = NoSignals(trainer)
     trainer._checkpoint_connector = ChosenCheckpoint(trainer)
     loops.install(trainer, sharding)
@@ -131,6 +126,7 @@ def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:
         Throughput(sharding),
         LearningRate(),
         RankStates(sharding.seed, sharding.rank, sharding.world_size),
+        ConfiguredSettings(),
         LiveSettings(),
     ]
     has_bar = any(isinstance(callback, ProgressBar) for callback in _as_list(arguments["callbacks"]))

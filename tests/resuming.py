@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,12 @@ class Net(LightningModule):
     """A small net with a backbone and a head; its loss depends on weights, learning rate and dropout."""
 
     def __init__(
-        self, lr: float = 0.05, batch_size: int = BATCH, schedule: bool = False, norm: bool = False, samples: int = SAMPLES
+        self,
+        lr: float = 0.05,
+        batch_size: int = BATCH,
+        schedule: bool = False,
+        norm: bool = False,
+        samples: int = SAMPLES,
     ) -> None:
         super().__init__()
         self.lr, self.batch_size, self.schedule, self.samples = lr, batch_size, schedule, samples
@@ -90,8 +96,8 @@ class StopAt(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         steps = json.loads(Path("stops.json").read_text())
-        if trainer.global_step in steps and not getattr(self, "asked", False):
-            self.asked = True
+        if steps and trainer.global_step >= steps[0]:
+            Path("stops.json").write_text(json.dumps(steps[1:]))
             fit_loop_of(trainer).hooks[-1].lifeline.ask_to_stop("a test")
 
 
@@ -119,10 +125,10 @@ class Thaw(BaseFinetuning):
             self.unfreeze_and_add_param_group(pl_module.backbone, optimizer, lr=0.01)
 
 
-def fit_in(folder: Path, *arguments: str, stops: tuple[int, ...] = ()) -> dict[str, Any]:
+def fit_in(folder: Path, *arguments: str, stops: Sequence[int] = ()) -> dict[str, Any]:
     """Fits in a folder of its own, stopped after some steps and resumed until it is done; returns what it left."""
     folder.mkdir()
-    with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else _chdir(folder):
+    with _chdir(folder):
         Path("stops.json").write_text(json.dumps(stops))
         command = ("--model", "resuming.Net", "--run", "x", "--epochs", str(EPOCHS), *arguments)
         command += ("--trainer.callbacks+=resuming.StopAt", "--trainer.callbacks+=resuming.Record")
@@ -138,7 +144,17 @@ def fit_in(folder: Path, *arguments: str, stops: tuple[int, ...] = ()) -> dict[s
             "saved weights": weights(Path("runs/x")),
             "summary": json.loads(Path("runs/x/summary.json").read_text()),
             "state": state,
+            "callbacks": {
+                name: _without(str(folder), one) for name, one in state["callbacks"].items() if "Timer" not in name
+            },
         }
+
+
+def _without(folder: str, value: Any) -> Any:
+    """A callback's state without the folder in its paths."""
+    if isinstance(value, dict):
+        return {_without(folder, key): _without(folder, one) for key, one in value.items()}
+    return value.replace(folder, "") if isinstance(value, str) else value
 
 
 @contextlib.contextmanager

@@ -8,46 +8,48 @@ from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name
 from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 
 from project.loop_hooks import LoopCallback
+from project.say import show
 
-FINDERS: tuple[type[Callback], ...] = (BatchSizeFinder, LearningRateFinder)
+FINDERS: dict[type[Callback], str] = {BatchSizeFinder: "batch size", LearningRateFinder: "learning rate"}
 
 
 class KeepFound(LoopCallback):
-    """Saves the attributes that finders set, and sets them in a resumed run."""
+    """Saves the attributes that finders set. A resumed run sets them, and has no finder run at its start.
+
+    Trials in a resumed run would find something else, and Lightning (2.6) would then start from nothing.
+
+    Attributes:
+        resumes: Whether the run resumes from a checkpoint.
+    """
 
     def __init__(self) -> None:
+        self.resumes = False
         self._found: dict[str, int | float] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not self.resumes:
+            return
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            for kind, kept in FINDERS.items():
+                if isinstance(callback, kind) and type(callback).on_fit_start is kind.on_fit_start:
+                    vars(callback).update(setup=_do_nothing, on_fit_start=_do_nothing)
+                    if trainer.is_global_zero:
+                        show(f"rankzero: {kind.__name__} does not run again: a resumed run keeps its {kept}")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if found := _found(trainer, pl_module):
             checkpoint["found"] = found
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._found = checkpoint.get("found", {})
+        if self.resumes:  # and not where a finder undoes its trials
+            self._found = checkpoint.get("found", {})
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Finders run in this hook too: optimizers are configured before it, also in a run that was never stopped."""
-        found, self._found = self._found, {}
-        for name, value in found.items():
+        self.resumes = False
+        for name, value in self._found.items():
             if lightning_hasattr(pl_module, name):
                 lightning_setattr(pl_module, name, value)
-
-
-def skip_finders(trainer: Trainer) -> list[str]:
-    """Has no finder run at the start of a resumed run.
-
-    Trials in a resumed run would find something else, and Lightning (2.6) would then start from nothing.
-
-    Returns:
-        A line for each finder, for the user.
-    """
-    lines = []
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        for kind, kept in zip(FINDERS, ("batch size", "learning rate"), strict=True):
-            if isinstance(callback, kind) and type(callback).on_fit_start is kind.on_fit_start:
-                vars(callback).update(setup=_do_nothing, on_fit_start=_do_nothing)
-                lines.append(f"{type(callback).__name__} does not run again: a resumed run keeps its {kept}")
-    return lines
 
 
 def _do_nothing(*arguments: Any, **settings: Any) -> None:
@@ -62,5 +64,7 @@ def _found(trainer: Trainer, module: LightningModule) -> dict[str, int | float]:
             names.append(callback._batch_arg_name)
         if isinstance(callback, LearningRateFinder) and callback._update_attr:
             names.append(_determine_lr_attr_name(module, callback._attr_name))
-    values: dict[str, Any] = {name: lightning_getattr(module, name) for name in names if lightning_hasattr(module, name)}
+    values: dict[str, Any] = {
+        name: lightning_getattr(module, name) for name in names if lightning_hasattr(module, name)
+    }
     return {name: value for name, value in values.items() if type(value) in (int, float)}

@@ -26,8 +26,7 @@ class ConfiguredSettings(LoopCallback):
         self._now: dict[str, list[Any]] = {}
         self._then: dict[str, list[Any]] | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning restores the training state behind this."""
+    def on_configured(self, trainer: Trainer) -> None:
         self._groups = [
             [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
             for optimizer in trainer.optimizers

@@ -6,17 +6,19 @@ sets it once, in any later epoch.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging
 from lightning.pytorch.trainer.states import RunningStage
 from torch import nn
 
 from project.checkpoints.parameter_groups import group_names
-from project.checkpoints.pruning import prune_again, pruned_parameters
+from project.checkpoints.pruning import prune_again, pruned_parameters, tickets_in_use, use_tickets
 from project.loop_hooks import LoopCallback
 from project.loops import fit_loop_of
+
+C = TypeVar("C", bound=Callback)
 
 State = dict[str, Any]
 
@@ -40,6 +42,8 @@ class LiveSettings(LoopCallback):
             "should_stop": trainer.should_stop and not trainer.fit_loop._can_stop_early,
             "groups": [group_names(pl_module, optimizer) for optimizer in trainer.optimizers],
         }
+        for callback in _callbacks(trainer, ModelPruning):
+            checkpoint["live_settings"].setdefault("tickets", []).append(tickets_in_use(callback))
         if pruned := pruned_parameters(pl_module):
             checkpoint["pruned"] = pruned
 
@@ -51,6 +55,8 @@ class LiveSettings(LoopCallback):
         self._loaded = None
         self._flags, self._batches_a_step = flags_of(module), trainer.accumulate_grad_batches
         prune_again(module, loaded.get("pruned", {}))
+        for callback, numbers in zip(_callbacks(trainer, ModelPruning), loaded.get("tickets", []), strict=False):
+            use_tickets(callback, numbers)
         _set_flags(module, loaded.get("flags", {}))
         configured, batches = loaded.get("batches_a_step", (0, 0))
         if configured == self._batches_a_step:
@@ -71,6 +77,11 @@ def flags_of(module: nn.Module) -> dict[str, bool]:
     }
 
 
+def _callbacks(trainer: Trainer, kind: type[C]) -> list[C]:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, kind)]
+
+
 def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:
     parameters, modules = dict(module.named_parameters()), dict(module.named_modules())
     for path, value in flags.items():
@@ -82,8 +93,8 @@ def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:
 
 def _batches_a_step(trainer: Trainer) -> int:
     """Batches a step, but for what StochasticWeightAveraging sets for an epoch in which it takes no steps."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, StochasticWeightAveraging) and hasattr(callback, "_accumulate_grad_batches"):
+    for callback in _callbacks(trainer, StochasticWeightAveraging):
+        if hasattr(callback, "_accumulate_grad_batches"):
             return callback._accumulate_grad_batches
     batches: int = trainer.accumulate_grad_batches
     return batches
@@ -94,6 +105,6 @@ def _resume_averaging(trainer: Trainer) -> None:
 
     It does so in `on_train_epoch_start` (lightning 2.6), which averages no weights twice in an epoch.
     """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, StochasticWeightAveraging) and callback._scheduler_state is not None:
+    for callback in _callbacks(trainer, StochasticWeightAveraging):
+        if callback._scheduler_state is not None:
             callback.on_train_epoch_start(trainer, trainer.lightning_module)

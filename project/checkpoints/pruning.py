@@ -1,8 +1,9 @@
 """Pruned models in checkpoints: torch's pruning renames parameters and keeps masks beside them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lightning.pytorch.callbacks import ModelPruning
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -38,6 +39,33 @@ def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -
         owner, _, name = path.rpartition(".")
         if hasattr(of := module.get_submodule(owner), name):
             prune.custom_from_mask(of, name, part["mask"].to(getattr(of, name).device))
+
+
+def tickets_in_use(callback: ModelPruning) -> list[int]:
+    """Which of a callback's copies of initial parameters are in use: numbers in its list of parameters to prune.
+
+    To go back to the initial parameters, Lightning (2.6) gives the model the tensors of the copies themselves. From
+    then on, training changes the copies too, so that to go back once more changes nothing.
+    """
+    return [
+        number
+        for number, parameter, initial in _tickets(callback)
+        if initial.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+    ]
+
+
+def use_tickets(callback: ModelPruning, numbers: Sequence[int]) -> None:
+    """Has copies of initial parameters be the model's own tensors."""
+    for number, parameter, initial in _tickets(callback):
+        if number in numbers:
+            initial.data = parameter.data
+
+
+def _tickets(callback: ModelPruning) -> Iterator[tuple[int, Tensor, Tensor]]:
+    for layer in (callback._original_layers or {}).values():
+        for number, name in layer["names"]:
+            module, _ = callback._parameters_to_prune[number]
+            yield number, getattr(module, f"{name}_orig", getattr(module, name)), getattr(layer["data"], name)
 
 
 def _masked(module: nn.Module) -> Iterator[str]:
