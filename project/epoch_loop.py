@@ -192,6 +192,8 @@ def why_not(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
         return f"{type(module).__name__} optimises by hand"
     if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
         return "training_step takes dataloader_iter"
+    if trainer.fit_loop._skip_backward:
+        return "StochasticWeightAveraging updates batch norm without backward passes"
     profiler = trainer.profiler  # type: ignore[attr-defined]
     if type(profiler) is not PassThroughProfiler:
         return f"{type(profiler).__name__} measures its parts"

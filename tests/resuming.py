@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.cli import LightningCLI
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from project.loops import fit_loop_of
-from running import fit_here, weights
+from running import as_before, fit_here, weights
 
 SAMPLES, BATCH, EPOCHS = 64, 8, 4
 """8 steps an epoch."""
@@ -30,10 +31,12 @@ class Net(LightningModule):
         schedule: bool = False,
         norm: bool = False,
         samples: int = SAMPLES,
+        dropout: float = 0.1,
+        shuffle: bool = True,
     ) -> None:
         super().__init__()
-        self.lr, self.batch_size, self.schedule, self.samples = lr, batch_size, schedule, samples
-        layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Dropout(0.1)]
+        self.lr, self.batch_size, self.schedule, self.samples, self.shuffle = lr, batch_size, schedule, samples, shuffle
+        layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Dropout(dropout)]
         self.backbone, self.head = nn.Sequential(*layers), nn.Linear(8, 1)
 
     def loss(self, batch):
@@ -56,7 +59,7 @@ class Net(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)]
 
     def train_dataloader(self):
-        return DataLoader(self.data(), batch_size=self.batch_size, shuffle=True)
+        return DataLoader(self.data(), batch_size=self.batch_size, shuffle=self.shuffle)
 
     def val_dataloader(self):
         return DataLoader(self.data(), batch_size=self.batch_size)
@@ -139,8 +142,7 @@ def fit_in(folder: Path, *arguments: str, stops: Sequence[int] = ()) -> dict[str
         newest = sorted(Path("runs/x/checkpoints").glob("step-*"))[-1]
         state = torch.load(newest / "state.pt", weights_only=True)
         return {
-            "record": [json.loads(line) for line in Path("record.jsonl").read_text().splitlines()],
-            "weights": torch.load("weights.pt", weights_only=True),
+            **_record(),
             "saved weights": weights(Path("runs/x")),
             "summary": json.loads(Path("runs/x/summary.json").read_text()),
             "state": state,
@@ -155,6 +157,30 @@ def _without(folder: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {_without(folder, key): _without(folder, one) for key, one in value.items()}
     return value.replace(folder, "") if isinstance(value, str) else value
+
+
+def fit_stock(folder: Path, *arguments: str) -> dict[str, Any]:
+    """Fits as a LightningCLI does that never heard of Rankzero; returns what it left."""
+    folder.mkdir()
+    with _chdir(folder), as_before():
+        own = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+        cli = LightningCLI(
+            Net,
+            run=False,
+            args=[*arguments, "--trainer.callbacks+=resuming.Record"],
+            save_config_callback=None,
+            seed_everything_default=0,
+            trainer_defaults={**own, "max_epochs": EPOCHS, "enable_checkpointing": "ModelCheckpoint" in str(arguments)},
+        )
+        cli.trainer.fit(cli.model)
+        return _record()
+
+
+def _record() -> dict[str, Any]:
+    return {
+        "record": [json.loads(line) for line in Path("record.jsonl").read_text().splitlines()],
+        "weights": torch.load("weights.pt", weights_only=True),
+    }
 
 
 @contextlib.contextmanager

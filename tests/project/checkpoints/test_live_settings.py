@@ -1,7 +1,7 @@
 """Lightning's own callbacks: a run that is stopped and resumed ends as one that was never stopped, to the bit."""
 
 import pytest
-from resuming import fit_in, same
+from resuming import fit_in, fit_stock, same
 
 
 def callback(name, **settings):
@@ -62,3 +62,11 @@ def test_stopped_and_resumed_is_never_stopped(tmp_path, case):
         assert whole["summary"][key] == resumed["summary"][key]
     for key in ("optimizer_states", "lr_schedulers", "state_dict"):
         assert same(whole["state"][key], resumed["state"][key], key) == []
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "timer"])  # whose defaults LightningCLI cannot write
+def test_callbacks_do_what_they_do_in_stock_lightning(tmp_path, case):
+    plain = ("--model.shuffle=false", "--model.dropout=0")  # what stock draws for a loader moves its generators
+    ours, stock = fit_in(tmp_path / "ours", *CASES[case], *plain), fit_stock(tmp_path / "stock", *CASES[case], *plain)
+    for key in ("record", "weights"):
+        assert same(ours[key], stock[key], key) == []
