@@ -8,7 +8,8 @@ end, behind everything that belongs to them; a checkpoint of that moment is carr
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop, _set_sampler_epoch
 
 from project.epoch_loop import EpochLoop
@@ -45,6 +46,8 @@ class FitLoop(_FitLoop):
         super().__init__(trainer, min_epochs, max_epochs)
         self.is_trial = False
         """Whether this is a trial of a finder (of a batch size or a learning rate), which is undone afterwards."""
+        self.outside_trials: tuple[list[Callback], list[Logger]] = [], []
+        """The callbacks and loggers of the run, in whose place a finder puts others."""
         self.hooks: list[LoopHooks] = []
         """What is called beside callbacks, behind them."""
 
@@ -93,8 +96,8 @@ class FitLoop(_FitLoop):
             super().setup_data()
         finally:
             self.sharding.loads_training = False
-        if self._combined_loader is not None and self._combined_loader is not before and not self.is_resuming:
-            for loader in self._combined_loader.flattened:  # a finder has them made anew within an epoch's first hook
+        if self._combined_loader not in (None, before) and not self.sharding.start:
+            for loader in self._combined_loader.flattened:  # a finder has them made anew in an epoch's first hook
                 _set_sampler_epoch(loader, self.epochs_done)
 
     def reset(self) -> None:

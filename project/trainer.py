@@ -91,6 +91,8 @@ class ChosenCheckpoint(_CheckpointConnector):
         Lightning (2.6) forgets what it had loaded to resume from, and starts from nothing where a finder ran meanwhile.
         """
         resumed = self._loaded_checkpoint, self._ckpt_path
+        # After an error in its trials, the LearningRateFinder leaves its own callbacks in place of the run's.
+        self.trainer.callbacks, self.trainer.loggers = loops.fit_loop_of(self.trainer).outside_trials  # type: ignore[attr-defined]
         super().restore(checkpoint_path, weights_only=False)
         self._loaded_checkpoint, self._ckpt_path = resumed
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.callbacks import BaseFinetuning, BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.cli import LightningCLI
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -126,6 +126,28 @@ class Thaw(BaseFinetuning):
     def finetune_function(self, pl_module, epoch, optimizer):
         if epoch == 1:
             self.unfreeze_and_add_param_group(pl_module.backbone, optimizer, lr=0.01)
+
+
+class FindRateLater(LearningRateFinder):
+    """As Lightning's documentation has it: searches at the beginning of a later epoch."""
+
+    def on_fit_start(self, *arguments):
+        pass
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            self.lr_find(trainer, pl_module)
+
+
+class FindSizeLater(BatchSizeFinder):
+    """The same for the batch size."""
+
+    def on_fit_start(self, *arguments):
+        pass
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            self.scale_batch_size(trainer, pl_module)
 
 
 def fit_in(folder: Path, *arguments: str, stops: Sequence[int] = ()) -> dict[str, Any]:

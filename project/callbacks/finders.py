@@ -8,6 +8,7 @@ from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name
 from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 
 from project.loop_hooks import LoopCallback
+from project.loops import fit_loop_of
 from project.say import show
 
 FINDERS: dict[type[Callback], str] = {BatchSizeFinder: "batch size", LearningRateFinder: "learning rate"}
@@ -27,6 +28,7 @@ class KeepFound(LoopCallback):
         self._found: dict[str, int | float] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        fit_loop_of(trainer).outside_trials = trainer.callbacks, trainer.loggers  # type: ignore[attr-defined]
         if not self.resumes:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -60,6 +60,7 @@ class Sharding:
     foreign: int = field(default=0, init=False)
     loads_training: bool | None = field(default=None, init=False)
     is_uneven: bool = field(default=False, init=False)
+    _loader_sizes: dict[int, int | None] = field(default_factory=dict, init=False)
 
     @property
     def order(self) -> TrainingBatches | None:
@@ -188,8 +189,11 @@ class Sharding:
             RequestError: It was asked for, and is more than there are.
         """
         ranks, batches = self.world_size, self.micro_batches
-        if len(self.training) < len(self.kept_sizes):
-            return self.kept_sizes[len(self.training)]
+        number = len(self.training)
+        # A finder, or the user's code, may choose another size for a later epoch.
+        same_size = self._loader_sizes.setdefault(number, loader.batch_size) == loader.batch_size
+        if same_size and number < len(self.kept_sizes):
+            return self.kept_sizes[number]
         if self.global_batch_size is not None:
             size, asked = self.global_batch_size, f"--global_batch_size {self.global_batch_size}"
             ranks = batches = 1

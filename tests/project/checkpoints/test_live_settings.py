@@ -31,6 +31,8 @@ CASES = {
         *callback("BatchSizeFinder", max_trials=4, init_val=4),
         *callback("LearningRateFinder", num_training_steps=30),
     ),
+    "learning rate finder in a later epoch": callback("resuming.FindRateLater", num_training_steps=30),
+    "batch size finder in a later epoch": callback("resuming.FindSizeLater", max_trials=3, init_val=4),
     "pruning": callback("ModelPruning", **PRUNING),
     "pruning with masks in checkpoints": callback(
         "ModelPruning", **PRUNING, make_pruning_permanent="false", use_lottery_ticket_hypothesis="false"
@@ -60,11 +62,20 @@ def test_stopped_and_resumed_is_never_stopped(tmp_path, case):
         assert same(whole[key], resumed[key], key) == []
     for key in ("epochs", "steps", "samples", "metrics", "ledger"):
         assert whole["summary"][key] == resumed["summary"][key]
+    assert [line.split(":")[0] for line in whole["summary"]["ledger"]] == [
+        f"epoch {number}" for number in range(1, whole["summary"]["epochs"] + 1)
+    ]
     for key in ("optimizer_states", "lr_schedulers", "state_dict"):
         assert same(whole["state"][key], resumed["state"][key], key) == []
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "timer"])  # whose defaults LightningCLI cannot write
+STOCK_FAILS = {
+    "timer": "LightningCLI cannot write its defaults",
+    "batch size finder in a later epoch": "trains on no batch in that epoch and those after it",
+}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in STOCK_FAILS])
 def test_callbacks_do_what_they_do_in_stock_lightning(tmp_path, case):
     plain = ("--model.shuffle=false", "--model.dropout=0")  # what stock draws for a loader moves its generators
     ours, stock = fit_in(tmp_path / "ours", *CASES[case], *plain), fit_stock(tmp_path / "stock", *CASES[case], *plain)
