@@ -103,7 +103,7 @@ class FitLoop(_FitLoop):
     def reset(self) -> None:
         """Turns the counts of epochs to where a checkpoint left off, wherever in Lightning's hooks it was saved."""
         order = self.sharding.order
-        if not (self.is_resuming and order):
+        if self.is_trial or not (self.is_resuming and order):
             super().reset()
             return
         torch.set_grad_enabled(True)

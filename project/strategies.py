@@ -99,8 +99,10 @@ class RunStrategy(Strategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Loads the model; a pruned one is pruned again once its optimizers have been configured."""
+        fits = self._module.trainer.state.fn is TrainerFn.FITTING
+        if fits and "weights_in_training" in checkpoint:
+            checkpoint = {**checkpoint, "state_dict": checkpoint["weights_in_training"]}
         if pruned := checkpoint.get("pruned"):
-            fits = self._module.trainer.state.fn is TrainerFn.FITTING
             state = without_pruning(checkpoint["state_dict"], pruned, masked=not fits)
             checkpoint = {**checkpoint, "state_dict": state}
         super().load_model_state_dict(checkpoint, strict)

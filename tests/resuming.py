@@ -128,6 +128,14 @@ class Thaw(BaseFinetuning):
             self.unfreeze_and_add_param_group(pl_module.backbone, optimizer, lr=0.01)
 
 
+class ZeroAtTheEnd(Callback):
+    """Exchanges the weights when training has ended, as callbacks that average weights do."""
+
+    def on_train_end(self, trainer, pl_module):
+        for parameter in pl_module.parameters():
+            parameter.data.zero_()
+
+
 class FindRateLater(LearningRateFinder):
     """As Lightning's documentation has it: searches at the beginning of a later epoch."""
 
@@ -151,8 +159,8 @@ class FindSizeLater(BatchSizeFinder):
 
 
 def fit_in(folder: Path, *arguments: str, stops: Sequence[int] = ()) -> dict[str, Any]:
-    """Fits in a folder of its own, stopped after some steps and resumed until it is done; returns what it left."""
-    folder.mkdir()
+    """Fits in a folder, stopped after some steps and resumed until it is done; returns what it left."""
+    folder.mkdir(exist_ok=True)
     with _chdir(folder):
         Path("stops.json").write_text(json.dumps(stops))
         command = ("--model", "resuming.Net", "--run", "x", "--epochs", str(EPOCHS), *arguments)

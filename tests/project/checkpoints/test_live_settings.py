@@ -60,6 +60,7 @@ def test_stopped_and_resumed_is_never_stopped(tmp_path, case):
     resumed = fit_in(tmp_path / "resumed", *CASES[case], stops=[step for step in STOPS if step < last])
     for key in ("record", "weights", "saved weights", "callbacks"):
         assert same(whole[key], resumed[key], key) == []
+    assert same(dict(sorted(whole["weights"].items())), dict(sorted(whole["saved weights"].items()))) == []
     for key in ("epochs", "steps", "samples", "metrics", "ledger"):
         assert whole["summary"][key] == resumed["summary"][key]
     assert [line.split(":")[0] for line in whole["summary"]["ledger"]] == [
@@ -81,3 +82,13 @@ def test_callbacks_do_what_they_do_in_stock_lightning(tmp_path, case):
     ours, stock = fit_in(tmp_path / "ours", *CASES[case], *plain), fit_stock(tmp_path / "stock", *CASES[case], *plain)
     for key in ("record", "weights"):
         assert same(ours[key], stock[key], key) == []
+
+
+def test_weights_exchanged_at_the_end_are_saved_and_not_trained_on(tmp_path):
+    exchanges = ("--trainer.callbacks+=resuming.ZeroAtTheEnd",)
+    whole = fit_in(tmp_path / "whole", *exchanges)
+    half = fit_in(tmp_path / "half", *exchanges, "--epochs", "2")
+    assert all(not value.any() for value in half["saved weights"].values())
+    longer = fit_in(tmp_path / "half", *exchanges)
+    assert same(whole["record"], longer["record"]) == []
+    assert all(not value.any() for value in longer["saved weights"].values())
