@@ -16,7 +16,7 @@ from project.command_line import Flags
 from project.environments.roll_call import Meeting
 from project.errors import Exit, LeftEarlyError, RequestError, Stopped, saying_why
 from project.kept_config import dump_config
-from project.parser import RankzeroParser, reader
+from project.parser import RankzeroParser, reader, without_enums
 from project.quiet import quieten
 from project.sampling.sharding import Sharding
 from project.say import show
@@ -47,7 +47,7 @@ def fit(flags: Flags, meeting: Meeting) -> int:
     Raises:
         CannotStart: The request cannot be met; nothing was trained and nothing is left behind.
     """
-    quieten()
+    quieten(meeting.launch.rank or 0)
     if (code := start_processes(flags, meeting.launch)) is not None:
         return code
     attempt: Attempt | None = None
@@ -150,7 +150,7 @@ class RankzeroCLI(LightningCLI):
     @cached_property
     def config_text(self) -> str:
         """The configuration as YAML, to start another run like it: without the run's name and what it resumed."""
-        config = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
+        config = yaml.safe_load(self.parser.dump(without_enums(self.config), skip_unset=False))
         for name in (*OF_ONE_START, *(() if self.datamodule else ("data",))):
             config.pop(name, None)
         return dump_config(config)

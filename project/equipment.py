@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 from lightning.pytorch import Trainer
 
+from project.callbacks.finders import KeepFound
 from project.callbacks.stopping import StopSafely
 from project.callbacks.time_limit import MindTheTime
 from project.checkpoints.retention import Retention
@@ -22,6 +23,7 @@ from project.say import say
 from project.strategies import strategy_of
 from project.summary import metrics_of
 from project.tensorboard import CurvesLogger
+from project.trainer import callback_of
 from project.wall_time import WallTime, seconds_of
 
 
@@ -36,6 +38,7 @@ def equip(trainer: Trainer, request: Request, decision: Decision, launch: Launch
         lifeline: Through which all ranks agree to stop.
     """
     _set_loggers(trainer, request, decision)
+    callback_of(trainer, KeepFound).resumes = decision.checkpoint is not None
     saving = None
     if request.config_init.trainer.enable_checkpointing is not False:
         saving = _saving(trainer, request, decision, lifeline)

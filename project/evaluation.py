@@ -37,7 +37,7 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
     Raises:
         CannotStart: There is no such run or checkpoint, or it cannot be evaluated as asked.
     """
-    quieten()
+    quieten(meeting.launch.rank or 0)
     checkpoint = find_checkpoint(flags)
     if flags.get("export"):
         return export(flags, checkpoint, meeting.launch.rank)

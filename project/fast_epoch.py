@@ -198,7 +198,15 @@ class FastEpoch:
         precision, data = strategy.precision_plugin, trainer.datamodule
         optimizer = strategy._lightning_optimizers[0] if strategy._lightning_optimizers else None
         return (
-            *(module.automatic_optimization, trainer.profiler, strategy, precision, optimizer, data),
+            *(
+                module.automatic_optimization,
+                trainer.fit_loop._skip_backward,
+                trainer.profiler,
+                strategy,
+                precision,
+                optimizer,
+                data,
+            ),
             *(call._call_callback_hooks, call._call_lightning_module_hook, call._call_strategy_hook),
             *(_TrainingEpochLoop.advance, _TrainingEpochLoop.update_lr_schedulers, core_hooks.move_data_to_device),
             _methods_of_module(type(module)),
@@ -227,6 +235,8 @@ def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
         return f"{type(module).__name__} uses manual optimization"
     if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
         return "training_step takes dataloader_iter"
+    if trainer.fit_loop._skip_backward:
+        return "StochasticWeightAveraging updates batch norm without backward passes"
     profiler = trainer.profiler  # type: ignore[attr-defined]
     if type(profiler) is not PassThroughProfiler or not vars(profiler).keys().isdisjoint(PROFILER_METHODS):
         return f"{type(profiler).__name__} measures its parts"

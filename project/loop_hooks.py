@@ -10,7 +10,15 @@ class LoopHooks:
     """What is called in the run's loops. All ranks are called at the same time.
 
     Each call costs a Python call and nothing else; a hook that nobody implements costs nothing.
+
+    Attributes:
+        in_trials: Whether the trials of a finder call the hooks too.
     """
+
+    in_trials = False
+
+    def on_configured(self, trainer: Trainer) -> None:
+        """Optimizers and schedules have been configured, and no callback has changed them yet."""
 
     def on_ready(self, trainer: Trainer) -> None:
         """All that has to do with the start is done; the first batch comes next."""

@@ -8,8 +8,9 @@ end, behind everything that belongs to them; a checkpoint of that moment is carr
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop, _set_sampler_epoch
 
 from project.epoch_loop import EpochLoop
 from project.loop_hooks import CallListeners, Listeners, LoopHooks
@@ -27,7 +28,8 @@ def install(trainer: Trainer, sharding: Sharding) -> None:
     trainer.fit_loop = ours
     if isinstance(trainer.strategy, RunStrategy):
         trainer.strategy.before_idle_step = ours.epoch_loop.results.reduce
-    trainer.callbacks.insert(0, CallListeners(ours.call))  # type: ignore[attr-defined]
+    ours.caller = CallListeners(ours.call)
+    trainer.callbacks.insert(0, ours.caller)  # type: ignore[attr-defined]
 
 
 def fit_loop_of(trainer: Trainer) -> "FitLoop":
@@ -41,9 +43,14 @@ class FitLoop(_FitLoop):
 
     sharding: Sharding
     epoch_loop: EpochLoop
+    caller: CallListeners
 
     def __init__(self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None) -> None:
         super().__init__(trainer, min_epochs, max_epochs)
+        self.is_trial = False
+        """Whether this is a trial of a finder (of a batch size or a learning rate), which is undone afterwards."""
+        self.outside_trials: tuple[list[Callback], list[Logger]] = [], []
+        """The callbacks and loggers of the run, in whose place a finder puts others."""
         self.hooks: list[LoopHooks] = []
         """What is called beside callbacks, behind them."""
 
@@ -74,10 +81,32 @@ class FitLoop(_FitLoop):
             return order.position(batches - order.cycle_began_at)
         return Position(self.epochs_done)
 
+    def run(self) -> None:
+        # Lightning's finders (2.6) exchange the callbacks and run the loop, within a hook of the run that they serve.
+        outer = self.is_trial, vars(self.epoch_loop).get("listeners")
+        self.is_trial = self.caller not in self.trainer.callbacks  # type: ignore[attr-defined]
+        try:
+            super().run()
+        finally:
+            self.is_trial, listeners = outer
+            if listeners is not None:
+                self.epoch_loop.listeners = listeners
+
+    def setup_data(self) -> None:
+        before = self._combined_loader
+        self.sharding.loads_training = True
+        try:
+            super().setup_data()
+        finally:
+            self.sharding.loads_training = False
+        if self._combined_loader not in (None, before) and not self.sharding.start:
+            for loader in self._combined_loader.flattened:  # a finder has them made anew in an epoch's first hook
+                _set_sampler_epoch(loader, self.epochs_done)
+
     def reset(self) -> None:
         """Turns the counts of epochs to where a checkpoint left off, wherever in Lightning's hooks it was saved."""
         order = self.sharding.order
-        if not (self.is_resuming and order):
+        if self.is_trial or not (self.is_resuming and order):
             super().reset()
             return
         torch.set_grad_enabled(True)
@@ -89,7 +118,8 @@ class FitLoop(_FitLoop):
 
     def on_run_start(self) -> None:
         super().on_run_start()
-        self.epoch_loop.listeners = Listeners(self.trainer, self.hooks)
+        hooks = [hook for hook in self.hooks if hook.in_trials or not self.is_trial]
+        self.epoch_loop.listeners = Listeners(self.trainer, hooks)
         self.call("on_ready")
         self.epoch_loop.come_to_safe_point()
 
@@ -101,7 +131,8 @@ class FitLoop(_FitLoop):
     def on_advance_end(self) -> None:
         complete = self.epoch_loop.is_complete
         super().on_advance_end()
-        self.sharding.start = []  # loaders that are asked for anew begin at the beginning
+        if not self.is_trial:
+            self.sharding.start = []  # loaders that are asked for anew begin at the beginning
         if not complete:
             return
         order = self.sharding.order

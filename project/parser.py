@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable
+from enum import Enum
 from importlib import import_module
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from project.errors import RequestError, nearest
@@ -83,3 +84,17 @@ def _arguments_of(class_path: str) -> list[str]:
         return list(ArgumentParser(exit_on_error=False).add_class_arguments(kind, fail_untyped=False))
     except Exception:  # whatever is wrong with it, the message is about something else
         return []
+
+
+def without_enums(value: Any) -> Any:
+    """A configuration in which members of enumerations are their values.
+
+    jsonargparse (4.53) cannot write the defaults of such a type where the annotation is `str`, as of Lightning's Timer.
+    """
+    if isinstance(value, Namespace):
+        return Namespace(**{key: without_enums(one) for key, one in vars(value).items()})
+    if isinstance(value, dict):
+        return {key: without_enums(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(without_enums, value))
+    return value.value if isinstance(value, Enum) and isinstance(value, str) else value

@@ -1,6 +1,6 @@
 """Lightning's strategies with what the run owns put in: the order of samples, and steps in which ranks differ."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,19 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
-from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from project.checkpoints.parameter_groups import add_missing_groups
+from project.checkpoints.pruning import without_pruning
 from project.errors import RequestError
 from project.fast_torch import forward_through, looks_at_forward
 from project.gradients import average_gradients
+from project.loop_hooks import LoopHooks
 from project.sampling.loader import OrderedLoader
 from project.sampling.sharding import Sharding
 from project.sampling.training_batches import EVEN, TrainingBatches
@@ -49,7 +52,8 @@ class RunStrategy(Strategy):
 
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self._module.trainer
-        training = trainer.state.stage is RunningStage.TRAINING
+        loads = self.sharding.loads_training  # a finder loads validation data while the stage is training
+        training = trainer.state.stage is RunningStage.TRAINING if loads is None else loads
         loader = self.sharding.apply(dataloader, training, self.broadcast, self._pads() if training else None)
         if training and self.sharding.order:
             self._accumulate(self.sharding.order.micro_batches)
@@ -88,6 +92,27 @@ class RunStrategy(Strategy):
             return "manual optimisation"
         synced = any(isinstance(module, torch.nn.SyncBatchNorm) for module in self._module.modules())
         return "SyncBatchNorm" if synced else None
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        super().setup_optimizers(trainer)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, LoopHooks):
+                callback.on_configured(trainer)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Loads the model; a pruned one is pruned again once its optimizers have been configured."""
+        fits = self._module.trainer.state.fn is TrainerFn.FITTING
+        if fits and "weights_in_training" in checkpoint:
+            checkpoint = {**checkpoint, "state_dict": checkpoint["weights_in_training"]}
+        if pruned := checkpoint.get("pruned"):
+            state = without_pruning(checkpoint["state_dict"], pruned, masked=not fits)
+            checkpoint = {**checkpoint, "state_dict": state}
+        super().load_model_state_dict(checkpoint, strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        saved = checkpoint.get("live_settings", {}).get("groups", [])
+        add_missing_groups(self._module, self.optimizers, saved)
+        super().load_optimizer_state_dict(checkpoint)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)

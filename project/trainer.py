@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import BatchSizeFinder, Checkpoint, ProgressBar
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
 from project import logged_metrics, loops
+from project.callbacks.finders import KeepFound
 from project.callbacks.learning_rate import LearningRate
 from project.callbacks.ledger import KeepLedger
 from project.callbacks.progress import BarProgress, PlainProgress
@@ -17,6 +18,7 @@ from project.callbacks.stopping import NoSignals
 from project.callbacks.throughput import Throughput
 from project.checkpoints.configured import ConfiguredSettings
 from project.checkpoints.directory_io import DirectoryCheckpointIO
+from project.checkpoints.live_settings import LiveSettings
 from project.checkpoints.rank_states import RankStates
 from project.environments.cluster import LaunchEnvironment
 from project.errors import RequestError
@@ -47,9 +49,11 @@ def build_trainer(
         trusted: Whether a checkpoint may hold what can run any code.
 
     Raises:
-        RequestError: `--trainer.strategy` is one that cannot keep the run's promises.
+        RequestError: `--trainer.strategy` is one that cannot keep the run's promises, or a flag and a BatchSizeFinder
+            both choose the batch size.
     """
     checkpoint_io = DirectoryCheckpointIO(trusted)
+    _check_finders(_as_list(arguments["callbacks"]), sharding)
     arguments = {
         **arguments,
         "accelerator": world.accelerator,
@@ -64,6 +68,7 @@ def build_trainer(
         "enable_model_summary": bool(arguments["enable_model_summary"]),
     }
     trainer = Trainer(**arguments)
+    trainer.callbacks.insert(0, KeepFound())  # type: ignore[attr-defined]  # Lightning puts finders before all others
     trainer._signal_connector = NoSignals(trainer)
     trainer._checkpoint_connector = ChosenCheckpoint(trainer)
     loops.install(trainer, sharding)
@@ -80,6 +85,17 @@ class ChosenCheckpoint(_CheckpointConnector):
     def _parse_ckpt_path(self, state_fn: Any, ckpt_path: Any, *arguments: Any, **settings: Any) -> Any:
         return None if ckpt_path is None else super()._parse_ckpt_path(state_fn, ckpt_path, *arguments, **settings)
 
+    def restore(self, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
+        """Undoes a finder's trials, from a file that this process wrote before them.
+
+        Lightning (2.6) forgets what it had loaded to resume from, and starts from nothing where a finder ran meanwhile.
+        """
+        resumed = self._loaded_checkpoint, self._ckpt_path
+        # After an error in its trials, the LearningRateFinder leaves its own callbacks in place of the run's.
+        self.trainer.callbacks, self.trainer.loggers = loops.fit_loop_of(self.trainer).outside_trials  # type: ignore[attr-defined]
+        super().restore(checkpoint_path, weights_only=False)
+        self._loaded_checkpoint, self._ckpt_path = resumed
+
 
 def _strategy(asked: Any, world: World, team: Team, sharding: Sharding) -> Strategy:
     if not isinstance(asked, str) or asked not in UNUSED_PARAMETERS:
@@ -95,12 +111,25 @@ def _strategy(asked: Any, world: World, team: Team, sharding: Sharding) -> Strat
     return DataParallel(sharding, team, process_group_backend=world.backend, find_unused_parameters=unused)
 
 
+def _check_finders(callbacks: list[Callback], sharding: Sharding) -> None:
+    if not any(isinstance(callback, BatchSizeFinder) for callback in callbacks):
+        return
+    for flag in ("batch_size", "global_batch_size"):
+        if (size := getattr(sharding, flag)) is not None:
+            raise RequestError(
+                f"--{flag} {size} with a BatchSizeFinder",
+                "both choose the batch size: the flag would win over whatever the finder finds",
+                f"the same command without --{flag}, or without the finder",
+            )
+
+
 def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:
     callbacks: list[Callback] = [
         Throughput(sharding),
         LearningRate(),
         RankStates(sharding.seed, sharding.rank, sharding.world_size),
         ConfiguredSettings(),
+        LiveSettings(),
     ]
     has_bar = any(isinstance(callback, ProgressBar) for callback in _as_list(arguments["callbacks"]))
     if arguments["enable_progress_bar"] is not False and not has_bar:

@@ -54,8 +54,8 @@ class PlainProgress(LoopCallback, ProgressBar):
         self._printed = 0.0
 
     def enable(self) -> None:
-        """Prints, on rank zero."""
-        self.enabled = True
+        """Prints, on rank zero; a finder calls this on all ranks."""
+        self.enabled = self._trainer is None or self._trainer.is_global_zero
 
     def disable(self) -> None:
         """Does not print, on the other ranks."""

@@ -18,6 +18,8 @@ class StopSafely(LoopHooks):
         saving: What saves; None where checkpoints are not wanted.
     """
 
+    in_trials = True
+
     def __init__(self, lifeline: Lifeline, saving: SaveCheckpoints | None) -> None:
         self.lifeline, self.saving = lifeline, saving
 
@@ -31,7 +33,7 @@ class StopSafely(LoopHooks):
         reason = self.lifeline.at_safe_point()
         if reason is None or fit_loop_of(trainer).done:
             return
-        if self.saving:
+        if self.saving and not fit_loop_of(trainer).is_trial:
             self.saving.save_for_good(trainer)
         raise Stopped(reason)
 

@@ -21,17 +21,18 @@ class ConfiguredSettings(LoopCallback):
 
     def __init__(self) -> None:
         self._groups: list[list[Settings]] = []
+        self._configured: list[Any] = []
         self._schedules: list[Settings] = []
         self._now: dict[str, list[Any]] = {}
         self._then: dict[str, list[Any]] | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning restores the training state behind this."""
+    def on_configured(self, trainer: Trainer) -> None:
         self._groups = [
             [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
             for optimizer in trainer.optimizers
         ]
-        self._schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+        self._configured = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._schedules = [schedule.state_dict() for schedule in self._configured]
         self._now = {
             "optimizers": [[_plain(group) for group in groups] for groups in self._groups],
             "schedules": [_plain(schedule) for schedule in self._schedules],
@@ -50,9 +51,10 @@ class ConfiguredSettings(LoopCallback):
         for optimizer, befores, nows in zip(trainer.optimizers, then["optimizers"], self._groups, strict=False):
             for group, was, now in zip(optimizer.param_groups, befores, nows, strict=False):
                 _change_group(group, was, now)
-        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-        for schedule, was, now in zip(schedules, then["schedules"], self._schedules, strict=False):
-            _change_schedule(schedule, was, now)
+        in_place = [config.scheduler for config in trainer.lr_scheduler_configs]
+        for schedule, was, now in zip(self._configured, then["schedules"], self._schedules, strict=False):
+            if schedule in in_place:  # a callback may have put another one in its place
+                _change_schedule(schedule, was, now)
 
 
 def _change_group(group: Settings, was: Settings, now: Settings) -> None:

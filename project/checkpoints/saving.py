@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.checkpoints.durable import remove_directory
@@ -81,7 +83,8 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self.saved_at: Any = None
         self.seen = 0
         self.looked_at_clock = 0.0
-        self._due = self._warned = self._validated = self._looked = False
+        self._due = self._warned = self._validated = self._looked = self._is_over = False
+        self._last_weights: dict[str, Tensor] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         io = trainer.strategy.checkpoint_io
@@ -109,15 +112,27 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     def on_safe_point(self, trainer: Trainer) -> None:
         """All ranks must call."""
         loop = fit_loop_of(trainer).epoch_loop
-        if self._due or (loop.done and not loop.is_complete):  # the run ends in mid-epoch
+        self._is_over = (loop.done or loop.is_complete) and fit_loop_of(trainer).done
+        if self._due or self._is_over:
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """All ranks must call."""
+        """Saves once more where a callback has exchanged the weights in this hook. All ranks must call."""
+        weights = pl_module.state_dict()
+        exchanged = list(weights) == list(self._last_weights) and any(
+            not torch.equal(value, weights[name].cpu()) for name, value in self._last_weights.items()
+        )
+        if trainer.strategy.reduce_boolean_decision(exchanged, all=False):
+            self.saved_at, self._is_over = None, False
         self.save_for_good(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["rankzero"] = self.record()
+        if self._is_over:
+            tensors = {name: value for name, value in checkpoint["state_dict"].items() if isinstance(value, Tensor)}
+            self._last_weights = {name: value.detach().cpu().clone() for name, value in tensors.items()}
+        elif self._last_weights:
+            checkpoint["weights_in_training"] = self._last_weights  # a run of more epochs goes on with these
 
     def save(self, trainer: Trainer) -> None:
         """Saves, unless this very place is saved. All ranks must call."""

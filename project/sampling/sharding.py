@@ -38,6 +38,8 @@ class Sharding:
         data: The fingerprint of the training data.
         evaluated: Samples in the evaluation loaders whose order is ours.
         foreign: Training loaders beside them whose order is somebody else's.
+        loads_training: Whether training loaders are being set up; None where the loop does not say.
+        is_uneven: Whether some rank evaluates more samples than another.
     """
 
     rank: int = 0
@@ -56,11 +58,9 @@ class Sharding:
     data: dict[str, str] = field(default_factory=dict, init=False)
     evaluated: int = field(default=0, init=False)
     foreign: int = field(default=0, init=False)
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether some rank evaluates more samples than another."""
-        return self.evaluated % self.world_size != 0
+    loads_training: bool | None = field(default=None, init=False)
+    is_uneven: bool = field(default=False, init=False)
+    _loader_sizes: dict[int, int | None] = field(default_factory=dict, init=False)
 
     @property
     def order(self) -> TrainingBatches | None:
@@ -177,6 +177,7 @@ class Sharding:
     def _evaluate(self, loader: "DataLoader[Any]") -> EvaluationBatches:
         count = len(loader.dataset)  # type: ignore[arg-type]
         self.evaluated += count
+        self.is_uneven |= count % self.world_size != 0
         size = self.batch_size or loader.batch_size or 1
         if self.global_batch_size is not None:
             size = -(-self.global_batch_size // (self.world_size * self.micro_batches))
@@ -190,8 +191,11 @@ class Sharding:
             RequestError: It was asked for, and is more than there are.
         """
         ranks, batches = self.world_size, self.micro_batches
-        if len(self.training) < len(self.kept_sizes):
-            return self.kept_sizes[len(self.training)]
+        number = len(self.training)
+        # A finder, or the user's code, may choose another size for a later epoch.
+        same_size = self._loader_sizes.setdefault(number, loader.batch_size) == loader.batch_size
+        if same_size and number < len(self.kept_sizes):
+            return self.kept_sizes[number]
         if self.global_batch_size is not None:
             size, asked = self.global_batch_size, f"--global_batch_size {self.global_batch_size}"
             ranks = batches = 1

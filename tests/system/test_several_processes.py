@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
-from running import BIN, fit, script
+from running import BIN, fit, script, weights
 
 MINE = """
 import torch
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 class Net(LightningModule):
     def __init__(self):
         super().__init__()
+        self.lr = 0.1
         self.layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
     def training_step(self, batch, batch_idx):
         loss = (self.layer(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
@@ -29,7 +31,7 @@ class Net(LightningModule):
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", (self.layer(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean())
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 class Data(LightningDataModule):
     def setup(self, stage):
@@ -39,6 +41,21 @@ class Data(LightningDataModule):
         return DataLoader(self.rows, batch_size=16, shuffle=True, num_workers=1)
     def val_dataloader(self):
         return DataLoader(TensorDataset(self.rows.tensors[0][:33]), batch_size=16)
+"""
+
+
+STOP = """
+import os, signal, sys
+from pathlib import Path
+from lightning.pytorch import Callback
+
+class Stop(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.is_global_zero:
+            with Path(sys.argv[sys.argv.index("--run") + 1]).open("a") as file:
+                print(trainer.global_step, batch_idx, [g["lr"] for g in trainer.optimizers[0].param_groups], file=file)
+            if Path("stop").exists() and trainer.current_epoch == 1 and batch_idx == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
@@ -89,3 +106,41 @@ def test_nothing_is_left_when_the_person_ends_it(mine, signum):
         assert code == 75 and "the same command with --run x" in text and "Traceback" not in text
         assert text.count(f"rankzero: {signum.name}: stopping") == 1
         assert json.loads((mine / "runs/x/summary.json").read_text())["status"] == "stopped"
+
+
+def test_trials_of_a_learning_rate_do_not_count_on_two_processes(mine):
+    finder = ("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=20")
+    result = fit("--model", "mine.Net", "--data", "mine.Data", "--epochs", "3", "--devices", "2", *finder, folder=mine)
+    summary = result.summary()
+    assert (summary["samples"], summary["steps"], summary["world_size"]) == (600, 21, 2)
+    assert summary["ledger"] == [f"epoch {number}: 200 of 200 samples, each once" for number in (1, 2, 3)]
+    assert result.err.count("Learning rate set to") == 1
+    assert result.out.count("epoch 1/3 done") == 1
+
+
+def test_a_batch_size_finder_is_refused_on_two_processes(mine):
+    finder = ("--trainer.callbacks+=BatchSizeFinder",)
+    result = fit("--model", "mine.Net", "--data", "mine.Data", "--devices", "2", *finder, folder=mine, code=2)
+    assert "The Batch size finder is not supported with distributed strategies" in result.err
+    assert "Traceback" not in result.err and not list((mine / "runs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        ("StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.01", "--trainer.callbacks.swa_epoch_start=1"),
+        ("GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 1, 1: 3}"),
+    ],
+)
+def test_callbacks_resume_on_two_processes_as_if_never_stopped(mine, callback):
+    command = ("--model", "mine.Net", "--data", "mine.Data", "--epochs", "3", "--devices", "2")
+    command += (f"--trainer.callbacks+={callback[0]}", *callback[1:], "--trainer.callbacks+=mine.Stop")
+    (mine / "mine.py").write_text(MINE + STOP)
+    fit(*command, "--run", "whole", folder=mine)
+    (mine / "stop").touch()
+    fit(*command, "--run", "resumed", folder=mine, code=75)
+    (mine / "stop").unlink()
+    fit(*command, "--run", "resumed", folder=mine)
+    whole, resumed = (weights(mine / "runs" / name) for name in ("whole", "resumed"))
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    assert (mine / "whole").read_text() == (mine / "resumed").read_text()

@@ -3,6 +3,8 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from project.checkpoints.configured import ConfiguredSettings
+from project.sampling.sharding import Sharding
+from project.strategies import OneProcess
 from running import train_here
 
 
@@ -34,7 +36,8 @@ def group(tmp_path, schedule, epochs, resume=None, **settings):
         def on_train_end(self, trainer, module):
             trainer.save_checkpoint(file)
 
-    train_here(Save(), model=model, loops=True, max_epochs=epochs, resume=resume, **limits)
+    strategy = OneProcess(Sharding(), device="cpu")
+    train_here(Save(), model=model, loops=True, max_epochs=epochs, resume=resume, strategy=strategy, **limits)
     return model.trainer.optimizers[0].param_groups[0], file
 
 

@@ -1,0 +1,74 @@
+"""Pruned models in checkpoints: torch's pruning renames parameters and keeps masks beside them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch.callbacks import ModelPruning
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+
+def pruned_parameters(module: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Parameters that torch's pruning has put a mask on -> what they are without it, and the mask."""
+    return {
+        f"{name}.{parameter}".lstrip("."): {
+            "orig": getattr(one, f"{parameter}_orig").detach(),
+            "mask": getattr(one, f"{parameter}_mask"),
+        }
+        for name, one in module.named_modules()
+        for parameter in _masked(one)
+    }
+
+
+def without_pruning(state: Mapping[str, Any], pruned: Mapping[str, Any], masked: bool) -> dict[str, Any]:
+    """A model's state dict as it would be without pruning, since a new model has no masks yet.
+
+    Args:
+        state: What was saved, with masks beside the parameters or multiplied into them.
+        pruned: As of `pruned_parameters`.
+        masked: Whether the masks are to be multiplied into the parameters.
+    """
+    names = {f"{name}_{part}" for name in pruned for part in ("orig", "mask")}
+    whole = {name: part["orig"] * part["mask"] if masked else part["orig"] for name, part in pruned.items()}
+    return {**{name: value for name, value in state.items() if name not in names}, **whole}
+
+
+def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Puts masks on parameters, whose optimizer goes on with them as it does when they are pruned in training."""
+    for path, part in pruned.items():
+        owner, _, name = path.rpartition(".")
+        if hasattr(of := module.get_submodule(owner), name):
+            prune.custom_from_mask(of, name, part["mask"].to(getattr(of, name).device))
+
+
+def tickets_in_use(callback: ModelPruning) -> list[int]:
+    """Which of a callback's copies of initial parameters are in use: numbers in its list of parameters to prune.
+
+    To go back to the initial parameters, Lightning (2.6) gives the model the tensors of the copies themselves. From
+    then on, training changes the copies too, so that to go back once more changes nothing.
+    """
+    return [
+        number
+        for number, parameter, initial in _tickets(callback)
+        if initial.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+    ]
+
+
+def use_tickets(callback: ModelPruning, numbers: Sequence[int]) -> None:
+    """Has copies of initial parameters be the model's own tensors."""
+    for number, parameter, initial in _tickets(callback):
+        if number in numbers:
+            initial.data = parameter.data
+
+
+def _tickets(callback: ModelPruning) -> Iterator[tuple[int, Tensor, Tensor]]:
+    for layer in (callback._original_layers or {}).values():
+        for number, name in layer["names"]:
+            module, _ = callback._parameters_to_prune[number]
+            yield number, getattr(module, f"{name}_orig", getattr(module, name)), getattr(layer["data"], name)
+
+
+def _masked(module: nn.Module) -> Iterator[str]:
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, prune.BasePruningMethod):
+            yield hook._tensor_name

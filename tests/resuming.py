@@ -1,0 +1,236 @@
+"""A model, and callbacks that record a run and stop it, for tests that hold a resumed run against one never stopped."""
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import BaseFinetuning, BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.cli import LightningCLI
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from project.loops import fit_loop_of
+from running import as_before, fit_here, weights
+
+SAMPLES, BATCH, EPOCHS = 64, 8, 4
+"""8 steps an epoch."""
+
+
+class Net(LightningModule):
+    """A small net with a backbone and a head; its loss depends on weights, learning rate and dropout."""
+
+    def __init__(
+        self,
+        lr: float = 0.05,
+        batch_size: int = BATCH,
+        schedule: bool = False,
+        norm: bool = False,
+        samples: int = SAMPLES,
+        dropout: float = 0.1,
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__()
+        self.lr, self.batch_size, self.schedule, self.samples, self.shuffle = lr, batch_size, schedule, samples, shuffle
+        layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Dropout(dropout)]
+        self.backbone, self.head = nn.Sequential(*layers), nn.Linear(8, 1)
+
+    def loss(self, batch):
+        inputs, targets = batch
+        return nn.functional.mse_loss(self.head(self.backbone(inputs)), targets)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val", self.loss(batch))
+
+    def configure_optimizers(self):
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=self.lr, momentum=0.9)
+        if not self.schedule:
+            return optimizer
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)]
+
+    def train_dataloader(self):
+        return DataLoader(self.data(), batch_size=self.batch_size, shuffle=self.shuffle)
+
+    def val_dataloader(self):
+        return DataLoader(self.data(), batch_size=self.batch_size)
+
+    def data(self):
+        inputs = torch.randn(self.samples, 4, generator=torch.Generator().manual_seed(0))
+        return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+class Record(Callback):
+    """Writes a line for each batch, and the weights at the end, to files in the current folder."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self._write(
+            epoch=trainer.current_epoch,
+            step=trainer.global_step,
+            batch=batch_idx,
+            rates=[group["lr"] for group in trainer.optimizers[0].param_groups],
+            batches_a_step=trainer.accumulate_grad_batches,
+            frozen=[name for name, one in pl_module.named_parameters() if not one.requires_grad],
+            eval=[name for name, one in pl_module.named_modules() if not one.training],
+        )
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self._write(metrics={name: float(value) for name, value in sorted(trainer.callback_metrics.items())})
+
+    def on_fit_end(self, trainer, pl_module):
+        torch.save(pl_module.state_dict(), "weights.pt")
+
+    def _write(self, **line: Any) -> None:
+        with Path("record.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+class StopAt(Callback):
+    """Asks the run to stop, as a signal does, after the steps that a file names."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        steps = json.loads(Path("stops.json").read_text())
+        if steps and trainer.global_step >= steps[0]:
+            Path("stops.json").write_text(json.dumps(steps[1:]))
+            fit_loop_of(trainer).hooks[-1].lifeline.ask_to_stop("a test")
+
+
+class ThawByHand(Callback):
+    """What many write themselves: the backbone is frozen at first, and joins the optimizer in the second epoch."""
+
+    def setup(self, trainer, pl_module, stage):
+        pl_module.backbone.requires_grad_(False)
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        pl_module.backbone.train(trainer.current_epoch >= 1)
+        if trainer.current_epoch == 1:
+            pl_module.backbone.requires_grad_(True)
+            trainer.optimizers[0].add_param_group({"params": list(pl_module.backbone.parameters()), "lr": 0.01})
+
+
+class Thaw(BaseFinetuning):
+    """As Lightning's documentation has it."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.backbone, train_bn=False)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.backbone, optimizer, lr=0.01)
+
+
+class ZeroAtTheEnd(Callback):
+    """Exchanges the weights when training has ended, as callbacks that average weights do."""
+
+    def on_train_end(self, trainer, pl_module):
+        for parameter in pl_module.parameters():
+            parameter.data.zero_()
+
+
+class FindRateLater(LearningRateFinder):
+    """As Lightning's documentation has it: searches at the beginning of a later epoch."""
+
+    def on_fit_start(self, *arguments):
+        pass
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            self.lr_find(trainer, pl_module)
+
+
+class FindSizeLater(BatchSizeFinder):
+    """The same for the batch size."""
+
+    def on_fit_start(self, *arguments):
+        pass
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            self.scale_batch_size(trainer, pl_module)
+
+
+def fit_in(folder: Path, *arguments: str, stops: Sequence[int] = ()) -> dict[str, Any]:
+    """Fits in a folder, stopped after some steps and resumed until it is done; returns what it left."""
+    folder.mkdir(exist_ok=True)
+    with _chdir(folder):
+        Path("stops.json").write_text(json.dumps(stops))
+        command = ("--model", "resuming.Net", "--run", "x", "--epochs", str(EPOCHS), *arguments)
+        command += ("--trainer.callbacks+=resuming.StopAt", "--trainer.callbacks+=resuming.Record")
+        codes = [fit_here(*command)]
+        while codes[-1] == 75 and len(codes) < 9:
+            codes.append(fit_here(*command))
+        assert codes == [75] * len(stops) + [0]
+        newest = sorted(Path("runs/x/checkpoints").glob("step-*"))[-1]
+        state = torch.load(newest / "state.pt", weights_only=True)
+        return {
+            **_record(),
+            "saved weights": weights(Path("runs/x")),
+            "summary": json.loads(Path("runs/x/summary.json").read_text()),
+            "state": state,
+            "callbacks": {
+                name: _without(str(folder), one) for name, one in state["callbacks"].items() if "Timer" not in name
+            },
+        }
+
+
+def _without(folder: str, value: Any) -> Any:
+    """A callback's state without the folder in its paths."""
+    if isinstance(value, dict):
+        return {_without(folder, key): _without(folder, one) for key, one in value.items()}
+    return value.replace(folder, "") if isinstance(value, str) else value
+
+
+def fit_stock(folder: Path, *arguments: str) -> dict[str, Any]:
+    """Fits as a LightningCLI does that never heard of Rankzero; returns what it left."""
+    folder.mkdir()
+    with _chdir(folder), as_before():
+        own = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+        cli = LightningCLI(
+            Net,
+            run=False,
+            args=[*arguments, "--trainer.callbacks+=resuming.Record"],
+            save_config_callback=None,
+            seed_everything_default=0,
+            trainer_defaults={**own, "max_epochs": EPOCHS, "enable_checkpointing": "ModelCheckpoint" in str(arguments)},
+        )
+        cli.trainer.fit(cli.model)
+        return _record()
+
+
+def _record() -> dict[str, Any]:
+    return {
+        "record": [json.loads(line) for line in Path("record.jsonl").read_text().splitlines()],
+        "weights": torch.load("weights.pt", weights_only=True),
+    }
+
+
+@contextlib.contextmanager
+def _chdir(folder: Path):
+    """`contextlib.chdir`, which Python 3.10 lacks."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def same(first: Any, second: Any, path: str = "") -> list[str]:
+    """The places at which two nested values differ, to the bit."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return [] if torch.equal(first, second) and first.dtype == second.dtype else [path]
+    if isinstance(first, dict) and isinstance(second, dict) and list(first) == list(second):
+        return [place for key in first for place in same(first[key], second[key], f"{path}/{key}")]
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
+        return [place for number, (one, other) in pairs for place in same(one, other, f"{path}/{number}")]
+    return [] if type(first) is type(second) and first == second else [f"{path}: {first!r} != {second!r}"]
