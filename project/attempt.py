@@ -44,6 +44,7 @@ class Attempt:
         self.decision = agreed(trainer.strategy, launch.rank, lambda: decide(request, trainer, launch))
         self.run, self.checkpoint = self.decision.run, self.decision.checkpoint
         self.already_finished = self.decision.already_finished
+        cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = self.decision.trusted_sha256
         self._failing = FailTogether(team.lifeline)
         trainer.callbacks.insert(0, self._failing)  # type: ignore[attr-defined]
         self._log = logging.getLogger("rankzero")

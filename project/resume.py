@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
-from project.checkpoints.loading import load, needs_trust
+from project.checkpoints.loading import load, needs_trust, signed_sha256
 from project.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
 from project.environments.launch import Launch
 from project.errors import CannotStart, RequestError
@@ -43,6 +43,7 @@ class Decision:
         manifest: What that checkpoint says of itself.
         notes: Lines for a person to read.
         already_finished: Whether there is nothing left to do.
+        trusted_sha256: The sha256 of the checkpoint's state, where it may run code because a run of this user wrote it.
     """
 
     run: RunDirectory
@@ -50,6 +51,7 @@ class Decision:
     manifest: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     already_finished: bool = False
+    trusted_sha256: str = ""
 
     @property
     def step(self) -> int:
@@ -98,7 +100,9 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
         trusted = config.trust_checkpoint == "yes"
         decision.manifest = described(decision.checkpoint, trusted)
         if (names := decision.manifest.get("needs")) and not trusted:
-            raise needs_trust(decision.checkpoint, names)
+            decision.trusted_sha256 = signed_sha256(decision.manifest)
+            if not decision.trusted_sha256:
+                raise needs_trust(decision.checkpoint, names)
         if decision.manifest.get("rankzero") is None:
             decision.notes.append(f"{decision.checkpoint} is not ours: the epoch that it ends in begins anew")
     _check_same_training(decision, request)
