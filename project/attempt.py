@@ -17,7 +17,9 @@ from project.errors import CannotStart, Stopped, TakenOverError, mistake
 from project.kept_order import take_up_order
 from project.next_attempt import next_attempt, why_not_again
 from project.resume import Request, agreed, decide
+from project.run_lock import RunLock
 from project.say import say, show
+from project.signals import SIGNALS
 from project.strategies import strategy_of
 from project.summary import summarise
 from project.team import Team
@@ -41,9 +43,12 @@ class Attempt:
         self.request, self.trainer, self.world, self.launch = request, trainer, world, team.launch
         self.lifeline, launch = team.lifeline, team.launch
         trainer.strategy.setup_environment()
-        self.decision = agreed(trainer.strategy, launch.rank, lambda: decide(request, trainer, launch))
+        self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
+        self.decision = agreed(trainer.strategy, launch.rank, lambda: decide(request, trainer, launch, self._lock))
         self.run, self.checkpoint = self.decision.run, self.decision.checkpoint
         self.already_finished = self.decision.already_finished
+        if self.already_finished:
+            self._lock.release()
         cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = self.decision.trusted_sha256
         self._failing = FailTogether(team.lifeline)
         trainer.callbacks.insert(0, self._failing)  # type: ignore[attr-defined]
@@ -62,6 +67,13 @@ class Attempt:
         return self._failing.begun
 
     def __enter__(self) -> Self:
+        try:
+            return self._begin()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _begin(self) -> Self:
         self._started = time.perf_counter()
         accepts = "global_batch_size" in (self.request.config.accept_changed or "")
         try:
@@ -83,6 +95,13 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            self._end(error)
+        finally:
+            cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
+            self._lock.release()
+
+    def _end(self, error: BaseException | None) -> None:
         error = self.first_error or error
         if isinstance(error, Stopped):
             self._log.info("stopped behind step %d: %s", self.trainer.global_step, error)
@@ -132,6 +151,7 @@ class Attempt:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
             if not self._is_taken_over():
                 self._summarise("failed")
+            self._lock.release()
 
     def _summarise(self, status: str, again: bool = False) -> dict[str, Any]:
         seconds, best = time.perf_counter() - self._started, self.request.config.keep_best

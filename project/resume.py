@@ -14,6 +14,7 @@ from project.environments.launch import Launch
 from project.errors import CannotStart, RequestError
 from project.kept_config import changes, classes_in
 from project.run_directory import RunDirectory, choose_run
+from project.run_lock import RunLock
 
 T = TypeVar("T")
 
@@ -77,10 +78,27 @@ def agreed(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
     return outcome
 
 
-def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
-    """Chooses the run's directory and what to carry on from, and begins the attempt. Rank zero alone calls this."""
+def decide(request: Request, trainer: Trainer, launch: Launch, lock: RunLock) -> Decision:
+    """Chooses the run's directory and what to carry on from, and begins the attempt. Rank zero alone calls this.
+
+    Where it returns, the lock is held. Before that, nothing of the run is touched.
+    """
     config = request.config
     run = choose_run(config.root, config.run, request.title, launch.job_id)
+    try:
+        if run.title is None:  # otherwise its directory is one that does not exist yet
+            lock.acquire(run.path)
+        decision = _decide(request, trainer, launch, run)
+        if run.title is not None:
+            lock.acquire(run.path)
+    except BaseException:
+        lock.release()
+        raise
+    return decision
+
+
+def _decide(request: Request, trainer: Trainer, launch: Launch, run: RunDirectory) -> Decision:
+    config = request.config
     decision = Decision(run)
     resume = config.resume
     clean(run.checkpoints)
