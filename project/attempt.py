@@ -4,7 +4,7 @@ import logging
 import time
 import traceback
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from lightning.pytorch import Trainer
 from typing_extensions import Self
@@ -12,6 +12,7 @@ from typing_extensions import Self
 from project import report
 from project.callbacks.failing import FailTogether
 from project.checkpoints.directory_io import DirectoryCheckpointIO
+from project.crash_log import CrashLog
 from project.equipment import equip
 from project.errors import CannotStart, Stopped, TakenOverError, mistake
 from project.kept_order import take_up_order
@@ -53,6 +54,7 @@ class Attempt:
         self._failing = FailTogether(team.lifeline)
         trainer.callbacks.insert(0, self._failing)  # type: ignore[attr-defined]
         self._log = logging.getLogger("rankzero")
+        self._crash_log = CrashLog(self.run)
         for note in self.decision.notes:
             self._tell(note)
 
@@ -108,6 +110,7 @@ class Attempt:
         elif error is not None and error is not self.first_error:
             self._log.error("".join(traceback.format_exception(error)))
         impossible = not self.begun and isinstance(error, Exception) and mistake(error) is not None
+        self._crash_log.disable()
         for handler in list(self._log.handlers):
             handler.close()
             self._log.removeHandler(handler)
@@ -141,6 +144,8 @@ class Attempt:
         handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk: it is told elsewhere
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
+        self._crash_log.enable(cast(TextIO, handler.stream))
+        self.lifeline.how_ended = self._crash_log.how_ended
         self._log.setLevel(logging.INFO)
         self._log.propagate = False
 
