@@ -121,12 +121,16 @@ class Attempt:
             return
         if not isinstance(error, Stopped):
             status = "finished" if error is None else "failed"
-            report.print_table(self._summarise(status), self.run, self.world)
+            report.print_table(self._summarise(status), self.run, self.world, self._log_folders())
             return
         against = why_not_again(self.run, error, self.request.config.max_attempts, self.begun)
-        report.print_table(self._summarise("stopped", again=not against), self.run, self.world)
+        summary = self._summarise("stopped", again=not against)
+        report.print_table(summary, self.run, self.world, self._log_folders())
         if self.request.config.requeue != "never" and (line := next_attempt(self.run, self.launch, against)):
             say(line)
+
+    def _log_folders(self) -> list[str]:
+        return [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
 
     def _is_taken_over(self) -> bool:
         try:

@@ -1,5 +1,6 @@
 """What a run carries on from: rank zero decides, all follow."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +12,14 @@ from lightning.pytorch.strategies import Strategy
 from project.checkpoints.loading import load, needs_trust, signed_sha256
 from project.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
 from project.environments.launch import Launch
-from project.errors import CannotStart, RequestError
+from project.errors import CannotStart, RequestError, nearest
 from project.kept_config import changes, classes_in
 from project.run_directory import RunDirectory, choose_run
 from project.run_lock import RunLock
 
 T = TypeVar("T")
+
+_EXAMPLE = "runs/NAME/checkpoints/step-00000100"
 
 
 class Request(Protocol):
@@ -183,6 +186,8 @@ def given_checkpoint(text: str) -> Path:
         RequestError: There is none that is whole.
     """
     path = Path(text).expanduser()
+    if not os.path.lexists(path):
+        raise _no_such_checkpoint(text, path)
     if path.suffix == ".ckpt" and path.is_file():
         return path
     checkpoint, refused = newest_valid(path / "checkpoints")
@@ -195,9 +200,22 @@ def given_checkpoint(text: str) -> Path:
         raise RequestError(
             f"the checkpoint {text}",
             "\n".join([*refused, str(error)]),
-            str(siblings or "the path of a checkpoint, such as runs/NAME/checkpoints/step-00000100"),
+            str(siblings or f"the path of a checkpoint, such as {_EXAMPLE}"),
         ) from None
     return path
+
+
+def _no_such_checkpoint(text: str, path: Path) -> RequestError:
+    folder = path.parent
+    if not folder.is_dir():
+        found = f"there is no such file or folder, and no folder {folder}"
+        return RequestError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
+    there = [other.name for other in folder.glob("*.ckpt")] + [other.name for other in checkpoints_in(folder)]
+    there += [other.parent.name for other in folder.glob("*/run.json")]
+    near = nearest(path.name, there) or (sorted(there)[-1] if there else None)
+    names = f"; {folder.resolve()} holds {', '.join(sorted(there)[-8:])}" if there else ""
+    instead = str(folder / near) if near else f"the path of a checkpoint, such as {_EXAMPLE}"
+    return RequestError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)
 
 
 def _reached(summary: dict[str, Any], trainer: Trainer) -> bool:
