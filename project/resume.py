@@ -214,7 +214,8 @@ def _no_such_checkpoint(text: str, path: Path) -> RequestError:
     there += [other.parent.name for other in folder.glob("*/run.json")]
     near = nearest(path.name, there) or (sorted(there)[-1] if there else None)
     names = f"; {folder.resolve()} holds {', '.join(sorted(there)[-8:])}" if there else ""
-    instead = str(folder / near) if near else f"the path of a checkpoint, such as {_EXAMPLE}"
+    within_run = newest_valid(folder / "checkpoints")[0]
+    instead = str(folder / near if near else within_run or f"the path of a checkpoint, such as {_EXAMPLE}")
     return RequestError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)
 
 

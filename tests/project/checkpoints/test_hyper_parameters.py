@@ -176,11 +176,19 @@ class Data(LightningDataModule):
         return DataLoader(torch.rand(64, 32), self.hparams.batch_size, collate_fn=self.hparams.collate)
 
 
-def saved_by(tmp_path, **settings):
+class Configured(BoringModel):
+    """Takes one object with all settings, as many public modules do."""
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.save_hyperparameters(cfg)
+        self.width = cfg["width"]
+
+
+def saved_by(tmp_path, module):
     """A checkpoint directory of a module, and stock Lightning's checkpoint of the same module."""
     from lightning.pytorch import Trainer
 
-    module = Net(**settings)
     trainer = Trainer(
         max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu"
     )
@@ -192,7 +200,7 @@ def saved_by(tmp_path, **settings):
 
 
 def test_a_module_is_loaded_as_from_a_stock_checkpoint_and_runs_no_code(tmp_path):
-    ours, stock = saved_by(tmp_path, width=5)
+    ours, stock = saved_by(tmp_path, Net(width=5))
     assert read_manifest(ours)["needs"] == []
     theirs = Net.load_from_checkpoint(stock, weights_only=False)
     for path in (ours, ours / "state.pt", str(ours)):
@@ -205,10 +213,19 @@ def test_a_module_is_loaded_as_from_a_stock_checkpoint_and_runs_no_code(tmp_path
 
 
 def test_an_object_is_given_to_load_from_checkpoint(tmp_path):
-    ours, _ = saved_by(tmp_path, net=torch.nn.ReLU())
+    ours, _ = saved_by(tmp_path, Net(net=torch.nn.ReLU()))
     with pytest.warns(UserWarning, match="net=ReLU"):
         loaded = Net.load_from_checkpoint(ours, net=torch.nn.Tanh())
     assert isinstance(loaded.hparams.net, torch.nn.Tanh)
+
+
+@pytest.mark.parametrize("kind", [dict, AttributeDict])
+def test_a_module_with_one_configuration_object_is_loaded_as_from_a_stock_checkpoint(tmp_path, kind):
+    ours, stock = saved_by(tmp_path, Configured(kind(width=7, act=torch.nn.ReLU())))
+    theirs = Configured.load_from_checkpoint(stock, weights_only=False)
+    with pytest.warns(UserWarning, match="act=ReLU"):
+        loaded = Configured.load_from_checkpoint(ours / "state.pt")
+    assert loaded.width == theirs.width == 7 and set(theirs.hparams) - set(loaded.hparams) == {"act"}
 
 
 HYDRA = """
