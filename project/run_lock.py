@@ -96,7 +96,7 @@ class RunLock:
         self.launch, self.notice, self.interrupted = launch, notice, interrupted
         self._owner: Owner | None = None
         self._beats: threading.Thread | None = None
-        self._made_folder = False
+        self._alone = False
         self._released = threading.Event()
 
     def acquire(self, run: Path) -> None:
@@ -106,17 +106,18 @@ class RunLock:
             RequestError: Another start is training the run, or the folder of the runs cannot be written.
         """
         self._run, self._place = run, _place_of(run)
-        self._made_folder = not self._place.parent.exists()
+        folder = self._place.parent
+        self._alone = not folder.exists() or [path.name for path in folder.glob("*")] == [run.name]
         me = Owner.this(self.launch)
         try:
-            make_folder(self._place.parent)
+            make_folder(folder)
             with self._written(me) as file:
                 while not self._take(file, me):
                     time.sleep(0.01)
                 self._keep_alive(file, me)
         except OSError as error:
             if error.errno not in _NO_LINKS:
-                raise cannot_write(self._place.parent, error) from None
+                raise cannot_write(folder, error) from None
             self.notice(f"this file system knows no hard links, so nothing keeps run {run.name} from a second start")
             return
         self._clean()
@@ -134,9 +135,9 @@ class RunLock:
             if _read(self._place) == owner:
                 self._place.unlink()
             mark.unlink()
-        if self._made_folder:
+        if self._alone:
             with contextlib.suppress(OSError):
-                self._place.parent.rmdir()  # nothing came of the run, and nothing else is in it
+                self._place.parent.rmdir()  # made for this run, of which nothing came
 
     def _take(self, file: Path, me: Owner) -> bool:
         """Tries to become the owner; returns False where something changed meanwhile.
