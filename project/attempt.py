@@ -4,7 +4,7 @@ import logging
 import time
 import traceback
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from lightning.pytorch import Trainer
 from typing_extensions import Self
@@ -12,12 +12,15 @@ from typing_extensions import Self
 from project import report
 from project.callbacks.failing import FailTogether
 from project.checkpoints.directory_io import DirectoryCheckpointIO
+from project.crash_log import CrashLog
 from project.equipment import equip
 from project.errors import CannotStart, Stopped, TakenOverError, mistake
 from project.kept_order import take_up_order
 from project.next_attempt import next_attempt, why_not_again
 from project.resume import Request, agreed, decide
+from project.run_lock import RunLock
 from project.say import say, show
+from project.signals import SIGNALS
 from project.strategies import strategy_of
 from project.summary import summarise
 from project.team import Team
@@ -41,12 +44,17 @@ class Attempt:
         self.request, self.trainer, self.world, self.launch = request, trainer, world, team.launch
         self.lifeline, launch = team.lifeline, team.launch
         trainer.strategy.setup_environment()
-        self.decision = agreed(trainer.strategy, launch.rank, lambda: decide(request, trainer, launch))
+        self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
+        self.decision = agreed(trainer.strategy, launch.rank, lambda: decide(request, trainer, launch, self._lock))
         self.run, self.checkpoint = self.decision.run, self.decision.checkpoint
         self.already_finished = self.decision.already_finished
+        if self.already_finished:
+            self._lock.release()
+        cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = self.decision.trusted_sha256
         self._failing = FailTogether(team.lifeline)
         trainer.callbacks.insert(0, self._failing)  # type: ignore[attr-defined]
         self._log = logging.getLogger("rankzero")
+        self._crash_log = CrashLog(self.run)
         for note in self.decision.notes:
             self._tell(note)
 
@@ -61,6 +69,13 @@ class Attempt:
         return self._failing.begun
 
     def __enter__(self) -> Self:
+        try:
+            return self._begin()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _begin(self) -> Self:
         self._started = time.perf_counter()
         accepts = "global_batch_size" in (self.request.config.accept_changed or "")
         try:
@@ -82,12 +97,20 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            self._end(error)
+        finally:
+            cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
+            self._lock.release()
+
+    def _end(self, error: BaseException | None) -> None:
         error = self.first_error or error
         if isinstance(error, Stopped):
             self._log.info("stopped behind step %d: %s", self.trainer.global_step, error)
         elif error is not None and error is not self.first_error:
             self._log.error("".join(traceback.format_exception(error)))
         impossible = not self.begun and isinstance(error, Exception) and mistake(error) is not None
+        self._crash_log.disable()
         for handler in list(self._log.handlers):
             handler.close()
             self._log.removeHandler(handler)
@@ -98,12 +121,16 @@ class Attempt:
             return
         if not isinstance(error, Stopped):
             status = "finished" if error is None else "failed"
-            report.print_table(self._summarise(status), self.run, self.world)
+            report.print_table(self._summarise(status), self.run, self.world, self._log_folders())
             return
         against = why_not_again(self.run, error, self.request.config.max_attempts, self.begun)
-        report.print_table(self._summarise("stopped", again=not against), self.run, self.world)
+        summary = self._summarise("stopped", again=not against)
+        report.print_table(summary, self.run, self.world, self._log_folders())
         if self.request.config.requeue != "never" and (line := next_attempt(self.run, self.launch, against)):
             say(line)
+
+    def _log_folders(self) -> list[str]:
+        return [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
 
     def _is_taken_over(self) -> bool:
         try:
@@ -121,6 +148,8 @@ class Attempt:
         handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk: it is told elsewhere
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
+        self._crash_log.enable(cast(TextIO, handler.stream))
+        self.lifeline.how_ended = self._crash_log.how_ended
         self._log.setLevel(logging.INFO)
         self._log.propagate = False
 
@@ -131,6 +160,7 @@ class Attempt:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
             if not self._is_taken_over():
                 self._summarise("failed")
+            self._lock.release()
 
     def _summarise(self, status: str, again: bool = False) -> dict[str, Any]:
         seconds, best = time.perf_counter() - self._started, self.request.config.keep_best

@@ -3,11 +3,13 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import Trainer
 
 from project import report
+from project.checkpoints.directory_io import DirectoryCheckpointIO
+from project.checkpoints.loading import signed_sha256_of
 from project.checkpoints.manifest import newest_valid, read_manifest
 from project.cli import RankzeroCLI
 from project.command_line import Flags
@@ -50,6 +52,8 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
         cli = team.together(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
         trainer = team.together(lambda: cli.build_trainer(world, team))
         trainer.strategy.setup_environment()
+        own = agreed(trainer.strategy, team.launch.rank, lambda: signed_sha256_of(checkpoint))
+        cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = own
         metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
         result = {
             "run": checkpoint.parent.parent.name,

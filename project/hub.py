@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from project.environments.members import Member
@@ -112,13 +112,20 @@ class Hub:
         listening: Where the ranks connect.
         members: All processes, by rank.
         quiet: Whether something else tells a person that a process was ended.
+        how_ended: Says how a rank has ended, as far as that can be known.
 
     Attributes:
         word: What a rank has to know to connect.
     """
 
-    def __init__(self, listening: socket.socket, members: Sequence[Member], quiet: bool) -> None:
-        self.listening, self.members, self.quiet = listening, members, quiet
+    def __init__(
+        self,
+        listening: socket.socket,
+        members: Sequence[Member],
+        quiet: bool,
+        how_ended: Callable[[int], str] = lambda rank: "",
+    ) -> None:
+        self.listening, self.members, self.quiet, self.how_ended = listening, members, quiet, how_ended
         self.word = secrets.token_hex(8)
         _OURS.add(listening)
         self._ranks: dict[int, Lines] = {}
@@ -187,7 +194,8 @@ class Hub:
         """A rank has hung up, and unless it has said good-bye that is the end of the run."""
         if rank is not None and rank not in self._left:
             self._left.add(rank)
-            self._judge(f"rank {rank} on {self.members[rank].host} is gone{why}", NOBODY if self.quiet else 0)
+            how = self.how_ended(rank) or f"is gone{why}"
+            self._judge(f"rank {rank} on {self.members[rank].host} {how}", NOBODY if self.quiet else 0)
 
     def _look_for_absent(self, seconds: float) -> None:
         absent = [member for member in self.members if member.rank not in self._ranks]

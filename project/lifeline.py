@@ -4,7 +4,6 @@ Through it all ranks agree on the step that they stop behind, and learn at once 
 their main threads wait in a collective that will never end. A step that nobody wants to stop at costs no message.
 """
 
-import os
 import socket
 import subprocess
 import sys
@@ -14,7 +13,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from project.early_exit import LEAVE, EarlyExit
 from project.environments import network
+from project.environments.exit_report import report_exit
 from project.environments.hall import where_to_listen
 from project.environments.launch import Launch
 from project.environments.members import Member
@@ -47,6 +48,7 @@ class Lifeline:
 
     Attributes:
         last_words: Called, in another thread, before this process is ended from there.
+        how_ended: Says how a rank has ended, in words behind its name, as far as that can be known; otherwise nothing.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Lifeline:
     ) -> None:
         self.launch, self.members, self.rank = launch, members, launch.rank or 0
         self.last_words: Callable[[str], None] = lambda cause: None
+        self.how_ended: Callable[[int], str] = lambda rank: ""
         self._safe_points = -1
         self._asked: str | None = None
         self._until: int | None = None
@@ -65,6 +68,7 @@ class Lifeline:
         self._over = threading.Event()
         self._cause, self._teller = "", NOBODY
         self._leaving = self._tells_itself = self._done = False
+        self._early_exit = EarlyExit(self._exit_early)
         self._hub: Hub | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._lines: Lines | None = None
@@ -76,7 +80,7 @@ class Lifeline:
         self._watched = one_machine and self.launch.launcher == "local"
         if self.rank == 0:
             listening = network.listen("127.0.0.1" if one_machine else self._address_to_listen_at(interface), 0)
-            self._hub = Hub(listening, self.members, quiet=self._watched)
+            self._hub = Hub(listening, self.members, self._watched, lambda rank: self.how_ended(rank))
             where = (*listening.getsockname()[:2], self._hub.word)
         told, port, self._word = exchange(where)[0]
         self._lines = Lines(self._connection(told, port))
@@ -162,8 +166,13 @@ class Lifeline:
             self._over.wait(seconds)
         return self._cause if self._over.is_set() else None
 
+    def watch_exit(self) -> None:
+        """From now on `os._exit` in a user's code is a failure that all ranks learn of."""
+        self._early_exit.watch()
+
     def leave(self) -> None:
         """Says that this rank is done: well, or with its failure told."""
+        self._early_exit.close()
         self._leaving = self._done = True
         if self._lines:
             self._lines.send({"bye": True})
@@ -186,7 +195,7 @@ class Lifeline:
                 self._take(message, lines)
             lines.send(None)
         if not self._done:
-            cause = f"rank 0 on {self.members[0].host} is gone{lines.why}"
+            cause = f"rank 0 on {self.members[0].host} {self.how_ended(0) or f'is gone{lines.why}'}"
             self._end(cause, not self._watched and claims(self._name))
 
     def _take(self, message: Message, lines: Lines) -> None:
@@ -219,11 +228,24 @@ class Lifeline:
             time.sleep(TEARDOWN_SECONDS)
         if self._tells_itself and self._teller == self.rank and not self._done:
             say(f"{cause}; ending all")  # it has not come to that
-        words = f"{cause}; the main thread was at\n{_stack_of_main()}"
+        self._last_words(f"{cause}; the main thread was at\n{_stack_of_main()}")
+        report_exit()
+        LEAVE(1)
+
+    def _exit_early(self, status: int) -> None:
+        """The code that is trained has called `os._exit`."""
+        alone = self._lines is None
+        who = "this process" if alone else f"rank {self.rank} on {socket.gethostname()}"
+        cause = f"{who} ended with exit code {status} (os._exit) without a report"
+        if self.fail(cause):
+            say(cause + "; ending all" * (not alone))
+        self._last_words(f"{cause}\n{''.join(traceback.format_stack())}")
+        report_exit()
+
+    def _last_words(self, words: str) -> None:
         last = threading.Thread(target=self.last_words, args=(words,), daemon=True)  # which may wait for the disk
         last.start()
         last.join(LAST_WORDS_SECONDS)
-        os._exit(1)
 
 
 def _stack_of_main() -> str:

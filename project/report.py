@@ -1,6 +1,8 @@
 """What a run tells a person: one line at the start, one table at the end."""
 
+import math
 import platform
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from rich.table import Table
 from project.environments.launch import Launch
 from project.run_directory import RunDirectory
 from project.say import show
+from project.shown_metrics import once
 from project.world import World
 
 
@@ -23,8 +26,8 @@ def start_line(run: RunDirectory, world: World, launch: Launch, checkpoint: Path
     return f"{launch.launcher} ({evidence}): {processes}{backend}; run {run.path}{carried}"
 
 
-def print_table(summary: dict[str, Any], run: RunDirectory, world: World) -> None:
-    """Prints the end of an attempt."""
+def print_table(summary: dict[str, Any], run: RunDirectory, world: World, log_folders: Iterable[str] = ()) -> None:
+    """Prints the end of an attempt; `log_folders` are those that the Trainer's loggers write to."""
     table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
     backend = f", {world.backend}" if world.size > 1 else ""
     table.add_row("ran on", f"{summary['launcher']}: {world.nodes} x {world.devices} {_device(world)}{backend}")
@@ -32,15 +35,37 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: World) -> Non
     if summary["ledger"]:
         table.add_row("ledger", summary["ledger"][-1])
     table.add_row("speed", f"{summary['samples_per_second']:,.0f} samples/s; {summary['seconds']:.1f} s in all")
-    for name, value in summary["metrics"].items():
-        table.add_row(name, "not a finite number" if value is None else f"{value:.4f}")
+    for name, value in once(_numbers(summary["metrics"])).items():
+        table.add_row(name, f"{value:.4f}" if math.isfinite(value) else "not a finite number")
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
         name = "run_name" if summary["launcher"] == "torchrun" else "run"
         table.add_row("to carry on", f"the same command with --{name} {run.name}")
-    table.add_row("TensorBoard", f"tensorboard --logdir {run.path / 'tensorboard'}")
+    for label, where in logged(run, log_folders):
+        table.add_row(label, where)
     _print(table)
+
+
+def logged(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns the rows that say where metrics were logged: only places that hold files, each once.
+
+    Args:
+        run: The run.
+        folders: Where the Trainer's loggers write.
+    """
+    rows = []
+    for folder in dict.fromkeys([*map(Path, folders), run.path / "tensorboard"]):
+        if any(folder.glob("events.out.tfevents.*")):
+            rows.append(("TensorBoard", f"tensorboard --logdir {folder}"))
+        if (folder / "metrics.csv").is_file():
+            rows.append(("metrics", str(folder / "metrics.csv")))
+    return rows
+
+
+def _numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """The metrics of a summary, where null stands for what is no finite number."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def print_evaluation(result: dict[str, Any], file: Path) -> None:

@@ -1,5 +1,6 @@
 """What a run carries on from: rank zero decides, all follow."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,14 +9,17 @@ from typing import Any, Protocol, TypeVar
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
-from project.checkpoints.loading import load, needs_trust
+from project.checkpoints.loading import load, needs_trust, signed_sha256
 from project.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
 from project.environments.launch import Launch
-from project.errors import CannotStart, RequestError
+from project.errors import CannotStart, RequestError, nearest
 from project.kept_config import changes, classes_in
 from project.run_directory import RunDirectory, choose_run
+from project.run_lock import RunLock
 
 T = TypeVar("T")
+
+_EXAMPLE = "runs/NAME/checkpoints/step-00000100"
 
 
 class Request(Protocol):
@@ -43,6 +47,7 @@ class Decision:
         manifest: What that checkpoint says of itself.
         notes: Lines for a person to read.
         already_finished: Whether there is nothing left to do.
+        trusted_sha256: The sha256 of the checkpoint's state, where it may run code because a run of this user wrote it.
     """
 
     run: RunDirectory
@@ -50,6 +55,7 @@ class Decision:
     manifest: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     already_finished: bool = False
+    trusted_sha256: str = ""
 
     @property
     def step(self) -> int:
@@ -75,10 +81,27 @@ def agreed(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
     return outcome
 
 
-def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
-    """Chooses the run's directory and what to carry on from, and begins the attempt. Rank zero alone calls this."""
+def decide(request: Request, trainer: Trainer, launch: Launch, lock: RunLock) -> Decision:
+    """Chooses the run's directory and what to carry on from, and begins the attempt. Rank zero alone calls this.
+
+    Where it returns, the lock is held. Before that, nothing of the run is touched.
+    """
     config = request.config
     run = choose_run(config.root, config.run, request.title, launch.job_id)
+    try:
+        if run.title is None:  # otherwise its directory is one that does not exist yet
+            lock.acquire(run.path)
+        decision = _decide(request, trainer, launch, run)
+        if run.title is not None:
+            lock.acquire(run.path)
+    except BaseException:
+        lock.release()
+        raise
+    return decision
+
+
+def _decide(request: Request, trainer: Trainer, launch: Launch, run: RunDirectory) -> Decision:
+    config = request.config
     decision = Decision(run)
     resume = config.resume
     clean(run.checkpoints)
@@ -98,7 +121,9 @@ def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
         trusted = config.trust_checkpoint == "yes"
         decision.manifest = described(decision.checkpoint, trusted)
         if (names := decision.manifest.get("needs")) and not trusted:
-            raise needs_trust(decision.checkpoint, names)
+            decision.trusted_sha256 = signed_sha256(decision.manifest)
+            if not decision.trusted_sha256:
+                raise needs_trust(decision.checkpoint, names)
         if decision.manifest.get("rankzero") is None:
             decision.notes.append(f"{decision.checkpoint} is not ours: the epoch that it ends in begins anew")
     _check_same_training(decision, request)
@@ -161,6 +186,8 @@ def given_checkpoint(text: str) -> Path:
         RequestError: There is none that is whole.
     """
     path = Path(text).expanduser()
+    if not os.path.lexists(path):
+        raise _no_such_checkpoint(text, path)
     if path.suffix == ".ckpt" and path.is_file():
         return path
     checkpoint, refused = newest_valid(path / "checkpoints")
@@ -173,9 +200,23 @@ def given_checkpoint(text: str) -> Path:
         raise RequestError(
             f"the checkpoint {text}",
             "\n".join([*refused, str(error)]),
-            str(siblings or "the path of a checkpoint, such as runs/NAME/checkpoints/step-00000100"),
+            str(siblings or f"the path of a checkpoint, such as {_EXAMPLE}"),
         ) from None
     return path
+
+
+def _no_such_checkpoint(text: str, path: Path) -> RequestError:
+    folder = path.parent
+    if not folder.is_dir():
+        found = f"there is no such file or folder, and no folder {folder}"
+        return RequestError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
+    there = [other.name for other in folder.glob("*.ckpt")] + [other.name for other in checkpoints_in(folder)]
+    there += [other.parent.name for other in folder.glob("*/run.json")]
+    near = nearest(path.name, there) or (sorted(there)[-1] if there else None)
+    names = f"; {folder.resolve()} holds {', '.join(sorted(there)[-8:])}" if there else ""
+    within_run = newest_valid(folder / "checkpoints")[0]
+    instead = str(folder / near if near else within_run or f"the path of a checkpoint, such as {_EXAMPLE}")
+    return RequestError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)
 
 
 def _reached(summary: dict[str, Any], trainer: Trainer) -> bool:

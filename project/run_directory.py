@@ -112,8 +112,9 @@ class RunDirectory:
         Raises:
             TakenOverError: One has; it carries on, and this one has to leave the files alone.
         """
-        attempts = self.read("run.json").get("attempts") or []
-        if len(attempts) > self.attempt:
+        record = self.read("run.json")
+        attempts = record.get("attempts") or []
+        if len(attempts) > self.attempt or (attempts and record.get("id") != self.id):  # another id: --resume never
             newer = attempts[-1]
             raise TakenOverError(
                 f"attempt {newer['number']} at run {self.name} has begun on {newer['host']}; this one ends"

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from project.early_exit import LEAVE
+from project.environments.exit_report import report_exit
 from project.errors import Stopped
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -86,7 +88,8 @@ class StopSignals:
                     now = time.monotonic()
                     if number == signal.SIGINT:
                         if pressed and now - pressed > SAME_PRESS_SECONDS:
-                            os._exit(128 + signal.SIGINT)
+                            report_exit()
+                            LEAVE(128 + signal.SIGINT)
                         pressed = pressed or now
                     if number in STOPPING:
                         self._note(signal.Signals(number), now)

@@ -12,6 +12,7 @@ from project.command import Command
 from project.command_line import Flags, read_flags
 from project.environments import elastic
 from project.environments.detect import detect
+from project.environments.exit_report import report_exit
 from project.environments.launch import Launch
 from project.environments.network import quieten_sockets
 from project.environments.processes import die_with_parent, is_watched, run_processes
@@ -69,6 +70,7 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
     finally:
         end_workers()
         settle()
+        report_exit()
 
 
 def meet(launch: Launch, flags: Flags) -> Meeting:

@@ -208,6 +208,7 @@ class Team:
         )
 
     def __enter__(self) -> Self:
+        self.lifeline.watch_exit()
         return self
 
     def __exit__(

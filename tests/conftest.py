@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +12,13 @@ import torch
 
 DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd"}
 """They serve many tests, and end with the last."""
+
+
+def pytest_configure(config):
+    """Keys and settings that tests create do not go to the user's own folder."""
+    settings = tempfile.TemporaryDirectory(prefix="rankzero-tests-")
+    config.add_cleanup(settings.cleanup)
+    os.environ["XDG_CONFIG_HOME"] = settings.name
 
 
 def pytest_collection_modifyitems(items):

@@ -5,13 +5,16 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
-from torch import Tensor
+from rich.text import Text
 
 from project.loop_hooks import LoopCallback
 from project.say import show
+from project.shown_metrics import in_one_line
 
 EVERY_SECONDS = 10.0
 BAR_SECONDS = 0.1
+LINE_COLUMNS = 120
+"""The longest line."""
 
 
 class BarProgress(LoopCallback, RichProgressBar):
@@ -33,6 +36,26 @@ class BarProgress(LoopCallback, RichProgressBar):
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)  # the logger's version, which is always "tensorboard"
         return metrics
+
+    def _init_progress(self, trainer: Trainer) -> None:
+        before = self.progress
+        super()._init_progress(trainer)
+        if self.progress is not None and self.progress is not before:
+            for column in self.progress.columns:
+                self._keep_to_one_line(column)
+
+    @staticmethod
+    def _keep_to_one_line(column: Any) -> None:
+        """Has the text of a column be cut where the terminal ends, not wrapped; its class is Lightning's own."""
+        render = column.render
+
+        def one_line(task: Any) -> Any:
+            text = render(task)
+            if isinstance(text, Text):
+                text.no_wrap, text.overflow = True, "ellipsis"
+            return text
+
+        column.render = one_line
 
     def _get_train_description(self, current_epoch: int) -> str:
         return _epoch(self.trainer)
@@ -77,15 +100,11 @@ class PlainProgress(LoopCallback, ProgressBar):
 
     def _print(self, trainer: Trainer, where: str) -> None:
         self._printed = time.monotonic()
-        metrics = "  ".join(f"{name} {_short(value)}" for name, value in sorted(trainer.callback_metrics.items()))
-        seconds = self._printed - self._started
-        show(f"{_epoch(trainer)} {where}  step {trainer.global_step}  {metrics}  {seconds:.0f} s")
+        head, tail = f"{_epoch(trainer)} {where}  step {trainer.global_step}", f"{self._printed - self._started:.0f} s"
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        show(in_one_line(head, metrics, trainer.progress_bar_metrics, tail, LINE_COLUMNS))
 
 
 def _epoch(trainer: Trainer) -> str:
     last = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
     return f"epoch {trainer.current_epoch + 1}{last}"
-
-
-def _short(value: float | Tensor) -> str:
-    return f"{float(value):.4g}"

@@ -9,6 +9,7 @@ from typing import Any
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from project.checkpoints.durable import remove_directory, write_directory, write_state
+from project.checkpoints.hyper_parameters import with_plain_hyper_parameters
 from project.checkpoints.loading import load
 from project.checkpoints.snapshot import Snapshots
 from project.checkpoints.writer import BackgroundWriter
@@ -29,6 +30,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
             nothing is saved in the background, the error is raised.
 
     Attributes:
+        trusted_sha256: The sha256 of a state that may run code, since rank zero found that a run of this user wrote it.
         folder: Where the run's own checkpoints go, None for anywhere; what is saved elsewhere is written at once.
         last_seconds: How long the last save of a directory took, from the copy until it was on the disk.
     """
@@ -42,6 +44,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
     ) -> None:
         self.trusted, self.background = trusted, background
         self.on_committed, self.on_error = on_committed, on_error
+        self.trusted_sha256 = ""
         self.folder: Path | None = None
         self.last_seconds: float | None = None
         self._snapshots, self._writer = Snapshots(), BackgroundWriter()
@@ -55,6 +58,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
             with replacing(place) as beside:
                 write_state(checkpoint, beside)
             return
+        checkpoint = with_plain_hyper_parameters(checkpoint)
         self.wait()
         started = time.monotonic()
         if self.folder is not None and place.parent != self.folder:
@@ -73,7 +77,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         self.wait()
         trusted = self.trusted if weights_only is None else not weights_only
-        return load(Path(path), map_location or "cpu", trusted)
+        return load(Path(path), map_location or "cpu", trusted, self.trusted_sha256)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         if "://" in str(path):

@@ -15,10 +15,12 @@ from project.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
     REPLACED,
+    SIGNATURE,
     STATE,
     is_whole,
     manifest_text,
 )
+from project.checkpoints.signature import NoKeyError, signature
 from project.files import SAVING, make_folder, sync_folder, synced
 
 
@@ -100,6 +102,7 @@ def remove_directory(path: Path) -> None:
 
 def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
     state = write_state(checkpoint, folder / STATE)
+    described = {"bytes": state.bytes, "sha256": state.sha256}
     manifest = {
         "format": FORMAT,
         "epoch": checkpoint.get("epoch"),
@@ -107,8 +110,11 @@ def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
         "rankzero": checkpoint.get("rankzero", {}),
         "contents": sorted(map(str, checkpoint)),
         "needs": _needs(folder / STATE),
-        "files": {STATE: {"bytes": state.bytes, "sha256": state.sha256}},
+        "files": {STATE: described},
     }
+    if manifest["needs"]:
+        with contextlib.suppress(NoKeyError):  # then it is read only with --trust_checkpoint yes
+            manifest[SIGNATURE] = signature(STATE, described)
     with synced(folder / MANIFEST) as file:
         file.write(manifest_text(manifest).encode())
 

@@ -1,28 +1,46 @@
 """Reads checkpoints that anybody may have written: nothing in them is run, and nothing in them surprises."""
 
+import hmac
 import os
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from project.checkpoints.manifest import open_plain, open_verified
+from project.checkpoints.manifest import (
+    SIGNATURE,
+    STATE,
+    open_plain,
+    open_verified,
+    read_manifest,
+    read_verified,
+)
+from project.checkpoints.signature import is_signed, key_problem
 from project.errors import RequestError
 
 _END_BYTES = 22
 
 
-def load(path: Path, map_location: Any = "cpu", trusted: bool = False) -> dict[str, Any]:
+def load(
+    path: Path,
+    map_location: Any = "cpu",
+    trusted: bool = False,
+    trusted_sha256: str = "",
+    how_to_trust: str = "--trust_checkpoint yes",
+) -> dict[str, Any]:
     """Reads a checkpoint directory, once it is known to be what was written, or a .ckpt file.
 
     Args:
         path: The checkpoint.
         map_location: Where its tensors go.
-        trusted: Whether it may hold more than tensors and plain types. Reading such a file can run any code.
+        trusted: Whether it may hold more than tensors and plain types. Reading such a file can run any code. A
+            directory that a run of this user wrote, which its signature proves, may do so in any case.
+        trusted_sha256: A directory whose state has this sha256 may do so too.
+        how_to_trust: What a person types to have such a file read.
 
     Raises:
         FileNotFoundError: There is none.
@@ -31,22 +49,35 @@ def load(path: Path, map_location: Any = "cpu", trusted: bool = False) -> dict[s
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint at {path}")
     try:
-        return _load(path, map_location, trusted)
+        return _load(path, map_location, trusted, trusted_sha256)
     except _NeedsTrustError as error:
-        raise needs_trust(path, error.names) from None
+        raise needs_trust(path, error.names, how_to_trust) from None
     except (OSError, ValueError) as error:
         raise RequestError(f"the checkpoint {path}", str(error), "the path of another checkpoint") from None
 
 
-def needs_trust(path: Path, names: Sequence[str]) -> RequestError:
+def signed_sha256_of(checkpoint: Path) -> str:
+    """Returns what `signed_sha256` says of a checkpoint directory; nothing for a file."""
+    return signed_sha256(read_manifest(checkpoint)) if checkpoint.is_dir() else ""
+
+
+def signed_sha256(manifest: Mapping[str, Any]) -> str:
+    """Returns the sha256 of a state that needs code to be read and that a run of this user wrote; otherwise nothing."""
+    if not manifest.get("needs") or SIGNATURE not in manifest:
+        return ""
+    described = manifest["files"][STATE]
+    return str(described["sha256"]) if is_signed(STATE, described, manifest[SIGNATURE]) else ""
+
+
+def needs_trust(path: Path, names: Sequence[str], how: str = "--trust_checkpoint yes") -> RequestError:
     """The error for a checkpoint that holds more than tensors and plain types."""
     shown = [re.sub(r"[^ -~]", "?", name)[:80] for name in names[:8]]
     shown += [f"and {len(names) - 8} more"] * (len(names) > 8)
     return RequestError(
         f"the checkpoint {path}",
         f"{path} holds more than tensors and plain types ({', '.join(shown)});\n"
-        "such a file can run any code when it is read",
-        "--trust_checkpoint yes, if you trust whoever wrote it",
+        "such a file can run any code when it is read" + (f"\n{problem}" if (problem := key_problem()) else ""),
+        f"{how}, if you trust whoever wrote it",
     )
 
 
@@ -56,14 +87,24 @@ class _NeedsTrustError(ValueError):
         self.names = names
 
 
-def _load(path: Path, map_location: Any, trusted: bool) -> dict[str, Any]:
-    with open_verified(path) if path.is_dir() else open_plain(path) as file:
+def _load(path: Path, map_location: Any, trusted: bool, trusted_sha256: str) -> dict[str, Any]:
+    signed = None if trusted or not path.is_dir() else _open_signed(path, trusted_sha256)
+    trusted = trusted or signed is not None
+    with signed or (open_verified(path) if path.is_dir() else open_plain(path)) as file:
         if not trusted:
             _check_archive(path, file)
         content = _read(path, file, map_location, trusted)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, where a checkpoint holds a dict")
     return content
+
+
+def _open_signed(path: Path, trusted_sha256: str) -> BinaryIO | None:
+    """Opens the state of a directory that needs code to be read and may run it; None for any other."""
+    manifest = read_manifest(path)
+    described = manifest["files"][STATE]
+    trusted = trusted_sha256 and hmac.compare_digest(trusted_sha256.encode(), described["sha256"].encode())
+    return read_verified(path, described) if trusted or signed_sha256(manifest) else None
 
 
 def _read(path: Path, file: BinaryIO, map_location: Any, trusted: bool) -> Any:

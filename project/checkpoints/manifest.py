@@ -2,13 +2,15 @@
 
 checkpoints/step-00001234/
   state.pt         what Lightning saves
-  manifest.json    format, epoch, step, and size and sha256 of each file; written last
+  manifest.json    format, epoch, step, and size and sha256 of each file; written last. `signature` is there where the
+                   state needs code to be read, see `project.checkpoints.signature`
 
 `step-00001234.replaced` is an earlier one of the same step, while that is saved anew. What begins with a dot is being
 written or deleted.
 """
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -21,6 +23,7 @@ from typing import Any, BinaryIO
 FORMAT = 3
 """1 knew no position within an epoch, and another order of samples; 2 did not seal its manifest."""
 STATE, MANIFEST = "state.pt", "manifest.json"
+SIGNATURE = "signature"
 REPLACED, DELETING = ".replaced", ".deleting"
 
 _MANIFEST_BYTES = 1 << 26
@@ -82,11 +85,31 @@ def open_verified(checkpoint: Path) -> BinaryIO:
         missing = isinstance(error, FileNotFoundError)
         raise ValueError(f"{checkpoint}: {STATE} is missing" if missing else str(error)) from None
     try:
-        _check_content(file, expected)
+        _check_content(file, os.fstat(file.fileno()).st_size, expected)
     except (OSError, ValueError) as error:
         file.close()
         raise ValueError(f"{checkpoint}: {STATE} {error}") from None
     return file
+
+
+def read_verified(checkpoint: Path, described: Mapping[str, Any]) -> BinaryIO:
+    """Reads the whole state into memory and checks that copy, which nobody can change between check and use.
+
+    Args:
+        checkpoint: The checkpoint directory.
+        described: The `bytes` and `sha256` that the state must have.
+
+    Raises:
+        OSError: The state cannot be read.
+        ValueError: It differs from its description.
+    """
+    with open_plain(checkpoint / STATE) as file:
+        content = io.BytesIO(file.read(described["bytes"] + 1))
+    try:
+        _check_content(content, content.getbuffer().nbytes, described)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint}: {STATE} {error}") from None
+    return content
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -180,7 +203,7 @@ def _check_manifest(content: Any, data: bytes) -> None:
     rest = {key: value for key, value in content.items() if key != "sha256"}
     if content.get("sha256") != _hash_of(rest) or (_dump(content) + "\n").encode() != data:
         raise ValueError("is not what was written (its sha256 differs)")
-    if set(content) != {"format", "epoch", "step", "rankzero", "contents", "needs", "files", "sha256"}:
+    if set(content) - {SIGNATURE} != {"format", "epoch", "step", "rankzero", "contents", "needs", "files", "sha256"}:
         raise ValueError("does not say what one of this format says")
     for key in ("epoch", "step"):
         if content[key] is not None and type(content[key]) is not int:
@@ -206,9 +229,8 @@ def _check_files(files: Any) -> None:
         raise ValueError(f"does not say the size and the sha256 of {STATE}")
 
 
-def _check_content(file: BinaryIO, expected: Mapping[str, Any]) -> None:
+def _check_content(file: BinaryIO, size: int, expected: Mapping[str, Any]) -> None:
     """Raises a ValueError that says how a file differs from what was written, as the end of a sentence."""
-    size = os.fstat(file.fileno()).st_size
     if size != expected["bytes"]:
         how = "truncated" if size < expected["bytes"] else "longer than it was"
         raise ValueError(f"is not what was written: {how} ({size:,} bytes of {expected['bytes']:,})")

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from project.checkpoints.directory_io import DirectoryCheckpointIO
 from project.checkpoints.durable import remove_directory
-from project.checkpoints.manifest import checkpoints_in, read_manifest
+from project.checkpoints.manifest import SIGNATURE, checkpoints_in, read_manifest
 from project.checkpoints.retention import Retention
+from project.checkpoints.signature import key_problem
 from project.errors import RunError, SaveError
 from project.loop_hooks import LoopCallback
 from project.loops import fit_loop_of
@@ -200,13 +201,10 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
                     remove_directory(path)
         except (OSError, RunError) as error:
             say(f"an older checkpoint is not removed: {error}")
-        if (needs := read_manifest(saved)["needs"]) and not self._warned:
+        manifest = read_manifest(saved)
+        if manifest["needs"] and not self._warned:
             self._warned = True
-            rank_zero_warn(
-                f"rankzero: the checkpoints of this run hold more than tensors and plain types ({', '.join(needs)}), "
-                "and are read only with --trust_checkpoint yes. Keep such things out of state_dict and "
-                "on_save_checkpoint, or start with that flag"
-            )
+            rank_zero_warn(needs_code(manifest))
 
     def _tell(self, place: Path, error: Exception) -> None:
         """In the thread that could not write."""
@@ -214,3 +212,14 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         with suppress(OSError):
             kept = checkpoints_in(self.folder)
         self.on_error(f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}")
+
+
+def needs_code(manifest: Mapping[str, Any]) -> str:
+    """The warning for a run whose checkpoints cannot be read without running code; it says who can read them."""
+    needs = ", ".join(manifest["needs"])
+    holds = f"rankzero: the checkpoints of this run hold more than tensors and plain types ({needs})."
+    keep_out = "Keep such things out of state_dict and on_save_checkpoint"
+    if SIGNATURE in manifest:
+        return f"{holds} Your own runs resume from them; anyone else needs --trust_checkpoint yes. {keep_out}"
+    reason = f" ({problem})" if (problem := key_problem()) else ""
+    return f"{holds} They are read only with --trust_checkpoint yes{reason}. {keep_out}, or start with that flag"

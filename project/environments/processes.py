@@ -7,13 +7,16 @@ them as soon as one fails. It imports no torch, so it is there at once and stays
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from project.environments import local, network
+from project.environments.exit_report import ExitReport
 from project.environments.launch import Launch
 from project.errors import Exit
 from project.say import say
@@ -44,7 +47,7 @@ def run_processes(command: Sequence[str], count: int, launch: Launch | None = No
         SIGNALS.tell(watched.pass_on)
         return watched.wait()
     finally:
-        watched.kill()
+        watched.close()
         if listens:
             SIGNALS.close()
 
@@ -64,19 +67,16 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def _start(command: Sequence[str], count: int, launch: Launch) -> list["subprocess.Popen[bytes]"]:
+def _start(command: Sequence[str], count: int, launch: Launch) -> list["_Process"]:
     """Starts the processes; rank zero of one machine inherits the socket, so that nobody takes the port meanwhile."""
     if (launch.num_nodes or 1) > 1:
         variables = _variables(count, launch)
-        return [subprocess.Popen(command, env=variables | _place(i, count, launch)) for i in range(count)]
+        return [_Process(command, variables | _place(i, count, launch)) for i in range(count)]
     with network.listen("127.0.0.1", 0) as listening:
         variables = _variables(count, replace(launch, port=listening.getsockname()[1]))
-        inherited = (listening.fileno(),)
         first = variables | _place(0, count, launch) | {local.LISTENING: str(listening.fileno())}
-        processes = [subprocess.Popen(command, env=first, pass_fds=inherited)]
-        return processes + [
-            subprocess.Popen(command, env=variables | _place(i, count, launch)) for i in range(1, count)
-        ]
+        processes = [_Process(command, first, listening.fileno())]
+        return processes + [_Process(command, variables | _place(i, count, launch)) for i in range(1, count)]
 
 
 def _variables(count: int, launch: Launch) -> dict[str, str]:
@@ -100,10 +100,32 @@ def _place(local_rank: int, count: int, launch: Launch) -> dict[str, str]:
     return {"RANK": str((launch.node_rank or 0) * count + local_rank), "LOCAL_RANK": str(local_rank)}
 
 
+class _Process(subprocess.Popen[bytes]):
+    """A process that reports when it ends on purpose."""
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], *inherited: int) -> None:
+        self._report = ExitReport()
+        try:
+            passed = (*inherited, self._report.writing)
+            super().__init__(command, env={**variables, **self._report.variables}, pass_fds=passed)
+        except BaseException:
+            self._report.close()
+            raise
+
+    @cached_property
+    def has_reported(self) -> bool:
+        """Whether this process, which has ended, chose its exit code; otherwise something else ended it."""
+        return self._report.is_there()
+
+    def close(self) -> None:
+        """Closes what this process holds."""
+        self._report.close()
+
+
 class _Processes:
     """Processes that are watched together."""
 
-    def __init__(self, processes: Sequence["subprocess.Popen[bytes]"], first_rank: int) -> None:
+    def __init__(self, processes: Sequence[_Process], first_rank: int) -> None:
         self.processes, self.first_rank = processes, first_rank
         self.deadline = float("inf")
 
@@ -129,6 +151,12 @@ class _Processes:
             process.kill()
             process.wait()
 
+    def close(self) -> None:
+        """Kills those that are left, and closes what this process holds."""
+        self.kill()
+        for process in self.processes:
+            process.close()
+
     def _give_grace(self) -> None:
         self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
 
@@ -139,8 +167,13 @@ class _Processes:
                 name = signal.Signals(-code).name
                 if name == SIGNALS.asked:  # it came before the process could listen: nothing was begun
                     return Exit.STOPPED
-                say(f"rank {self.first_rank + rank} was ended by {name}; ending the others")
-                return 1
+                return self._tell(rank, f"was ended by {name}")
+            if code is not None and not process.has_reported:
+                return self._tell(rank, f"ended with exit code {code} without a report")
             if code:
                 return code  # it has said why
         return None
+
+    def _tell(self, rank: int, how: str) -> int:
+        say(f"rank {self.first_rank + rank} on {socket.gethostname()} {how}; ending the others")
+        return Exit.FAILED

@@ -8,6 +8,7 @@ import time
 from hashlib import sha256
 
 from project.environments import slurm
+from project.environments.exit_report import report_exit
 from project.environments.launch import Launch, Variables
 
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "PBS_NODENUM")
@@ -78,5 +79,10 @@ def leave_after_the_speaker(code: int, spoke: bool) -> None:
     variables = Variables(os.environ)
     if not any(name in variables for name in RANKS):
         return  # nobody else is there
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+
+    def leave(*_: object) -> None:
+        report_exit()
+        os._exit(code)
+
+    signal.signal(signal.SIGTERM, leave)
     time.sleep(LEAVE_SECONDS if _claim or not spoke else HEARD_SECONDS)

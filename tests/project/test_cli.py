@@ -225,7 +225,7 @@ BAD = [
     ("--config trainer.yaml", "--trainer.max_epochs"),
     ("--root file", "is a file"),
     ("--root /proc/nowhere", "folder you may write to"),
-    ("--resume nowhere", "no finished checkpoint"),
+    ("--resume nowhere", "there is no such file or folder"),
     ("--backend nccl --accelerator cpu", "--backend gloo"),
 ]
 

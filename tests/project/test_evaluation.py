@@ -55,7 +55,10 @@ def test_a_checkpoint_that_has_left_its_run(run, tmp_path):
     ("arguments", "message"),
     [
         (("--run", "y"), "type   --run x"),
-        (("--checkpoint", "runs/x/nothing"), "no finished checkpoint"),
+        (
+            ("--checkpoint", "runs/x/nothing"),
+            r"there is no such file or folder\n  type   runs/x/checkpoints/step-00000046",
+        ),
         (("--root", "elsewhere"), "there are 0"),
         (("--run", "x", "--output", "/proc/x.json"), "folder you may write to"),
     ],

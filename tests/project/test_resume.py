@@ -1,13 +1,15 @@
 """What a run carries on from."""
 
 import json
+import re
 
 import pytest
 import torch
 from lightning.pytorch import Callback
 
 from project.environments.launch import Launch
-from project.errors import CannotStart
+from project.errors import CannotStart, RequestError
+from project.resume import given_checkpoint
 from running import fit_here, weights
 
 TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
@@ -188,6 +190,26 @@ def test_a_run_that_its_steps_ended_within_an_epoch_goes_on_there(here, capsys):
         fit_here(*arguments, "--trainer.max_steps", steps, "--run", "parts")
     assert same(weights(here / "runs/whole"), weights(here / "runs/parts"))
     assert "--trainer.max_steps 384" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "instead"),
+    [
+        ("missing.ckpt", "there is no such file or folder", "runs/NAME/checkpoints/step-00000100"),
+        ("lst.ckpt", r"there is no such file or folder; \S+ holds last.ckpt", "last.ckpt"),
+        ("nowhere/x.ckpt", "there is no such file or folder, and no folder nowhere", "runs/NAME/checkpoints"),
+        ("runs/y", r"there is no such file or folder; \S+ holds first", "runs/first"),
+    ],
+)
+def test_a_checkpoint_that_is_missing_is_named_as_it_was_typed(here, asked, found, instead):
+    if asked != "missing.ckpt":
+        (here / "last.ckpt").write_text("")
+    (here / "runs/first").mkdir(parents=True)
+    (here / "runs/first/run.json").write_text("{}")
+    with pytest.raises(RequestError) as error:
+        given_checkpoint(asked)
+    assert error.value.asked == f"the checkpoint {asked}" and "manifest.json" not in str(error.value)
+    assert re.fullmatch(found, error.value.found) and instead in error.value.instead
 
 
 def test_a_checkpoint_that_is_none(here):

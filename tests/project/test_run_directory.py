@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from project.errors import RequestError
+from project.errors import RequestError, TakenOverError
 from project.run_directory import RunDirectory, choose_run
 
 
@@ -65,6 +65,20 @@ def test_an_impossible_attempt_leaves_an_earlier_one_alone(tmp_path):
     run.begin_attempt("a: 2")
     run.discard_attempt()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_an_attempt_ends_when_a_newer_one_has_begun(tmp_path, resume):
+    first = RunDirectory(tmp_path / "x")
+    first.begin_attempt("a: 1")
+    first.check_still_ours()
+    second = RunDirectory(tmp_path / "x")
+    if resume == "never":
+        second.put_aside()  # the newer run counts its attempts from 1 again
+    second.begin_attempt("a: 1")
+    second.check_still_ours()
+    with pytest.raises(TakenOverError):
+        first.check_still_ours()
 
 
 def test_an_earlier_run_is_put_aside_never_lost(tmp_path):

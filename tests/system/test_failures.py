@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,52 @@ def test_torchrun_starts_all_again_when_a_worker_is_killed(mine, undisturbed):
     assert not ranks_in(mine)
     assert json.loads((mine / "runs/x/summary.json").read_text())["attempts"] == 2
     assert same(learned(mine / "runs/x"), undisturbed)
+
+
+LEAVES = """
+import ctypes
+import os
+from lightning.pytorch import Callback
+
+class Leaves(Callback):
+    def __init__(self, how: str, rank: int):
+        self.how, self.rank = how, rank
+
+    def on_train_batch_end(self, trainer, *arguments):
+        if trainer.global_rank == self.rank and trainer.global_step == 3:
+            if self.how == "segfault":
+                ctypes.string_at(0)
+            ctypes.CDLL(None)._exit(int(self.how)) if self.how.startswith("+") else os._exit(int(self.how))
+"""
+
+LOCAL, ALONE = (PYTHON, script("fit"), "--devices", "2", "--run", "x"), (PYTHON, script("fit"), "--run", "x")
+UNDER_TORCHRUN = (TORCHRUN, "--nproc-per-node", "2", script("fit"), "--run_name", "x")
+
+
+@pytest.mark.parametrize(
+    ("command", "how", "says"),
+    [
+        (LOCAL, "3", "rank 1 on {host} ended with exit code 3 (os._exit) without a report; ending all"),
+        (LOCAL, "+0", "rank 1 on {host} ended with exit code 0 without a report; ending the others"),
+        (LOCAL, "segfault", "rank 1 on {host} was ended by SIGSEGV; ending the others"),
+        (UNDER_TORCHRUN, "75", "rank 1 on {host} ended with exit code 75 (os._exit) without a report; ending all"),
+        (UNDER_TORCHRUN, "segfault", "rank 1 on {host} was ended by SIGSEGV, see runs/x/logs/rank-001.log; ending all"),
+        (ALONE, "3", "this process ended with exit code 3 (os._exit) without a report"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 10 else "",
+)
+def test_a_rank_that_leaves_without_a_word_is_a_failure_with_one_line(mine, command, how, says):
+    (mine / "leaves.py").write_text(LEAVES)
+    alone = command is ALONE
+    arguments = ("--trainer.callbacks", "leaves.Leaves", "--trainer.callbacks.rank", "0" if alone else "1")
+    result = run(*command, *TRAIN, *arguments, f"--trainer.callbacks.how={how}", folder=mine, code=1)
+    lines = [line for line in (result.out + result.err).splitlines() if line.startswith("rankzero: ")]
+    said = [line for line in lines if "without a report" in line or "ended" in line or "ending" in line]
+    assert said == ["rankzero: " + says.format(host=socket.gethostname())]
+    log = (mine / f"runs/x/logs/rank-00{0 if alone else 1}.log").read_text()
+    assert "in on_train_batch_end" in log or how.startswith("+")
+    assert json.loads((mine / "runs/x/summary.json").read_text())["status"] == "failed"
+    assert not ranks_in(mine) and not (mine / "runs/.x.lock").exists()
 
 
 @pytest.mark.soak

@@ -5,6 +5,7 @@ import pytest
 from running import BIN, run
 from system.learned import TORCHRUN, TRAIN, check
 from system.slurm import submit
+from system.test_failures import LEAVES
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
@@ -53,3 +54,13 @@ def test_two_steps_of_one_job_do_not_meet(slurm, tmp_path):
     starts = [line for line in printed.splitlines() if line.startswith("rankzero: slurm (")]
     assert len(starts) == 2 and len({line.split("met at ")[1].split(";")[0] for line in starts}) == 2, printed
     assert printed.count("finished") == 2
+
+
+def test_a_rank_that_leaves_without_a_report_is_a_failure_with_one_line(slurm, tmp_path):
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    arguments = ("--trainer.callbacks", "leaves.Leaves", "--trainer.callbacks.rank", "1", "--trainer.callbacks.how=75")
+    command = ("srun", "--nodes=2", "--ntasks-per-node=1", "python", *TRAIN, *arguments)
+    result = run(*command, folder=tmp_path, environment=slurm, code=1)
+    said = [line for line in (result.out + result.err).splitlines() if "ending all" in line]
+    assert len(said) == 1 and "ended with exit code 75 (os._exit) without a report" in said[0]
+    assert said[0].startswith("rankzero: rank 1 on ")

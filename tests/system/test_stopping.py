@@ -133,6 +133,8 @@ class Fault(Callback):
     def strike(self, where, trainer):
         if where == self.where.partition(" ")[0] and trainer.global_rank == self.rank and trainer.global_step > 5:
             kind = self.where.partition(" ")[2]
+            if kind.startswith("_exit"):
+                os._exit(int(kind.removeprefix("_exit")))
             if kind:
                 os.kill(os.getpid(), getattr(signal, kind)) if kind.startswith("SIG") else sys.exit(3)
             raise KeyError("deliberate")
@@ -153,6 +155,11 @@ class Fault(Callback):
         ("batch SIGKILL", 1, "rank 1 on {host} is gone"),
         ("batch SIGKILL", 0, "rank 0 on {host} is gone"),
         ("batch SIGSTOP", 2, "rank 2 on {host} was stopped (SIGSTOP)"),
+        ("batch _exit3", 1, "rank 1 on {host} ended with exit code 3 (os._exit) without a report; ending all"),
+        ("batch _exit0", 0, "rank 0 on {host} ended with exit code 0 (os._exit) without a report; ending all"),
+        ("epoch _exit75", 2, "rank 2 on {host} ended with exit code 75 (os._exit) without a report; ending all"),
+        ("batch SIGSEGV", 1, "rank 1 on {host} was ended by SIGSEGV, see runs/x/logs/rank-001.log; ending all"),
+        ("batch SIGABRT", 0, "rank 0 on {host} was ended by SIGABRT, see runs/x/logs/rank-000.log; ending all"),
     ],
 )
 def test_one_rank_fails_and_all_end(forks: Forks, mine, where, rank, says):
@@ -160,15 +167,17 @@ def test_one_rank_fails_and_all_end(forks: Forks, mine, where, rank, says):
     (mine / "faults.py").write_text(FAULTS)
     arguments = ("--trainer.callbacks", "faults.Fault", "--trainer.callbacks.where", where, "--trainer.callbacks.rank")
     codes = forks.fit(*CLASSES, *arguments, f"{rank}", "--epochs", "9", "--run", "x", folder=mine, world=3, code=None)
-    lost = where.endswith(("SIGKILL", "SIGSTOP"))
-    assert codes == [-signal.SIGKILL if lost and one == rank else 1 for one in range(3)]
+    name = where.partition(" ")[2]
+    lost = name.startswith("SIG")
+    ended = -signal.SIGKILL if name == "SIGSTOP" else -getattr(signal, name) if lost else 1
+    assert codes == [ended if one == rank else 1 for one in range(3)]
     said = "\n".join(forks.said(mine, 3))
     assert said.count(says.format(host=socket.gethostname())) == 1
     assert said.count(" failed with the error above") + said.count("; ending all") == 1
     assert said.count("Traceback") <= 2
-    for one in {0, 1, 2} - ({rank} if lost else set()):
+    for one in {0, 1, 2} - ({rank} if name in ("SIGKILL", "SIGSTOP") else set()):
         log = (mine / f"runs/x/logs/rank-{one:03d}.log").read_text()
-        assert 'File "' in log and (one != rank or "deliberate" in log or "exit" in where)
+        assert 'File "' in log and (one != rank or "deliberate" in log or "exit" in where or lost)
     if codes[0] == 1:
         assert summary(mine, "x")["status"] == "failed"
 

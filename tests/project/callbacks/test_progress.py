@@ -1,4 +1,9 @@
+import io
+
+import pytest
+from lightning.pytorch import Callback
 from lightning.pytorch.demos.boring_classes import BoringModel
+from rich import reconfigure
 
 from project.callbacks.progress import BarProgress, PlainProgress
 from running import train_here
@@ -35,3 +40,37 @@ def test_other_ranks_print_nothing(capsys):
 
 def test_the_bar_counts_epochs_from_one(capsys):
     assert any("epoch 2/2" in line for line in output(BarProgress(), capsys, max_epochs=2))
+
+
+class LoggingMuch(BoringModel):
+    def training_step(self, batch, batch_idx):
+        for number in range(20):
+            self.log(f"train/metric_{number}", 0.123456, prog_bar=True, on_step=True, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_plain_line_has_120_columns_at_most(capsys):
+    train_here(PlainProgress(0), model=LoggingMuch(), enable_progress_bar=True, max_epochs=2, limit_train_batches=3)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert lines and all(len(line) <= 120 and " more  " in line for line in lines)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_bar_takes_one_line_of_a_terminal(columns):
+    from lightning.pytorch.callbacks import RichProgressBar
+
+    class Height(Callback):
+        def on_train_batch_end(self, trainer, *arguments):
+            bar = trainer.progress_bar_callback
+            self.lines = bar._console.render_lines(bar.progress.get_renderable())
+
+    heights = {}
+    for kind in (BarProgress, RichProgressBar):
+        height = Height()
+        settings = {"width": columns, "force_terminal": True, "file": io.StringIO()}
+        bar = kind(console_kwargs=settings)
+        options = {"loops": True, "enable_progress_bar": True, "max_epochs": 1, "limit_train_batches": 3}
+        train_here(bar, height, model=LoggingMuch(), **options)
+        heights[kind] = len(height.lines)
+    reconfigure()
+    assert heights[BarProgress] == 1 < heights[RichProgressBar]

@@ -94,12 +94,13 @@ def test_what_torch_cannot_write_leaves_nothing(saved):
     assert names(saved) == ["step-00000010", "step-00000020"]
 
 
-def test_what_needs_more_than_tensors_says_so_when_it_is_saved(saved):
-    path = save(saved, 30, hyper_parameters={"batches": range(3)})
+def test_what_needs_more_than_tensors_says_so_when_it_is_saved(saved, tmp_path, monkeypatch):
+    path = save(saved, 30, own={"batches": range(3)})
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another user"))
     assert read_manifest(path)["needs"] == ["builtins.range"]
     with pytest.raises(ValueError, match=r"builtins\.range(.|\n)*--trust_checkpoint yes"):
         load(path)
-    assert DirectoryCheckpointIO(trusted=True).load_checkpoint(path)["hyper_parameters"] == {"batches": range(3)}
+    assert DirectoryCheckpointIO(trusted=True).load_checkpoint(path)["own"] == {"batches": range(3)}
 
 
 def test_what_torch_cannot_look_into_is_saved_all_the_same(saved):

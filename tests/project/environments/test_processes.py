@@ -1,4 +1,5 @@
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -8,6 +9,9 @@ import pytest
 
 from project.environments import processes
 from project.environments.processes import run_processes
+
+REPORTING = "from project.environments.exit_report import report_exit; report_exit()\n"
+"""What a process does before it ends on purpose."""
 
 
 def run(code, count=2):
@@ -22,20 +26,46 @@ pathlib.Path(e["RANK"]).write_text(f"{e['LOCAL_RANK']} {e['WORLD_SIZE']} {e['MAS
 
 
 def test_every_process_knows_its_place(here):
-    assert run(PLACE, count=3) == 0
+    assert run(PLACE + REPORTING, count=3) == 0
     texts = [(here / str(rank)).read_text().split() for rank in range(3)]
     assert [text[0] for text in texts] == ["0", "1", "2"] and {text[1] for text in texts} == {"3"}
     assert len({(text[2], text[3]) for text in texts}) == 1 and texts[0][2] == "127.0.0.1"
 
 
 def test_all_well():
-    assert run("pass") == 0
+    assert run(REPORTING) == 0
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 75])
+def test_an_exit_code_without_a_report_is_a_failure(code, capfd):
+    leaves = f"import os; os._exit({code} if os.environ['RANK'] == '1' else 0)"
+    reports = "import os\nif os.environ['RANK'] == '0':\n    " + REPORTING
+    assert run(reports + leaves) == 1
+    said = capfd.readouterr().err
+    assert said == (
+        f"rankzero: rank 1 on {socket.gethostname()} ended with exit code {code} without a report; ending the others\n"
+    )
+
+
+@pytest.mark.parametrize("code", [1, 2, 75])
+def test_an_exit_code_that_was_reported_is_kept(code, capfd):
+    assert run(REPORTING + f"import os; os._exit({code})") == code
+    assert capfd.readouterr().err == ""
+
+
+def test_a_process_of_a_process_reports_nothing(capfd):
+    """It may have another file open under the same number."""
+    child = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {REPORTING!r}], close_fds=False, check=True)"
+    )
+    assert run(child, count=1) == 1
+    assert "ended with exit code 0 without a report" in capfd.readouterr().err
 
 
 def test_the_first_failure_is_the_exit_code_and_ends_the_others(monkeypatch):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
     begun = time.monotonic()
-    assert run("import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
+    assert run(REPORTING + "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
     assert time.monotonic() - begun < 30
 
 
@@ -43,7 +73,7 @@ def test_a_process_that_is_killed_is_named(monkeypatch, capfd):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
     code = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
     assert run(code) == 1
-    assert "rank 1 was ended by SIGKILL" in capfd.readouterr().err
+    assert f"rank 1 on {socket.gethostname()} was ended by SIGKILL; ending the others" in capfd.readouterr().err
 
 
 WATCHED = """

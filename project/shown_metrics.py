@@ -1,0 +1,50 @@
+"""Metrics as a person reads them: each once. Imports no torch."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+_PARTS = re.compile(r"(?P<base>.+)_(?P<kind>step|epoch)(?P<loader>/dataloader_idx_\d+)?")
+_LOADER = re.compile(r"(/dataloader_idx_\d+)?$")
+
+
+def once(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns each metric once, with the value of the epoch where there is one.
+
+    Lightning (2.6) keeps what is logged with `on_step=True, on_epoch=True` under three names: `loss_step`,
+    `loss_epoch`, and `loss`, which is one or the other.
+    """
+    shown = {}
+    for name, value in metrics.items():
+        parts = _PARTS.fullmatch(name)
+        if parts and (whole := parts["base"] + (parts["loader"] or "")) in metrics and _is_forked(whole, metrics):
+            continue
+        shown[name] = metrics.get(_variant(name, "epoch"), value) if _is_forked(name, metrics) else value
+    return shown
+
+
+def in_one_line(head: str, metrics: Mapping[str, float], first: Iterable[str], tail: str, width: int) -> str:
+    """Returns a line of at most `width` columns with as many metrics as fit; those named in `first` come first."""
+    shown, wanted = once(metrics), [name for name in first if name in metrics]
+    names = sorted(shown, key=lambda name: (name not in wanted, name))
+    room = width - len(head) - len(tail) - 4
+    pieces: list[str] = []
+    for number, name in enumerate(names):
+        piece = f"{name} {shown[name]:.4g}"
+        left = len(names) - number - 1
+        more = f"+{left} more" if left else ""
+        if len("  ".join([*pieces, piece, *filter(None, [more])])) > room:
+            pieces.append(f"+{left + 1} more")
+            break
+        pieces.append(piece)
+    return "  ".join([head, *pieces, tail])
+
+
+def _is_forked(name: str, metrics: Mapping[str, float]) -> bool:
+    """Whether the other two names of a metric are only variants of this one."""
+    step, epoch = metrics.get(_variant(name, "step")), metrics.get(_variant(name, "epoch"))
+    return step is not None and (epoch is not None or step == metrics[name])
+
+
+def _variant(name: str, kind: str) -> str:
+    """`loss/dataloader_idx_0` -> `loss_step/dataloader_idx_0`."""
+    return _LOADER.sub(lambda loader: f"_{kind}{loader[0]}", name, count=1)

@@ -1,0 +1,75 @@
+"""A run that is training is not started a second time, and the second start changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from project.checkpoints.manifest import checkpoints_in
+from running import BIN, fit, script
+from system.slurm import wait_until
+
+PYTHON = str(BIN / "python")
+TRAIN = ("--model", "MLP", "--data", "Toy", "--run", "x", "--save_every", "50steps")
+
+
+def start(folder, *arguments, log="first.log", environment=None):
+    with (folder / log).open("w") as out:
+        command = [PYTHON, script("fit"), *TRAIN, *arguments]
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+        return subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=variables)
+
+
+@pytest.fixture
+def first(tmp_path):
+    """A run that trains until it is stopped, in the middle of a save."""
+    process = start(tmp_path, "--epochs", "100000")
+    wait_until(lambda: checkpoints_in(tmp_path / "runs/x/checkpoints"), "a checkpoint", seconds=90)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def attempts(folder):
+    return len(json.loads((folder / "runs/x/run.json").read_text())["attempts"])
+
+
+@pytest.mark.parametrize("how", ["training", "SIGSTOP"])
+def test_a_second_start_is_refused_and_the_first_goes_on(tmp_path, first, how):
+    if how == "SIGSTOP":
+        first.send_signal(signal.SIGSTOP)
+    saving = tmp_path / "runs/x/checkpoints/.step-99999999.saving"  # what a save in progress looks like
+    saving.mkdir()
+    for more in ((), ("--resume", "never")):
+        second = fit(*TRAIN, "--epochs", "2", *more, folder=tmp_path, code=2)
+        assert "asked  to train run x" in second.err and "Traceback" not in second.err
+        assert f"process {first.pid} on" in second.err and f"kill {first.pid}" in second.err
+        assert "--run ANOTHER-NAME" in second.err
+    assert saving.is_dir() and attempts(tmp_path) == 1
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".x.lock", "x"]
+    first.send_signal(signal.SIGCONT)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60) == 75, (tmp_path / "first.log").read_text()
+    assert not (tmp_path / "runs/.x.lock").exists()
+    assert json.loads((tmp_path / "runs/x/summary.json").read_text())["status"] == "stopped"
+
+
+def test_after_a_kill_the_same_command_resumes_at_once(tmp_path, first):
+    first.kill()
+    first.wait()
+    assert (tmp_path / "runs/.x.lock").exists()
+    steps = int(checkpoints_in(tmp_path / "runs/x/checkpoints")[-1].name.removeprefix("step-"))
+    second = fit(*TRAIN, "--trainer.max_steps", str(steps + 5), "--epochs", "100000", folder=tmp_path)
+    assert "waiting" not in second.out and "carrying on from step-" in second.out
+    assert attempts(tmp_path) == 2 and not (tmp_path / "runs/.x.lock").exists()
+
+
+def test_of_three_starts_at_once_one_trains(tmp_path):
+    starts = [start(tmp_path, "--epochs", "3", log=f"{number}.log") for number in range(3)]
+    codes = sorted(process.wait(120) for process in starts)
+    said = "".join((tmp_path / f"{number}.log").read_text() for number in range(3))
+    # One that comes after the end of the first finds a finished run.
+    assert codes[0] == 0 and set(codes) <= {0, 2} and attempts(tmp_path) == 1, said
+    assert said.count("cannot start") == codes.count(2)
