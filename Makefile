@@ -30,11 +30,12 @@ types: install                    ## mypy --strict
 
 check: lint types test            ## everything that CI runs
 
-bench: install                   ## every claim of speed beside loops written by hand, in turn; on two cores 35 minutes
+bench: install                   ## every claim of speed beside loops written by hand, in turn; on two cores 40 minutes
 	$(BIN)/python benchmarks/step.py --which one $(ARGS)
 	$(BIN)/python benchmarks/step.py --which two $(ARGS)
 	$(BIN)/python benchmarks/step.py --which own $(ARGS)
 	$(BIN)/python benchmarks/resnet_step.py $(ARGS)
+	$(BIN)/python benchmarks/threads.py $(ARGS)
 	$(BIN)/python benchmarks/sampling.py $(ARGS)
 	$(BIN)/python benchmarks/checkpoint_stall.py $(ARGS)
 	$(BIN)/python benchmarks/start.py $(ARGS)
