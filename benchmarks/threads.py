@@ -28,7 +28,7 @@ def main() -> None:
     all_cores, by_hand = f"OMP_NUM_THREADS={cores}, all cores for each rank", f"OMP_NUM_THREADS={share}"
     Contest(
         name=f"threads-{processes}",
-        title=f"ResNet-18, {PIXELS}x{PIXELS} pixels, {processes} x {BATCH} a step, --devices {processes}, {cores} cores",
+        title=f"ResNet-18, {PIXELS}x{PIXELS} pixels, {processes} x {BATCH} a step, {processes} ranks on {cores} cores",
         unit="milliseconds a step",
         measure={
             "ours": lambda: ours(processes, steps, None, "no", BATCH),
