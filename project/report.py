@@ -16,12 +16,12 @@ from project.world import World
 
 def start_line(run: RunDirectory, world: World, launch: Launch, checkpoint: Path | None) -> str:
     """The choice of launcher with its evidence, the world, and what is carried on."""
-    threads = f"{_threads(world)} ({world.threads})"
-    processes = f"{launch.shape}, {threads} on {world.accelerator}{', GPUs shared' * world.shared}"
+    processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shared}"
+    threads = f", {_threads(world)} ({world.threads})"
     backend = f", {world.backend}, met at {launch.address}:{launch.port}" if world.size > 1 else ""
     carried = f", carrying on from {checkpoint.name}" if checkpoint else ""
     evidence = "".join(letter if letter.isprintable() else "?" for letter in launch.evidence)
-    return f"{launch.launcher} ({evidence}): {processes}{backend}; run {run.path}{carried}"
+    return f"{launch.launcher} ({evidence}): {processes}{threads}{backend}; run {run.path}{carried}"
 
 
 def print_table(summary: dict[str, Any], run: RunDirectory, world: World) -> None:

@@ -40,7 +40,7 @@ def threads_of(folder, *command, environment=None):
     """The number of threads of each rank, and the reason in the start line, which --explain gives too."""
     (folder / "noting.py").write_text(CALLBACK)
     printed = run(*command, *TWO, folder=folder, environment=environment).out
-    said = re.search(r" process(?:es)?, (\d+) threads?(?: each)? \((.*?)\) on cpu", printed)
+    said = re.search(r" process(?:es)? on cpu, (\d+) threads?(?: each)? \((.*?)\)[,;]", printed)
     assert said, printed
     counts = [int((folder / f"rank-{rank}").read_text()) for rank in range(len(list(folder.glob("rank-*"))))]
     assert {int(said[1])} == set(counts)
