@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+LOWEST := $(VENV)-lowest
+UNIT   := tests/project tests/lightning_modules tests/data_modules tests/test_imports.py
 ARGS   ?=
 
-.PHONY: fit install test lint types check bench soak starts system-tools clean
+.PHONY: fit install test test-lowest test-processors lint types check bench soak starts system-tools clean
 
 fit: install                      ## train the default: a small ResNet on handwritten digits
 	$(BIN)/python launch/fit.py $(ARGS)
@@ -21,6 +23,21 @@ $(VENV)/.installed: pyproject.toml
 test: install                     ## unit tests and system tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(ARGS)
 
+test-lowest: $(LOWEST)/.installed ## unit tests with the lowest versions that pyproject.toml allows
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses 3 --dist loadgroup $(UNIT) $(ARGS)
+
+$(LOWEST)/.installed: pyproject.toml | install
+	@echo "Making $(LOWEST) and installing the lowest versions (several GB with PyTorch) ..."
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(BIN)/python .ci/lowest.py > $(LOWEST)/pins.txt
+	$(LOWEST)/bin/python -m pip install --quiet --requirement $(LOWEST)/pins.txt
+	$(LOWEST)/bin/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+test-processors: install          ## all tests as on a processor without AVX-512, then with torch's plainest kernels
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(MAKE) test
+	ATEN_CPU_CAPABILITY=default $(MAKE) test
+
 lint: install                     ## ruff: style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,11 +47,12 @@ types: install                    ## mypy --strict
 
 check: lint types test            ## everything that CI runs
 
-bench: install                   ## every claim of speed beside loops written by hand, in turn; on two cores 35 minutes
+bench: install                   ## every claim of speed beside loops written by hand, in turn; on two cores 40 minutes
 	$(BIN)/python benchmarks/step.py --which one $(ARGS)
 	$(BIN)/python benchmarks/step.py --which two $(ARGS)
 	$(BIN)/python benchmarks/step.py --which own $(ARGS)
 	$(BIN)/python benchmarks/resnet_step.py $(ARGS)
+	$(BIN)/python benchmarks/threads.py $(ARGS)
 	$(BIN)/python benchmarks/sampling.py $(ARGS)
 	$(BIN)/python benchmarks/checkpoint_stall.py $(ARGS)
 	$(BIN)/python benchmarks/start.py $(ARGS)
@@ -53,4 +71,4 @@ system-tools:                     ## the Debian packages that system tests use (
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge openmpi-bin mpich iproute2 strace dataset-fashion-mnist
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,13 +20,13 @@ BATCH, PIXELS = 128, 32
 BY_HAND = "by_hand/resnet.py"
 
 
-def ours(processes: int, steps: int, threads: int) -> float:
-    """Milliseconds a step of a run."""
+def ours(processes: int, steps: int, threads: int | None, fast: str = "yes", batch: int = BATCH) -> float:
+    """Milliseconds a step of a run; `threads` None leaves the number of threads to the run."""
     with tempfile.TemporaryDirectory() as folder:
         clock = Path(folder) / "clock.json"
         command = [sys.executable, str(ROOT / "launch/fit.py"), "--model", "ResNet", "--model.depth", "18"]
-        command += ["--data", "SyntheticImages", f"--data.image_size={PIXELS}", "--batch_size", str(BATCH)]
-        command += [f"--data.count={(1 + steps) * BATCH * processes}", "--epochs", "1", "--fast", "yes"]
+        command += ["--data", "SyntheticImages", f"--data.image_size={PIXELS}", "--batch_size", str(batch)]
+        command += [f"--data.count={(1 + steps) * batch * processes}", "--epochs", "1", "--fast", fast]
         command += ["--trainer.limit_val_batches", "0", "--accelerator", "cpu", "--devices", str(processes)]
         command += ["--trainer.callbacks", "clock.StepClock", "--trainer.callbacks.path", str(clock), "--root", folder]
         run(command, threads)

@@ -1,9 +1,13 @@
 """`--explain`: what was detected, from which variables, and what would happen. Imports no torch, joins nothing."""
 
+from dataclasses import replace
+
 from project.command_line import Flags
 from project.environments.detect import detect
 from project.environments.launch import Launch
+from project.environments.members import Member
 from project.environments.speaker import speaks_for_all
+from project.environments.threads import choose_threads
 from project.errors import Exit, RequestError
 from project.request import asked_of, check_shape, processes_to_start
 
@@ -51,5 +55,18 @@ def _described(flags: Flags, launch: Launch) -> list[str]:
         rows.append(("hosts", ", ".join(launch.hosts)))
     backend = flags.get("backend") or "nccl where each process has a GPU of its own, else gloo"
     rows.append(("backend", backend))
+    rows.append(("threads", _threads(flags, launch)))
     rows += [("read", f"{name}={value}") for name, value in sorted(launch.variables.items())]
     return [f"{label + ':':<12} {text}" for label, text in rows]
+
+
+def _threads(flags: Flags, launch: Launch) -> str:
+    """The threads of each process, as far as one process can know without the others."""
+    ranks = launch.local_world_size if launch.created else (flags.num_devices or 1)
+    size = max(launch.world_size, ranks or 1)
+    threads = choose_threads(replace(launch, local_world_size=ranks, world_size=size), [Member.this(launch)])
+    if threads.count is None:
+        return f"as set by {threads.reason}"
+    if ranks is None:
+        return f"{threads.reason} / the ranks of this machine"
+    return f"{threads.count}{' each' * (size > 1)} ({threads.reason})"

@@ -20,10 +20,11 @@ from project.world import World
 def start_line(run: RunDirectory, world: World, launch: Launch, checkpoint: Path | None) -> str:
     """The choice of launcher with its evidence, the world, and what is carried on."""
     processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shared}"
+    threads = f", {_threads(world)} ({world.threads})"
     backend = f", {world.backend}, met at {launch.address}:{launch.port}" if world.size > 1 else ""
     carried = f", carrying on from {checkpoint.name}" if checkpoint else ""
     evidence = "".join(letter if letter.isprintable() else "?" for letter in launch.evidence)
-    return f"{launch.launcher} ({evidence}): {processes}{backend}; run {run.path}{carried}"
+    return f"{launch.launcher} ({evidence}): {processes}{threads}{backend}; run {run.path}{carried}"
 
 
 def print_table(summary: dict[str, Any], run: RunDirectory, world: World, log_folders: Iterable[str] = ()) -> None:
@@ -92,4 +93,9 @@ def _print(table: Table) -> None:
 def _device(world: World) -> str:
     if world.accelerator == "cuda":
         return str(torch.cuda.get_device_name())
-    return f"{world.accelerator} ({platform.machine()}, {torch.get_num_threads()} threads each)"
+    return f"{world.accelerator} ({platform.machine()}, {_threads(world)})"
+
+
+def _threads(world: World) -> str:
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' * (count > 1)}{' each' * (world.size > 1)}"

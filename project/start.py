@@ -18,6 +18,7 @@ from project.environments.network import quieten_sockets
 from project.environments.processes import die_with_parent, is_watched, run_processes
 from project.environments.roll_call import Meeting, call_roll
 from project.environments.speaker import leave_after_the_speaker, speaks_for_all, speaks_for_machine
+from project.environments.threads import choose_threads, set_threads
 from project.errors import HOUSE, CannotStart, Exit, RequestError, Stopped, is_told, lost_contact, mistake
 from project.explain import explain
 from project.request import asked_of, check_shape, processes_to_start
@@ -56,6 +57,7 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
         _find_modules_in_this_folder()
         meeting = meet(launch, flags)
         launch = meeting.launch
+        set_threads(choose_threads(launch, meeting.members))  # before torch and its libraries are imported
         return work(flags, meeting)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

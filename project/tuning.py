@@ -5,11 +5,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 
 CPU_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
 """What Linux calls arithmetic in bfloat16: of Intel and AMD, of Intel alone, of Arm."""
 
 CPUINFO = Path("/proc/cpuinfo")
+
+ONEDNN_BLOCK = 16
+"""Channels that oneDNN computes together with AVX-512; 8 with AVX2."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,54 @@ def choose(model: nn.Module, accelerator: str, bf16: bool, asked: object) -> Tun
         bf16: Whether all processes compute in bfloat16 without emulating it.
         asked: The precision that was asked for, which stays; None where none was.
     """
-    convolves = any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules())
-    layout = "channels_last, for its convolutions" if convolves else "the layout as it is, without 2D convolutions"
+    channels_last, layout = _choose_layout(model, accelerator)
     if asked is not None:
-        return Tuning(convolves, None, f"{layout}; precision {asked}, as asked")
+        return Tuning(channels_last, None, f"{layout}; precision {asked}, as asked")
     if bf16:
-        return Tuning(convolves, "bf16-mixed", f"{layout}; bf16-mixed, which this {accelerator} computes in")
-    return Tuning(convolves, None, f"{layout}; 32 bits, since this {accelerator} would have to emulate bfloat16")
+        return Tuning(channels_last, "bf16-mixed", f"{layout}; bf16-mixed, which this {accelerator} computes in")
+    return Tuning(channels_last, None, f"{layout}; 32 bits, since this {accelerator} would have to emulate bfloat16")
+
+
+def _choose_layout(model: nn.Module, accelerator: str) -> tuple[bool, str]:
+    """Whether to use channels_last, and the layout in words.
+
+    One layer that must not have it decides for the whole model, because each layer hands its layout to the next.
+    """
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        return False, "the layout as it is, because of layers whose shapes are not known yet"
+    if not any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules()):
+        return False, "the layout as it is, without 2D convolutions"
+    if accelerator == "cpu" and (layer := layer_unsafe_in_channels_last(model)):
+        return False, (
+            f"the layout as it is, because oneDNN's gradient of {layer}, a strided 1x1 convolution of fewer than "
+            f"{ONEDNN_BLOCK} channels, is wrong in channels_last"
+        )
+    return True, "channels_last, for its convolutions"
+
+
+def layer_unsafe_in_channels_last(model: nn.Module) -> str | None:
+    """The name of the first layer for whose weight gradient oneDNN writes beyond its workspace; None without any.
+
+    These are strided 1x1 convolutions in channels_last with fewer input channels in a group than a block
+    (uxlfoundation/oneDNN#6035, seen with oneDNN 3.13). The gradient is wrong then, or the heap is corrupted.
+    A 1x1 weight outside a convolution module counts too, because its stride is not known.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _ConvNd):
+            if _is_unsafe(module):
+                return name or type(module).__name__
+            continue
+        for parameter_name, weight in module.named_parameters(recurse=False):
+            if weight.dim() == 4 and weight.shape[2:] == (1, 1) and min(weight.shape[:2]) < ONEDNN_BLOCK:
+                return f"{name}.{parameter_name}".lstrip(".")
+    return None
+
+
+def _is_unsafe(layer: _ConvNd) -> bool:
+    """A transposed convolution is computed as the convolution from its output to its input."""
+    channels = layer.out_channels if layer.transposed else layer.in_channels
+    strided_1x1 = set(layer.kernel_size) == {1} and set(layer.stride) != {1}
+    return len(layer.kernel_size) == 2 and strided_1x1 and channels // layer.groups < ONEDNN_BLOCK
 
 
 def computes_in_bf16(accelerator: str) -> bool:

@@ -2,13 +2,14 @@
 
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 
 from project.command_line import Flags
 from project.environments.launch import Launch
 from project.environments.processes import run_processes
+from project.environments.threads import choose_threads, set_threads
 from project.errors import RequestError
 from project.team import Team
 
@@ -40,6 +41,7 @@ class World:
         backend: `nccl` or `gloo`.
         index: Which GPU this process has, of those that it sees.
         shared: Whether processes share a GPU.
+        threads: Where the number of threads of this process comes from.
     """
 
     accelerator: str
@@ -49,6 +51,7 @@ class World:
     backend: str = "gloo"
     index: int = 0
     shared: bool = False
+    threads: str = field(default="", compare=False)
 
 
 def resolve_world(flags: Flags, team: Team) -> World:
@@ -81,9 +84,21 @@ def resolve_world(flags: Flags, team: Team) -> World:
             f"--devices {len({gpu for where, gpu in gpus if where == host})}, or --backend gloo",
         )
     assert launch.local_world_size and launch.num_nodes
-    return World(
-        seat.accelerator, launch.world_size, launch.num_nodes, launch.local_world_size, backend, seat.index, shared
-    )
+    size, nodes, devices = launch.world_size, launch.num_nodes, launch.local_world_size
+    threads = _share_threads(team)
+    return World(seat.accelerator, size, nodes, devices, backend, seat.index, shared, threads)
+
+
+def _share_threads(team: Team) -> str:
+    """Has torch compute on this rank's share of the machine's threads; returns where the number comes from.
+
+    torchrun's processes know one another only now, after torch was imported.
+    """
+    threads = choose_threads(team.launch, team.members)
+    set_threads(threads)
+    if threads.count and threads.count != torch.get_num_threads():
+        torch.set_num_threads(threads.count)
+    return threads.reason
 
 
 def find_seat(flags: Flags, launch: Launch) -> Seat:

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")  # a busy machine takes longer than hypothesis's 200 ms now and then
 
 DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd"}
 """They serve many tests, and end with the last."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from project.environments.cores import cpu_quota, format_cpus, usable_cores
 from project.environments.launch import Launch
 
 
@@ -23,6 +24,9 @@ class Member:
         order: What ranks are handed out by, where the launcher gives none.
         boot: What tells two machines of one name apart: the id of the kernel's start.
         pids: Among which processes its id counts: those of its container, say.
+        cores: The cores that it may run on, in Linux's notation.
+        quota: The CPUs' worth of time that its cgroup allows; None without a limit.
+        cgroup: The cgroup that has this limit.
     """
 
     rank: int | None
@@ -34,13 +38,19 @@ class Member:
     order: int = 0
     boot: str = ""
     pids: str = ""
+    cores: str = ""
+    quota: float | None = None
+    cgroup: str = ""
 
     @classmethod
     def this(cls, launch: Launch) -> "Member":
         """This process."""
         host, pid = socket.gethostname(), os.getpid()
         place = (launch.rank, launch.local_rank, launch.node_rank)
-        return cls(*place, launch.world_size, host, pid, launch.order, _boot(), _pids())
+        quota = cpu_quota()
+        limit = (quota.cpus, quota.cgroup) if quota else (None, "")
+        cores = format_cpus(usable_cores())
+        return cls(*place, launch.world_size, host, pid, launch.order, _boot(), _pids(), cores, *limit)
 
     @property
     def machine(self) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from project.environments.ancestors import ancestors, option
+from project.environments.ancestors import ancestor_ids, ancestors, command_of, environment_of, option
 from project.environments.launch import Asked, Launch, Variables, folder_name
 
 
@@ -57,7 +57,19 @@ def elastic_nodes(variables: Variables) -> str | None:
 
 def own_command() -> list[str]:
     """The words of the nearest torchrun's own command line; none where it cannot be seen."""
-    for words in ancestors():
-        if any(Path(word).name == "torchrun" or word.startswith("torch.distributed.") for word in words[:4]):
-            return words
-    return []
+    return next((words for words in ancestors() if _is_torchrun(words)), [])
+
+
+def agent_environment() -> dict[str, str] | None:
+    """The variables that the nearest torchrun was started with; None where they cannot be seen."""
+    try:
+        for process in ancestor_ids():
+            if _is_torchrun(command_of(process)):
+                return environment_of(process)
+    except OSError:
+        pass
+    return None
+
+
+def _is_torchrun(words: list[str]) -> bool:
+    return any(Path(word).name == "torchrun" or word.startswith("torch.distributed.") for word in words[:4])

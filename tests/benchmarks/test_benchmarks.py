@@ -54,6 +54,7 @@ def test_each_is_measured_as_often_and_nobody_is_always_the_first(contest, tmp_p
         (("sampling.py", "--pairs", "1", "--count", "100000"), {"first-batch", "first-batch-memory"}),
         (("step.py", "--pairs", "1", "--which", "two", "--count", "1280", "--epochs", "2"), {"step-two"}),
         (("resnet_step.py", "--pairs", "1", "--steps", "1", "--processes", "1"), {"resnet_step-1"}),
+        (("threads.py", "--pairs", "1", "--steps", "1"), {"threads-2"}),
         (
             ("checkpoint_stall.py", "--pairs", "1", "--steps", "8", "--width", "64", "--threads", "1"),
             {"checkpoint_stall-1"},

@@ -1,6 +1,10 @@
 """`--fast yes`: what it chooses, and that a run with it is a run like any other."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +12,10 @@ import yaml
 from torch import nn
 
 from project import tuning
-from project.tuning import choose, computes_in_bf16
+from project.tuning import choose, computes_in_bf16, layer_unsafe_in_channels_last
 from running import evaluate_here, fit, fit_here, weights
 
-RESNET = ("--model", "ResNet", "--model.width", "4", "--data", "SyntheticImages", "--data.count", "32")
+RESNET = ("--model", "ResNet", "--model.width", "16", "--data", "SyntheticImages", "--data.count", "32")
 SMALL = (*RESNET, "--data.image_size", "8", "--batch_size", "8", "--run", "x", "--fast", "yes")
 
 CONVOLVES = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
@@ -36,6 +40,70 @@ def test_what_is_chosen(model, bf16, asked, channels_last, precision):
     chosen = choose(model, "cpu", bf16, asked)
     assert (chosen.channels_last, chosen.precision) == (channels_last, precision)
     assert ("channels_last" in chosen.reasons, "as asked" in chosen.reasons) == (channels_last, asked is not None)
+
+
+def conv(*arguments, **settings):
+    """A model whose second layer is a convolution."""
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(*arguments, **settings))
+
+
+class Functional(nn.Module):
+    """Has a weight whose use its type does not show."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("model", "unsafe"),
+    [
+        (conv(4, 32, 1, stride=2), "1"),
+        (conv(15, 32, 1, stride=(2, 1)), "1"),
+        (conv(3, 32, 1, stride=3, padding=1), "1"),
+        (conv(32, 32, 1, stride=2, groups=4), "1"),
+        (conv(8, 8, 1, stride=2, groups=8), "1"),
+        (conv(16, 4, 1, stride=2), None),
+        (conv(4, 4, 1), None),
+        (conv(4, 4, 1, dilation=2), None),
+        (conv(4, 4, 3, stride=2), None),
+        (conv(4, 4, (1, 3), stride=2), None),
+        (nn.Sequential(nn.ConvTranspose2d(32, 4, 1, stride=2)), "0"),
+        (nn.Sequential(nn.ConvTranspose2d(4, 32, 1, stride=2)), None),
+        (nn.Conv2d(4, 4, 1, stride=2), "Conv2d"),
+        (type("Own", (nn.Conv2d,), {})(4, 4, 1, stride=2), "Own"),
+        (nn.Conv1d(4, 4, 1, stride=2), None),
+        (nn.Conv3d(4, 4, 1, stride=2), None),
+        (Functional(16, 4, 1, 1), "weight"),
+        (Functional(16, 16, 1, 1), None),
+        (Functional(16, 4, 3, 3), None),
+        (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1, stride=2))), "0"),
+    ],
+)
+def test_layers_whose_gradient_onednn_gets_wrong(model, unsafe):
+    assert layer_unsafe_in_channels_last(model) == unsafe
+    assert choose(nn.Sequential(CONVOLVES, model), "cuda", False, None).channels_last
+    chosen = choose(nn.Sequential(CONVOLVES, model), "cpu", False, None)
+    assert chosen.channels_last == (unsafe is None) == ("oneDNN" not in chosen.reasons)
+
+
+def test_layers_of_unknown_shape_stay_as_they_are():
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.LazyConv2d(16, 3))
+    chosen = choose(model, "cpu", False, None)
+    chosen.apply(model)
+    assert not chosen.channels_last and "not known yet" in chosen.reasons
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("processor", "threads"), [("AVX2", 1), ("AVX2", 2), (None, 2)])
+def test_both_layouts_have_the_same_gradients(processor, threads):
+    """On one thread oneDNN's error corrupts the heap, on two the gradients are wrong."""
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    if processor:
+        environment |= {"ONEDNN_MAX_CPU_ISA": processor, "ATEN_CPU_CAPABILITY": processor.lower()}
+    command = [sys.executable, str(Path(__file__).with_name("layouts.py")), str(threads)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout.startswith("compared"), ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -70,6 +138,12 @@ def test_a_run_says_what_it_chose_and_keeps_it(here, capsys, has_bf16):
     held = weights(here / "runs/x")
     assert not [name for name in held if "_orig_mod" in name]
     assert held["network.conv1.weight"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_narrow_network_keeps_its_layout(here, capsys):
+    assert fit_here(*SMALL, "--model.width", "4", "--precision", "32", "--epochs", "1") == 0
+    assert "because oneDNN's gradient of network.layer2.0.downsample.0" in capsys.readouterr().out
+    assert weights(here / "runs/x")["network.layer1.0.conv1.weight"].is_contiguous()
 
 
 def test_a_run_that_was_not_asked_stays_as_it_is(here, capsys, has_bf16):

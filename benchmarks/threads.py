@@ -1,0 +1,43 @@
+"""A step of a ResNet-18 with several ranks on one machine: threads by default, and as they were without a division.
+
+python benchmarks/threads.py                 # 2 ranks on two cores: five minutes
+
+Without a division each rank computes on all cores, which is torch's own default.
+"""
+
+import os
+
+from contest import Contest, parser
+from resnet_step import PIXELS, ours
+
+from project.environments.cores import usable_cores
+
+BATCH = 16
+
+
+def main() -> None:
+    """Measures all in turn."""
+    flags = parser(__doc__ or "")
+    flags.add_argument("--steps", type=int, default=4, help="that are measured")
+    flags.add_argument("--processes", type=int, default=2, metavar="N")
+    arguments = flags.parse_args()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # the caller's, which would count as the user's
+        os.environ.pop(name, None)
+    processes, steps, cores = arguments.processes, arguments.steps, len(usable_cores())
+    share = max(1, cores // processes)
+    all_cores, by_hand = f"OMP_NUM_THREADS={cores}, all cores for each rank", f"OMP_NUM_THREADS={share}"
+    Contest(
+        name=f"threads-{processes}",
+        title=f"ResNet-18, {PIXELS}x{PIXELS} pixels, {processes} x {BATCH} a step, {processes} ranks on {cores} cores",
+        unit="milliseconds a step",
+        measure={
+            "ours": lambda: ours(processes, steps, None, "no", BATCH),
+            all_cores: lambda: ours(processes, steps, cores, "no", BATCH),
+            by_hand: lambda: ours(processes, steps, share, "no", BATCH),
+        },
+        targets={all_cores: 0.9, by_hand: 1.03},
+    ).run(arguments.pairs, arguments.json_dir)
+
+
+if __name__ == "__main__":
+    main()

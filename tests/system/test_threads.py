@@ -1,0 +1,115 @@
+"""The threads of each rank under real launchers, and where the start line says that they come from."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from project.environments.cores import usable_cores
+from running import require, run
+from system.learned import PYTHON, TORCHRUN, TRAIN
+
+CORES = len(usable_cores())
+ALL = f"{CORES} core{'s' * (CORES > 1)}"
+SHARED = (max(1, CORES // 2), f"{ALL} / 2 ranks")
+ONE_CORE = str(min(os.sched_getaffinity(0)))
+
+CALLBACK = """
+import os
+import torch
+from lightning.pytorch import Callback
+
+class NoteThreads(Callback):
+    def on_train_start(self, trainer, module):
+        with open(f"rank-{trainer.global_rank}", "w") as file:
+            print(torch.get_num_threads(), file=file)
+"""
+TWO = ("--trainer.callbacks", "noting.NoteThreads", "--trainer.limit_train_batches", "2")
+MPIRUN = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2")
+
+
+@pytest.fixture
+def without_setting(monkeypatch):
+    """The user has not chosen the number of threads."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def threads_of(folder, *command, environment=None):
+    """The number of threads of each rank, and the reason in the start line, which --explain gives too."""
+    (folder / "noting.py").write_text(CALLBACK)
+    printed = run(*command, *TWO, folder=folder, environment=environment).out
+    said = re.search(r" process(?:es)? on cpu, (\d+) threads?(?: each)? \((.*?)\)[,;]", printed)
+    assert said, printed
+    counts = [int((folder / f"rank-{rank}").read_text()) for rank in range(len(list(folder.glob("rank-*"))))]
+    assert {int(said[1])} == set(counts)
+    explained = run(*command, "--explain", folder=folder, environment=environment).out
+    shown = re.search(r"^threads: +(.*)$", explained, re.MULTILINE)[1]
+    return counts, said[2], shown
+
+
+@pytest.mark.parametrize(
+    ("command", "count", "reason"),
+    [
+        ((PYTHON, *TRAIN, "--devices", "2"), *SHARED),
+        ((TORCHRUN, "--standalone", "--nproc-per-node", "2", *TRAIN), *SHARED),
+        (("taskset", "-c", ONE_CORE, PYTHON, *TRAIN, "--devices", "2"), 1, "1 core / 2 ranks"),
+        ((*MPIRUN, "--bind-to", "none", PYTHON, *TRAIN), *SHARED),
+        pytest.param(
+            (*MPIRUN, "--bind-to", "core", PYTHON, *TRAIN), 1, "bound to 1 core",
+            marks=pytest.mark.skipif(CORES < 2, reason="a single core"),
+        ),
+    ],
+    ids=["local", "torchrun", "taskset", "mpirun", "mpirun that binds"],
+)  # fmt: skip
+def test_two_ranks_share_the_cores_of_a_machine(tmp_path, without_setting, command, count, reason):
+    if command[0] == MPIRUN[0]:
+        require("openmpi")
+    assert threads_of(tmp_path, *command) == ([count] * 2, reason, f"{count} each ({reason})")
+
+
+def test_one_process_takes_all_cores(tmp_path, without_setting):
+    assert threads_of(tmp_path, PYTHON, *TRAIN) == ([CORES], ALL, f"{CORES} ({ALL})")
+
+
+def test_the_users_threads_are_kept(tmp_path):
+    command, setting = (PYTHON, *TRAIN, "--devices", "2"), f"OMP_NUM_THREADS={CORES}"
+    wanted = {"OMP_NUM_THREADS": str(CORES)}
+    assert threads_of(tmp_path, *command, environment=wanted) == ([CORES] * 2, setting, f"as set by {setting}")
+
+
+@pytest.mark.xdist_group("slurm")
+def test_tasks_of_srun_share_the_cores_of_their_machine(tmp_path, without_setting, slurm):
+    command = ("srun", "--nodes=1", "--ntasks=2", PYTHON, *TRAIN)
+    environment = {name: value for name, value in slurm.items() if name != "OMP_NUM_THREADS"}
+    counts, reason, shown = threads_of(tmp_path, *command, environment=environment)
+    assert (counts, reason) == ([SHARED[0]] * 2, SHARED[1])
+    assert shown == f"{SHARED[0]} each ({SHARED[1]})"
+
+
+@pytest.fixture
+def small_cgroup():
+    """A cgroup with a quota of one CPU; the file that takes processes in."""
+    version_1, version_2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    parent, file, text = version_2, "cpu.max", "100000 100000"
+    if (version_1 / "cpu.cfs_period_us").exists():
+        parent, file, text = version_1, "cpu.cfs_quota_us", "100000"
+    folder = parent / f"rankzero-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a cgroup: {error}")
+    try:
+        (folder / file).write_text(text)
+        yield folder / "cgroup.procs"
+    except OSError as error:
+        pytest.skip(f"cannot limit a cgroup: {error}")
+    finally:
+        folder.rmdir()
+
+
+@pytest.mark.skipif(CORES < 2, reason="a single core")
+def test_the_quota_of_a_cgroup_counts(tmp_path, without_setting, small_cgroup):
+    join = ("sh", "-c", f'echo $$ > {small_cgroup}; exec "$@"', "sh", PYTHON, *TRAIN)
+    assert threads_of(tmp_path, *join) == ([1], "CPU quota of 1 core", "1 (CPU quota of 1 core)")
