@@ -6,6 +6,9 @@ torchrun --nproc-per-node 4 launch/evaluate.py --checkpoint runs/my-run/checkpoi
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that no package of the user's hides ours
 
 import data_modules
 import lightning_modules

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from project import import_names
 from project.command import Command
 from project.command_line import Flags, read_flags
 from project.environments import elastic
@@ -52,7 +53,7 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
         if is_watched():
             die_with_parent()
         quieten_sockets()
-        _find_modules_in_this_folder()
+        import_names.install()
         meeting = meet(launch, flags)
         launch = meeting.launch
         return work(flags, meeting)
@@ -127,10 +128,3 @@ def user_frames(error: Exception) -> list[str]:
     left_out = len(whole.stack) - len(frames)
     head = f"Traceback (most recent call last; {left_out} frames of libraries left out):\n"
     return [head, *traceback.format_list(frames), *whole.format_exception_only()]
-
-
-def _find_modules_in_this_folder() -> None:
-    """Lets `--model my_file.MyModel` find my_file.py in the folder one stands in, as `python -m` would."""
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
