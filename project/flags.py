@@ -88,6 +88,16 @@ def a_path(text: str) -> str:
     return text
 
 
+def resume_from(text: str) -> str:
+    """Reads what to resume from: `auto`, `never`, a path, or `last` and `null`, which are LightningCLI's words."""
+    return {"last": "auto", "null": "never", "None": "never"}.get(text) or a_path(text)
+
+
+def checkpoint_of(text: str) -> str:
+    """Reads which checkpoint: `last`, `best` or a path; `null` is LightningCLI's word for none in particular."""
+    return "last" if text in ("null", "None") else a_path(text)
+
+
 def some_of(*legal: str) -> Callable[[str], str]:
     """Returns a reader of one or more of the `legal` words, with commas between them."""
 
@@ -203,9 +213,12 @@ RUNNING = (
     Flag("root", "DIR", a_path, "where runs are kept (runs)", "runs", default="runs"),
 )
 
-RUN = ("run_name",)
-"""What `--run` is called under torchrun, whose own parser stops at `--run` as short for `--run-path`, even behind the
-script's name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
+NAMES = ("run", "run_name")
+"""Other names of `--name`. torchrun's own parser stops at `--run` as short for `--run-path`, even after the script's
+name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
+
+CKPT_PATH = ("ckpt_path",)
+"""LightningCLI's name for a checkpoint."""
 
 TRUST = Flag(
     "trust_checkpoint",
@@ -217,7 +230,9 @@ TRUST = Flag(
 )
 
 TRAINING = (
-    Flag("run", "NAME", a_run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=RUN),
+    Flag(
+        "name", "NAME", a_run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=NAMES
+    ),
     Flag("epochs", "N", a_count, "passes over the data", "10", key="trainer.max_epochs", aliases=("total_epochs",)),
     Flag(
         "save_every",
@@ -240,10 +255,11 @@ TRAINING = (
     Flag(
         "resume",
         "HOW",
-        a_path,
-        "auto (carry on with this run), never, or a checkpoint's path",
+        resume_from,
+        "auto (resume this run), never, or a checkpoint's path",
         "auto",
         default="auto",
+        aliases=CKPT_PATH,
     ),
     Flag(
         "accept_changed",
@@ -274,11 +290,35 @@ TRAINING = (
     TRUST,
 )
 
+CHECKPOINT = Flag(
+    "checkpoint",
+    "PATH",
+    checkpoint_of,
+    "a checkpoint's path, or best or last of --name; left out: last",
+    "runs/my-run",
+    aliases=CKPT_PATH,
+)
+
 EVALUATING = (
-    Flag("run", "NAME", a_run_name, "the run to evaluate; left out: the newest", "my-run", aliases=RUN),
-    Flag("checkpoint", "PATH", a_path, "a checkpoint to evaluate; left out: the newest of --run", "runs/my-run"),
+    Flag("name", "NAME", a_run_name, "the run to evaluate; left out: the newest", "my-run", aliases=NAMES),
+    CHECKPOINT,
     Flag("split", "NAME", one_of("val", "test"), "val or test", "test", default="val"),
     Flag("output", "FILE", a_path, "where the JSON goes; left out: the run's directory", "metrics.json"),
     Flag("export", "FILE", an_export, "write the weights to FILE (.pt, .safetensors); evaluates nothing", "model.pt"),
+    TRUST,
+)
+
+PREDICTING = (
+    Flag("name", "NAME", a_run_name, "the run to predict with; left out: the newest", "my-run", aliases=NAMES),
+    CHECKPOINT,
+    Flag(
+        "split",
+        "NAME",
+        one_of("predict", "test", "val"),
+        "samples of predict_dataloader (predict), or of test or val",
+        "test",
+        default="predict",
+    ),
+    Flag("output", "DIR", a_path, "where the predictions go; left out: predictions/ of the run", "predictions"),
     TRUST,
 )

@@ -78,7 +78,7 @@ def agreed(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
 def decide(request: Request, trainer: Trainer, launch: Launch) -> Decision:
     """Chooses the run's directory and what to carry on from, and begins the attempt. Rank zero alone calls this."""
     config = request.config
-    run = choose_run(config.root, config.run, request.title, launch.job_id)
+    run = choose_run(config.root, config.name, request.title, launch.job_id)
     decision = Decision(run)
     resume = config.resume
     clean(run.checkpoints)
@@ -138,7 +138,7 @@ def _check_same_training(decision: Decision, request: Request) -> None:
         raise RequestError(
             " ".join(f"--{name} {path}" for name, path in asked.items()) + f" for run {decision.run.name}",
             f"{decision.checkpoint} is of " + " and ".join(was.values()),
-            " ".join(f"--{name} {path}" for name, path in was.items()) + ", or another --run NAME",
+            " ".join(f"--{name} {path}" for name, path in was.items()) + ", or another --name NAME",
         )
 
 
@@ -201,5 +201,5 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
     return (
         f"run {run.name} is already finished ({epochs} epochs, {steps} steps; {run.path}).\n"
         f"  to go on:     the same command with {more}\n"
-        f"  to start anew: the same command with --run ANOTHER-NAME, or with --resume never"
+        f"  to start anew: the same command with --name ANOTHER-NAME, or with --resume never"
     )

@@ -1,5 +1,6 @@
 """From the command line to the process that does the work. Imports no torch."""
 
+import runpy
 import signal
 import socket
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from project import import_names
-from project.command import Command
+from project.command import SUBCOMMANDS, Command
 from project.command_line import Flags, read_flags
 from project.environments import elastic
 from project.environments.detect import detect
@@ -39,6 +40,8 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
     Returns:
         The exit code, see `project.errors.Exit`.
     """
+    if script := take_subcommand(command):
+        runpy.run_path(script, run_name="__main__")  # which leaves with its exit code
     launch: Launch | None = None
     if command.stops_safely:
         SIGNALS.listen()
@@ -70,6 +73,20 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
     finally:
         end_workers()
         settle()
+
+
+def take_subcommand(command: Command) -> str | None:
+    """Takes LightningCLI's subcommand off the command line: `fit.py test --name x` runs evaluate.py --split test.
+
+    Returns:
+        The path of the script that does it, where that is another one.
+    """
+    if len(sys.argv) < 2 or sys.argv[1] not in SUBCOMMANDS:
+        return None
+    name, flags = SUBCOMMANDS[sys.argv[1]]
+    script = str(HOUSE / "launch" / f"{name}.py")
+    sys.argv = [sys.argv[0] if name == command.name else script, *flags, *sys.argv[2:]]
+    return None if name == command.name else script
 
 
 def meet(launch: Launch, flags: Flags) -> Meeting:
