@@ -61,10 +61,9 @@ class Command:
     def help(self) -> str:
         """The help: one screen."""
         rows = [("--model NAME", self._names(self.models)), ("--data NAME", self._names(self.data))]
-        rows += [
-            (f"--{flag.name} {flag.metavar}", flag.help + "".join(f" (also --{name})" for name in flag.aliases))
-            for flag in self.flags
-        ]
+        for flag in self.flags:
+            also = f" (also {', '.join(f'--{name}' for name in flag.aliases)})" if flag.aliases else ""
+            rows.append((f"--{flag.name} {flag.metavar}", flag.help + also))
         rows += [
             ("--explain", "say which launcher was detected and from what; starts nothing"),
             ("--config FILE", "YAML with any of these, short or as LightningCLI's --print_config writes them"),
