@@ -5,7 +5,6 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 from project.errors import HOUSE, RequestError
@@ -49,7 +48,7 @@ def hidden(asked: str, module: str, file: str) -> RequestError:
 def not_a(asked: str, class_path: str, base: str) -> RequestError:
     """The message for a class that is none of the kind that is needed."""
     module, _, name = class_path.rpartition(".")
-    kind = getattr(sys.modules.get(module) or import_module(module), name, None)
+    kind = getattr(sys.modules.get(module), name, None)  # which jsonargparse has imported
     parents = [parent.__module__.partition(".")[0] for parent in getattr(kind, "__mro__", ())]
     foreign = next((parent for parent in parents if parent in ALIASES), None)
     if foreign:

@@ -75,7 +75,7 @@ def parsing_error(
     if failure := import_failure(asked, error):
         return failure
     if match := re.search(r"Import path.* does not correspond to a subclass of (\w+)", message):
-        return not_a(asked, class_path, match[1])
+        return not_a(asked, class_path or given, match[1])
     if match := re.search(r"Problem with given class_path '[^']+':\s*(?!\s|Parser key)(.+)", message):
         return RequestError(asked, match[1], f"--{key} package.module.Class, from the folder that package is in")
     return RequestError(asked, _readable(message), "--help_all to see what it may be")
