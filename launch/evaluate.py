@@ -1,11 +1,14 @@
 """Compute exact metrics of a run or a checkpoint.
 
 python launch/evaluate.py                                   # the newest run's validation split
-python launch/evaluate.py --run my-run --split test
+python launch/evaluate.py --name my-run --split test
 torchrun --nproc-per-node 4 launch/evaluate.py --checkpoint runs/my-run/checkpoints/step-00001000
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that no package of the user's hides ours
 
 import data_modules
 import lightning_modules
@@ -21,10 +24,10 @@ EVALUATE = Command(
     purpose="compute exact metrics of a run or a checkpoint",
     flags=(*RUNNING, *EVALUATING),
     examples=(
-        "python launch/evaluate.py --run my-run --split test",
+        "python launch/evaluate.py --name my-run --split test",
         "python launch/evaluate.py --checkpoint runs/my-run/checkpoints/step-00001000 --devices 2",
-        "torchrun --nproc-per-node 4 launch/evaluate.py --run_name my-run --output metrics.json",
-        "python launch/evaluate.py --run my-run --export model.safetensors",
+        "torchrun --nproc-per-node 4 launch/evaluate.py --name my-run --output metrics.json",
+        "python launch/evaluate.py --name my-run --export model.safetensors",
     ),
     models=lightning_modules,
     data=data_modules,

@@ -6,6 +6,9 @@ srun python launch/fit.py --nodes 2 --devices 4                       # one task
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that no package of the user's hides ours
 
 import data_modules
 import lightning_modules

@@ -76,6 +76,11 @@ class Supervised(LightningModule):
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate("test", *batch)
 
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Returns the network's outputs: logits, or predictions, one row a sample."""
+        outputs: Tensor = self(batch[0])
+        return outputs
+
     def _evaluate(self, split: str, inputs: Tensor, targets: Tensor) -> None:
         outputs = self(inputs)
         loss, score = cast(MeanMetric, self.losses[split]), cast(Metric, self.scores[split])

@@ -32,7 +32,7 @@ attribute of the same name."""
 DEFAULT_EPOCHS = 20
 
 OF_ONE_START = (
-    *("run", "resume", "accept_changed", "trust_checkpoint"),
+    *("name", "resume", "accept_changed", "trust_checkpoint"),
     *("node_rank", "master_addr", "master_port", "interface"),
 )
 """Arguments that another run like this one does not take over."""
@@ -93,6 +93,8 @@ class RankzeroCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        assert isinstance(parser, RankzeroParser)
+        parser.origins = self.flags.origins
         for flag in self.flags.command.own_flags:
             parser.add_argument(f"--{flag.name}", type=reader(flag.read), default=flag.default, help=flag.help)
 

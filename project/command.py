@@ -5,6 +5,18 @@ from types import ModuleType
 
 from project.errors import RequestError, nearest
 from project.flags import Flag
+from project.foreign_flags import known_elsewhere, near_names, quoted
+
+SUBCOMMANDS = {
+    "fit": ("fit", ()),
+    "validate": ("evaluate", ("--split", "val")),
+    "test": ("evaluate", ("--split", "test")),
+    "predict": ("predict", ()),
+}
+"""LightningCLI's subcommand -> the script in `launch/` that does it, and the flags that go with it."""
+
+OTHER_SUBCOMMANDS = {"train": "fit", "eval": "validate", "evaluate": "validate", "infer": "predict"}
+"""What people call the subcommands elsewhere."""
 
 LIGHTNING_KEYS = ("trainer", "model", "data", "optimizer", "lr_scheduler", "seed_everything")
 """The top-level keys of every LightningCLI."""
@@ -49,10 +61,9 @@ class Command:
     def help(self) -> str:
         """The help: one screen."""
         rows = [("--model NAME", self._names(self.models)), ("--data NAME", self._names(self.data))]
-        rows += [
-            (f"--{flag.name} {flag.metavar}", flag.help + "".join(f" (also --{name})" for name in flag.aliases))
-            for flag in self.flags
-        ]
+        for flag in self.flags:
+            also = f" (also {', '.join(f'--{name}' for name in flag.aliases)})" if flag.aliases else ""
+            rows.append((f"--{flag.name} {flag.metavar}", flag.help + also))
         rows += [
             ("--explain", "say which launcher was detected and from what; starts nothing"),
             ("--config FILE", "YAML with any of these, short or as LightningCLI's --print_config writes them"),
@@ -71,7 +82,7 @@ class Command:
         package: ModuleType = getattr(self, "models" if flag == "model" else "data")
         if text in package.__all__:
             return f"{package.__name__}.{text}"
-        if "." in text:
+        if "." in text or text.startswith("{"):
             return text
         near = nearest(text, package.__all__)
         raise RequestError(
@@ -80,15 +91,29 @@ class Command:
             f"--{flag} {near or package.__all__[0]}",
         )
 
-    def unknown(self, name: str, where: str) -> RequestError:
-        """The error for a flag, or a key of a config file, that nothing answers to."""
+    def unknown(self, name: str, where: str, value: str | None = None, model: str = "") -> RequestError:
+        """The error for a flag, or a key of a config file, that does not exist.
+
+        Args:
+            name: The flag, without dashes, or the key.
+            where: The config file; empty for the command line.
+            value: The flag's value, if any.
+            model: The short name of the model, if it is one of ours.
+        """
         on_line = () if where else ("config", "explain", "print_config", "help", "help_all")
         legal = [*self.keys, *LIGHTNING_KEYS, *on_line]
-        near = nearest(name.split(".")[0], legal)
         dashes = "" if where else "--"
+        near = near_names(name.split(".")[0], legal)
+        instead = known_elsewhere(name, value, legal, model)
+        if instead and where:
+            instead = ": ".join(instead.removeprefix("--").split(" ", 1))
+        if not instead and near:
+            rest = "" if value is None or where else f" {quoted(value)}"
+            instead = f"{dashes}{near[0]}{name[len(name.split('.')[0]) :] if near[0] in LIGHTNING_KEYS else ''}{rest}"
+        listed = f"; near it: {', '.join(dashes + one for one in near)}" if len(near) > 1 else ""
+        given = "" if value is None else f" {quoted(value)}"
         return RequestError(
-            f"{where}{dashes}{name}",
-            f"there is no {'such key' if where else 'flag of that name'}; there are "
-            + ", ".join(f"{dashes}{word}" for word in legal),
-            f"{dashes}{near}" if near else f"python launch/{self.name}.py --help",
+            f"{where}{dashes}{name}{given}",
+            f"there is no {'such key' if where else 'flag of that name'}{listed}",
+            instead or f"python launch/{self.name}.py --help",
         )

@@ -12,9 +12,11 @@ from typing import Any, NoReturn
 
 import yaml
 
-from project.command import LIGHTNING_KEYS, Command
+from project.command import LIGHTNING_KEYS, OTHER_SUBCOMMANDS, SUBCOMMANDS, Command
 from project.config_file import read_config
-from project.errors import RequestError
+from project.errors import RequestError, nearest
+from project.foreign_flags import quoted
+from project.origins import Origins
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Flags:
         given: Which of `model` and `data` were given, by flag or config file.
         explain: Whether only an explanation of what was detected is asked for.
         arguments: The command line for the LightningCLI.
+        origins: Where each value comes from.
     """
 
     command: Command
@@ -34,6 +37,7 @@ class Flags:
     given: frozenset[str] = frozenset()
     explain: bool = False
     arguments: Sequence[str] = field(default_factory=list)
+    origins: Origins = field(default_factory=Origins)
 
     @property
     def only_prints(self) -> bool:
@@ -93,12 +97,15 @@ def read_flags(command: Command, arguments: Sequence[str]) -> Flags:
     if known.help:
         print(command.help())
         sys.exit(0)
-    _check_rest(command, rest)
+    model = (command.default_model or "") if known.model is None else known.model
+    _check_rest(command, rest, arguments[0] if arguments else "", model if model in command.models.__all__ else "")
 
     values: dict[str, Any] = {}
     translated: list[str] = []
+    files: list[tuple[str, dict[str, Any]]] = []
     for path in known.config:
         text, found = read_config(command, path)
+        files.append((f"--config {path}", found))
         values.update(found)
         translated.append(f"--config={text}")
     values.update(_long_names(command, rest))
@@ -120,18 +127,33 @@ def read_flags(command: Command, arguments: Sequence[str]) -> Flags:
             translated.append(f"--{flag.key or flag.name}={value}")
     if known.help_all:
         translated = ["--help"]
-    return Flags(command, values, frozenset(given), known.explain, translated)
+    origins = Origins(list(arguments), command.keys, files)
+    return Flags(command, values, frozenset(given), known.explain, translated, origins)
 
 
-def _check_rest(command: Command, rest: Sequence[str]) -> None:
+def _check_rest(command: Command, rest: Sequence[str], first: str, model: str) -> None:
     """Refuses what neither we nor the LightningCLI know, before torch is imported."""
     for i, token in enumerate(rest):
         if token.startswith("-") and not re.match(r"-[0-9.]", token):
-            name = token.lstrip("-").split("=")[0]
+            name, equals, text = token.lstrip("-").partition("=")
             if name.split(".")[0] not in (*LIGHTNING_KEYS, "print_config"):
-                raise command.unknown(name, where="")
+                following = next((word for word in rest[i + 1 : i + 2] if not word.startswith("--")), None)
+                raise command.unknown(name, "", text if equals else following, model)
         elif i == 0 or not rest[i - 1].startswith("--") or "=" in rest[i - 1]:
-            raise RequestError(token, "a word that belongs to no flag", f"python launch/{command.name}.py --help")
+            raise _unexpected(command, token, token == first)
+
+
+def _unexpected(command: Command, word: str, stands_first: bool) -> RequestError:
+    """The error for a word that is neither a flag, nor a flag's value, nor a subcommand in the first place."""
+    script = f"python launch/{command.name}.py"
+    if word in SUBCOMMANDS:
+        return RequestError(word, "a subcommand after a flag; it stands first", f"{script} {word} ...")
+    if stands_first:
+        meant = nearest(word[:100], [*SUBCOMMANDS, *OTHER_SUBCOMMANDS])
+        found = f"unexpected argument; the subcommands are {', '.join(SUBCOMMANDS)}"
+        line = f"{script} {OTHER_SUBCOMMANDS.get(meant, meant)} ..." if meant else f"{script} --help"
+        return RequestError(quoted(word), found, line)
+    return RequestError(quoted(word), "unexpected argument: no flag before it takes a value", f"{script} --help")
 
 
 def _long_names(command: Command, rest: Sequence[str]) -> dict[str, Any]:

@@ -62,8 +62,17 @@ class RequestError(CannotStart):
 
     def __str__(self) -> str:
         """The three lines that a person sees."""
-        rows = (("asked", self.asked), ("found", self.found), ("type", self.instead))
-        return "\n".join(f"  {label:<7}" + text.replace("\n", "\n" + " " * 9) for label, text in rows)
+        rows = (("asked", _readable(self.asked)), ("found", _readable(self.found)), ("type", self.instead))
+        return "\n".join(f"  {label:<7}" + _printable(text).replace("\n", "\n" + " " * 9) for label, text in rows)
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+
+
+def _readable(text: str) -> str:
+    """Without the middle of a line that fills the terminal."""
+    return "\n".join(line if len(line) <= 600 else f"{line[:300]} ... {line[-200:]}" for line in text.split("\n"))
 
 
 def nearest(word: str, legal: Iterable[str]) -> str | None:

@@ -24,7 +24,7 @@ from project.run_directory import RunDirectory
 from project.say import show
 from project.strategies import strategy_of
 from project.team import Team
-from project.world import resolve_world, start_processes
+from project.world import World, resolve_world, start_processes
 
 KEPT = ("model", "data", "seed_everything")
 """What an evaluation takes over from the configuration of the run."""
@@ -46,17 +46,10 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
     if (code := start_processes(flags, meeting.launch)) is not None:
         return code
     with Team(meeting, flags) as team, saying_why(begun=lambda: False):
-        world = resolve_world(flags, team)
-        # Beside a run that is under way each rank may find another one: rank zero's counts.
-        checkpoint = Path(team.exchange(str(team.together(lambda: find_checkpoint(flags))))[0])
-        cli = team.together(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
-        trainer = team.together(lambda: cli.build_trainer(world, team))
-        trainer.strategy.setup_environment()
-        own = agreed(trainer.strategy, team.launch.rank, lambda: signed_sha256_of(checkpoint))
-        cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = own
+        cli, trainer, world, checkpoint = prepare(flags, team)
         metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
         result = {
-            "run": checkpoint.parent.parent.name,
+            "run": title_of(checkpoint),
             "checkpoint": str(checkpoint),
             "split": flags.get("split"),
             "samples": strategy_of(trainer).sharding.evaluated,
@@ -64,10 +57,27 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
             "metrics": metrics,
         }
         file = output_file(flags, checkpoint)
-        agreed(trainer.strategy, team.launch.rank, lambda: _write(file, result))
+        agreed(trainer.strategy, team.launch.rank, lambda: write_result(file, result))
         if team.launch.rank == 0:
             report.print_evaluation(result, file)
         return Exit.FINISHED
+
+
+def prepare(flags: Flags, team: Team) -> tuple[RankzeroCLI, Trainer, World, Path]:
+    """Finds the checkpoint and builds model, data and Trainer. All ranks must call.
+
+    Raises:
+        CannotStart: There is no such run or checkpoint, or it cannot be used as asked.
+    """
+    world = resolve_world(flags, team)
+    # While a run is training each rank may find another checkpoint: rank zero's counts.
+    checkpoint = Path(team.exchange(str(team.together(lambda: find_checkpoint(flags))))[0])
+    cli = team.together(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
+    trainer = team.together(lambda: cli.build_trainer(world, team))
+    trainer.strategy.setup_environment()
+    own = agreed(trainer.strategy, team.launch.rank, lambda: signed_sha256_of(checkpoint))
+    cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = own
+    return cli, trainer, world, checkpoint
 
 
 def export(flags: Flags, checkpoint: Path, rank: int | None) -> int:
@@ -79,33 +89,49 @@ def export(flags: Flags, checkpoint: Path, rank: int | None) -> int:
 
 
 def find_checkpoint(flags: Flags) -> Path:
-    """The checkpoint that the flags mean: `--checkpoint`, or the newest of `--run`, or of the newest run there is.
+    """The checkpoint that the flags mean: `--checkpoint`, or the newest of `--name`, or of the newest run there is.
 
     Raises:
         RequestError: There is none.
     """
-    if flags.get("checkpoint"):
-        return given_checkpoint(flags.get("checkpoint"))
+    asked = flags.get("checkpoint")
+    if asked not in (None, "last", "best"):
+        return given_checkpoint(asked)
     root = Path(flags.get("root")).expanduser()
     names = [path.parent.name for path in sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)]
-    name = flags.get("run")
+    name = flags.get("name")
     if name is None and names:
         name = names[-1]
     if name not in names:
         near = nearest(name, names) if name else None
         raise RequestError(
-            f"to evaluate --run {name}" if name else "to evaluate the newest run",
+            f"to evaluate --name {name}" if name else "to evaluate the newest run",
             f"no such run in {root.resolve()}; there are {len(names)}" + "".join(f", {name}" for name in names[-8:]),
-            f"--run {near or names[-1]}" if names else "python launch/fit.py, or --root DIR where the runs are",
+            f"--name {near or names[-1]}" if names else "python launch/fit.py, or --root DIR where the runs are",
         )
-    checkpoint, refused = newest_valid(RunDirectory(root / name).checkpoints)
+    run = RunDirectory(root / name)
+    if asked == "best":
+        return _best(run)
+    checkpoint, refused = newest_valid(run.checkpoints)
     if checkpoint is None:
         raise RequestError(
-            f"to evaluate --run {name}",
+            f"to evaluate --name {name}",
             "\n".join([f"{root / name} has no finished checkpoint", *refused]),
-            "--run ANOTHER-NAME, or --checkpoint PATH",
+            "--name ANOTHER-NAME, or --checkpoint PATH",
         )
     return checkpoint
+
+
+def _best(run: RunDirectory) -> Path:
+    """The checkpoint that the run's `--keep_best` kept."""
+    best = run.read("summary.json").get("best")
+    if not best:
+        raise RequestError(
+            f"the best checkpoint of run {run.name}",
+            "the run kept none as the best",
+            "--checkpoint last; a run keeps its best with fit.py --keep_best min:val/loss",
+        )
+    return given_checkpoint(str(run.path / best))
 
 
 def with_configuration(flags: Flags, checkpoint: Path) -> Flags:
@@ -113,9 +139,14 @@ def with_configuration(flags: Flags, checkpoint: Path) -> Flags:
     if not checkpoint.is_dir():
         return flags  # a .ckpt of somebody else: --model and --data have to say
     config = read_config(read_manifest(checkpoint)["rankzero"].get("config"))
-    kept = {key: config[key] for key in KEPT if config.get(key) is not None}
+    # A dict, unlike a class path, says everything: `--data '{"class_path": ...}'`.
+    whole = {name for name in ("model", "data") for token in flags.arguments if token.startswith(f"--{name}={{")}
+    kept = {key: config[key] for key in KEPT if config.get(key) is not None and key not in whole}
     arguments = ["--config=" + dump_config(kept), *flags.arguments]
-    return replace(flags, arguments=arguments, given=flags.given | ({"data"} & kept.keys()))
+    name = f"the configuration stored in {checkpoint}"
+    origins = replace(flags.origins, files=[(name, kept), *flags.origins.files], stored=name)
+    given = flags.given | ({"data"} & config.keys())
+    return replace(flags, arguments=arguments, given=given, origins=origins)
 
 
 def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:
@@ -125,16 +156,23 @@ def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) 
     return {name: value for result in results for name, value in sorted(result.items())}
 
 
+def title_of(checkpoint: Path) -> str:
+    """What results are called: the run, or the checkpoint where it is in no run."""
+    run = RunDirectory(checkpoint.parent.parent)
+    return run.name if run.exists else checkpoint.name
+
+
 def output_file(flags: Flags, checkpoint: Path) -> Path:
-    """Where the JSON goes: `--output`, or the run's directory, or beside a checkpoint that is in none."""
+    """Where the JSON goes: `--output`, or the run's directory; this folder for a checkpoint of no run."""
     name = f"evaluate-{flags.get('split')}.json"
     if flags.get("output"):
         return Path(flags.get("output")).expanduser()
     run = RunDirectory(checkpoint.parent.parent)
-    return run.path / name if run.exists else checkpoint.with_name(f"{checkpoint.name}-{name}")
+    return run.path / name if run.exists else Path(f"{checkpoint.name}-{name}")
 
 
-def _write(file: Path, result: dict[str, Any]) -> bool:
+def write_result(file: Path, result: dict[str, Any]) -> bool:
+    """Writes a result as JSON."""
     try:
         write_text(file, json.dumps(result, indent=2) + "\n")
     except OSError as error:

@@ -4,123 +4,29 @@ A flag with a `key` is another name for a LightningCLI key (`--epochs` is `--tra
 command line; one without is an argument of our own, which `project.cli` adds to the LightningCLI.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from project.errors import RequestError, nearest
-from project.wall_time import seconds_of
-
-EXPORTS = (".pt", ".safetensors")
-"""What the file of `--export` may end in."""
-
-
-def a_count(text: str) -> int:
-    """Reads a whole number of 1 or more."""
-    if not re.fullmatch(r"0*[1-9][0-9]*", text):
-        raise ValueError("a whole number of 1 or more")
-    return int(text)
-
-
-def a_seed(text: str) -> int:
-    """Reads a whole number that every generator takes for a seed."""
-    if not re.fullmatch(r"[0-9]+", text) or int(text) >= 2**32:
-        raise ValueError("a whole number from 0 to 4294967295")
-    return int(text)
-
-
-def an_interval(text: str) -> str:
-    """Reads how often to save: `5` (epochs), `200steps`, `90s`, `15min` or `2h`."""
-    if not re.fullmatch(r"0*[1-9][0-9]*(steps?|s|min|h)?", text):
-        raise ValueError("a number of epochs (5), of steps (200steps) or a time (15min, 2h)")
-    return text
-
-
-def a_metric(text: str) -> str:
-    """Reads a metric and which way is better: `min:val/loss` or `max:val/accuracy`."""
-    if not re.fullmatch(r"(min|max):\S+", text):
-        raise ValueError("min:NAME or max:NAME, where NAME is a metric that the model logs")
-    return text
-
-
-def a_time_limit(text: str) -> str:
-    """Reads how long the run may take, as Slurm's `--time` has it or with a unit.
-
-    Returns:
-        The time in seconds, `5400s`: what was written as `1:30:00` would be another number to whoever reads it as YAML.
-    """
-    return f"{seconds_of(text)}s"
-
-
-def a_run_name(text: str) -> str:
-    """Reads a name that is one folder's name on every file system."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}", text):
-        raise ValueError("a folder's name of letters, digits and . _ - + = @ (at most 128, not beginning with . or -)")
-    return text
-
-
-def a_rank(text: str) -> int:
-    """Reads a whole number of 0 or more."""
-    if not re.fullmatch(r"[0-9]+", text):
-        raise ValueError("a whole number of 0 or more")
-    return int(text)
-
-
-def a_port(text: str) -> int:
-    """Reads a TCP port."""
-    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 2**16:
-        raise ValueError("a port, 1 to 65535")
-    return int(text)
-
-
-def a_word(text: str) -> str:
-    """Reads the name of a host or of an interface."""
-    if not re.fullmatch(r"[!-~]+", text):
-        raise ValueError("a name without blanks")
-    return text
-
-
-def a_path(text: str) -> str:
-    """Reads a path."""
-    if not text.strip() or "\0" in text:
-        raise ValueError("a path")
-    return text
-
-
-def some_of(*legal: str) -> Callable[[str], str]:
-    """Returns a reader of one or more of the `legal` words, with commas between them."""
-
-    def read(text: str) -> str:
-        if not set(text.split(",")) <= set(legal):
-            raise ValueError("one or more of " + ", ".join(legal) + ", with commas between them")
-        return text
-
-    return read
-
-
-def one_of(*legal: str) -> Callable[[str], str]:
-    """Returns a reader of one of the `legal` words."""
-
-    def read(text: str) -> str:
-        if text not in legal:
-            raise ValueError("one of " + ", ".join(legal))
-        return text
-
-    return read
-
-
-def yes_or_no(text: str) -> str:
-    """Reads `yes` or `no`, which YAML may have made `True` and `False` of."""
-    word = {"true": "yes", "false": "no"}.get(text.lower(), text.lower())
-    return one_of("yes", "no")(word)
-
-
-def an_export(text: str) -> str:
-    """Reads the path of a file for weights alone."""
-    if not a_path(text).endswith(EXPORTS):
-        raise ValueError("a file that ends in " + " or ".join(EXPORTS))
-    return text
+from project.flag_values import (
+    a_count,
+    a_metric,
+    a_path,
+    a_port,
+    a_rank,
+    a_run_name,
+    a_seed,
+    a_time_limit,
+    a_word,
+    an_export,
+    an_interval,
+    checkpoint_of,
+    one_of,
+    resume_from,
+    some_of,
+    yes_or_no,
+)
 
 
 @dataclass(frozen=True)
@@ -203,9 +109,12 @@ RUNNING = (
     Flag("root", "DIR", a_path, "where runs are kept (runs)", "runs", default="runs"),
 )
 
-RUN = ("run_name",)
-"""What `--run` is called under torchrun, whose own parser stops at `--run` as short for `--run-path`, even behind the
-script's name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
+NAMES = ("run", "run_name")
+"""Other names of `--name`. torchrun's own parser stops at `--run` as short for `--run-path`, even after the script's
+name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
+
+CKPT_PATH = ("ckpt_path",)
+"""LightningCLI's name for a checkpoint."""
 
 TRUST = Flag(
     "trust_checkpoint",
@@ -217,7 +126,9 @@ TRUST = Flag(
 )
 
 TRAINING = (
-    Flag("run", "NAME", a_run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=RUN),
+    Flag(
+        "name", "NAME", a_run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=NAMES
+    ),
     Flag("epochs", "N", a_count, "passes over the data", "10", key="trainer.max_epochs", aliases=("total_epochs",)),
     Flag(
         "save_every",
@@ -240,10 +151,11 @@ TRAINING = (
     Flag(
         "resume",
         "HOW",
-        a_path,
-        "auto (carry on with this run), never, or a checkpoint's path",
+        resume_from,
+        "auto (resume this run), never, or a checkpoint's path",
         "auto",
         default="auto",
+        aliases=CKPT_PATH,
     ),
     Flag(
         "accept_changed",
@@ -274,11 +186,35 @@ TRAINING = (
     TRUST,
 )
 
+CHECKPOINT = Flag(
+    "checkpoint",
+    "PATH",
+    checkpoint_of,
+    "a checkpoint's path, or best or last of --name; left out: last",
+    "runs/my-run",
+    aliases=CKPT_PATH,
+)
+
 EVALUATING = (
-    Flag("run", "NAME", a_run_name, "the run to evaluate; left out: the newest", "my-run", aliases=RUN),
-    Flag("checkpoint", "PATH", a_path, "a checkpoint to evaluate; left out: the newest of --run", "runs/my-run"),
+    Flag("name", "NAME", a_run_name, "the run to evaluate; left out: the newest", "my-run", aliases=NAMES),
+    CHECKPOINT,
     Flag("split", "NAME", one_of("val", "test"), "val or test", "test", default="val"),
     Flag("output", "FILE", a_path, "where the JSON goes; left out: the run's directory", "metrics.json"),
     Flag("export", "FILE", an_export, "write the weights to FILE (.pt, .safetensors); evaluates nothing", "model.pt"),
+    TRUST,
+)
+
+PREDICTING = (
+    Flag("name", "NAME", a_run_name, "the run to predict with; left out: the newest", "my-run", aliases=NAMES),
+    CHECKPOINT,
+    Flag(
+        "split",
+        "NAME",
+        one_of("predict", "test", "val"),
+        "samples of predict_dataloader (predict), or of test or val",
+        "test",
+        default="predict",
+    ),
+    Flag("output", "DIR", a_path, "where the predictions go; left out: predictions/ of the run", "predictions"),
     TRUST,
 )

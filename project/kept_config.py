@@ -46,19 +46,19 @@ def classes_in(config: str) -> dict[str, str]:
 
 def changes(before: str, now: str) -> list[str]:
     """What is asked for otherwise than a checkpoint remembers, in a line of `--flag before -> now`; none if nothing."""
-    was, asked = (_flattened(read_config(text)) for text in (before, now))
+    was, asked = (flattened(read_config(text)) for text in (before, now))
     changed = [
         f"--{key} {was.get(key)} -> {asked.get(key)}" for key in {**was, **asked} if was.get(key) != asked.get(key)
     ]
     return [f"changed since the checkpoint: {', '.join(changed)}"] if changed else []
 
 
-def _flattened(content: Any, prefix: str = "") -> dict[str, Any]:
+def flattened(content: Any, prefix: str = "") -> dict[str, Any]:
     """A nested configuration as `a.b.c` -> value."""
     if not isinstance(content, dict) or not content:
         return {prefix.removesuffix("."): content}
     return {
         path: value
         for key, part in content.items()
-        for path, value in _flattened(part, prefix if key == "init_args" else f"{prefix}{key}.").items()
+        for path, value in flattened(part, prefix if key == "init_args" else f"{prefix}{key}.").items()
     }

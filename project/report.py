@@ -41,8 +41,7 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: World, log_fo
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
-        name = "run_name" if summary["launcher"] == "torchrun" else "run"
-        table.add_row("to carry on", f"the same command with --{name} {run.name}")
+        table.add_row("to carry on", f"the same command with --name {run.name}")
     for label, where in logged(run, log_folders):
         table.add_row(label, where)
     _print(table)
@@ -77,6 +76,18 @@ def print_evaluation(result: dict[str, Any], file: Path) -> None:
     for name, value in result["metrics"].items():
         table.add_row(name, f"{value:.6f}")
     table.add_row("written to", str(file))
+    _print(table)
+
+
+def print_predictions(result: dict[str, Any], folder: Path) -> None:
+    """Prints what was predicted, and how it is read."""
+    title = f"predictions of {result['run']} for its {result['split']} samples"
+    table = Table(show_header=False, title=title, title_justify="left")
+    table.add_row("checkpoint", result["checkpoint"])
+    for file, samples in result["samples"].items():
+        table.add_row(file, f"{samples:,} samples, each once, on {result['world_size']} process(es)")
+    table.add_row("written to", str(folder))
+    table.add_row("to read it", f'torch.load("{folder / next(iter(result["samples"]))}", weights_only=True)')
     _print(table)
 
 

@@ -87,7 +87,7 @@ def decide(request: Request, trainer: Trainer, launch: Launch, lock: RunLock) ->
     Where it returns, the lock is held. Before that, nothing of the run is touched.
     """
     config = request.config
-    run = choose_run(config.root, config.run, request.title, launch.job_id)
+    run = choose_run(config.root, config.name, request.title, launch.job_id)
     try:
         if run.title is None:  # otherwise its directory is one that does not exist yet
             lock.acquire(run.path)
@@ -163,7 +163,7 @@ def _check_same_training(decision: Decision, request: Request) -> None:
         raise RequestError(
             " ".join(f"--{name} {path}" for name, path in asked.items()) + f" for run {decision.run.name}",
             f"{decision.checkpoint} is of " + " and ".join(was.values()),
-            " ".join(f"--{name} {path}" for name, path in was.items()) + ", or another --run NAME",
+            " ".join(f"--{name} {path}" for name, path in was.items()) + ", or another --name NAME",
         )
 
 
@@ -242,5 +242,5 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
     return (
         f"run {run.name} is already finished ({epochs} epochs, {steps} steps; {run.path}).\n"
         f"  to go on:     the same command with {more}\n"
-        f"  to start anew: the same command with --run ANOTHER-NAME, or with --resume never"
+        f"  to start anew: the same command with --name ANOTHER-NAME, or with --resume never"
     )

@@ -192,7 +192,7 @@ def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> R
 
     Args:
         root: Where runs are kept.
-        name: `--run`, if given.
+        name: `--name`, if given.
         title: `<model>-<data>`, what an unnamed run is called.
         job_id: What the scheduler calls the job, so that a requeued job finds its own run.
 

@@ -193,7 +193,6 @@ class RunLock:
         return False
 
     def _refusal(self, owner: Owner, more: str = "") -> RequestError:
-        name = "run_name" if self.launch.launcher == "torchrun" else "run"
         here = owner.host == Member.this(self.launch).host
         process = _process(owner.pid) if here else None
         if process and process[0] == "T" and not more:
@@ -201,7 +200,7 @@ class RunLock:
         return RequestError(
             f"to train run {self._run.name}",
             f"process {owner.pid} on {owner.host} has been training it since {owner.since}{more}",
-            f"--{name} ANOTHER-NAME, or stop that process first: kill {owner.pid}" + f" on {owner.host}" * (not here),
+            f"--name ANOTHER-NAME, or stop that process first: kill {owner.pid}" + f" on {owner.host}" * (not here),
         )
 
     def _successor(self, owner: Owner) -> Path:

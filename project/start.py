@@ -1,5 +1,6 @@
 """From the command line to the process that does the work. Imports no torch."""
 
+import runpy
 import signal
 import socket
 import sys
@@ -8,7 +9,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from project.command import Command
+from project import import_names
+from project.command import SUBCOMMANDS, Command
 from project.command_line import Flags, read_flags
 from project.environments import elastic
 from project.environments.detect import detect
@@ -40,6 +42,8 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
     Returns:
         The exit code, see `project.errors.Exit`.
     """
+    if script := take_subcommand(command):
+        runpy.run_path(script, run_name="__main__")  # which leaves with its exit code
     launch: Launch | None = None
     if command.stops_safely:
         SIGNALS.listen()
@@ -54,7 +58,7 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
         if is_watched():
             die_with_parent()
         quieten_sockets()
-        _find_modules_in_this_folder()
+        import_names.install()
         meeting = meet(launch, flags)
         launch = meeting.launch
         set_threads(choose_threads(launch, meeting.members))  # before torch and its libraries are imported
@@ -73,6 +77,20 @@ def start(command: Command, work: Callable[[Flags, Meeting], int]) -> int:
         end_workers()
         settle()
         report_exit()
+
+
+def take_subcommand(command: Command) -> str | None:
+    """Takes LightningCLI's subcommand off the command line: `fit.py test --name x` runs evaluate.py --split test.
+
+    Returns:
+        The path of the script that does it, where that is another one.
+    """
+    if len(sys.argv) < 2 or sys.argv[1] not in SUBCOMMANDS:
+        return None
+    name, flags = SUBCOMMANDS[sys.argv[1]]
+    script = str(HOUSE / "launch" / f"{name}.py")
+    sys.argv = [sys.argv[0] if name == command.name else script, *flags, *sys.argv[2:]]
+    return None if name == command.name else script
 
 
 def meet(launch: Launch, flags: Flags) -> Meeting:
@@ -131,10 +149,3 @@ def user_frames(error: Exception) -> list[str]:
     left_out = len(whole.stack) - len(frames)
     head = f"Traceback (most recent call last; {left_out} frames of libraries left out):\n"
     return [head, *traceback.format_list(frames), *whole.format_exception_only()]
-
-
-def _find_modules_in_this_folder() -> None:
-    """Lets `--model my_file.MyModel` find my_file.py in the folder one stands in, as `python -m` would."""
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)

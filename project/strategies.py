@@ -248,12 +248,23 @@ class DataParallel(RunStrategy, DDPStrategy):
         with self.precision_plugin.test_step_context():
             return self._evaluate(self._module.test_step, *args, **kwargs)
 
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module itself."""
+        combined = self._module.trainer.predict_loop._combined_loader
+        assert combined is not None
+        loaders = combined.flattened
+        with self.precision_plugin.predict_step_context():
+            # With several loaders Lightning passes the index of the loader last.
+            return self._step_of(loaders[args[-1] if len(loaders) > 1 else 0], self._module.predict_step, *args)
+
     def _evaluate(self, step: Any, *args: Any) -> Any:
-        """Takes a step, but on a rank that has nothing."""
         trainer = self._module.trainer
         combined, results = trainer._evaluation_loop._combined_loader, trainer._results
         assert combined is not None and results is not None
-        loader = combined.flattened[results.dataloader_idx or 0]
+        return self._step_of(combined.flattened[results.dataloader_idx or 0], step, *args)
+
+    def _step_of(self, loader: object, step: Any, *args: Any) -> Any:
+        """Takes a step, but on a rank that has nothing."""
         self.share = loader.next_share() if isinstance(loader, OrderedLoader) else EVEN
         return None if self.share.nothing else self._alone(step, *args)
 

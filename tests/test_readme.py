@@ -18,6 +18,7 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SHORT = {
     "launch/fit.py": ("--epochs=1", "--trainer.limit_train_batches=5", "--trainer.limit_val_batches=2"),
     "launch/evaluate.py": ("--trainer.limit_val_batches=2", "--trainer.limit_test_batches=2"),
+    "launch/predict.py": ("--trainer.limit_predict_batches=2",),
 }
 """Behind every command: it has to work, not to learn."""
 

@@ -62,10 +62,13 @@ class EvaluationBatches(Sampler[Indices]):
         keeps_back = to_come if samples >= len(self) else 0
         return max(0, min((batch + 1) * self.batch_size, samples - keeps_back))
 
+    def samples(self, batch: int) -> list[int]:
+        """The samples of this rank in a batch."""
+        numbers = np.arange(self._end(batch - 1, self.rank), self._end(batch, self.rank))
+        samples: list[int] = (numbers * self.world_size + self.rank).tolist()
+        return samples
+
     def __iter__(self) -> Iterator[Indices]:
         key = epoch_key(self.seed, 0)
-        start = 0
         for batch in range(len(self)):
-            end = self._end(batch, self.rank)
-            yield Indices((np.arange(start, end) * self.world_size + self.rank).tolist(), key)
-            start = end
+            yield Indices(self.samples(batch), key)

@@ -72,7 +72,7 @@ def test_the_tutorials_command(here):
 def test_the_configuration_starts_another_run_like_it(here):
     fit_here(*TOY, "--run", "x", "--batch_size", "16", "--seed", "3", "--model.hidden_sizes", "[8, 4]")
     config = here / "runs/x/config.yaml"
-    assert "run" not in yaml.safe_load(config.read_text())
+    assert "name" not in yaml.safe_load(config.read_text())
     fit_here("--config", str(config), "--run", "y")
     one, other = weights(here / "runs/x"), weights(here / "runs/y")
     assert all((one[name] == other[name]).all() for name in one) and one.keys() == other.keys()

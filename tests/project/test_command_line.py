@@ -2,6 +2,7 @@ import pytest
 
 from project.command_line import read_flags
 from project.errors import RequestError
+from project.foreign_flags import TRAINER
 from running import command_of, fit
 
 FIT = command_of("fit")
@@ -43,25 +44,83 @@ def test_defaults_stand_only_where_nothing_was_given():
 @pytest.mark.parametrize(
     ("arguments", "found", "instead"),
     [
-        (["--epocs", "3"], "no flag of that name", "--epochs"),
-        (["--batchsize=3"], "there are --nodes, --devices", "--batch_size"),
+        (["--epocs", "3"], "no flag of that name", "--epochs 3"),
+        (["--batchsize=3"], "near it: --batch_size", "--batch_size 3"),
         (["--model", "RezNet"], "there are MLP, ResNet", "--model ResNet"),
         (["--data", "Fashion"], "there are CIFAR10, Digits", "--data FashionMNIST"),
         (["--devices", "0"], "not a whole number", "--devices 2"),
         (["--epochs"], "no value after it", "--epochs VALUE"),
-        (["fit"], "belongs to no flag", "--help"),
-        (["--epochs", "3", "4"], "belongs to no flag", "--help"),
+        (["trainn"], "the subcommands are fit, validate, test, predict", "fit.py fit ..."),
+        (["evaluate"], "the subcommands are", "fit.py validate ..."),
+        (["--model", "MLP", "test"], "it stands first", "fit.py test ..."),
+        (["--epochs", "3", "4"], "unexpected argument", "--help"),
         (["--nodes", "-3"], "not a whole number", "--nodes 2"),
         (["--seed", "-1"], "0 to 4294967295", "--seed 0"),
         (["-x"], "no flag of that name", ""),
-        (["--run", "../../etc"], "folder's name", "--run my-run"),
+        (["--run", "../../etc"], "folder's name", "--name my-run"),
+        (["--foo", "3"], "no flag of that name", "--help"),
     ],
 )
 def test_mistakes(arguments, found, instead):
     with pytest.raises(RequestError) as error:
         read(*arguments)
     assert found in error.value.found and error.value.instead.endswith(instead)
-    assert arguments[0].lstrip("-").split("=")[0] in error.value.asked or "4" in error.value.asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        ("--gpus 2", "--devices 2"),
+        ("--nproc_per_node=4", "--devices 4"),
+        ("--num_nodes 2", "--nodes 2"),
+        ("--lr 0.1", "--model.optimizer AdamW --model.optimizer.lr 0.1"),
+        ("--model my.Net --learning_rate 0.1", "--model.learning_rate 0.1, where the model takes it"),
+        ("--strategy ddp", "--trainer.strategy ddp"),
+        ("--max_steps 7", "--trainer.max_steps 7"),
+        ("--max_epochs 7", "--epochs 7"),
+        ("--num_workers 7", "--data.num_workers 7"),
+        ("--num-workers=7", "--data.num_workers 7"),
+        ("--checkpoint_path a.ckpt", "--resume a.ckpt"),
+        ("--log_dir here", "--root here"),
+        ("--fp16", "--precision 16-mixed"),
+        ("--bf16 --epochs 3", "--precision bf16-mixed"),
+        ("--accumulate_grad_batches 2", "--trainer.accumulate_grad_batches 2"),
+        ("--gradient_clip_val 0.5", "--trainer.gradient_clip_val 0.5"),
+        ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
+    ],
+)
+def test_a_flag_of_another_trainer_gets_ours_with_the_users_value(arguments, instead):
+    with pytest.raises(RequestError) as error:
+        read(*arguments.split())
+    assert error.value.instead.startswith(instead) and len(error.value.found) < 120
+
+
+def test_every_argument_of_lightnings_trainer_is_known():
+    import inspect
+
+    from lightning.pytorch import Trainer
+
+    assert set(TRAINER) == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+
+
+@pytest.mark.parametrize(
+    "argument", ["--g\x1b[31mpus", "\udcff\udcfe", "x" * 100_000, "--x=" + "\n" * 9, "--\x00", "--"]
+)
+def test_hostile_arguments_are_one_printable_message(argument):
+    with pytest.raises(RequestError) as error:
+        read(argument)
+    lines = str(error.value).split("\n")
+    assert len(lines) == 3 and all(line.isprintable() and len(line) < 700 for line in lines)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("last", "auto"), ("null", "never"), ("a/b.ckpt", "a/b.ckpt")])
+def test_lightnings_name_for_what_to_resume_from(text, meant):
+    assert read("--ckpt_path", text).get("resume") == meant
+
+
+@pytest.mark.parametrize("flag", ["--name", "--run", "--run_name"])
+def test_the_names_of_the_runs_name(flag):
+    assert read(flag, "x").get("name") == "x"
 
 
 def test_what_only_prints_starts_no_processes():

@@ -1,9 +1,12 @@
+import importlib
 import json
+import shlex
+import sys
 
 import pytest
 
-from project.errors import CannotStart
-from running import evaluate_here, fit_here
+from project.errors import CannotStart, RequestError
+from running import as_before, evaluate_here, fit_here
 
 
 @pytest.fixture
@@ -51,10 +54,75 @@ def test_a_checkpoint_that_has_left_its_run(run, tmp_path):
     assert result(tmp_path / "mine-evaluate-val.json")["metrics"]
 
 
+def test_lightnings_names_for_a_checkpoint(run):
+    evaluate_here("--name", "x", "--ckpt_path", "null", "--output", "a.json")
+    assert result(run.parent.parent / "a.json")["checkpoint"].endswith("step-00000046")
+    fit_here("--model", "MLP", "--data", "Digits", "--epochs", "3", "--name", "y", "--keep_best", "max:val/loss")
+    evaluate_here("--name", "y", "--ckpt_path", "best", "--output", "b.json")
+    best = json.loads((run.parent / "y/summary.json").read_text())["best"]
+    assert result(run.parent.parent / "b.json")["checkpoint"].endswith(best)
+
+
+OTHERS = """
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel, BoringDataModule
+class Net(BoringModel):
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", self.step(batch))
+class Data(BoringDataModule):
+    def __init__(self, sleep: float = 0.5, count: int = 3):
+        super().__init__()
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(torch.linspace(0, 1, 320).view(10, 32), batch_size=2)
+"""
+
+
+@pytest.fixture
+def others(here, monkeypatch):
+    (here / "others.py").write_text(OTHERS)
+    monkeypatch.syspath_prepend(here)
+    yield here
+    sys.modules.pop("others", None)
+
+
+def test_a_checkpoint_of_another_trainer_leaves_its_folder_as_it_is(others, capsys):
+    from lightning.pytorch import Trainer
+    from others import Data, Net  # type: ignore[import-not-found]
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    with as_before():
+        trainer = Trainer(max_steps=1, accelerator="cpu", enable_model_summary=False, **quiet)
+        trainer.fit(Net(), Data())
+        trainer.save_checkpoint("theirs/model.ckpt")
+        expected = trainer.validate(trainer.lightning_module, Data(), verbose=False)[0]["loss"]
+    evaluate_here("--checkpoint", "theirs/model.ckpt", "--model", "others.Net", "--data", "others.Data")
+    found = result(others / "model.ckpt-evaluate-val.json")
+    assert found["metrics"]["loss"] == pytest.approx(expected, rel=1e-6) and found["run"] == "model.ckpt"
+    assert [path.name for path in (others / "theirs").iterdir()] == ["model.ckpt"]
+    assert "val split of model.ckpt" in capsys.readouterr().out
+
+
+def test_a_removed_argument_is_named_with_the_checkpoint_that_stores_it(others):
+    fit_here("--model", "others.Net", "--data", "others.Data", "--data.count", "4", "--epochs", "1", "--name", "z")
+    (others / "others.py").write_text(OTHERS.replace("sleep: float = 0.5, ", ""))
+    del sys.modules["others"]
+    importlib.invalidate_caches()
+    with pytest.raises(RequestError) as error:
+        evaluate_here("--name", "z")
+    assert error.value.asked.startswith("data.sleep: 0.5, in the configuration stored in runs/z/checkpoints/step-")
+    assert error.value.found.startswith("Data takes no argument sleep any more")
+    flag, _, text = error.value.instead.partition(", where")[0].partition(" ")
+    assert (flag, json.loads(shlex.split(text)[0])) == (
+        "--data",
+        {"class_path": "others.Data", "init_args": {"count": 4}},
+    )
+    assert evaluate_here("--name", "z", flag, *shlex.split(text)) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--run", "y"), "type   --run x"),
+        (("--run", "y"), "type   --name x"),
         (
             ("--checkpoint", "runs/x/nothing"),
             r"there is no such file or folder\n  type   runs/x/checkpoints/step-00000046",

@@ -78,7 +78,7 @@ def test_an_older_file_is_there_until_the_new_one_is(tmp_path):
         (("--export", "/proc/model.pt"), "folder you may write to"),
         (("--export", "x.pt", "--checkpoint", "bare.ckpt"), "holds no weights"),
         (("--export", "x.pt", "--checkpoint", "list.ckpt"), "where a checkpoint holds a dict"),
-        (("--export", "x.pt", "--run", "y"), "type   --run x"),
+        (("--export", "x.pt", "--run", "y"), "type   --name x"),
     ],
 )
 def test_mistakes(run, here, arguments, message):

@@ -2,7 +2,8 @@ import pytest
 import yaml
 
 from project.errors import RequestError
-from project.flags import RUNNING, TRAINING, a_count, a_run_name, an_interval
+from project.flag_values import a_count, a_run_name, an_interval
+from project.flags import RUNNING, TRAINING
 
 FLAGS = {flag.name: flag for flag in (*RUNNING, *TRAINING)}
 

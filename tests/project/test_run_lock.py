@@ -92,7 +92,7 @@ def test_a_second_start_is_refused_and_names_the_first(run, other_process):
         RunLock(Launch()).acquire(run)
     assert error.value.asked == "to train run x"
     assert f"process {process.pid} on {Owner.this(Launch()).host} has been training it since 20" in error.value.found
-    assert error.value.instead == f"--run ANOTHER-NAME, or stop that process first: kill {process.pid}"
+    assert error.value.instead == f"--name ANOTHER-NAME, or stop that process first: kill {process.pid}"
     with pytest.raises(RequestError, match="--run_name ANOTHER-NAME"):
         RunLock(Launch(launcher="torchrun")).acquire(run)
     assert files(run) == [".x.lock"]

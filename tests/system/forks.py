@@ -142,7 +142,9 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
         SIGNALS.listen()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         sys.argv = [script(script_name), *arguments]
-        work = importlib.import_module({"fit": "project.cli", "evaluate": "project.evaluation"}[script_name])
+        work = importlib.import_module(
+            {"fit": "project.cli", "evaluate": "project.evaluation", "predict": "project.prediction"}[script_name]
+        )
         code = sys.modules["project.start"].start(command_of(script_name), getattr(work, script_name))
     except SystemExit as leaving:  # what only prints
         code = int(leaving.code or 0)

@@ -103,7 +103,7 @@ def test_nothing_is_left_when_the_person_ends_it(mine, signum):
     assert not left_in(mine)
     if signum != signal.SIGKILL:
         text = (mine / "out").read_text()
-        assert code == 75 and "the same command with --run x" in text and "Traceback" not in text
+        assert code == 75 and "the same command with --name x" in text and "Traceback" not in text
         assert text.count(f"rankzero: {signum.name}: stopping") == 1
         assert json.loads((mine / "runs/x/summary.json").read_text())["status"] == "stopped"
 

@@ -130,4 +130,4 @@ def test_a_job_that_may_not_be_requeued_says_what_to_type(slurm, tmp_path, job):
     printed = wait_for(job_id, tmp_path, slurm)
     assert "REFUSED" in printed and "left with 75" in printed
     assert f"found  scontrol requeue {job_id}: Requested operation is presently disabled" in printed
-    assert f"type   sbatch {script}\n" in printed and "--run my-run" in printed
+    assert f"type   sbatch {script}\n" in printed and "--name my-run" in printed

@@ -218,7 +218,7 @@ def test_slurm_may_not_requeue(stopping):
     stopping.order("scancel", "--signal=TERM")
     printed = stopping.ends()
     stopping.check_stopped(printed)
-    assert f"type   sbatch {stopping.file}" in printed and "--run stops" in printed
+    assert f"type   sbatch {stopping.file}" in printed and "--name stops" in printed
     stopping.start()
     stopping.check_finished(stopping.ends(), attempts=(2,))
 

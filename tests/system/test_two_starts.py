@@ -46,7 +46,7 @@ def test_a_second_start_is_refused_and_the_first_goes_on(tmp_path, first, how):
         second = fit(*TRAIN, "--epochs", "2", *more, folder=tmp_path, code=2)
         assert "asked  to train run x" in second.err and "Traceback" not in second.err
         assert f"process {first.pid} on" in second.err and f"kill {first.pid}" in second.err
-        assert "--run ANOTHER-NAME" in second.err
+        assert "--name ANOTHER-NAME" in second.err
     assert saving.is_dir() and attempts(tmp_path) == 1
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".x.lock", "x"]
     first.send_signal(signal.SIGCONT)

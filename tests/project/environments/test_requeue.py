@@ -94,7 +94,7 @@ def test_a_refusal_says_what_to_type(scontrol):
         "  asked  job 12 to be requeued, as the run has stopped before its end",
         "  found  scontrol requeue 12: Requested operation is presently disabled for job 12",
         "  type   sbatch /home/tester/job.sh",
-        "         The run carries on where it has stopped if the job's command has --run my-run.",
+        "         The run carries on where it has stopped if the job's command has --name my-run.",
     ]
 
 
@@ -111,7 +111,7 @@ def test_pbs_mostly_refuses(programs):
     outcome = requeue(PBS, "my-run", PBS_TASK)
     assert outcome.requeue is Requeue.REFUSED
     assert "found  qrerun 0.pbs1: qrerun: Unauthorized Request 0.pbs1" in outcome.message
-    assert "type   qsub JOB_SCRIPT" in outcome.message and "--run my-run" in outcome.message
+    assert "type   qsub JOB_SCRIPT" in outcome.message and "--name my-run" in outcome.message
 
 
 def test_pbs_reruns_for_an_operator(programs):

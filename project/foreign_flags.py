@@ -1,0 +1,108 @@
+"""Flags that people know from other trainers, and what they are called here. Imports no torch."""
+
+import difflib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+TRAINER = (
+    *("accelerator", "strategy", "devices", "num_nodes", "precision", "logger", "callbacks", "fast_dev_run"),
+    *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "limit_train_batches", "limit_val_batches"),
+    *("limit_test_batches", "limit_predict_batches", "overfit_batches", "val_check_interval"),
+    *("check_val_every_n_epoch", "num_sanity_val_steps", "log_every_n_steps", "enable_checkpointing"),
+    *("enable_progress_bar", "enable_model_summary", "accumulate_grad_batches", "gradient_clip_val"),
+    *("gradient_clip_algorithm", "deterministic", "benchmark", "inference_mode", "use_distributed_sampler", "profiler"),
+    *("detect_anomaly", "barebones", "plugins", "sync_batchnorm", "reload_dataloaders_every_n_epochs"),
+    *("default_root_dir", "enable_autolog_hparams", "model_registry"),
+)
+"""The arguments of Lightning's Trainer; a test compares them with its signature."""
+
+_OTHER_NAMES = {
+    "devices": "gpus num_gpus n_gpus ngpus n_gpu nproc_per_node num_devices num_processes nproc n_proc",
+    "nodes": "num_nodes nnodes n_nodes num_machines",
+    "node_rank": "machine_rank",
+    "master_addr": "main_process_ip dist_url host",
+    "master_port": "main_process_port port",
+    "backend": "dist_backend",
+    "epochs": "max_epochs num_epochs n_epochs num_train_epochs epoch",
+    "batch_size": "bs train_batch_size per_device_train_batch_size batch",
+    "global_batch_size": "effective_batch_size total_batch_size",
+    "root": "log_dir logdir output_dir default_root_dir save_dir out_dir work_dir checkpoint_dir",
+    "name": "exp_name experiment experiment_name run_id version",
+    "seed": "random_seed manual_seed",
+    "save_every": "every_n_epochs save_steps save_freq checkpoint_every",
+    "keep": "save_top_k save_total_limit",
+    "time_limit": "max_time timeout",
+    "resume": "checkpoint_path resume_from_checkpoint resume_from ckpt checkpoint load_checkpoint",
+    "checkpoint": "checkpoint_path resume_from_checkpoint resume weights ckpt load_checkpoint",
+    "accelerator": "device",
+    "model": "arch architecture network",
+    "data": "dataset datamodule",
+    "data.num_workers": "num_workers workers n_workers dataloader_num_workers",
+    "data.root": "data_dir data_path data_root dataroot",
+    "trainer.accumulate_grad_batches": "gradient_accumulation_steps grad_accum accum_iter",
+    "trainer.gradient_clip_val": "grad_clip clip_grad max_grad_norm clip_grad_norm",
+    "trainer.max_steps": "steps num_steps max_iters num_iterations iterations",
+    "trainer.sync_batchnorm": "sync_bn",
+    "trainer.log_every_n_steps": "log_interval print_freq logging_steps log_every",
+    "trainer.profiler": "profile",
+    "trainer.fast_dev_run": "dry_run debug",
+}
+"""A flag of ours, or a LightningCLI key -> other trainers' names for it."""
+
+_SWITCHES = {
+    "fp16": "--precision 16-mixed",
+    "amp": "--precision 16-mixed",
+    "bf16": "--precision bf16-mixed",
+    "no_cuda": "--accelerator cpu",
+    "cpu": "--accelerator cpu",
+    "cuda": "--accelerator gpu",
+    "distributed": "--devices N",
+}
+"""Flags that take no value -> what to type."""
+
+_RATES = ("lr", "learning_rate", "base_lr")
+
+
+def known_elsewhere(name: str, value: str | None, legal: Sequence[str], model: str) -> str | None:
+    """Returns what to type for a flag that another trainer has, with the user's value in it; None for any other flag.
+
+    Args:
+        name: The flag, without dashes.
+        value: What the user gave it.
+        legal: The names of the command's own flags.
+        model: The model that `--model` names, by short name; empty for a class path.
+    """
+    plain = name.lower().replace("-", "_").removeprefix("trainer_")
+    given = f" {quoted(value)}" if value is not None else ""
+    if plain in legal:
+        return f"--{plain}{given or ' VALUE'}"
+    for ours, others in _OTHER_NAMES.items():
+        if plain in others.split() and ("." in ours or ours in legal):
+            return f"--{ours}{given or ' VALUE'}"
+    if plain in _SWITCHES:
+        return _SWITCHES[plain]
+    if plain == "gpu":
+        return f"--trainer.devices [{value or 0}]"
+    if plain in _RATES:
+        if model:
+            return f"--model.optimizer AdamW --model.optimizer.lr{given or ' VALUE'}"
+        return (
+            f"--model.{name}{given or ' VALUE'}, where the model takes it, or --optimizer AdamW --optimizer.lr{given}"
+        )
+    if plain in TRAINER:
+        return f"--trainer.{plain}{given or ' VALUE'}"
+    return None
+
+
+def near_names(name: str, legal: Sequence[str], count: int = 4) -> list[str]:
+    """The few names that are most like a mistyped one, the nearest first."""
+    plain: Mapping[str, str] = {candidate.lower(): candidate for candidate in legal}
+    matches = difflib.get_close_matches(name[:100].lower().replace("-", "_"), plain, n=count, cutoff=0.6)
+    return [plain[match] for match in matches]
+
+
+def quoted(value: str) -> str:
+    """A value as it is typed in a shell; shortened where it is long, with `?` for what cannot be printed."""
+    clean = re.sub(r"[^\x20-\x7e\u00a1-\ud7ff\ue000-\uffff]", "?", value)
+    return shlex.quote(clean if len(clean) <= 120 else clean[:117] + "...")

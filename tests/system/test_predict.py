@@ -1,0 +1,154 @@
+"""`predict` on one to three processes, held against a stock Trainer's predictions on one."""
+
+import json
+
+import pytest
+import torch
+
+from running import as_before
+
+MINE = """
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(LightningModule):
+    def __init__(self, returns: str = "tensor"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.returns, self.layer = returns, torch.nn.Linear(1, 3)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        numbers = batch[0][:, 0].long()
+        scores = self.layer(batch[0]) + dataloader_idx
+        if self.returns == "dict":
+            return {"scores": scores, "sample": numbers, "text": [f"s{int(number)}" for number in numbers]}
+        if self.returns == "scalar":
+            return scores.mean()
+        return {"tensor": scores, "tuple": (scores, numbers), "none": None}[self.returns]
+
+class Data(LightningDataModule):
+    def __init__(self, count: int = 11, loaders: int = 1, workers: int = 0, batch_size: int = 4, own: bool = False):
+        super().__init__()
+        self.save_hyperparameters()
+
+    def setup(self, stage):
+        self.stage = stage
+
+    def _loader(self, count, drop_last=True):
+        rows, own = TensorDataset(torch.arange(float(count))[:, None]), self.hparams.own
+        sampler = torch.utils.data.SubsetRandomSampler(range(count)) if own else None
+        settings = {"batch_size": self.hparams.batch_size, "num_workers": self.hparams.workers, "sampler": sampler}
+        return DataLoader(rows, drop_last=drop_last, **settings)
+
+    def train_dataloader(self):
+        return self._loader(8)
+
+    def test_dataloader(self):
+        assert self.stage == "test"
+        return self._loader(5)
+
+    def predict_dataloader(self):
+        assert self.stage == "predict"
+        loaders = [self._loader(self.hparams.count + i) for i in range(self.hparams.loaders)]
+        return loaders if len(loaders) > 1 else loaders[0]
+
+class Silent(LightningDataModule):
+    train_dataloader = test_dataloader = Data.train_dataloader
+"""
+
+
+@pytest.fixture
+def mine(here, forks):
+    (here / "mine.py").write_text(MINE)
+    forks.fit("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "x", folder=here)
+    return here
+
+
+def predicted(mine, forks, *arguments, world=1, code=0):
+    forks.fit("--name", "x", "--output", "out", *arguments, folder=mine, world=world, script="predict", code=code)
+    files = sorted((mine / "out").glob("*.pt"))
+    return [torch.load(file, weights_only=True) for file in files]
+
+
+def stock(mine, returns, **data):
+    """What stock Lightning predicts from the same checkpoint, batches put together; one item a loader."""
+    from lightning.pytorch import Trainer
+
+    module = {}
+    exec(compile((mine / "mine.py").read_text(), "mine.py", "exec"), module)
+    (state,) = (mine / "runs/x/checkpoints").glob("*/state.pt")
+    net = module["Net"](returns)
+    net.load_state_dict(torch.load(state, weights_only=True)["state_dict"])
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    with as_before():
+        trainer = Trainer(accelerator="cpu", enable_model_summary=False, **quiet)
+        batches = trainer.predict(net, module["Data"](**data))
+    loaders = batches if data.get("loaders", 1) > 1 else [batches]
+    return [list(loader) for loader in loaders]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [4, 3])
+def test_every_sample_once_and_in_order_at_any_number_of_processes(mine, forks, world, batch_size):
+    (found,) = predicted(mine, forks, "--model.returns", "dict", "--batch_size", str(batch_size), world=world)
+    (expected,) = stock(mine, "dict")
+    torch.testing.assert_close(found["scores"], torch.cat([batch["scores"] for batch in expected]))
+    assert found["sample"].tolist() == torch.cat([batch["sample"] for batch in expected]).tolist() == list(range(11))
+    assert found["text"] == [text for batch in expected for text in batch["text"]]
+    assert json.loads((mine / "out/predictions.json").read_text())["samples"] == {"predictions.pt": 11}
+    assert [line.split(",")[0] for line in (mine / "out/predictions.csv").read_text().split()] == [
+        "sample",
+        *map(str, range(11)),
+    ]
+
+
+@pytest.mark.parametrize(("world", "count"), [(1, 2), (3, 2), (3, 1)])
+def test_several_loaders_and_more_processes_than_samples(mine, forks, world, count):
+    settings = ("--model.returns", "tuple", "--data.loaders", "2", "--data.count", f"{count}", "--data.workers", "1")
+    found = predicted(mine, forks, *settings, world=world)
+    expected = stock(mine, "tuple", loaders=2, count=count)
+    for (scores, numbers), batches in zip(found, expected, strict=True):
+        torch.testing.assert_close(scores, torch.cat([batch[0] for batch in batches]))
+        assert numbers.tolist() == torch.cat([batch[1] for batch in batches]).tolist()
+
+
+def test_another_split_is_set_up_as_that_split(mine, forks):
+    (found,) = predicted(mine, forks, "--split", "test", world=2)
+    assert found.shape == (5, 3)
+
+
+def test_a_users_own_sampler_predicts_in_its_order_on_one_process(mine, forks):
+    (found,) = predicted(mine, forks, "--model.returns", "tuple", "--data.own", "true")
+    assert sorted(found[1].tolist()) == list(range(11))
+    predicted(mine, forks, "--data.own", "true", world=2, code=2)
+    assert "".join(forks.said(mine, 2)).count("which rank reads which sample") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model.returns", "scalar"), "has no row for each sample"),
+        (("--data", "mine.Silent"), "neither Silent nor Net has a predict_dataloader"),
+        (("--split", "val"), "type   --split predict"),
+        (("--ckpt_path", "best"), "kept none as the best"),
+        (("--output", "mine.py"), "a folder you may write to"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_message_and_leaves_nothing(mine, forks, arguments, message):
+    predicted(mine, forks, *arguments, world=2, code=2)
+    said = "".join(forks.said(mine, 2))
+    assert said.count(message) == 1 and "Traceback" not in said and not (mine / "out").exists()
+
+
+def test_subcommands_run_the_other_scripts(mine, forks):
+    forks.fit("predict", "--name", "x", "--output", "out", "--ckpt_path", "last", folder=mine)
+    assert (mine / "out/predictions.pt").exists()
+    forks.fit("fit", "--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "y", folder=mine)
+    assert (mine / "runs/y/summary.json").exists()
