@@ -15,7 +15,7 @@ from project.attempt import Attempt
 from project.command_line import Flags
 from project.environments.roll_call import Meeting
 from project.errors import Exit, LeftEarlyError, RequestError, Stopped, saying_why
-from project.kept_config import dump_config
+from project.kept_config import dump_config, without_objects
 from project.parser import RankzeroParser, reader, without_enums
 from project.quiet import quieten
 from project.sampling.sharding import Sharding
@@ -152,7 +152,7 @@ class RankzeroCLI(LightningCLI):
     @cached_property
     def config_text(self) -> str:
         """The configuration as YAML, to start another run like it: without the run's name and what it resumed."""
-        config = yaml.safe_load(self.parser.dump(without_enums(self.config), skip_unset=False))
+        config = without_objects(yaml.safe_load(self.parser.dump(without_enums(self.config), skip_unset=False)))
         for name in (*OF_ONE_START, *(() if self.datamodule else ("data",))):
             config.pop(name, None)
         return dump_config(config)

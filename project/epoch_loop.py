@@ -14,7 +14,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from project import replaced
 from project.averages import StepAverages
-from project.fast_epoch import FastEpoch, fallback_reason
+from project.fast_epoch import FastEpoch
+from project.fast_path import fallback_reason
 from project.logged_metrics import Results
 from project.loop_hooks import Listeners
 from project.sampling.sharding import Sharding

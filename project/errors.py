@@ -110,6 +110,11 @@ def mistake(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, RuntimeError) and str(error).startswith("Error(s) in loading state_dict"):
         return f"the checkpoint does not fit the model: {str(error).splitlines()[1].strip()}"
+    if isinstance(error, RuntimeError) and "ddp_find_unused_parameters_true" in str(error):
+        return (
+            "some parameters were not used in the loss of a step, as DistributedDataParallel expects of all of them. "
+            "If that is intended, type --trainer.strategy ddp_find_unused_parameters_true"
+        )
     if not isinstance(error, ValueError | OSError):
         return None
     text = str(error)

@@ -2,45 +2,22 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from operator import attrgetter
 from sys import getrefcount
 from typing import Any, cast
 
-import lightning
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.core import hooks as core_hooks
-from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher, _PrefetchDataFetcher
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.trainer import call
-from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 from torch import Tensor
 
-from project import optimizer_step, replaced
 from project.batch_hooks import BatchHooks, overrides
 from project.fast_log import FastLog
+from project.fast_path import look, needs_transfer, optimizes_plainly
 from project.logged_metrics import Results
 from project.loop_hooks import Listeners
-from project.optimizer_step import PRECISION_METHODS, STRATEGY_METHODS, OptimizerStep
-from project.strategies import DataParallel, OneProcess, RunStrategy
-
-TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-MODULE_METHODS = (
-    *("optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping", "lr_scheduler_step", "log"),
-    *TRANSFER_HOOKS,
-    *("_on_before_batch_transfer", "_apply_batch_transfer_handler", "_call_batch_hook"),
-)
-"""Methods that a step leaves out unless the module, or a program that replaced one, has its own."""
-PROFILER_METHODS = ("profile", "start", "stop")
-
-_methods_of_module = attrgetter(*MODULE_METHODS)
-_methods_of_strategy = attrgetter(*STRATEGY_METHODS)
-_methods_of_precision = attrgetter(*PRECISION_METHODS)
-_methods_of_connector = attrgetter("on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics")
-_on_instance = frozenset(MODULE_METHODS) - {"log"}  # where FastLog is for the time of a training_step
+from project.optimizer_step import OptimizerStep
+from project.strategies import RunStrategy
 
 
 class FastEpoch:
@@ -65,19 +42,19 @@ class FastEpoch:
         self.hooks = BatchHooks(self.trainer)
         self.log = FastLog(self.trainer, self.strategy, self.results)
         self.step: OptimizerStep | None = None
-        if optimizer_step.applies_to(self.trainer, loop):
+        if optimizes_plainly(self.trainer, loop):
             self.step = OptimizerStep(self.trainer, self.strategy, loop, self.hooks, self.log)
         self._fetch = _fetch_from(data_fetcher)
         self._loaders = data_fetcher.combined_loader.flattened
         self._on_batch_begun, self._on_batch_done = listeners.of["on_batch_begun"], listeners.of["on_batch_done"]
-        self._moves = not _stays_where_it_is(self.trainer, self.module)
+        self._moves = needs_transfer(self.trainer)
         self._own_schedules = overrides(self.module, "lr_scheduler_step", LightningModule)
-        self._found = self._look()
+        self._found = look(self.trainer)
 
     @property
     def is_current(self) -> bool:
         """Whether all that the fast path depends on is as it was found."""
-        return self._look() == self._found
+        return look(self.trainer) == self._found
 
     def train_on_next(self) -> None:
         """Trains on the next batch.
@@ -191,73 +168,6 @@ class FastEpoch:
         every = trainer.log_every_n_steps
         due = every and (trainer.should_stop or (self.loop._batches_that_stepped + 1) % every == 0)
         return bool(due or trainer.fast_dev_run)
-
-    def _look(self) -> tuple[Any, ...]:
-        """All that the fast path depends on and that the user's code may change in the middle of an epoch."""
-        trainer, module, strategy = self.trainer, self.module, self.trainer.strategy
-        precision, data = strategy.precision_plugin, trainer.datamodule
-        optimizer = strategy._lightning_optimizers[0] if strategy._lightning_optimizers else None
-        return (
-            *(
-                module.automatic_optimization,
-                trainer.fit_loop._skip_backward,
-                trainer.profiler,
-                strategy,
-                precision,
-                optimizer,
-                data,
-            ),
-            *(call._call_callback_hooks, call._call_lightning_module_hook, call._call_strategy_hook),
-            *(_TrainingEpochLoop.advance, _TrainingEpochLoop.update_lr_schedulers, core_hooks.move_data_to_device),
-            _methods_of_module(type(module)),
-            _methods_of_strategy(type(strategy)),
-            _methods_of_strategy(Strategy),
-            _methods_of_precision(type(precision)),
-            _methods_of_connector(_LoggerConnector),
-            _on_instance.isdisjoint(vars(module)),
-            vars(strategy).keys().isdisjoint(STRATEGY_METHODS),
-            vars(precision).keys().isdisjoint(PRECISION_METHODS),
-            optimizer is None or (type(optimizer).step, "step" in vars(optimizer)),
-            vars(trainer.profiler).keys().isdisjoint(PROFILER_METHODS),
-            data is None or vars(data).keys().isdisjoint(TRANSFER_HOOKS),
-        )
-
-
-def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
-    """Why Lightning's own loop has to train, or None."""
-    module = trainer.lightning_module
-    if changed := replaced.changed_in_lightning():
-        more = f" and {len(changed) - 3} more" * (len(changed) > 3)
-        return f"lightning {lightning.__version__}: {', '.join(changed[:3])}{more} changed since this was tested"
-    if others := replaced.loop.replaced_names:
-        return f"{', '.join(others[:3])} was replaced by another function"
-    if not module.automatic_optimization:
-        return f"{type(module).__name__} uses manual optimization"
-    if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
-        return "training_step takes dataloader_iter"
-    if trainer.fit_loop._skip_backward:
-        return "StochasticWeightAveraging updates batch norm without backward passes"
-    profiler = trainer.profiler  # type: ignore[attr-defined]
-    if type(profiler) is not PassThroughProfiler or not vars(profiler).keys().isdisjoint(PROFILER_METHODS):
-        return f"{type(profiler).__name__} measures its parts"
-    if type(trainer.strategy) not in (OneProcess, DataParallel):
-        return f"the strategy is {type(trainer.strategy).__name__}"
-    return None
-
-
-def _stays_where_it_is(trainer: Trainer, module: LightningModule) -> bool:
-    """Whether a batch of tensors on the CPU is trained on as it is."""
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    strategy, precision = trainer.strategy, trainer.precision_plugin
-    return (
-        strategy.root_device.type == "cpu"
-        and replaced.transfer.are_original
-        and type(precision) is Precision
-        and "convert_input" not in vars(precision)
-        and "batch_to_device" not in vars(strategy)
-        and not any(overrides(module, name, LightningModule) for name in MODULE_METHODS[6:])
-        and not (data is not None and any(overrides(data, hook, LightningDataModule) for hook in TRANSFER_HOOKS))
-    )
 
 
 def _is_plain(batch: Any) -> bool:

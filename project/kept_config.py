@@ -62,3 +62,16 @@ def flattened(content: Any, prefix: str = "") -> dict[str, Any]:
         for key, part in content.items()
         for path, value in flattened(part, prefix if key == "init_args" else f"{prefix}{key}.").items()
     }
+
+
+def without_objects(config: dict[str, Any]) -> dict[str, Any]:
+    """A dumped configuration without the arguments whose defaults are objects that YAML cannot hold.
+
+    jsonargparse (4.52) puts an error message in the place of such an object. Another run like this one, and an
+    evaluation, build it from the same default.
+    """
+    return {
+        key: without_objects(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if not (isinstance(value, str) and value.startswith("Unable to serialize instance "))
+    }

@@ -5,34 +5,19 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
-from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.optim import Optimizer
 
-from project import replaced
 from project.batch_hooks import BatchHooks, overrides
 from project.fast_log import FastLog
+from project.fast_path import OPTIMIZER_HOOKS
 from project.fast_torch import run_backward, step_of, zero_gradients
 from project.strategies import OneProcess, RunStrategy
-
-OPTIMIZER_HOOKS = ("optimizer_step", "optimizer_zero_grad", "backward")
-STRATEGY_METHODS = frozenset(
-    (
-        *("training_step", "backward", "optimizer_step", "pre_backward", "post_backward", "post_training_step"),
-        "batch_to_device",
-    )
-)
-PRECISION_METHODS = frozenset(
-    (
-        *("convert_input", "pre_backward", "backward", "post_backward", "optimizer_step"),
-        *("train_step_context", "forward_context", "_wrap_closure", "_after_closure", "_clip_gradients"),
-    )
-)
 
 
 class OptimizerStep:
@@ -200,24 +185,6 @@ class OptimizerStep:
 
 
 _STOCK = {method: getattr(LightningModule, method) for method in OPTIMIZER_HOOKS}
-
-
-def applies_to(trainer: Trainer, loop: _TrainingEpochLoop) -> bool:
-    """Whether neither the module, nor a plugin, nor a program that replaced a function steps in its own way."""
-    module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
-    optimizers = strategy._lightning_optimizers
-    return (
-        replaced.optimization.are_original
-        and not any(overrides(module, hook, LightningModule) for hook in OPTIMIZER_HOOKS)
-        and (type(precision) is Precision or (type(precision) is MixedPrecision and precision.scaler is None))
-        and not (vars(strategy).keys() & STRATEGY_METHODS or vars(precision).keys() & PRECISION_METHODS)
-        and "run" not in vars(loop.automatic_optimization)
-        and len(optimizers) == 1
-        and type(optimizers[0]).step is LightningOptimizer.step
-        and "step" not in vars(optimizers[0])
-        and optimizers[0]._on_before_step is optimizers[0]._on_after_step is do_nothing_closure
-        and optimizers[0]._optimizer is trainer.optimizers[0]
-    )
 
 
 _UNSEEN = ClosureResult(None)

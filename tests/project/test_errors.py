@@ -52,3 +52,8 @@ def test_a_request_error_survives_the_way_between_ranks():
 def test_lost_contact():
     assert lost_contact(RuntimeError("[../third_party/gloo/x.cc:81] Connection closed by peer [127.0.0.1]:1234"))
     assert not lost_contact(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_unused_parameters_name_our_own_flag():
+    theirs = RuntimeError("... by setting the string value `strategy='ddp_find_unused_parameters_true'` or ...")
+    assert "--trainer.strategy ddp_find_unused_parameters_true" in mistake(theirs)
