@@ -42,6 +42,7 @@ def lines(result):
     text = re.sub(r"Finding best initial lr:[^\]]*\]", "\n", result.out + result.err)  # a bar that ends no line
     texts = text.replace(str(result.folder), "").splitlines()
     found = [re.sub(r"[\d.,]+(e-?\d+)?", "#", line).strip() for line in texts if "site-packages" not in line]
+    found = [line for line in found if line != "warning(val)" and not line.startswith("Unable to serialize instance")]
     return {line for line in found if line and line[0] not in "|-\u2502\u2500\u250f\u2503\u2521\u2514\u250c"}
 
 
