@@ -42,7 +42,7 @@ class CrashLog:
             self._enabled = False
 
     def how_ended(self, rank: int) -> str:
-        """Returns how a rank was ended, where its log says so: the end of a sentence; otherwise nothing."""
+        """Describes how a rank ended, if its log holds a crash; otherwise empty."""
         log = self.run.log(rank)
         try:
             with log.open("rb") as file:
@@ -50,6 +50,8 @@ class CrashLog:
                 text = file.read().decode(errors="replace")
         except OSError:
             return ""
-        this_attempt = text.rpartition(f" attempt {self.run.attempt}: ")[2]
+        _, marker, this_attempt = text.rpartition(f" attempt {self.run.attempt}: ")
+        if not marker:
+            return ""
         crash = re.search(r"^Fatal Python error: (.+)$", this_attempt, re.MULTILINE)
         return f"was ended by {SIGNALS.get(crash[1], crash[1])}, see {log}" if crash else ""

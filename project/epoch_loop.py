@@ -80,12 +80,15 @@ class EpochLoop(_TrainingEpochLoop):
     def run(self, data_fetcher: _DataFetcher) -> None:
         self.reset()
         self.on_run_start(data_fetcher)
-        self.results.averages.decide()
+        is_trial: bool = self.trainer.fit_loop.is_trial  # type: ignore[attr-defined]
+        is_whole = not self.batches_done
+        if not is_trial:
+            self.results.averages.decide()
         self._validates = self._should_check_val_epoch()
         self._fast = self._fast_or_none(data_fetcher)
         self.results.is_watched = True
         try:
-            while not (self.done if self._fast is None or self._may_be_the_last else False):
+            while not (self._may_be_the_last and self.done):
                 try:
                     self.advance(data_fetcher)
                     self.on_advance_end(data_fetcher)
@@ -94,7 +97,8 @@ class EpochLoop(_TrainingEpochLoop):
                 finally:
                     self.on_iteration_done()
             self.settle()
-            self.results.averages.note_epoch()
+            if is_whole and not is_trial:
+                self.results.averages.note_epoch()
         finally:
             self._fast, self.results.is_watched = None, False
 
@@ -116,7 +120,7 @@ class EpochLoop(_TrainingEpochLoop):
         else:
             fast.end_step()
         self.at_rest = True
-        if self._should_accumulate() if fast is None or self.trainer.accumulate_grad_batches > 1 else False:
+        if self.trainer.accumulate_grad_batches > 1 and self._should_accumulate():
             return
         trainer = self.trainer
         for listen in self.listeners.of["on_step_done"]:
@@ -156,7 +160,8 @@ class EpochLoop(_TrainingEpochLoop):
         """Whether the loop may be done with the last batch; Lightning then looks closely."""
         trainer, progress = self.trainer, self.batch_progress
         return (
-            progress.is_last_batch
+            self._fast is None
+            or progress.is_last_batch
             or progress.current.ready >= trainer.num_training_batches
             or trainer.should_stop
             or (self.max_steps != -1 and self.global_step >= self.max_steps)

@@ -63,10 +63,11 @@ class RequestError(CannotStart):
     def __str__(self) -> str:
         """The three lines that a person sees."""
         rows = (("asked", _readable(self.asked)), ("found", _readable(self.found)), ("type", self.instead))
-        return "\n".join(f"  {label:<7}" + _printable(text).replace("\n", "\n" + " " * 9) for label, text in rows)
+        return "\n".join(f"  {label:<7}" + printable(text).replace("\n", "\n" + " " * 9) for label, text in rows)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """A text with a question mark in place of each control character."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 

@@ -89,7 +89,7 @@ def export(flags: Flags, checkpoint: Path, rank: int | None) -> int:
 
 
 def find_checkpoint(flags: Flags) -> Path:
-    """The checkpoint that the flags mean: `--checkpoint`, or the newest of `--name`, or of the newest run there is.
+    """The requested checkpoint: `--checkpoint`, or the newest of `--name`, or of the newest run there is.
 
     Raises:
         RequestError: There is none.

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from sys import getrefcount
 from typing import Any, cast
 
 from lightning.pytorch import LightningModule
@@ -14,7 +13,7 @@ from torch import Tensor
 from project.batch_hooks import BatchHooks, overrides
 from project.fast_log import FastLog
 from project.fast_path import look, needs_transfer, optimizes_plainly
-from project.logged_metrics import Results
+from project.logged_metrics import Results, is_held
 from project.loop_hooks import Listeners
 from project.optimizer_step import OptimizerStep
 from project.strategies import RunStrategy
@@ -97,7 +96,7 @@ class FastEpoch:
         progress.increment_completed()
         if self._logs():
             connector.log_metrics(self.loop.show_metrics()["log"])
-        elif self._is_held():
+        elif is_held(connector):
             results.averages.note_read()
             self.loop.show_metrics(reduces=False)
 
@@ -107,15 +106,6 @@ class FastEpoch:
             self.loop.update_lr_schedulers("step", update_plateau_schedulers=True)
         if not self.accumulates:
             self.loop._batches_that_stepped += 1
-
-    def _is_held(self) -> bool:
-        """Whether the user's code has kept one of the dictionaries that Lightning brings up to date in each batch."""
-        connector = self.connector
-        return (
-            getrefcount(connector._callback_metrics) > _NOT_HELD
-            or getrefcount(connector._logged_metrics) > _NOT_HELD
-            or getrefcount(connector._progress_bar_metrics) > _NOT_HELD
-        )
 
     def _optimize(self, batch: Any, batch_idx: int) -> Any:
         # A hook of the user's, called since the look before this batch, may have changed how a step is taken.
@@ -196,7 +186,7 @@ def _fetch_from(data_fetcher: _DataFetcher) -> Callable[[], Any]:
         if data_fetcher.done:
             raise StopIteration
         try:
-            # Looked up each time: whoever holds the iterator itself keeps its loader processes alive.
+            # Looked up each time: a reference to the iterator would keep its loader processes alive.
             batch = next(cycle.iterators[0])
         except StopIteration:
             data_fetcher.done = cycle._consumed[0] = True
@@ -207,13 +197,3 @@ def _fetch_from(data_fetcher: _DataFetcher) -> Callable[[], Any]:
         return batch
 
     return fetch
-
-
-class _Holder:
-    def __init__(self) -> None:
-        self.metrics: dict[str, Any] = {}
-
-
-_holder = _Holder()
-_NOT_HELD = getrefcount(_holder.metrics)
-"""What `getrefcount` counts for a dictionary that only its object refers to."""

@@ -111,6 +111,7 @@ class FastLog:
         if meta.on_step:
             self.results.averages.key = f"training_step.{name}"
             cache = meta.sync(value.clone()) if meta.sync.should else value  # reducing is in place
+            self.results.averages.key = ""
             metric._forward_cache = cache
             if not meta.on_epoch:
                 metric.value = cache

@@ -120,7 +120,7 @@ TRUST = Flag(
     "trust_checkpoint",
     "yes",
     yes_or_no,
-    "read a checkpoint that can run any code, since you trust whoever wrote it (no)",
+    "read a checkpoint that can run any code; only if you trust its author (no)",
     "yes",
     default="no",
 )

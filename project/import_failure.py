@@ -46,7 +46,7 @@ def hidden(asked: str, module: str, file: str) -> RequestError:
 
 
 def not_a(asked: str, class_path: str, base: str) -> RequestError:
-    """The message for a class that is none of the kind that is needed."""
+    """The message for a class of another kind than the one that is needed."""
     module, _, name = class_path.rpartition(".")
     kind = getattr(sys.modules.get(module), name, None)  # which jsonargparse has imported
     parents = [parent.__module__.partition(".")[0] for parent in getattr(kind, "__mro__", ())]
@@ -54,7 +54,7 @@ def not_a(asked: str, class_path: str, base: str) -> RequestError:
     if foreign:
         found = f"{class_path} is built on the installed {foreign}, which was imported before Rankzero began"
         return RequestError(asked, found, f"the same command, without what imports {foreign} when Python starts")
-    return RequestError(asked, f"{class_path} is no {base}", f"the class path of a {base}")
+    return RequestError(asked, f"{class_path} is not a {base}", f"the class path of a {base}")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

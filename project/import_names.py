@@ -57,7 +57,12 @@ def install() -> None:
 def hidden_file(module: str) -> str | None:
     """Returns the user's file that cannot be imported because a module of ours has its name; None without one."""
     top, _, rest = module.partition(".")
-    if top not in PACKAGES or not rest or not _is_ours(sys.modules.get(module) or find_spec(module)):
+    if top not in PACKAGES or not rest:
+        return None
+    try:
+        if not _is_ours(sys.modules.get(module) or find_spec(module)):
+            return None
+    except (ImportError, ValueError):  # a parent of the module does not exist
         return None
     spec = _USER_MODULES.find_spec(module)
     return spec.origin if spec else None

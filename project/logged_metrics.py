@@ -7,6 +7,7 @@ added up, whether or not `sync_dist` was asked for.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -62,7 +63,10 @@ class Results(_ResultCollection):
 
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
         self.averages.key = key
-        super().update_metrics(key, value, batch_size)
+        try:
+            super().update_metrics(key, value, batch_size)
+        finally:
+            self.averages.key = ""
 
     def metrics(self, on_step: bool) -> Any:
         if self.is_watched:
@@ -100,6 +104,9 @@ class LoggerConnector(_LoggerConnector):
 
     def on_batch_end(self) -> None:
         """Lightning's place after the hooks of a batch, in its own loop."""
+        results = self.trainer._results
+        if isinstance(results, Results) and results.is_watched and is_held(self):
+            results.averages.note_read()
         with _unwatched(self.trainer):
             super().on_batch_end()
 
@@ -131,6 +138,25 @@ class LoggerConnector(_LoggerConnector):
         if self.trainer.world_size > 1:
             _warn_of_own_values(self.trainer)
         super().on_epoch_end()
+
+
+def is_held(connector: _LoggerConnector) -> bool:
+    """Whether the user's code has kept one of the dictionaries that Lightning brings up to date in each batch."""
+    return (
+        getrefcount(connector._callback_metrics) > _NOT_HELD
+        or getrefcount(connector._logged_metrics) > _NOT_HELD
+        or getrefcount(connector._progress_bar_metrics) > _NOT_HELD
+    )
+
+
+class _Holder:
+    def __init__(self) -> None:
+        self.metrics: dict[str, Any] = {}
+
+
+_holder = _Holder()
+_NOT_HELD = getrefcount(_holder.metrics)
+"""What `getrefcount` counts for a dictionary that only its object refers to."""
 
 
 @contextmanager

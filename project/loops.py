@@ -50,7 +50,7 @@ class FitLoop(_FitLoop):
         self.is_trial = False
         """Whether this is a trial of a finder (of a batch size or a learning rate), which is undone afterwards."""
         self.outside_trials: tuple[list[Callback], list[Logger]] = [], []
-        """The callbacks and loggers of the run, in whose place a finder puts others."""
+        """The run's callbacks and loggers, which a finder replaces during trials."""
         self.hooks: list[LoopHooks] = []
         """What is called beside callbacks, behind them."""
 

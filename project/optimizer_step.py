@@ -99,7 +99,7 @@ class OptimizerStep:
         if result is _UNSEEN:
             if not self.hooks.has_observers("on_train_batch_end"):
                 return {}
-            result = ClosureResult.from_training_step_output(output)  # a callback has come in this very batch
+            result = ClosureResult.from_training_step_output(output)  # a callback was added during this batch
         return {} if result.loss is None else result.asdict()
 
     def _closure(self) -> Tensor | None:
@@ -188,4 +188,4 @@ _STOCK = {method: getattr(LightningModule, method) for method in OPTIMIZER_HOOKS
 
 
 _UNSEEN = ClosureResult(None)
-"""Stands for the result of a step whose outputs nothing sees."""
+"""The result of a step whose outputs have no observer."""

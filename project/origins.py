@@ -11,7 +11,7 @@ from project.kept_config import flattened
 
 @dataclass(frozen=True)
 class Origins:
-    """Says for a key who gave its value, in the words in which it was given.
+    """Names the source of a value as the user typed it.
 
     Args:
         typed: The command line, as typed.

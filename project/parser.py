@@ -70,7 +70,7 @@ def parsing_error(
         names = match[1].split(", ")
         if key in ("model", "data") and not class_path:
             asked = f"--{key}"
-        return RequestError(asked, f"it has to be told {match[1]}", " ".join(f"--{key}.{name} ..." for name in names))
+        return RequestError(asked, f"required argument missing: {match[1]}", " ".join(f"--{key}.{name} ..." for name in names))
     if file := hidden_file(class_path.rpartition(".")[0]):
         return hidden(asked, class_path.rpartition(".")[0], file)
     if failure := import_failure(asked, error):
@@ -105,7 +105,7 @@ def _no_such_argument(group: str, argument: str, class_path: str, options: list[
     key = f"{group}.{argument}"
     file = origins.file_of(key)
     if file and file == origins.stored:
-        found = f"{takes} takes no argument {argument} any more, but the run was trained with it"
+        found = f"{argument} is no longer an argument of {takes}; the stored configuration of the run sets it"
         return RequestError(
             origins.asked(key), found, f"{origins.without(key)}, where its result does not depend on it"
         )

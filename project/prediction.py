@@ -1,6 +1,7 @@
 """What `predict_step` returns for each sample of a data module, in a file."""
 
 import copy
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -138,8 +139,9 @@ def _clear(folder: Path) -> bool:
 
 def _write(folder: Path, loaders: int) -> dict[str, int]:
     """Writes one file for each data loader; returns how many samples are in each."""
-    for old in [*folder.glob("predictions*.pt"), *folder.glob("predictions*.csv")]:
-        old.unlink()
+    for old in folder.iterdir():
+        if re.fullmatch(r"predictions(-\d+)?\.(pt|csv)", old.name):
+            old.unlink()
     names = ["predictions.pt"] if loaders == 1 else [f"predictions-{i}.pt" for i in range(loaders)]
     samples = {name: merge(folder / PARTS / str(i), folder / name) for i, name in enumerate(names)}
     shutil.rmtree(folder / PARTS)

@@ -8,9 +8,9 @@ alone keeps the fast path, whatever its version number.
 `python -m project.replaced` prints `known_sources.py` for the installed libraries.
 """
 
+import contextlib
 import hashlib
 import linecache
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from operator import attrgetter
@@ -166,7 +166,7 @@ class Functions:
 
     @cached_property
     def changed(self) -> list[str]:
-        """The names of those whose source is not one that the fast path was compared with."""
+        """The names of functions whose source has no known digest."""
         return [
             f"{owner}.{name}"
             for (owner, name), digest in self.digests.items()
@@ -216,7 +216,7 @@ def _source(code: CodeType) -> str:
 def _layers(function: Any) -> Iterator[CodeType]:
     """The code of a function and of what it wraps. Decorators of Python's own library are left out."""
     function = getattr(function, "fget", None) or getattr(function, "__func__", function)
-    library = Path(sysconfig.get_path("stdlib"))
+    library = Path(contextlib.__file__).parent
     while function is not None:
         code = getattr(function, "__code__", None)
         if code is not None and Path(code.co_filename).parent != library:

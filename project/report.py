@@ -41,7 +41,7 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: World, log_fo
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
-        table.add_row("to carry on", f"the same command with --name {run.name}")
+        table.add_row("to resume", f"the same command with --name {run.name}")
     for label, where in logged(run, log_folders):
         table.add_row(label, where)
     _print(table)

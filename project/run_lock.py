@@ -23,7 +23,7 @@ from pathlib import Path
 
 from project.environments.launch import Launch
 from project.environments.members import Member
-from project.errors import RequestError
+from project.errors import RequestError, printable
 from project.files import make_folder, sync_folder, synced
 from project.run_directory import cannot_write
 
@@ -40,7 +40,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 @dataclass(frozen=True)
 class Owner:
-    """Who trains a run.
+    """The process that trains a run.
 
     Args:
         token: Different for every start.
@@ -123,7 +123,7 @@ class RunLock:
         self._clean()
 
     def release(self) -> None:
-        """Gives the lock up; does nothing where it is not held, or somebody has taken it over."""
+        """Releases the lock; does nothing if this process does not hold it."""
         if self._owner is None or self._beats is None:
             return
         owner, self._owner = self._owner, None
@@ -157,7 +157,7 @@ class RunLock:
         claim = self._successor(owner)
         if not self._link(file, claim, me):
             return False
-        if self._current()[0] != me:  # somebody was faster, and has gone on from `owner` already
+        if self._current()[0] != me:  # another start claimed the lock first
             claim.unlink(missing_ok=True)
             return False
         claim.rename(self._place)
@@ -165,7 +165,7 @@ class RunLock:
         return True
 
     def _current(self) -> tuple[Owner | None, Path]:
-        """The owner, or whoever is about to take over from the owner."""
+        """The owner, or the process that is taking over from it."""
         place, owner = self._place, _read(self._place)
         while owner is not None and (follower := _read(self._successor(owner))) is not None:
             place, owner = self._successor(owner), follower
@@ -173,15 +173,16 @@ class RunLock:
 
     def _lives(self, owner: Owner, place: Path) -> bool | None:
         """Whether an owner lives; None where it has given the lock up meanwhile. May take a minute."""
-        me = Member.this(self.launch)
-        if (owner.boot, owner.pids) == (me.boot, me.pids) and (me.boot or owner.host == me.host):
+        if self._is_on_this_host(owner):
             process = _process(owner.pid)
-            return process is not None and process[1] == owner.born and process[0] not in ("Z", "X")
+            if process is None or process[1] != owner.born or process[0] in ("Z", "X"):
+                return False
+            if owner.born:
+                return True
+            # Without /proc another process may have the same number by now: wait for a sign of life.
         first, deadline = _sign_of_life(place), time.monotonic() + STALE_SECONDS
-        self.notice(
-            f"run {self._run.name} belongs to process {owner.pid} on {owner.host} since {owner.since}; "
-            f"waiting {STALE_SECONDS:g} s for a sign of life"
-        )
+        line = f"run {self._run.name} belongs to process {owner.pid} on {owner.host} since {owner.since}; "
+        self.notice(printable(f"{line}waiting {STALE_SECONDS:g} s for a sign of life"))
         while time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             if self._current()[0] != owner:
@@ -193,15 +194,20 @@ class RunLock:
         return False
 
     def _refusal(self, owner: Owner, more: str = "") -> RequestError:
-        here = owner.host == Member.this(self.launch).host
+        here = self._is_on_this_host(owner)
         process = _process(owner.pid) if here else None
         if process and process[0] == "T" and not more:
-            more = f"; it is stopped, and goes on after kill -CONT {owner.pid}"
+            more = f"; it is stopped (SIGSTOP); kill -CONT {owner.pid} resumes it"
         return RequestError(
             f"to train run {self._run.name}",
             f"process {owner.pid} on {owner.host} has been training it since {owner.since}{more}",
             f"--name ANOTHER-NAME, or stop that process first: kill {owner.pid}" + f" on {owner.host}" * (not here),
         )
+
+    def _is_on_this_host(self, owner: Owner) -> bool:
+        """Whether the owner's process id counts here: the same kernel, and the same namespace of processes."""
+        me = Member.this(self.launch)
+        return (owner.boot, owner.pids) == (me.boot, me.pids) and bool(me.boot or owner.host == me.host)
 
     def _successor(self, owner: Owner) -> Path:
         return self._place.with_name(f"{self._place.name}.{owner.token}")
@@ -240,14 +246,14 @@ class RunLock:
         self._beats.start()
 
     def _clean(self) -> None:
-        """Removes what starts left behind that were killed while they took this lock."""
+        """Removes files of starts that were killed while acquiring this lock."""
         with contextlib.suppress(OSError):
             for path in self._place.parent.iterdir():
                 if not re.fullmatch(re.escape(self._place.name) + "[.-][0-9a-f]{32}", path.name) or not self._owner:
                     continue
                 kind, token = path.name[-33], path.name[-32:]
                 writer = _read(path)
-                killed = writer and writer.boot == self._owner.boot and _process(writer.pid) is None
+                killed = writer and self._is_on_this_host(writer) and _process(writer.pid) is None
                 if token != self._owner.token if kind == "." else killed:
                     path.unlink(missing_ok=True)
 
@@ -260,7 +266,7 @@ def _place_of(run: Path) -> Path:
 
 
 def _read(place: Path) -> Owner | None:
-    """Who has written a file; None where there is none."""
+    """Reads the owner from a file; None if there is no file."""
     try:
         text = place.read_bytes()
     except OSError:

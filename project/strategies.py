@@ -41,7 +41,7 @@ class RunStrategy(Strategy):
         super().__init__(**arguments)
         self.sharding = sharding
         self.share = EVEN
-        """What this rank has of the batch that is being worked on."""
+        """This rank's share of the current batch."""
         self.before_idle_step: Callable[[], None] = lambda: None
         """Called on all ranks before a step in which some rank has no sample."""
 

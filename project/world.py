@@ -96,7 +96,8 @@ def _share_threads(team: Team) -> str:
     """
     threads = choose_threads(team.launch, team.members)
     set_threads(threads)
-    if threads.count and threads.count != torch.get_num_threads():
+    # One process alone keeps torch's own choice, which on some machines leaves out slower cores.
+    if threads.count and not threads.all_cores and threads.count != torch.get_num_threads():
         torch.set_num_threads(threads.count)
     return threads.reason
 

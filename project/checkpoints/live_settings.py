@@ -34,8 +34,9 @@ class LiveSettings(LoopCallback):
         self._loaded: State | None = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: State) -> None:
-        training = trainer.state.stage is RunningStage.TRAINING  # in a validation, all modules are in eval mode
-        now = flags_of(pl_module) if training else {}
+        now = flags_of(pl_module)
+        if trainer.state.stage is not RunningStage.TRAINING:  # in a validation, all modules are in eval mode
+            now = {name: value for name, value in now.items() if not name.endswith(".training")}
         checkpoint["live_settings"] = {
             "flags": {name: value for name, value in now.items() if value != self._flags.get(name, value)},
             "batches_a_step": [self._batches_a_step, _batches_a_step(trainer)],

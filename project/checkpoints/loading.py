@@ -57,7 +57,7 @@ def load(
 
 
 def signed_sha256_of(checkpoint: Path) -> str:
-    """Returns what `signed_sha256` says of a checkpoint directory; nothing for a file."""
+    """Returns `signed_sha256` of a checkpoint directory; empty for a file."""
     return signed_sha256(read_manifest(checkpoint)) if checkpoint.is_dir() else ""
 
 
@@ -77,7 +77,7 @@ def needs_trust(path: Path, names: Sequence[str], how: str = "--trust_checkpoint
         f"the checkpoint {path}",
         f"{path} holds more than tensors and plain types ({', '.join(shown)});\n"
         "such a file can run any code when it is read" + (f"\n{problem}" if (problem := key_problem()) else ""),
-        f"{how}, if you trust whoever wrote it",
+        f"{how}, if you trust its author",
     )
 
 

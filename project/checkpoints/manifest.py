@@ -104,9 +104,10 @@ def read_verified(checkpoint: Path, described: Mapping[str, Any]) -> BinaryIO:
         ValueError: It differs from its description.
     """
     with open_plain(checkpoint / STATE) as file:
-        content = io.BytesIO(file.read(described["bytes"] + 1))
+        data = file.read(described["bytes"] + 1)
+    content = io.BytesIO(data)
     try:
-        _check_content(content, content.getbuffer().nbytes, described)
+        _check_content(content, len(data), described)
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {STATE} {error}") from None
     return content
@@ -117,14 +118,14 @@ def open_plain(path: Path) -> BinaryIO:
 
     Raises:
         OSError: It cannot be opened.
-        ValueError: It is no regular file.
+        ValueError: It is not a regular file.
     """
     if path.is_symlink():
         raise ValueError(f"{path} is a link, not a file")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(f"{path} is no regular file")
+        raise ValueError(f"{path} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 

@@ -34,7 +34,7 @@ def without_pruning(state: Mapping[str, Any], pruned: Mapping[str, Any], masked:
 
 
 def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Puts masks on parameters, whose optimizer goes on with them as it does when they are pruned in training."""
+    """Applies masks to parameters; their optimizer keeps updating them, as with pruning during training."""
     for path, part in pruned.items():
         owner, _, name = path.rpartition(".")
         if hasattr(of := module.get_submodule(owner), name):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -119,9 +118,9 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves once more where a callback has exchanged the weights in this hook. All ranks must call."""
-        weights = pl_module.state_dict()
+        weights = _tensors_of(pl_module.state_dict())
         exchanged = list(weights) == list(self._last_weights) and any(
-            not torch.equal(value, weights[name].cpu()) for name, value in self._last_weights.items()
+            not _is_same(value, weights[name].cpu()) for name, value in self._last_weights.items()
         )
         if trainer.strategy.reduce_boolean_decision(exchanged, all=False):
             self.saved_at, self._is_over = None, False
@@ -130,10 +129,10 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["rankzero"] = self.record()
         if self._is_over:
-            tensors = {name: value for name, value in checkpoint["state_dict"].items() if isinstance(value, Tensor)}
-            self._last_weights = {name: value.detach().cpu().clone() for name, value in tensors.items()}
+            weights = _tensors_of(checkpoint["state_dict"])
+            self._last_weights = {name: value.detach().cpu().clone() for name, value in weights.items()}
         elif self._last_weights:
-            checkpoint["weights_in_training"] = self._last_weights  # a run of more epochs goes on with these
+            checkpoint["weights_in_training"] = self._last_weights  # a resumed run of more epochs continues from these
 
     def save(self, trainer: Trainer) -> None:
         """Saves, unless this very place is saved. All ranks must call."""
@@ -223,3 +222,15 @@ def needs_code(manifest: Mapping[str, Any]) -> str:
         return f"{holds} Your own runs resume from them; anyone else needs --trust_checkpoint yes. {keep_out}"
     reason = f" ({problem})" if (problem := key_problem()) else ""
     return f"{holds} They are read only with --trust_checkpoint yes{reason}. {keep_out}, or start with that flag"
+
+
+def _tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a state dict, without what a module's `get_extra_state` put there."""
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _is_same(value: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers; NaN counts as the same as NaN."""
+    if value.shape != other.shape or value.dtype != other.dtype:
+        return False
+    return bool(((value == other) | ((value != value) & (other != other))).all())

@@ -101,7 +101,7 @@ def _read(directory: int, folder: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise NoKeyError(f"{folder / KEY} is no regular file")
+            raise NoKeyError(f"{folder / KEY} is not a regular file")
         _check_owner(status, folder / KEY, _ONLY_OWNER_READS)
         key = file.read(KEY_BYTES + 1)
     if len(key) != KEY_BYTES:

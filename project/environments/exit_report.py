@@ -1,4 +1,4 @@
-"""How a local process tells the one that watches it that its exit code is meant. Imports no torch.
+"""Distinguishes intended exits of local processes from unreported ones. Imports no torch.
 
 Without this, `os._exit(0)` in a user's code would pass for the end of the run.
 """
@@ -13,7 +13,7 @@ REPORT = "RANKZERO_EXIT_REPORT"
 
 
 def report_exit() -> None:
-    """Reports that this process ends on purpose, and that the cause has been printed if there is one."""
+    """Reports that this process exits intentionally and has printed any error."""
     descriptor, watcher = os.environ.get(REPORT), os.environ.get(local.MARK)
     if descriptor and watcher == str(os.getppid()):  # and not of a process that this one has started in turn
         with contextlib.suppress(OSError):

@@ -100,6 +100,6 @@ def _refused(job: Job, command: str, said: str, submit: str, run: str) -> Outcom
     message = RequestError(
         f"job {job.name} to be requeued, as the run has stopped before its end",
         f"{command} {job.name}: {said}",
-        f"{submit}\nThe run carries on where it has stopped if the job's command has --name {run}.",
+        f"{submit}\nThe run resumes from its last checkpoint if the job's command has --name {run}.",
     )
     return Outcome(Requeue.REFUSED, str(message))

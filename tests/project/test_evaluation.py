@@ -110,7 +110,7 @@ def test_a_removed_argument_is_named_with_the_checkpoint_that_stores_it(others):
     with pytest.raises(RequestError) as error:
         evaluate_here("--name", "z")
     assert error.value.asked.startswith("data.sleep: 0.5, in the configuration stored in runs/z/checkpoints/step-")
-    assert error.value.found.startswith("Data takes no argument sleep any more")
+    assert error.value.found.startswith("sleep is no longer an argument of Data")
     flag, _, text = error.value.instead.partition(", where")[0].partition(" ")
     assert (flag, json.loads(shlex.split(text)[0])) == (
         "--data",

@@ -33,7 +33,7 @@ def test_an_error_in_a_users_module_names_its_file_and_line(here, monkeypatch, f
 
 
 def test_a_class_of_another_kind(here):
-    with pytest.raises(CannotStart, match="json.JSONDecoder is no LightningModule"):
+    with pytest.raises(CannotStart, match="json.JSONDecoder is not a LightningModule"):
         fit_here("--model", "json.JSONDecoder")
 
 

@@ -166,7 +166,7 @@ def a_linked_folder(settings):
 def a_pipe(settings):
     (settings / signature.KEY).unlink()
     os.mkfifo(settings / signature.KEY, 0o600)
-    return "is no regular file"
+    return "is not a regular file"
 
 
 def damaged(settings):

@@ -25,7 +25,7 @@ def test_a_smaller_affinity_leaves_fewer_cores():
     code = "from project.environments.cores import usable_cores; print(sorted(usable_cores()))"
     cpu = max(os.sched_getaffinity(0))
     ran = subprocess.run(["taskset", "-c", str(cpu), sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.stdout.strip() == str([cpu]), ran.stderr
+    assert ran.stdout.strip() == str([cores._core_of(cpu)]), ran.stderr
 
 
 def test_hardware_threads_of_one_core_count_once(tmp_path, monkeypatch):

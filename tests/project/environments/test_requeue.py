@@ -94,7 +94,7 @@ def test_a_refusal_says_what_to_type(scontrol):
         "  asked  job 12 to be requeued, as the run has stopped before its end",
         "  found  scontrol requeue 12: Requested operation is presently disabled for job 12",
         "  type   sbatch /home/tester/job.sh",
-        "         The run carries on where it has stopped if the job's command has --name my-run.",
+        "         The run resumes from its last checkpoint if the job's command has --name my-run.",
     ]
 
 
