@@ -79,8 +79,8 @@ class StepAverages:
             rank = self._trainer.global_rank
             warnings.warn(
                 "rankzero: metrics with sync_dist=True were read between two logging steps, for the first time after "
-                f"an epoch without such a read. Until the next logging step, rank {rank} reads its own values; from then "
-                "on values are averaged over ranks in every step",
+                f"an epoch without such a read. Until the next logging step, rank {rank} reads its own values; from "
+                "then on values are averaged over ranks in every step",
                 stacklevel=2,
             )
         self._is_read = True

@@ -70,7 +70,9 @@ def parsing_error(
         names = match[1].split(", ")
         if key in ("model", "data") and not class_path:
             asked = f"--{key}"
-        return RequestError(asked, f"required argument missing: {match[1]}", " ".join(f"--{key}.{name} ..." for name in names))
+        return RequestError(
+            asked, f"required argument missing: {match[1]}", " ".join(f"--{key}.{name} ..." for name in names)
+        )
     if file := hidden_file(class_path.rpartition(".")[0]):
         return hidden(asked, class_path.rpartition(".")[0], file)
     if failure := import_failure(asked, error):

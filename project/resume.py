@@ -82,7 +82,7 @@ def agreed(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
 
 
 def decide(request: Request, trainer: Trainer, launch: Launch, lock: RunLock) -> Decision:
-    """Chooses the run's directory and the checkpoint to resume from, and begins the attempt. Rank zero alone calls this.
+    """Chooses the run's directory and the checkpoint to resume from, and begins the attempt. Only rank zero calls this.
 
     Where it returns, the lock is held. Before that, nothing of the run is touched.
     """
