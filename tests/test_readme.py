@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,13 @@ def test_every_command_runs(page, section, tmp_path, request, forks):
         require("fashion-mnist")
     for command in commands(section):
         words = shlex.split(command)
+        environment = dict(word.split("=", 1) for word in takewhile(lambda word: re.match(r"[A-Z_]+=", word), words))
+        words = words[len(environment) :]
         if words[0] == "make":
             run_make(words[1])
         elif words[0] == "tensorboard":
             show(words, tmp_path)
         else:
-            environment = {}
             if words[0] == "srun":
                 environment = request.getfixturevalue("slurm")
                 words = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=4", *words]
@@ -73,7 +75,7 @@ def test_every_command_runs(page, section, tmp_path, request, forks):
                 require("openmpi")
                 environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
             short = () if "help" in command else next((SHORT[word] for word in words if word in SHORT), ())
-            if words[0] == "python" and len(words) > 1 and words[1] in SHORT:
+            if words[0] == "python" and len(words) > 1 and words[1] in SHORT and not environment:
                 # As tests/launch starts them, but with the imports paid once.
                 script = Path(words[1]).stem
                 forks.fit(*words[2:], *short, folder=tmp_path, script=script)
