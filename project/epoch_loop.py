@@ -20,6 +20,7 @@ from project.logged_metrics import Results
 from project.loop_hooks import Listeners
 from project.sampling.sharding import Sharding
 from project.say import show
+from project.strategies import RunStrategy
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -84,6 +85,8 @@ class EpochLoop(_TrainingEpochLoop):
         is_whole = not self.batches_done
         if not is_trial:
             self.results.averages.decide()
+        if isinstance(self.trainer.strategy, RunStrategy):
+            self.trainer.strategy.synchronize_new_parameters()
         self._validates = self._should_check_val_epoch()
         self._fast = self._fast_or_none(data_fetcher)
         self.results.is_watched = True

@@ -1,5 +1,6 @@
 """Lightning's strategies with what the run owns put in: the order of samples, and steps in which ranks differ."""
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -140,6 +141,9 @@ class RunStrategy(Strategy):
         """What of a value of this step goes into its reduction over ranks; a mean is weighed by shares."""
         return value
 
+    def synchronize_new_parameters(self) -> None:
+        """Has ranks average the gradients of parameters that were unfrozen. All ranks must call."""
+
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, by rank. All ranks must call."""
         return [value]
@@ -184,6 +188,21 @@ class DataParallel(RunStrategy, DDPStrategy):
         """Whether a step is under way that not all ranks take."""
         self._part = 1.0
         """By what a mean of this rank is multiplied in the step that is under way."""
+
+    def configure_ddp(self) -> None:
+        self._synchronized = _trained(self._module)
+        super().configure_ddp()
+
+    def synchronize_new_parameters(self) -> None:
+        """Wraps the module anew where a callback has unfrozen parameters since. All ranks must call.
+
+        DistributedDataParallel averages the gradients of the parameters that were trained when it was built. Those
+        that are unfrozen later would drift apart between ranks, as they do in stock Lightning.
+        """
+        if isinstance(self.model, DistributedDataParallel) and not _trained(self._module) <= self._synchronized:
+            self.model = self._module
+            gc.collect()  # the hooks of the former wrapper end with it
+            self.configure_ddp()
 
     @property
     def root_device(self) -> torch.device:
@@ -292,6 +311,11 @@ class DataParallel(RunStrategy, DDPStrategy):
                 "DataLoader(drop_last=True), or a --global_batch_size that divides the number of samples, avoids it"
             )
         return super().all_gather(tensor, group, sync_grads)
+
+
+def _trained(module: LightningModule) -> set[int]:
+    """The identities of the parameters that are not frozen."""
+    return {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
 
 
 class _Redirection(_DDPForwardRedirection):

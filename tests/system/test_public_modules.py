@@ -13,7 +13,7 @@ import pytest
 import pytorch_lightning
 from lightning.fabric.utilities.seed import seed_everything
 
-from running import as_before, script
+from running import as_before
 from system.forks import Forks
 from system.public import FOLDER, MODULES, Module, curves, difference, result, summary, train, with_files
 
@@ -56,9 +56,10 @@ def test_killed_in_mid_epoch_and_resumed_is_never_killed(forks: Forks, files, na
         forks.fit("--run", "x", "--split", split, script="evaluate", folder=files, world=world)
         evaluated = json.loads((files / f"runs/x/evaluate-{split}.json").read_text())["metrics"]
         assert evaluated and all(value == value for value in evaluated.values())
-    if Path(script("predict")).exists():
-        forks.fit("--name", "x", "--output", "predictions", script="predict", folder=files, world=world)
-        assert any((files / "predictions").iterdir())
+    # The order of samples of a stream is its own: on several ranks a prediction cannot be put in order.
+    code = 2 if name == "stream" and world > 1 else 0
+    forks.fit("--name", "x", "--output", "predictions", script="predict", folder=files, world=world, code=code)
+    assert code or json.loads((files / "predictions/predictions.json").read_text())
 
 
 @pytest.mark.parametrize("name", MODULES)
