@@ -46,7 +46,7 @@ class Origins:
         return f"--{key}" + (f" {quoted(given)}" if given and "Namespace(" not in given else "")
 
     def file_of(self, key: str) -> str:
-        """The file, or the checkpoint, that gave a value nobody typed; empty without one."""
+        """The file or checkpoint that sets a value that was not typed; empty if there is none."""
         if any(self.names.get(option, option) == key for option, _ in self._options()):
             return ""
         for name, content in reversed(self.files):

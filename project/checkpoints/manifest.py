@@ -93,7 +93,7 @@ def open_verified(checkpoint: Path) -> BinaryIO:
 
 
 def read_verified(checkpoint: Path, described: Mapping[str, Any]) -> BinaryIO:
-    """Reads the whole state into memory and checks that copy, which nobody can change between check and use.
+    """Reads the whole state into memory and checks that copy, which no other process can change before its use.
 
     Args:
         checkpoint: The checkpoint directory.

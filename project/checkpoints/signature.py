@@ -85,7 +85,7 @@ def _key(create: bool) -> bytes:
 
 @contextmanager
 def _opened(folder: Path, create: bool) -> Iterator[int]:
-    """Opens the key's folder, which nobody but its owner may change; follows no link to it."""
+    """Opens the key's folder, which only its owner may change; follows no link to it."""
     if create:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -55,7 +55,7 @@ def choose_threads(launch: Launch, members: Sequence[Member], environ: Mapping[s
 
 
 def user_setting(environ: Mapping[str, str]) -> str | None:
-    """The variable by which the user has set the number of threads, with its value; None where nobody has."""
+    """The variable by which the user has set the number of threads, with its value; None without one."""
     for name in VARIABLES:
         value = environ.get(name)
         if value and not (name == "OMP_NUM_THREADS" and _is_by_launcher(value, environ)):
