@@ -5,9 +5,12 @@ goes by its own handlers, torch's among them, and would leave.
 """
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import psutil
 
 from project.signals import STOPPING
 
@@ -23,11 +26,26 @@ class DeafWorker:
         self.init = init
 
     def __call__(self, worker_id: int) -> None:
+        if not _parent_lives():
+            os._exit(1)
         for signum in STOPPING:
             signal.signal(signum, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         if self.init:
             self.init(worker_id)
+
+
+def _parent_lives() -> bool:
+    """Whether the process that reads still exists.
+
+    torch's own watchdog compares later parents with the first one that it finds, which is another already where the
+    process was killed while it started this one; such a loader process would never end.
+    """
+    parent = multiprocessing.parent_process()
+    try:
+        return parent is None or psutil.Process(parent.pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 @contextmanager

@@ -1,8 +1,11 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -10,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from project.sampling.sharding import Sharding
 from project.sampling.workers import DeafWorker, end_workers
 from project.signals import STOPPING
+from running import REPOSITORY
 
 
 class Handlers(Dataset):
@@ -72,3 +76,34 @@ def test_those_that_are_left_are_ended():
 def _deaf():
     DeafWorker(None)(0)
     time.sleep(60)
+
+
+ORPHAN = """
+import multiprocessing, os, pathlib, time
+from project.sampling.workers import DeafWorker
+
+def read():
+    time.sleep(0.5)  # by now the parent is gone
+    DeafWorker(None)(0)
+    pathlib.Path("alive").touch()
+
+multiprocessing.get_context("fork").Process(target=read).start()
+os._exit(0)
+"""
+
+
+def test_a_loader_process_whose_parent_is_gone_ends_at_once(here):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run([sys.executable, "-c", ORPHAN], env=environment, cwd=here, check=True)
+    deadline = time.monotonic() + 20
+    while any(in_folder(process, here) for process in psutil.process_iter()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not (here / "alive").exists() and not any(in_folder(process, here) for process in psutil.process_iter())
+
+
+def in_folder(process, folder):
+    """Whether a process runs in a folder, this one aside."""
+    try:
+        return process.pid != os.getpid() and process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
