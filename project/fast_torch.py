@@ -2,8 +2,8 @@
 
 `DistributedDataParallel.forward`, `Tensor.backward`, `Optimizer.step` and `Optimizer.zero_grad` look for tensor
 subclasses, function transforms, debug logs, profilers and hooks each time. In a step of a small model that is a fifth
-of the time. Where there are none, what torch would then call is called directly. Where there is one, or where one of
-torch's functions has changed or was replaced (`project/replaced.py`), torch's own function is called.
+of the time. Without any of them, the function that torch would then call is called directly. With one of them, or if
+one of torch's functions has changed or was replaced (`project/replaced.py`), torch's own function is called.
 """
 
 import logging

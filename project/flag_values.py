@@ -41,7 +41,7 @@ def a_time_limit(text: str) -> str:
     """Reads how long the run may take, as Slurm's `--time` has it or with a unit.
 
     Returns:
-        The time in seconds, `5400s`: what was written as `1:30:00` would be another number to whoever reads it as YAML.
+        The time in seconds, `5400s`: what was written as `1:30:00` would be read as another number by a YAML reader.
     """
     return f"{seconds_of(text)}s"
 

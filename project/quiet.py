@@ -1,4 +1,4 @@
-"""Silences library messages that nobody can act on. Everything that a user requested is printed, once per job.
+"""Silences library messages that require no action. Everything that a user requested is printed, once per job.
 
 Reports of profilers and finders, `verbose=True` of callbacks and a module's own `rank_zero_info` are messages of level
 INFO, as are Lightning's (2.6) remarks about itself. So the remarks are named here, and all other messages pass.

@@ -191,7 +191,7 @@ def _as_tuple(functions: Any) -> tuple[Any, ...]:
 
 
 def source_digest(function: Any) -> str:
-    """The digest of a function's source, and of the wrappers around it; `missing` where there is none."""
+    """The digest of a function's source, and of the wrappers around it; `missing` without one."""
     sources = "".join(map(_source, _layers(function)))
     return hashlib.sha256(sources.encode()).hexdigest()[:16] if sources else "missing"
 

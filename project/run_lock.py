@@ -129,7 +129,7 @@ class RunLock:
         owner, self._owner = self._owner, None
         self._released.set()
         self._beats.join()
-        mark = self._successor(owner)  # while it exists, nobody else changes the lock of this owner
+        mark = self._successor(owner)  # while it exists, no other start changes the lock of this owner
         with contextlib.suppress(OSError), self._written(replace(owner, token=secrets.token_hex(16))) as file:
             os.link(file, mark)
             if _read(self._place) == owner:
@@ -290,7 +290,7 @@ def _sign_of_life(place: Path) -> int | None:
 
 
 def _process(pid: int) -> tuple[str, str] | None:
-    """State and time of birth of a process of this host, see proc(5); None where there is none."""
+    """State and time of birth of a process of this host, see proc(5); None if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -8,7 +8,7 @@ _LOADER = re.compile(r"(/dataloader_idx_\d+)?$")
 
 
 def once(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns each metric once, with the value of the epoch where there is one.
+    """Returns each metric once, with the value of the epoch if it has one.
 
     Lightning (2.6) keeps what is logged with `on_step=True, on_epoch=True` under three names: `loss_step`,
     `loss_epoch`, and `loss`, which is one or the other.

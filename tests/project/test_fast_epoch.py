@@ -346,7 +346,7 @@ def test_metrics_are_as_fresh_as_in_lightning(reads):
     assert seen == stock_seen and len(seen) == BATCHES * 2 * (4 if reads else 3)
 
 
-def test_metrics_that_nobody_holds_are_shown_at_the_logging_interval_alone(monkeypatch):
+def test_unobserved_metrics_are_updated_only_at_logging_steps(monkeypatch):
     shown = []
     show = EpochLoop.show_metrics
     monkeypatch.setattr(EpochLoop, "show_metrics", lambda self, *reduces: shown.append(1) or show(self, *reduces))

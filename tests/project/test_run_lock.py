@@ -111,7 +111,7 @@ def test_a_killed_process_holds_nothing(run, place, other_process):
     assert answer.get() == "held"
     process.kill()
     while (state := run_lock._process(process.pid)) and state[0] != "Z":
-        time.sleep(0.01)  # a process that nobody has waited for has ended all the same
+        time.sleep(0.01)  # a zombie process counts as ended
     lock = RunLock(Launch(), notice=pytest.fail)
     lock.acquire(run)
     assert json.loads(place.read_text())["pid"] == os.getpid() and files(run) == [".x.lock"]
@@ -219,7 +219,7 @@ SAME_JOB = {
 
 
 @pytest.mark.parametrize("case", SAME_JOB)
-def test_the_scheduler_takes_over_its_own_job_and_nobody_elses(run, place, case, other_process):
+def test_a_restarted_job_takes_over_only_its_own_run(run, place, case, other_process):
     first, second, takes_over = SAME_JOB[case]
     _, answer = other_process(first)
     assert answer.get() == "held"
