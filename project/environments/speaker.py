@@ -34,7 +34,9 @@ def speaks_for_all(launch: Launch | None) -> bool:
     name, rank = ranks[0]
     if name == "RANK" and "TORCHELASTIC_RUN_ID" not in variables and "PBS_TASKNUM" not in variables:
         # Started by hand, or in containers, whose terminals and logs nothing brings together.
-        return claims(f"env {variables.find('MASTER_ADDR')}:{variables.find('MASTER_PORT')}")
+        # Two jobs of one machine may lack the same variables, so only processes of one shell share a claim.
+        job = f"{variables.find('MASTER_ADDR')}:{variables.find('MASTER_PORT')}"
+        return claims(f"env {job} {os.getppid()} {process_namespace()}")
     if rank != "0":
         return False
     if "PBS_TASKNUM" in variables:
@@ -54,6 +56,14 @@ def speaks_for_machine(launch: Launch, own: bool) -> bool:
     """Whether this process points its machine's terminal to rank zero: srun and mpirun bring all output together."""
     apart = launch.launcher not in ("slurm", "mpi")
     return (own or apart) and launch.rank != 0 and launch.local_rank == 0
+
+
+def process_namespace() -> str:
+    """What tells equal process ids of two containers apart; empty where the system has no such thing."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def claims(name: str) -> bool:

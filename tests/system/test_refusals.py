@@ -1,7 +1,6 @@
 """What cannot start says why: once, without waiting, with exit code 2 on every rank, on the real parts."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,14 @@ from system.hosts import HOSTS
 from system.slurm import submit
 from system.test_launchers import MPIRUN
 
-SECONDS = 60
-"""Far below the 300 s of --start_timeout, whatever else the machine is doing."""
 PYTHON, FIT = str(BIN / "python"), script("fit")
 
 
-def check(printed: str, begun: float, folder: Path, *parts: str, times: int = 1) -> None:
-    """One message, in time, without a traceback of ours; nothing was created."""
-    assert time.monotonic() - begun < SECONDS
+def check(printed: str, folder: Path, *parts: str, times: int = 1) -> None:
+    """One message, without a traceback of ours; nothing was created.
+
+    That nothing waited is checked by the limits of the commands, 120 s, below the 300 s of --start_timeout.
+    """
     messages = re.findall(r"rankzero: cannot start\n  asked  .*\n(?:.*\n)*?  type   .*", printed)
     assert len(messages) == times == printed.count("cannot start"), printed
     for part in parts:
@@ -42,46 +41,41 @@ class TestOnTwoHosts:
     def test_an_address_that_is_nobodys(self, tmp_path, hosts, address, parts):
         meet = ("--nodes", "2", "--devices", "2", "--master_addr", address, "--master_port", "29520")
         commands = {host: [PYTHON, FIT, *meet, "--node_rank", str(node)] for node, host in enumerate(HOSTS)}
-        begun = time.monotonic()
         results = hosts.run_on_both(tmp_path, commands)
         assert [code for code, _ in results.values()] == [2, 2], results
-        check(results["rz1"][1], begun, tmp_path, *parts)
+        check(results["rz1"][1], tmp_path, *parts)
         assert results["rz2"][1].count("rankzero: rank 2 on rz2 does not start") == 1
 
     def test_a_machine_that_does_not_come(self, tmp_path, hosts):
         meet = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", "29521")
         for node, (host, missing) in enumerate([("rz1", "ranks 2, 3; nobody from node 1"), ("rz2", "rank 0, which")]):
-            begun = time.monotonic()
             command = [PYTHON, FIT, *meet, "--node_rank", str(node), "--start_timeout", "2"]
             results = hosts.run_on_both(tmp_path, {host: command})
             assert results[host][0] == 2
-            check(results[host][1], begun, tmp_path, f"missing {missing}", "within 2 s")
+            check(results[host][1], tmp_path, f"missing {missing}", "within 2 s")
 
     def test_a_rank_twice(self, tmp_path, hosts):
         commands = {host: ["env", f"RANK={rank}", PYTHON, FIT] for rank, host in enumerate(HOSTS)}
         twice = ["sh", "-c", f"{PYTHON} {FIT} & RANK=0 {PYTHON} {FIT}; code=$?; wait; exit $code"]
-        begun = time.monotonic()
         results = hosts.run_on_both(
             tmp_path, commands | {"rz1": twice}, environment=ENV | {"RANK": "1", "WORLD_SIZE": "3"}
         )
         assert [code for code, _ in results.values()] == [2, 2], results
-        check(results["rz1"][1], begun, tmp_path, "one process of rank 1", "on rz1", "on rz2")
+        check(results["rz1"][1], tmp_path, "one process of rank 1", "on rz1", "on rz2")
 
     def test_worlds_of_different_size(self, tmp_path, hosts):
         commands = {
             host: ["env", f"RANK={rank}", f"WORLD_SIZE={2 + rank}", PYTHON, FIT] for rank, host in enumerate(HOSTS)
         }
-        begun = time.monotonic()
         results = hosts.run_on_both(tmp_path, commands, environment=ENV)
         assert [code for code, _ in results.values()] == [2, 2], results
-        check(results["rz1"][1], begun, tmp_path, "rank 1 on rz2 was told of 3")
+        check(results["rz1"][1], tmp_path, "rank 1 on rz2 was told of 3")
 
     def test_an_interface_that_is_not_there(self, tmp_path, hosts):
         commands = {host: ["env", f"RANK={rank}", PYTHON, FIT, "--interface", "ib7"] for rank, host in enumerate(HOSTS)}
-        begun = time.monotonic()
         results = hosts.run_on_both(tmp_path, commands, environment=ENV)
         assert [code for code, _ in results.values()] == [2, 2], results
-        check(results["rz1"][1], begun, tmp_path, "rz1 has no interface of that name", "to-rz2", "--interface to-rz2")
+        check(results["rz1"][1], tmp_path, "rz1 has no interface of that name", "to-rz2", "--interface to-rz2")
 
     @pytest.mark.parametrize("part", ["openmpi", "mpich"])
     def test_mpirun_with_other_numbers(self, tmp_path, hosts, part):
@@ -89,38 +83,32 @@ class TestOnTwoHosts:
         slots = ",".join(f"{host}:2" for host in HOSTS)
         words = [word.format(agent=hosts.agent, slots=slots) for word in MPIRUN[part]]
         for asked in (("--nodes", "2", "--devices", "4"), ("--devices", "4")):
-            begun = time.monotonic()
             code, printed = hosts.run_on_both(tmp_path, {"rz1": [*words, "-np", "4", PYTHON, FIT, *asked]})["rz1"]
             (tmp_path / "rz1.log").unlink()
             assert code == 2, printed
-            check(printed, begun, tmp_path, "mpi started", " ".join(asked))
+            check(printed, tmp_path, "mpi started", " ".join(asked))
 
     def test_a_torchrun_in_each_of_mpiruns_tasks(self, tmp_path, hosts):
         require("openmpi")
         words = [word.format(agent=hosts.agent, slots="rz1:1,rz2:1") for word in MPIRUN["openmpi"]]
-        begun = time.monotonic()
         command = [*words, "-np", "2", str(BIN / "torchrun"), "--nproc-per-node", "1", FIT]
         printed = hosts.run_on_both(tmp_path, {"rz1": command})["rz1"][1]
-        check(printed, begun, tmp_path, "torchrun within mpi", "worlds within a world")
+        check(printed, tmp_path, "torchrun within mpi", "worlds within a world")
 
     def test_mpirun_without_rank_zeros_address(self, tmp_path, hosts):
         require("openmpi")
         words = [word.format(agent=hosts.agent, slots="rz2:1,rz1:1") for word in MPIRUN["openmpi"]]
-        begun = time.monotonic()
         command = [*words, "-np", "2", "-x", "MASTER_ADDR=rz2", PYTHON, FIT]
         code, printed = hosts.run_on_both(tmp_path, {"rz1": command})["rz1"]
         assert code == 2, printed
-        check(
-            printed, begun, tmp_path, "rank 0 is on rz1, and rz2 (10.93.0.2) is another machine", "-x MASTER_ADDR=rz1"
-        )
+        check(printed, tmp_path, "rank 0 is on rz1, and rz2 (10.93.0.2) is another machine", "-x MASTER_ADDR=rz1")
 
 
 @pytest.mark.xdist_group("slurm")
 class TestUnderSlurm:
     def srun(self, slurm, folder, *words, **more):
-        begun = time.monotonic()
         result = run("srun", *words, folder=folder, environment=slurm | more, code=2)
-        return result.out + result.err, begun
+        return result.out + result.err
 
     @pytest.mark.parametrize(
         ("tasks", "asked", "parts"),
@@ -132,18 +120,18 @@ class TestUnderSlurm:
         ],
     )
     def test_too_few_or_too_many_tasks(self, slurm, tmp_path, tasks, asked, parts):
-        printed, begun = self.srun(slurm, tmp_path, "--nodes=2", *tasks, PYTHON, FIT, *asked)
-        check(printed, begun, tmp_path, *parts)
+        printed = self.srun(slurm, tmp_path, "--nodes=2", *tasks, PYTHON, FIT, *asked)
+        check(printed, tmp_path, *parts)
 
     def test_a_missing_rank(self, slurm, tmp_path):
         shell = f"if [ $SLURM_PROCID = 1 ]; then sleep 4; else {PYTHON} {FIT} --start_timeout 2; fi"
-        printed, begun = self.srun(slurm, tmp_path, "--nodes=2", "--ntasks-per-node=1", "sh", "-c", shell)
-        check(printed, begun, tmp_path, "missing rank 1; nobody from n2")
+        printed = self.srun(slurm, tmp_path, "--nodes=2", "--ntasks-per-node=1", "sh", "-c", shell)
+        check(printed, tmp_path, "missing rank 1; nobody from n2")
 
     def test_an_address_that_does_not_resolve(self, slurm, tmp_path):
         task = ("--nodes=2", "--ntasks-per-node=2", PYTHON, FIT)
-        printed, begun = self.srun(slurm, tmp_path, *task, MASTER_ADDR="no-such-host")
-        check(printed, begun, tmp_path, "'no-such-host' does not resolve")
+        printed = self.srun(slurm, tmp_path, *task, MASTER_ADDR="no-such-host")
+        check(printed, tmp_path, "'no-such-host' does not resolve")
 
     def test_in_a_batch_script(self, slurm, tmp_path):
         torchrun = f"{BIN}/torchrun --standalone --nproc-per-node 2 {FIT} 2>&1 | grep -A5 rankzero:"
@@ -158,9 +146,9 @@ class TestUnderSlurm:
         bare, numbers, several, apart = printed.split("---\n")
         for part in (bare, numbers):
             assert "left with 2" in part
-            check(part, time.monotonic(), tmp_path, "no task has been started", "srun --nodes=2 --ntasks-per-node=2")
+            check(part, tmp_path, "no task has been started", "srun --nodes=2 --ntasks-per-node=2")
         for part in (several, apart):
-            check(part, time.monotonic(), tmp_path, "worlds within a world", "srun --ntasks-per-node=1 torchrun")
+            check(part, tmp_path, "worlds within a world", "srun --ntasks-per-node=1 torchrun")
 
 
 @pytest.mark.parametrize(
@@ -175,16 +163,22 @@ class TestUnderSlurm:
     ],
 )
 def test_half_of_the_variables(tmp_path, variables, found):
-    begun = time.monotonic()
     result = run(PYTHON, FIT, folder=tmp_path, environment=variables, code=2)
-    check(result.err, begun, tmp_path, found)
+    check(result.err, tmp_path, found)
+
+
+def test_ranks_without_an_address_report_once_for_each_shell(tmp_path):
+    ranks = " & ".join(f"RANK={rank} {PYTHON} {FIT} 2>&1" for rank in range(2))
+    shells = " & ".join(f"sh -c '{ranks} & wait' > {shell}.txt" for shell in range(2))
+    run("sh", "-c", f"{shells} & wait", folder=tmp_path)
+    for shell in range(2):
+        check((tmp_path / f"{shell}.txt").read_text(), tmp_path, "WORLD_SIZE is not given")
 
 
 def test_explain_answers_at_once_and_starts_nothing(tmp_path):
-    begun = time.monotonic()
     place = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "nowhere", "MASTER_PORT": "29500"}
     result = run(PYTHON, FIT, "--explain", folder=tmp_path, environment=place)
-    assert time.monotonic() - begun < SECONDS and "MASTER_ADDR=nowhere" in result.out and "env (RANK=0" in result.out
+    assert "MASTER_ADDR=nowhere" in result.out and "env (RANK=0" in result.out
     refused = run(PYTHON, FIT, "--explain", folder=tmp_path, environment={"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"})
     assert "would start: nothing" in refused.out and "srun" in refused.out
     assert not list(tmp_path.iterdir())
