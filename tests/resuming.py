@@ -21,6 +21,24 @@ SAMPLES, BATCH, EPOCHS = 64, 8, 4
 """8 steps an epoch."""
 
 
+class CountPasses(nn.Module):
+    """Counts the batches that pass in training; the count is an extra state, which is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, inputs):
+        self.count += self.training
+        return inputs
+
+    def get_extra_state(self):
+        return {"count": self.count}
+
+    def set_extra_state(self, state):
+        self.count = state["count"]
+
+
 class Net(LightningModule):
     """A small net with a backbone and a head; its loss depends on weights, learning rate and dropout."""
 
@@ -30,6 +48,7 @@ class Net(LightningModule):
         batch_size: int = BATCH,
         schedule: bool = False,
         norm: bool = False,
+        extra_state: bool = False,
         samples: int = SAMPLES,
         dropout: float = 0.1,
         shuffle: bool = True,
@@ -37,6 +56,7 @@ class Net(LightningModule):
         super().__init__()
         self.lr, self.batch_size, self.schedule, self.samples, self.shuffle = lr, batch_size, schedule, samples, shuffle
         layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Dropout(dropout)]
+        layers += [CountPasses()] if extra_state else []
         self.backbone, self.head = nn.Sequential(*layers), nn.Linear(8, 1)
 
     def loss(self, batch):

@@ -18,6 +18,7 @@ CASES = {
     "SWA": SWA,
     "SWA in the place of a schedule": SCHEDULE + LATE_SWA,
     "SWA with batch norm": ("--model.norm=true", *SWA),
+    "SWA with extra state": ("--model.extra_state=true", *SWA),
     "EMA": callback("EMAWeightAveraging", decay=0.8, update_every_n_steps=2),
     "averaging of epochs": callback("WeightAveraging"),
     "accumulation": callback("GradientAccumulationScheduler", scheduling="{0: 1, 1: 4, 3: 2}"),
