@@ -103,7 +103,15 @@ def computes_in_bf16(accelerator: str) -> bool:
     """Whether this process's device computes in bfloat16, rather than emulate it."""
     if accelerator == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return accelerator == "cpu" and bool(CPU_FEATURES & _cpu_features())
+    return accelerator == "cpu" and bool(CPU_FEATURES & _cpu_features()) and _onednn_computes_in_bf16()
+
+
+def _onednn_computes_in_bf16() -> bool:
+    """Whether oneDNN, which computes torch's convolutions and products, may use such instructions.
+
+    `ONEDNN_MAX_CPU_ISA` and builds for older processors leave them out.
+    """
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _cpu_features() -> set[str]:

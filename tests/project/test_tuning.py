@@ -118,8 +118,17 @@ def test_both_layouts_have_the_same_gradients(processor, threads):
 def test_a_cpu_is_asked_of_the_kernel(monkeypatch, tmp_path, words, has):
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : bf16\n{words}\n")
     monkeypatch.setattr(tuning, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(tuning, "_onednn_computes_in_bf16", lambda: True)
     assert computes_in_bf16("cpu") is has
+    monkeypatch.setattr(tuning, "_onednn_computes_in_bf16", lambda: False)
+    assert not computes_in_bf16("cpu")
     assert not computes_in_bf16("mps")
+
+
+def test_a_limit_of_onednn_counts():
+    asks = "from project.tuning import _onednn_computes_in_bf16; print(_onednn_computes_in_bf16())"
+    limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    assert subprocess.check_output([sys.executable, "-c", asks], env=limited, text=True) == "False\n"
 
 
 def test_a_machine_that_says_nothing_has_none(monkeypatch, tmp_path):
