@@ -1,6 +1,7 @@
 """Exact metrics of a run, or of one checkpoint, on its validation or test split."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -52,7 +53,7 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
             "run": title_of(checkpoint),
             "checkpoint": str(checkpoint),
             "split": flags.get("split"),
-            "samples": strategy_of(trainer).sharding.evaluated,
+            "samples": samples_read(trainer, flags.get("split")),
             "world_size": world.size,
             "metrics": metrics,
         }
@@ -69,6 +70,7 @@ def prepare(flags: Flags, team: Team) -> tuple[RankzeroCLI, Trainer, World, Path
     Raises:
         CannotStart: There is no such run or checkpoint, or it cannot be used as asked.
     """
+    warnings.filterwarnings("ignore", message="The dirpath has changed from")  # an evaluation saves no checkpoint
     world = resolve_world(flags, team)
     # While a run is training each rank may find another checkpoint: rank zero's counts.
     checkpoint = Path(team.exchange(str(team.together(lambda: find_checkpoint(flags))))[0])
@@ -154,6 +156,15 @@ def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) 
     run = trainer.validate if split == "val" else trainer.test
     results = run(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=None)
     return {name: value for result in results for name, value in sorted(result.items())}
+
+
+def samples_read(trainer: Trainer, split: str) -> int:
+    """Samples that an evaluation has read on all ranks, `--trainer.limit_test_batches` considered."""
+    orders = strategy_of(trainer).sharding.evaluated
+    limits = trainer.num_val_batches if split == "val" else trainer.num_test_batches
+    if len(limits) != len(orders):  # some loader's order is not ours
+        limits = [len(order) for order in orders]
+    return sum(order.samples_until(limit) for order, limit in zip(orders, limits, strict=True))
 
 
 def title_of(checkpoint: Path) -> str:

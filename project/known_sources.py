@@ -45,7 +45,10 @@ KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "lightning.pytorch.loops.optimization.automatic.Closure": {
         "__call__": ("4b86f1eb9431a040",),
-        "closure": ("a2a02ac1bc9e0f19",),
+        "closure": (
+            "a2a02ac1bc9e0f19",
+            "692746408eaff5dc",
+        ),
     },
     "lightning.pytorch.loops.optimization.automatic.ClosureResult": {
         "asdict": ("298603fcea43c3d1",),
@@ -174,9 +177,15 @@ KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     "lightning.pytorch.trainer.connectors.logger_connector.result._ResultCollection": {
         "_extract_batch_size": ("f83ccd3c301b2c8b",),
         "_get_cache": ("d5e4849fe94e0b07",),
-        "log": ("cfc7f6baf25d26ae",),
+        "log": (
+            "cfc7f6baf25d26ae",
+            "2948ad4ef93c9f94",
+        ),
         "metrics": ("3ef1a9b453a5ee10",),
-        "update_metrics": ("04f0385ac0f75262",),
+        "update_metrics": (
+            "04f0385ac0f75262",
+            "dbe23405299c079d",
+        ),
         "valid_items": ("b5db46a064b2b356",),
     },
     "lightning.pytorch.trainer.connectors.logger_connector.result._ResultMetric": {
@@ -199,29 +208,50 @@ KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
         "__next__": ("ce23fce77002b72d",),
     },
     "torch.Tensor": {
-        "backward": ("ec47ffa275ec33bc",),
+        "backward": (
+            "ec47ffa275ec33bc",
+            "3114d1a49b83f72d",
+        ),
     },
     "torch.autograd": {
-        "backward": ("e4a82fcfc8e6205c",),
+        "backward": (
+            "e4a82fcfc8e6205c",
+            "79be6aa6480d1c26",
+        ),
     },
     "torch.autograd.graph": {
-        "_engine_run_backward": ("12bcf2230c00890f",),
+        "_engine_run_backward": (
+            "12bcf2230c00890f",
+            "d473c74cc90baccd",
+        ),
     },
     "torch.nn.modules.module.Module": {
         "__call__": ("6b8858160bb05775",),
-        "_call_impl": ("9cabba62fe406e5b",),
+        "_call_impl": (
+            "9cabba62fe406e5b",
+            "309eceb4588e204d",
+        ),
         "_wrapped_call_impl": ("6b8858160bb05775",),
     },
     "torch.nn.parallel.distributed.DistributedDataParallel": {
         "__call__": ("6b8858160bb05775",),
-        "_inside_ddp_forward": ("249d11fc35391cca",),
+        "_inside_ddp_forward": (
+            "249d11fc35391cca",
+            "fcb60e523fba9450",
+        ),
         "_post_forward": ("ce8c41232bccd1ab",),
-        "_pre_forward": ("df14b859225fd8d4",),
+        "_pre_forward": (
+            "df14b859225fd8d4",
+            "7b61b4efc6d52e14",
+        ),
         "_run_ddp_forward": ("fd2da7a344c68745",),
         "forward": ("f2c298477cdc7aa1",),
     },
     "torch.optim.optimizer.Optimizer": {
-        "profile_hook_step": ("585d40cc1583d3be",),
+        "profile_hook_step": (
+            "585d40cc1583d3be",
+            "991f03ae7c9c6720",
+        ),
         "zero_grad": ("a7f5aeaf877627d0",),
     },
 }

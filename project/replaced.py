@@ -47,6 +47,7 @@ from torch.autograd import graph
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils import _contextlib
 
 from project.known_sources import KNOWN_SOURCES
 
@@ -214,12 +215,15 @@ def _source(code: CodeType) -> str:
 
 
 def _layers(function: Any) -> Iterator[CodeType]:
-    """The code of a function and of what it wraps. Decorators of Python's own library are left out."""
+    """The code of a function and of what it wraps.
+
+    Decorators of Python's own library are left out, and so is `torch.no_grad`, which changes with torch's releases.
+    """
     function = getattr(function, "fget", None) or getattr(function, "__func__", function)
-    library = Path(contextlib.__file__).parent
+    library, no_grad = Path(contextlib.__file__).parent, Path(_contextlib.__file__)
     while function is not None:
         code = getattr(function, "__code__", None)
-        if code is not None and Path(code.co_filename).parent != library:
+        if code is not None and Path(code.co_filename) != no_grad and Path(code.co_filename).parent != library:
             yield code
         function = getattr(function, "__wrapped__", None)
 

@@ -32,7 +32,9 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: World, log_fo
     table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
     backend = f", {world.backend}" if world.size > 1 else ""
     table.add_row("ran on", f"{summary['launcher']}: {world.nodes} x {world.devices} {_device(world)}{backend}")
-    table.add_row("epochs", f"{summary['epochs']} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
+    most = summary["max_epochs"] or -1
+    epochs = f"{summary['epochs']}" + f" of {most}" * (summary["epochs"] < most)
+    table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
     if summary["ledger"]:
         table.add_row("ledger", summary["ledger"][-1])
     table.add_row("speed", f"{summary['samples_per_second']:,.0f} samples/s; {summary['seconds']:.1f} s in all")

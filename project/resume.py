@@ -237,10 +237,12 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
     """What a run says that has nothing left to do."""
     summary = run.read("summary.json")
     epochs, steps = summary["epochs"], summary["steps"]
-    by_steps = summary.get("max_steps") == steps
-    more = f"--trainer.max_steps {steps * 2}" if by_steps else f"--epochs {epochs * 2 or 1}"
+    by_steps, most = summary.get("max_steps") == steps, summary.get("max_epochs") or -1
+    ended_early = not by_steps and epochs < most
+    more = f"--trainer.max_steps {steps * 2}" if by_steps else f"--epochs {max(epochs, most) * 2 or 1}"
+    early = f" of {most}, ended early by a callback such as EarlyStopping" if ended_early else ""
     return (
-        f"run {run.name} is already finished ({epochs} epochs, {steps} steps; {run.path}).\n"
+        f"run {run.name} is already finished ({epochs} epochs{early}, {steps} steps; {run.path}).\n"
         f"  to go on:     the same command with {more}\n"
         f"  to start anew: the same command with --name ANOTHER-NAME, or with --resume never"
     )

@@ -24,6 +24,7 @@ from project.errors import RequestError
 from project.fast_torch import forward_through, looks_at_forward
 from project.gradients import average_gradients
 from project.loop_hooks import LoopHooks
+from project.sampling import generators
 from project.sampling.loader import OrderedLoader
 from project.sampling.sharding import Sharding
 from project.sampling.training_batches import EVEN, TrainingBatches
@@ -211,9 +212,15 @@ class DataParallel(RunStrategy, DDPStrategy):
         return self.parallel_devices[0]
 
     def setup_distributed(self) -> None:
-        """Makes the process group where the team has met; Lightning then finds it there. All ranks must call."""
+        """Makes the process group where the team has met; Lightning then finds it there. All ranks must call.
+
+        Lightning (2.6) seeds all generators anew here, but not in a single process: a split drawn in `setup` would
+        depend on whether there is one process or several. Here all ranks continue with rank zero's generators.
+        """
         self.team.join(self._get_process_group_backend(), self.root_device, self._timeout)
+        drawn = generators.look()
         super().setup_distributed()
+        generators.put_back(self.broadcast(drawn))
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.team.launch.world_size

@@ -21,6 +21,7 @@ class LearningRate(LoopCallback):
         if trainer.logger is None or step % every or step == self._logged_at:
             return
         self._logged_at = step
-        rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        names = ["train/lr", *(f"train/lr-{i}" for i in range(1, len(rates)))]
-        trainer.logger.log_metrics(dict(zip(names, map(float, rates), strict=True)), trainer.global_step)
+        rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups if "lr" in group]
+        named = {f"train/lr-{number}" if number else "train/lr": float(rate) for number, rate in enumerate(rates)}
+        if named:
+            trainer.logger.log_metrics(named, trainer.global_step)

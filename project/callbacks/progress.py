@@ -1,10 +1,13 @@
 """Progress: a bar in a terminal, elsewhere a plain line now and then."""
 
+import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+from lightning.pytorch.trainer.states import TrainerFn
 from rich.text import Text
 
 from project.loop_hooks import LoopCallback
@@ -64,7 +67,7 @@ class BarProgress(LoopCallback, RichProgressBar):
 class PlainProgress(LoopCallback, ProgressBar):
     """Prints a line at the end of an epoch, and within a long one, but none sooner than `every_seconds` after another.
 
-    The first and the last epoch always have theirs.
+    The first and the last epoch always have theirs. A long validation, test or prediction has lines too.
 
     Args:
         every_seconds: The least time between two lines.
@@ -84,6 +87,10 @@ class PlainProgress(LoopCallback, ProgressBar):
         """Does not print, on the other ranks."""
         self.enabled = False
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._started = self._printed = time.monotonic()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = self._printed = time.monotonic()
         self._first = trainer.current_epoch
@@ -97,6 +104,52 @@ class PlainProgress(LoopCallback, ProgressBar):
         due = time.monotonic() - self._printed >= self.every_seconds
         if self.enabled and (last or due or trainer.current_epoch == self._first):
             self._print(trainer, "done")
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        what, batches = "validation", trainer.num_val_batches
+        if trainer.sanity_checking:
+            what, batches = "validation before training,", trainer.num_sanity_val_batches
+        elif trainer.state.fn is TrainerFn.FITTING:
+            what = f"{_epoch(trainer)} validation"
+        self._print_batch(what, batch_idx, dataloader_idx, batches)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._print_batch("test", batch_idx, dataloader_idx, trainer.num_test_batches)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._print_batch("prediction", batch_idx, dataloader_idx, trainer.num_predict_batches)
+
+    def _print_batch(self, what: str, batch: int, loader: int, batches: Sequence[float]) -> None:
+        if not self.enabled or time.monotonic() - self._printed < self.every_seconds:
+            return
+        self._printed = time.monotonic()
+        of_batches = f"/{batches[loader]}" if math.isfinite(batches[loader]) else ""
+        of_loader = f" of loader {loader + 1}/{len(batches)}" if len(batches) > 1 else ""
+        show(f"{what} batch {batch + 1}{of_batches}{of_loader}  {self._printed - self._started:.0f} s")
 
     def _print(self, trainer: Trainer, where: str) -> None:
         self._printed = time.monotonic()

@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from hashlib import sha256
+from pathlib import Path
 
 from project.environments import slurm
 from project.environments.exit_report import report_exit
@@ -61,7 +62,7 @@ def speaks_for_machine(launch: Launch, own: bool) -> bool:
 def process_namespace() -> str:
     """What tells equal process ids of two containers apart; empty where the system has no such thing."""
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
 

@@ -55,6 +55,10 @@ class EvaluationBatches(Sampler[Indices]):
         total = more * most + (self.world_size - more) * least
         return Share(mine, total, weight=1.0, part=mine * self.world_size / total, idle=least == 0)
 
+    def samples_until(self, batches: float) -> int:
+        """Samples in so many of the first batches, on all ranks together."""
+        return sum(self.share(batch).total for batch in range(int(min(batches, len(self)))))
+
     def _end(self, batch: int, rank: int) -> int:
         """How many of its samples a rank has had behind a batch; rank -1 is the last one."""
         samples = (self.count - rank % self.world_size + self.world_size - 1) // self.world_size

@@ -36,7 +36,7 @@ class Sharding:
         kept_sizes: Its global batch sizes, one for each loader, where it keeps them.
         training: The orders of the training samples, one for each loader whose order is ours.
         data: The fingerprint of the training data.
-        evaluated: Samples in the evaluation loaders whose order is ours.
+        evaluated: The orders of the evaluation loaders, but for those whose order is not ours.
         foreign: Training loaders beside them whose order is somebody else's.
         loads_training: Whether training loaders are being set up; None where the loop does not say.
         is_uneven: Whether some rank evaluates more samples than another.
@@ -56,7 +56,7 @@ class Sharding:
     kept_sizes: list[int] = field(default_factory=list, init=False)
     training: list[TrainingBatches] = field(default_factory=list, init=False)
     data: dict[str, str] = field(default_factory=dict, init=False)
-    evaluated: int = field(default=0, init=False)
+    evaluated: list[EvaluationBatches] = field(default_factory=list, init=False)
     foreign: int = field(default=0, init=False)
     loads_training: bool | None = field(default=None, init=False)
     is_uneven: bool = field(default=False, init=False)
@@ -176,13 +176,14 @@ class Sharding:
 
     def _evaluate(self, loader: "DataLoader[Any]") -> EvaluationBatches:
         count = len(loader.dataset)  # type: ignore[arg-type]
-        self.evaluated += count
         self.is_uneven |= count % self.world_size != 0
         size = self.batch_size or loader.batch_size or 1
         if self.global_batch_size is not None:
             size = -(-self.global_batch_size // (self.world_size * self.micro_batches))
         size = min(size, self.max_device_batch_size or size)
-        return EvaluationBatches(count, size, self.rank, self.world_size, self.seed, loader.drop_last)
+        order = EvaluationBatches(count, size, self.rank, self.world_size, self.seed, loader.drop_last)
+        self.evaluated.append(order)
+        return order
 
     def _global_batch_size(self, loader: "DataLoader[Any]", count: int) -> int:
         """Samples a training step.

@@ -33,6 +33,11 @@ def test_the_test_split(run):
     assert set(result(run.parent.parent / "deep/in/here.json")["metrics"]) == {"test/accuracy", "test/loss"}
 
 
+def test_the_samples_of_a_limited_evaluation(run):
+    evaluate_here("--run", "x", "--trainer.limit_val_batches", "2", "--batch_size", "32")
+    assert result(run / "evaluate-val.json")["samples"] == 64
+
+
 @pytest.mark.parametrize("size", ["1", "7", "180", "1000"])
 def test_the_batch_size_changes_nothing(run, size):
     evaluate_here("--run", "x", "--output", "a.json")

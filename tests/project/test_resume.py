@@ -70,6 +70,17 @@ def test_a_finished_run_says_so(here, capsys):
     assert (here / "runs/x/run.json").read_text() == before
 
 
+def test_a_run_that_a_callback_ended_early_says_so_and_continues_with_more_epochs(here, capsys):
+    callback = ("--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "val/loss")
+    early = (*TOY, "--run", "x", *callback, "--trainer.callbacks.patience", "0", "--trainer.callbacks.mode", "max")
+    fit_here(*early, "--epochs", "5")
+    assert "2 of 5 (128 steps" in capsys.readouterr().out
+    fit_here(*early, "--epochs", "5")
+    assert "2 epochs of 5, ended early by a callback" in (out := capsys.readouterr().out) and "--epochs 10" in out
+    fit_here(*early, "--epochs", "10")
+    assert json.loads((here / "runs/x/summary.json").read_text())["epochs"] == 3
+
+
 def test_a_finished_run_goes_on_when_more_is_asked(here, capsys):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     fit_here(*TOY, "--epochs", "3", "--run", "x")

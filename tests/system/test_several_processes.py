@@ -144,3 +144,35 @@ def test_callbacks_resume_on_two_processes_as_if_never_stopped(mine, callback):
     whole, resumed = (weights(mine / "runs" / name) for name in ("whole", "resumed"))
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
     assert (mine / "whole").read_text() == (mine / "resumed").read_text()
+
+
+SPLIT = """
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, TensorDataset, random_split
+
+class Split(LightningDataModule):
+    def setup(self, stage):
+        rows = TensorDataset((torch.arange(40.0) / 40)[:, None].expand(-1, 4))
+        self.rows, self.held_out = random_split(rows, [32, 8])  # by the generator that the whole process shares
+    def train_dataloader(self):
+        return DataLoader(self.rows, batch_size=8, shuffle=True)
+    def val_dataloader(self):
+        return DataLoader(self.held_out, batch_size=8)
+"""
+
+
+@pytest.mark.parametrize("worlds", [(1, 2), (2, 1), (2, 3)])
+def test_a_split_drawn_in_setup_is_the_same_on_another_number_of_processes(mine, forks, worlds):
+    (mine / "split.py").write_text(SPLIT)
+    arguments = ("--model", "mine.Net", "--data", "split.Split", "--run", "x", "--global_batch_size", "8")
+    metrics = []
+    for epochs, world in enumerate(worlds, 1):
+        forks.fit(*arguments, "--epochs", str(epochs), folder=mine, world=world)
+        assert json.loads((mine / "runs/x/summary.json").read_text())["ledger"][-1].endswith(
+            "32 of 32 samples, each once"
+        )
+    for world in worlds:
+        forks.fit("--run", "x", folder=mine, world=world, script="evaluate")
+        metrics.append(json.loads((mine / "runs/x/evaluate-val.json").read_text())["metrics"])
+    assert metrics[0]["val_loss"] == pytest.approx(metrics[1]["val_loss"], rel=1e-5)

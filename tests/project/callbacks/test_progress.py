@@ -1,7 +1,7 @@
 import io
 
 import pytest
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rich import reconfigure
 
@@ -36,6 +36,25 @@ def test_other_ranks_print_nothing(capsys):
     callback = PlainProgress(every_seconds=0)
     callback.disable()
     assert output(callback, capsys, max_epochs=1) == []
+
+
+@pytest.mark.parametrize("what", ["validate", "test", "predict"])
+def test_a_long_evaluation_has_lines_within(capsys, what):
+    trainer = Trainer(
+        callbacks=[PlainProgress(every_seconds=0)], accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_model_summary=False, **{f"limit_{'val' if what == 'validate' else what}_batches": 2}
+    )  # fmt: skip
+    getattr(trainer, what)(BoringModel())
+    name = {"validate": "validation", "predict": "prediction"}.get(what, what)
+    lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if " batch " in line]
+    assert lines == [f"{name} batch {number}/2" for number in (1, 2)]
+
+
+def test_a_long_validation_has_lines_within_an_epoch(capsys):
+    lines = output(PlainProgress(every_seconds=0), capsys, max_epochs=1, limit_val_batches=2)
+    assert [line.split("  ")[0] for line in lines if "validation" in line][-2:] == [
+        f"epoch 1/1 validation batch {number}/2" for number in (1, 2)
+    ]
 
 
 def test_the_bar_counts_epochs_from_one(capsys):
