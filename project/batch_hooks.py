@@ -38,9 +38,9 @@ class BatchHooks:
 
     def call(self, hook: str, *arguments: Any) -> Any:
         """Calls a hook of all callbacks and of the module; returns what the module's hook returns."""
+        if not self.has_observers(hook):
+            return None
         module, of_module = self._module, vars(self._module)
-        if self._trainer.callbacks != self._seen:  # type: ignore[attr-defined]
-            self._look()
         if self._users or self._seen is None:
             before, of_module["_current_fx_name"] = of_module["_current_fx_name"], hook
             self._call_callbacks(hook, arguments)
@@ -57,8 +57,13 @@ class BatchHooks:
         """Whether a call of this hook would reach any code of the user's."""
         if self._trainer.callbacks != self._seen:  # type: ignore[attr-defined]
             self._look()
-        method = getattr(self._module, hook)
-        return bool(self._users) or self._seen is None or getattr(method, "__func__", None) is not _STOCK[hook]
+        module = self._module
+        return (
+            getattr(type(module), hook) is not _STOCK[hook]
+            or hook in vars(module)
+            or bool(self._users)
+            or self._seen is None
+        )
 
     def _look(self) -> None:
         callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]

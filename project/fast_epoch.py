@@ -102,8 +102,10 @@ class FastEpoch:
 
     def end_step(self) -> None:
         """Ends a batch after which no validation is due."""
-        if any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs):
-            self.loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+        for config in self.trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau:
+                self.loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+                break
         if not self.accumulates:
             self.loop._batches_that_stepped += 1
 

@@ -41,6 +41,8 @@ PRECISION_METHODS = (
 PROFILER_METHODS = ("profile", "start", "stop")
 """Methods that a step leaves out unless a class, or a program that replaced one, has its own."""
 
+_on_strategy, _on_precision, _on_profiler = map(frozenset, (STRATEGY_METHODS, PRECISION_METHODS, PROFILER_METHODS))
+
 _methods_of_module = attrgetter(*MODULE_METHODS)
 _methods_of_strategy = attrgetter(*STRATEGY_METHODS)
 _methods_of_precision = attrgetter(*PRECISION_METHODS)
@@ -121,9 +123,9 @@ def look(trainer: Trainer) -> tuple[Any, ...]:
         _methods_of_precision(type(precision)),
         _methods_of_connector(_LoggerConnector),
         vars(module).keys().isdisjoint(_set_on_module),
-        vars(strategy).keys().isdisjoint(STRATEGY_METHODS),
-        vars(precision).keys().isdisjoint(PRECISION_METHODS),
-        vars(profiler).keys().isdisjoint(PROFILER_METHODS),
+        vars(strategy).keys().isdisjoint(_on_strategy),
+        vars(precision).keys().isdisjoint(_on_precision),
+        vars(profiler).keys().isdisjoint(_on_profiler),
         optimizer is None or (type(optimizer).step, "step" in vars(optimizer)),
         data is None or vars(data).keys().isdisjoint(TRANSFER_HOOKS),
     )

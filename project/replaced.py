@@ -147,11 +147,21 @@ class Functions:
         self._names = [(owner, name) for table in tables for owner, names in table.items() for name in names.split()]
         self._lookups = [(owner, attrgetter(*names.split())) for table in tables for owner, names in table.items()]
         self._originals = self._current()
+        self._checks = [
+            (lookup, owner, original)
+            for (owner, lookup), original in zip(self._lookups, self._originals or [], strict=False)
+        ]
 
     @property
     def are_original(self) -> bool:
         """Whether none has been replaced since, by another object under its name."""
-        return self._current() == self._originals
+        try:
+            for lookup, owner, original in self._checks:
+                if lookup(owner) != original:
+                    return False
+        except AttributeError:
+            return False
+        return True
 
     @property
     def replaced_names(self) -> list[str]:
