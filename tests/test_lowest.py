@@ -13,7 +13,7 @@ OURS = ("launch", "project", "lightning_modules", "data_modules")
 
 def test_every_package_of_a_run_is_pinned_to_its_lower_bound(tmp_path):
     pins = run("python", str(REPOSITORY / ".ci/lowest.py"), folder=tmp_path).out.splitlines()
-    assert "torch==2.10" in pins and "lightning==2.6.6" in pins and "jsonargparse[signatures]==4.51" in pins
+    assert "torch==2.10" in pins and "lightning==2.6.6" in pins and "jsonargparse[signatures]==4.52" in pins
     needed = [Requirement(line) for line in requires("rankzero") if "extra ==" not in line]
     assert {requirement.name for requirement in needed} <= {re.split(r"[\[=]", pin)[0] for pin in pins}
 

@@ -42,6 +42,7 @@ def test_the_table_shows_a_metric_once(capsys, tmp_path):
         "seconds": 1.0,
         "metrics": metrics,
         "checkpoint": None,
+        "max_epochs": 1,
     }
     print_table(summary, RunDirectory(tmp_path), World("cpu"))
     out = capsys.readouterr().out
