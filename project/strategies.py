@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins.precision import Precision
@@ -24,7 +25,6 @@ from project.errors import RequestError
 from project.fast_torch import forward_through, looks_at_forward
 from project.gradients import average_gradients
 from project.loop_hooks import LoopHooks
-from project.sampling import generators
 from project.sampling.loader import OrderedLoader
 from project.sampling.sharding import Sharding
 from project.sampling.training_batches import EVEN, TrainingBatches
@@ -218,9 +218,9 @@ class DataParallel(RunStrategy, DDPStrategy):
         depend on whether there is one process or several. Here all ranks continue with rank zero's generators.
         """
         self.team.join(self._get_process_group_backend(), self.root_device, self._timeout)
-        drawn = generators.look()
+        drawn = _collect_rng_states(include_cuda=False)
         super().setup_distributed()
-        generators.put_back(self.broadcast(drawn))
+        _set_rng_states(self.broadcast(drawn))
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.team.launch.world_size

@@ -147,13 +147,18 @@ def test_callbacks_resume_on_two_processes_as_if_never_stopped(mine, callback):
 
 
 SPLIT = """
+import numpy
 import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 class Split(LightningDataModule):
+    def __init__(self):
+        super().__init__()
+        numpy.random.randn()
     def setup(self, stage):
         rows = TensorDataset((torch.arange(40.0) / 40)[:, None].expand(-1, 4))
+        rows = TensorDataset(rows.tensors[0] + numpy.random.randn())  # NumPy keeps every second one for the next call
         self.rows, self.held_out = random_split(rows, [32, 8])  # by the generator that the whole process shares
     def train_dataloader(self):
         return DataLoader(self.rows, batch_size=8, shuffle=True)
