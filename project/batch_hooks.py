@@ -1,6 +1,7 @@
 """Lightning's hooks of a training batch, called as Lightning calls them, without the calls that do nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,6 +21,20 @@ BATCH_HOOKS = (
 _STOCK = {hook: getattr(LightningModule, hook) for hook in BATCH_HOOKS}
 
 
+def has_any(*names: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Returns a function that tells whether a mapping has one of some keys.
+
+    It is called several times a step: an expression that names the keys takes a third of the time of a loop over them.
+    """
+    return eval("lambda found: " + " or ".join(f"{name!r} in found" for name in names))  # type: ignore[no-any-return]
+
+
+_METHODS = (*BATCH_HOOKS, "optimizer_zero_grad", "backward")
+_methods_of = attrgetter(*_METHODS)
+_stock_methods = _methods_of(LightningModule)
+_sets = has_any(*_METHODS)
+
+
 class BatchHooks:
     """Calls the hooks of a batch: the callbacks' in their order, then the module's (lightning 2.6.6).
 
@@ -32,15 +47,29 @@ class BatchHooks:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._module = trainer, trainer.lightning_module
+        self._of_module = vars(self._module)
         self._seen: list[Callback] | None = None
         self._users: list[tuple[int, Callback]] = []
         """The callbacks that are not the run's own, with their places in the trainer's list."""
+
+    @property
+    def reach_nobody(self) -> bool:
+        """Whether none of the hooks of a batch, nor `optimizer_zero_grad` or `backward`, is the user's.
+
+        One such look takes the place of several calls where no code of the user's runs between them.
+        """
+        return (
+            self._trainer.callbacks == self._seen  # type: ignore[attr-defined]
+            and not self._users
+            and _methods_of(type(self._module)) == _stock_methods
+            and not _sets(self._of_module)
+        )
 
     def call(self, hook: str, *arguments: Any) -> Any:
         """Calls a hook of all callbacks and of the module; returns what the module's hook returns."""
         if not self.has_observers(hook):
             return None
-        module, of_module = self._module, vars(self._module)
+        module, of_module = self._module, self._of_module
         if self._users or self._seen is None:
             before, of_module["_current_fx_name"] = of_module["_current_fx_name"], hook
             self._call_callbacks(hook, arguments)
@@ -57,10 +86,9 @@ class BatchHooks:
         """Whether a call of this hook would reach any code of the user's."""
         if self._trainer.callbacks != self._seen:  # type: ignore[attr-defined]
             self._look()
-        module = self._module
         return (
-            getattr(type(module), hook) is not _STOCK[hook]
-            or hook in vars(module)
+            getattr(type(self._module), hook) is not _STOCK[hook]
+            or hook in self._of_module
             or bool(self._users)
             or self._seen is None
         )

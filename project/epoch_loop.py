@@ -45,7 +45,8 @@ class EpochLoop(_TrainingEpochLoop):
     def global_step(self) -> int:
         if self._fast is None:
             return super().global_step
-        return self.automatic_optimization.optim_progress.optimizer_steps  # read several times a step
+        # What Lightning returns, without the calls around it: it is read several times a step.
+        return self.automatic_optimization.optim_progress.optimizer.step.total.completed
 
     @property
     def batches_done(self) -> int:
@@ -91,7 +92,7 @@ class EpochLoop(_TrainingEpochLoop):
         self._fast = self._fast_or_none(data_fetcher)
         self.results.is_watched = True
         try:
-            while not (self._may_be_the_last and self.done):
+            while not (self.may_be_done and self.done):
                 try:
                     self.advance(data_fetcher)
                     self.on_advance_end(data_fetcher)
@@ -159,8 +160,8 @@ class EpochLoop(_TrainingEpochLoop):
         return metrics
 
     @property
-    def _may_be_the_last(self) -> bool:
-        """Whether the loop may be done with the last batch; Lightning then looks closely."""
+    def may_be_done(self) -> bool:
+        """Whether the loop may be done with the last batch; `done` then looks closely."""
         trainer, progress = self.trainer, self.batch_progress
         return (
             self._fast is None

@@ -79,12 +79,13 @@ class FastEpoch:
         else:
             for listen in self._on_batch_begun:
                 listen(trainer, batch, batch_idx)
-            answer = hooks.call("on_train_batch_start", batch, batch_idx)
+            is_quiet = hooks.reach_nobody
+            answer = None if is_quiet else hooks.call("on_train_batch_start", batch, batch_idx)
             self.strategy.take_share(self._loaders)
             if answer == -1:
                 self._skip_the_rest()
             progress.increment_started()
-            outputs = self._optimize(batch, batch_idx)
+            outputs = self._optimize(batch, batch_idx, is_quiet)
         progress.increment_processed()
         self._update_schedules(batch_idx)
         results.is_watched = False
@@ -102,16 +103,16 @@ class FastEpoch:
 
     def end_step(self) -> None:
         """Ends a batch after which no validation is due."""
-        for config in self.trainer.lr_scheduler_configs:
+        for config in self.strategy.lr_scheduler_configs:
             if config.reduce_on_plateau:
                 self.loop.update_lr_schedulers("step", update_plateau_schedulers=True)
                 break
         if not self.accumulates:
             self.loop._batches_that_stepped += 1
 
-    def _optimize(self, batch: Any, batch_idx: int) -> Any:
+    def _optimize(self, batch: Any, batch_idx: int, is_quiet: bool) -> Any:
         # A hook of the user's, called since the look before this batch, may have changed how a step is taken.
-        is_current = not self.hooks.has_observers("on_train_batch_start") or self.is_current
+        is_current = is_quiet or not self.hooks.has_observers("on_train_batch_start") or self.is_current
         if self.step is not None and is_current:
             return self.step.run(batch, batch_idx, self.accumulates)
         arguments = self.loop._build_kwargs(OrderedDict(), batch, batch_idx)
@@ -140,14 +141,14 @@ class FastEpoch:
             loop.update_lr_schedulers("step", update_plateau_schedulers=False)
         elif not self.accumulates:
             counts = loop.scheduler_progress
-            for config in self.trainer.lr_scheduler_configs:
+            for config in self.strategy.lr_scheduler_configs:
                 if (
                     config.interval == "step"
                     and not config.reduce_on_plateau
                     and (batch_idx + 1) % config.frequency == 0
                 ):
                     counts.increment_ready()
-                    config.scheduler.step()
+                    config.scheduler.step()  # type: ignore[call-arg]
                     counts.increment_completed()
         if self.progress.is_last_batch or self.progress.current.ready == self.trainer.num_training_batches:
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
@@ -164,9 +165,10 @@ class FastEpoch:
 
 def _is_plain(batch: Any) -> bool:
     """Whether a batch is made of tensors on the CPU and nothing else."""
-    if type(batch) is tuple or type(batch) is list:
-        return all(type(part) is Tensor and part.is_cpu for part in batch)
-    return type(batch) is Tensor and batch.is_cpu
+    for part in batch if type(batch) is tuple or type(batch) is list else (batch,):
+        if type(part) is not Tensor or not part.is_cpu:
+            return False
+    return True
 
 
 def _fetch_from(data_fetcher: _DataFetcher) -> Callable[[], Any]:

@@ -29,6 +29,7 @@ class FastLog:
 
     def __init__(self, trainer: Trainer, strategy: RunStrategy, results: Results) -> None:
         self.module, self.connector = trainer.lightning_module, trainer._logger_connector
+        self._of_module = vars(self.module)
         self.strategy, self.results = strategy, results
         self._known: dict[str, tuple[Settings, _ResultMetric]] = {}
         is_compiled = getattr(self.module, "_compiler_ctx", None) is not None
@@ -37,12 +38,12 @@ class FastLog:
         )
 
     def __enter__(self) -> None:
-        if self._stands_in and "log" not in vars(self.module):
-            vars(self.module)["log"] = self
+        if self._stands_in and "log" not in self._of_module:
+            self._of_module["log"] = self
 
     def __exit__(self, *error: object) -> None:
-        if vars(self.module).get("log") is self:
-            del vars(self.module)["log"]
+        if self._of_module.get("log") is self:
+            del self._of_module["log"]
 
     def __reduce__(self) -> Any:
         return getattr, (self.module, "log")  # a copy of the module has its own
@@ -69,7 +70,7 @@ class FastLog:
             *(prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist, sync_dist_group),
             *(add_dataloader_idx, metric_attribute, rank_zero_only),
         )
-        if vars(self.module)["_current_fx_name"] != "training_step":
+        if self._of_module["_current_fx_name"] != "training_step":
             self._log_by_lightning(name, value, settings, batch_size)
             return
         known = self._known.get(name)

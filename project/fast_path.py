@@ -16,7 +16,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 
 from project import replaced
-from project.batch_hooks import overrides
+from project.batch_hooks import has_any, overrides
 from project.strategies import DataParallel, OneProcess
 
 OPTIMIZER_HOOKS = ("optimizer_step", "optimizer_zero_grad", "backward")
@@ -41,13 +41,15 @@ PRECISION_METHODS = (
 PROFILER_METHODS = ("profile", "start", "stop")
 """Methods that a step leaves out unless a class, or a program that replaced one, has its own."""
 
-_on_strategy, _on_precision, _on_profiler = map(frozenset, (STRATEGY_METHODS, PRECISION_METHODS, PROFILER_METHODS))
-
 _methods_of_module = attrgetter(*MODULE_METHODS)
 _methods_of_strategy = attrgetter(*STRATEGY_METHODS)
 _methods_of_precision = attrgetter(*PRECISION_METHODS)
+_functions_of_call = attrgetter("_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook")
+_functions_of_loop = attrgetter("advance", "update_lr_schedulers")
 _methods_of_connector = attrgetter("on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics")
-_set_on_module = frozenset(MODULE_METHODS) - {"log"}  # where FastLog is for the time of a training_step
+_sets_on_module = has_any(*(name for name in MODULE_METHODS if name != "log"))  # where FastLog stands in
+_sets_on_strategy, _sets_on_precision = has_any(*STRATEGY_METHODS), has_any(*PRECISION_METHODS)
+_sets_on_profiler, _sets_on_data = has_any(*PROFILER_METHODS), has_any(*TRANSFER_HOOKS)
 
 
 def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
@@ -107,25 +109,36 @@ def needs_transfer(trainer: Trainer) -> bool:
 
 
 def look(trainer: Trainer) -> tuple[Any, ...]:
-    """All that the functions above depend on and that the user's code may change in the middle of an epoch."""
-    module, strategy = trainer.lightning_module, trainer.strategy
-    precision, profiler = strategy.precision_plugin, trainer.profiler  # type: ignore[attr-defined]
-    data = trainer.datamodule  # type: ignore[attr-defined]
+    """All that the functions above depend on and that the user's code may change in the middle of an epoch.
+
+    This runs in each step, so that attributes are read without the properties around them.
+    """
+    strategy: Any = trainer._accelerator_connector.strategy
+    module, precision = strategy._lightning_module, strategy._precision_plugin
+    profiler, data = trainer.profiler, trainer.datamodule  # type: ignore[attr-defined]
     optimizer = strategy._lightning_optimizers[0] if strategy._lightning_optimizers else None
+    module_type, of_module, of_precision = type(module), vars(module), vars(precision)
     return (
-        *(strategy, precision, profiler, optimizer, data),
-        *(module.automatic_optimization, trainer.fit_loop._skip_backward),
-        *(call._call_callback_hooks, call._call_lightning_module_hook, call._call_strategy_hook),
-        *(_TrainingEpochLoop.advance, _TrainingEpochLoop.update_lr_schedulers, core_hooks.move_data_to_device),
-        _methods_of_module(type(module)),
+        strategy,
+        id(of_module),
+        precision,
+        profiler,
+        data,
+        module._automatic_optimization,
+        module_type.automatic_optimization,
+        trainer.fit_loop.epoch_loop.automatic_optimization._skip_backward,
+        _functions_of_call(call),
+        _functions_of_loop(_TrainingEpochLoop),
+        core_hooks.move_data_to_device,
+        _methods_of_module(module_type),
         _methods_of_strategy(type(strategy)),
         _methods_of_strategy(Strategy),
         _methods_of_precision(type(precision)),
         _methods_of_connector(_LoggerConnector),
-        vars(module).keys().isdisjoint(_set_on_module),
-        vars(strategy).keys().isdisjoint(_on_strategy),
-        vars(precision).keys().isdisjoint(_on_precision),
-        vars(profiler).keys().isdisjoint(_on_profiler),
-        optimizer is None or (type(optimizer).step, "step" in vars(optimizer)),
-        data is None or vars(data).keys().isdisjoint(TRANSFER_HOOKS),
+        _sets_on_module(of_module),
+        _sets_on_strategy(vars(strategy)),
+        of_precision and _sets_on_precision(of_precision),
+        _sets_on_profiler(vars(profiler)),
+        optimizer is None or (optimizer, type(optimizer).step, "step" in vars(optimizer)),
+        data is None or _sets_on_data(vars(data)),
     )

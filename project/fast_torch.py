@@ -94,8 +94,12 @@ def step_of(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
     return step
 
 
-def zero_gradients(optimizer: Optimizer) -> None:
-    """As `optimizer.zero_grad()`."""
+def zero_gradients(optimizer: Optimizer) -> bool:
+    """As `optimizer.zero_grad()`.
+
+    Returns:
+        Whether no code but torch's has run.
+    """
     if (
         type(optimizer).zero_grad is not Optimizer.zero_grad
         or "zero_grad" in vars(optimizer)
@@ -103,11 +107,12 @@ def zero_gradients(optimizer: Optimizer) -> None:
         or _is_profiled()
     ):
         optimizer.zero_grad()
-        return
+        return False
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
                 parameter.grad = None
+    return True
 
 
 def _is_stock(functions: replaced.Functions) -> bool:

@@ -36,6 +36,7 @@ class OptimizerStep:
     ) -> None:
         self.trainer, self.strategy, self.loop, self.hooks, self.log = trainer, strategy, loop, hooks, log
         self.module: LightningModule = trainer.lightning_module
+        self._of_module = vars(self.module)
         self._is_direct = (
             type(strategy) is OneProcess
             and type(trainer.precision_plugin) is Precision
@@ -49,6 +50,8 @@ class OptimizerStep:
         self._batch_idx = 0
         self._output: Any = None
         self._result: ClosureResult | None = None
+        self._is_quiet = False
+        """Whether the hooks that come next reach nobody, as found after the last code of the user's has run."""
 
     def run(self, batch: Any, batch_idx: int, accumulates: bool) -> dict[str, Any]:
         """Takes the step, or only adds to the gradients.
@@ -69,7 +72,7 @@ class OptimizerStep:
         else:
             counts = self.loop.automatic_optimization.optim_progress.optimizer.step
             counts.increment_ready()
-            of_module = vars(self.module)
+            of_module = self._of_module
             before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_step"
             optimizer = self.strategy.optimizers[0]
             if optimizer is not self._optimizer:
@@ -104,7 +107,8 @@ class OptimizerStep:
 
     def _closure(self) -> Tensor | None:
         loss = self._run_passes()
-        self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])
+        if not self._is_quiet:
+            self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])
         if self._clips or self.trainer.gradient_clip_val:
             self.trainer.precision_plugin._clip_gradients(
                 self.module,
@@ -119,11 +123,12 @@ class OptimizerStep:
         if not torch.is_grad_enabled():  # within the step of an optimizer that does not enable it for its closure
             with torch.enable_grad():
                 return self._run_passes()
-        of_module = vars(self.module)
+        of_module = self._of_module
         before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "training_step"
         with self.log:
             output = (self.module if self._is_direct else self.strategy).training_step(*self._batch)
         of_module["_current_fx_name"] = before
+        self._is_quiet = self.hooks.reach_nobody
         loss = self._loss_of(output)
         batches_a_step: int = self.trainer.accumulate_grad_batches
         if self._batch_idx % batches_a_step == 0:
@@ -138,7 +143,8 @@ class OptimizerStep:
 
     def _loss_of(self, output: Any) -> Tensor | None:
         batches_a_step: int = self.trainer.accumulate_grad_batches
-        if type(output) is Tensor and batches_a_step == 1 and not self.hooks.has_observers("on_train_batch_end"):
+        is_seen = not self._is_quiet and self.hooks.has_observers("on_train_batch_end")
+        if type(output) is Tensor and batches_a_step == 1 and not is_seen:
             self._result, self._output = _UNSEEN, output
             return output
         if output is None and self.trainer.world_size > 1:
@@ -154,34 +160,38 @@ class OptimizerStep:
         optimizer = self.strategy.optimizers[0]
         counts = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
         counts.increment_ready()
-        self.hooks.call("on_before_zero_grad", optimizer)
+        if not self._is_quiet:
+            self.hooks.call("on_before_zero_grad", optimizer)
         counts.increment_started()
-        of_module = vars(self.module)
+        of_module = self._of_module
         before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_zero_grad"
-        if self._has_own("optimizer_zero_grad"):
+        if not self._is_quiet and self._has_own("optimizer_zero_grad"):
             self.module.optimizer_zero_grad(self.trainer.current_epoch, self._batch_idx, optimizer)
-        else:
-            zero_gradients(optimizer)
+        elif not zero_gradients(optimizer):
+            self._is_quiet = False
         of_module["_current_fx_name"] = before
         counts.increment_completed()
 
     def _run_backward(self, loss: Tensor) -> None:
         loss = self.strategy.weighed(loss)
-        self.hooks.call("on_before_backward", loss)
-        of_module = vars(self.module)
+        if not self._is_quiet:
+            self.hooks.call("on_before_backward", loss)
+        of_module = self._of_module
         before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "backward"
-        if self._has_own("backward"):
+        if not self._is_quiet and self._has_own("backward"):
             self.module.backward(loss)
         else:
             run_backward(loss)
         of_module["_current_fx_name"] = before
-        self.hooks.call("on_after_backward")
+        self._is_quiet = self.hooks.reach_nobody
+        if not self._is_quiet:
+            self.hooks.call("on_after_backward")
         if self.strategy.share.idle:  # otherwise DDP has averaged, and there is nothing to do
             self.strategy.post_backward(loss)
 
     def _has_own(self, method: str) -> bool:
         """Whether a hook of this very batch has given the module a method in place of Lightning's."""
-        return method in vars(self.module) or getattr(type(self.module), method) is not _STOCK[method]
+        return method in self._of_module or getattr(type(self.module), method) is not _STOCK[method]
 
 
 _STOCK = {method: getattr(LightningModule, method) for method in OPTIMIZER_HOOKS}

@@ -13,7 +13,6 @@ import hashlib
 import linecache
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -145,33 +144,25 @@ class Functions:
 
     def __init__(self, *tables: Table) -> None:
         self._names = [(owner, name) for table in tables for owner, names in table.items() for name in names.split()]
-        self._lookups = [(owner, attrgetter(*names.split())) for table in tables for owner, names in table.items()]
-        self._originals = self._current()
-        self._checks = [
-            (lookup, owner, original)
-            for (owner, lookup), original in zip(self._lookups, self._originals or [], strict=False)
-        ]
+        self._originals = [getattr(owner, name, None) for owner, name in self._names]
+        self._are_same = _comparison(self._names, self._originals)
 
     @property
     def are_original(self) -> bool:
         """Whether none has been replaced since, by another object under its name."""
         try:
-            for lookup, owner, original in self._checks:
-                if lookup(owner) != original:
-                    return False
+            return bool(self._are_same())
         except AttributeError:
             return False
-        return True
 
     @property
     def replaced_names(self) -> list[str]:
         """The names of those that have been replaced."""
         if self.are_original:
             return []
-        originals = [function for functions in self._originals or [] for function in _as_tuple(functions)]
         return [
             f"{_path(owner)}.{name}"
-            for (owner, name), original in zip(self._names, originals, strict=False)
+            for (owner, name), original in zip(self._names, self._originals, strict=True)
             if getattr(owner, name, None) != original
         ]
 
@@ -189,16 +180,16 @@ class Functions:
         """Class or module, and name -> digest of the source."""
         return {(_path(owner), name): source_digest(getattr(owner, name, None)) for owner, name in self._names}
 
-    def _current(self) -> list[Any] | None:
-        try:
-            return [lookup(owner) for owner, lookup in self._lookups]
-        except AttributeError:
-            return None
 
+def _comparison(names: list[tuple[Any, str]], originals: list[Any]) -> Callable[[], bool]:
+    """Returns a function that tells whether all attributes are what they were.
 
-def _as_tuple(functions: Any) -> tuple[Any, ...]:
-    """What an `attrgetter` returned, as a tuple where it was made for one name too."""
-    return functions if isinstance(functions, tuple) else (functions,)
+    It is called in each step: an expression that names them takes a third of the time of a loop over them.
+    """
+    found = {f"owner_{number}": owner for number, (owner, _) in enumerate(names)}
+    found |= {f"original_{number}": original for number, original in enumerate(originals)}
+    same = (f"owner_{number}.{name} == original_{number}" for number, (_, name) in enumerate(names))
+    return eval(f"lambda: {' and '.join(same)}", found)  # type: ignore[no-any-return]
 
 
 def source_digest(function: Any) -> str:

@@ -18,7 +18,7 @@ class LearningRate(LoopCallback):
 
     def on_batch_begun(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if trainer.logger is None or step % every or step == self._logged_at:
+        if not every or step % every or step == self._logged_at or trainer.logger is None:
             return
         self._logged_at = step
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups if "lr" in group]

@@ -47,10 +47,13 @@ class KeepLedger(LoopCallback):
             self._ledger = Ledger(expected(order.order(), order.count, order.origin.samples))
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        given = [order.given.popleft() for order in self.sharding.training if order.given]
-        if self.sharding.only_order is not None:
-            self._batches += 1
-            self._ledger.use(given[0])
+        order = self.sharding.only_order
+        for one in self.sharding.training:
+            if one.given:
+                samples = one.given.popleft()
+                if one is order:
+                    self._batches += 1
+                    self._ledger.use(samples)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """All ranks must call.

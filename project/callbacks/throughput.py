@@ -1,7 +1,7 @@
 """How many samples a run has trained on, and how fast."""
 
 import time
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
@@ -9,6 +9,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from project.loop_hooks import LoopCallback
 from project.sampling.sharding import Sharding
+from project.sampling.training_batches import EVEN
+from project.strategies import RunStrategy
 
 
 class Throughput(LoopCallback):
@@ -48,9 +50,9 @@ class Throughput(LoopCallback):
             self._since = time.perf_counter()
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        orders = self.sharding.training
-        if len(orders) == 1:
-            count = orders[0].samples_in(batch_idx)
+        orders, share = self.sharding.training, cast(RunStrategy, trainer.strategy).share
+        if share is not EVEN:
+            count = share.total
         elif orders:
             count = sum(order.samples_in(batch_idx) for order in orders)
         else:  # somebody else's order: this rank's share stands for the others'

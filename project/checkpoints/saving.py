@@ -100,8 +100,9 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
 
     def on_step_done(self, trainer: Trainer) -> None:
         """All ranks must call."""
-        self._due |= self._falls_due(trainer)
-        self._validated |= fit_loop_of(trainer).epoch_loop.has_validated
+        loop = fit_loop_of(trainer).epoch_loop
+        self._due |= self._falls_due(loop.global_step, trainer)
+        self._validated |= loop.has_validated
 
     def on_epoch_done(self, trainer: Trainer) -> None:
         self._due |= bool(self.every.epochs) and trainer.current_epoch % self.every.epochs == 0
@@ -112,7 +113,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     def on_safe_point(self, trainer: Trainer) -> None:
         """All ranks must call."""
         loop = fit_loop_of(trainer).epoch_loop
-        self._is_over = (loop.done or loop.is_complete) and fit_loop_of(trainer).done
+        self._is_over = loop.may_be_done and (loop.done or loop.is_complete) and fit_loop_of(trainer).done
         if self._due or self._is_over:
             self.save(trainer)
 
@@ -174,10 +175,9 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         error: str | None = trainer.strategy.broadcast(self.error)
         return error
 
-    def _falls_due(self, trainer: Trainer) -> bool:
-        """Whether the last step passed an interval. All ranks must call."""
-        step, before = trainer.global_step, self.seen
-        self.seen = step
+    def _falls_due(self, step: int, trainer: Trainer) -> bool:
+        """Whether this step, the last one, passed an interval. All ranks must call."""
+        before, self.seen = self.seen, step
         if self.every.steps:
             return step // self.every.steps > before // self.every.steps
         if not self.every.seconds or step // CLOCK_STEPS == before // CLOCK_STEPS:

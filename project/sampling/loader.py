@@ -128,6 +128,8 @@ class OrderedLoader(DataLoader[Any]):
         assert isinstance(reading, Reading)
         if reading.reads_ahead and isinstance(order, TrainingBatches):
             batches = read_ahead(reading, order.arrays(), epoch_key(order.seed, order.epoch))
+        elif reading.gathers_rows and isinstance(order, TrainingBatches):
+            return map(reading.gather, order.arrays())
         else:
             batches = (reading.__getitems__(indices) for indices in iter(order))
         return map(self._reader.collate_fn, batches)
@@ -139,7 +141,8 @@ class OrderedLoader(DataLoader[Any]):
                 # Rank zero always has something; the others learn from it what an empty batch looks like.
                 empty = self._broadcast(None if batch is None else emptied(batch))
                 batch = empty if batch is None else batch
-            self._read.append(share)
+            if batch is not None:  # which Lightning skips
+                self._read.append(share)
             yield batch
 
 

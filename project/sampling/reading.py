@@ -9,6 +9,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from project.sampling import generators
 from project.sampling.indices import Indices
+from project.sampling.permutation import Positions
 
 
 class Reading(Dataset[Any]):
@@ -29,6 +30,7 @@ class Reading(Dataset[Any]):
 
     Attributes:
         gathers: Whether they are collated here.
+        gathers_rows: Whether that takes no more than the samples' numbers.
         reads_ahead: Whether several batches may be read as one, as a data set says with `reads_ahead = True`: it
             returns tensors, one row a sample, whatever else is read with it and when.
     """
@@ -43,6 +45,7 @@ class Reading(Dataset[Any]):
         self._reads_batches = callable(getattr(self._source, "__getitems__", None))
         self._needs_no_seed = type(self._source) is TensorDataset or getattr(self._source, "draws_from_keys", False)
         self.gathers = gathers and type(self._source) is TensorDataset and all(map(_is_plain, self._source.tensors))
+        self.gathers_rows = self.gathers and not self._parts
         self.reads_ahead = self._reads_batches and bool(getattr(self._source, "reads_ahead", False)) and not self._parts
         self._draws: bool | None = None
         """Whether it draws; unknown before the first batch."""
@@ -72,6 +75,13 @@ class Reading(Dataset[Any]):
             return self._read_seeded(indices)
         finally:
             generators.put_back(before)
+
+    def gather(self, samples: Positions) -> list[Tensor] | None:
+        """Gathers the rows of a batch, as `__getitems__` does where `gathers_rows`; None where there are none."""
+        if not samples.size:
+            return None
+        where = torch.from_numpy(samples)
+        return [tensor.index_select(0, where) for tensor in self._source.tensors]  # type: ignore[attr-defined]
 
     def _within_source(self, indices: Indices) -> Indices:
         samples: Sequence[int] = indices

@@ -210,14 +210,17 @@ class TrainingBatches(Sampler[Indices]):
         return shares[micro_batch].total if micro_batch < len(shares) else 0
 
     def _first(self, step: int) -> int:
-        return self.origin.samples + (step - self.origin.step) * self.global_batch_size
+        origin = self.origin
+        return origin.samples + (step - origin.step) * self.global_batch_size
 
     def _size(self, step: int) -> int:
-        return min(self.global_batch_size, self.count - self._first(step))
+        left, whole = self.count - self._first(step), self.global_batch_size
+        return whole if left >= whole else left
 
     def _shares(self, size: int) -> list[Share]:
         """How a step of `size` samples is dealt to this rank, a micro-batch at a time."""
-        if (size, self.pads) not in self._dealt:
+        shares = self._dealt.get((size, self.pads))
+        if shares is None:
             device, world = self.device_batch_size, self.world_size
             takers = self._takers(size)
             of_rank = [(size - rank + takers - 1) // takers if rank < takers else 0 for rank in range(world)]
@@ -228,7 +231,7 @@ class TrainingBatches(Sampler[Indices]):
                 idle = not all(dealt) and not self.pads
                 shares.append(Share(dealt[self.rank], total, mine * self.micro_batches / size, mine / total, idle))
             self._dealt[size, self.pads] = shares
-        return self._dealt[size, self.pads]
+        return shares
 
     def _takers(self, size: int) -> int:
         """Among how many ranks a step is dealt: all, or, of a short one, so many that none gets a single sample.
