@@ -1,7 +1,7 @@
 """How many samples a run has trained on, and how fast."""
 
 import time
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
@@ -10,7 +10,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from project.loop_hooks import LoopCallback
 from project.sampling.sharding import Sharding
 from project.sampling.training_batches import EVEN
-from project.strategies import RunStrategy
 
 
 class Throughput(LoopCallback):
@@ -50,7 +49,8 @@ class Throughput(LoopCallback):
             self._since = time.perf_counter()
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        orders, share = self.sharding.training, cast(RunStrategy, trainer.strategy).share
+        orders = self.sharding.training
+        share = getattr(trainer.strategy, "share", EVEN)  # of the batch, where the run's own strategy deals it
         if share is not EVEN:
             count = share.total
         elif orders:
