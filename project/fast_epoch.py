@@ -37,7 +37,8 @@ class FastEpoch:
         self.module: LightningModule = self.trainer.lightning_module
         self.strategy = cast(RunStrategy, self.trainer.strategy)
         self.connector, self.results = self.trainer._logger_connector, cast(Results, loop._results)
-        self.progress = loop.batch_progress
+        self.progress, self._total = loop.batch_progress, loop.batch_progress.total
+        self._current = loop.batch_progress.current
         self.hooks = BatchHooks(self.trainer)
         self.log = FastLog(self.trainer, self.strategy, self.results)
         self.step: OptimizerStep | None = None
@@ -61,16 +62,18 @@ class FastEpoch:
         Raises:
             StopIteration: There is none, or `on_train_batch_start` has returned -1.
         """
-        loop, trainer, progress, hooks = self.loop, self.trainer, self.progress, self.hooks
+        loop, trainer, hooks = self.loop, self.trainer, self.hooks
         connector, results = self.connector, self.results
+        current, total = self._current, self._total
         batch = self._fetch()
-        progress.is_last_batch = self.data_fetcher.done
+        self.progress.is_last_batch = self.data_fetcher.done
         if self._moves or not _is_plain(batch):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
-        batch_idx = progress.current.ready
-        progress.increment_ready()
+        batch_idx = current.ready
+        current.ready += 1
+        total.ready += 1
         connector._first_loop_iter = connector._first_loop_iter is None
         results.batch, results.batch_size, results.dataloader_idx = batch, None, None
         outputs: Any = None
@@ -84,9 +87,11 @@ class FastEpoch:
             self.strategy.take_share(self._loaders)
             if answer == -1:
                 self._skip_the_rest()
-            progress.increment_started()
+            current.started += 1
+            total.started += 1
             outputs = self._optimize(batch, batch_idx, is_quiet)
-        progress.increment_processed()
+        current.processed += 1
+        total.processed += 1
         self._update_schedules(batch_idx)
         results.is_watched = False
         for listen in self._on_batch_done:
@@ -94,7 +99,8 @@ class FastEpoch:
         results.is_watched = True
         hooks.call("on_train_batch_end", outputs, batch, batch_idx)
         results.batch = results.batch_size = None
-        progress.increment_completed()
+        current.completed += 1
+        total.completed += 1
         if self._logs():
             connector.log_metrics(self.loop.show_metrics()["log"])
         elif is_held(connector):

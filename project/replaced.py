@@ -177,8 +177,11 @@ class Functions:
 
     @property
     def digests(self) -> dict[tuple[str, str], str]:
-        """Class or module, and name -> digest of the source."""
-        return {(_path(owner), name): source_digest(getattr(owner, name, None)) for owner, name in self._names}
+        """Class or module, and name -> digest of the source, as it was when this was imported."""
+        return {
+            (_path(owner), name): source_digest(original)
+            for (owner, name), original in zip(self._names, self._originals, strict=True)
+        }
 
 
 def _comparison(names: list[tuple[Any, str]], originals: list[Any]) -> Callable[[], bool]:
@@ -248,7 +251,7 @@ OF_TORCH = (backward, zero_grad, step, forward)
 
 
 def changed_in_lightning() -> list[str]:
-    """The functions of Lightning that are not known, replaced ones included at the first call."""
+    """The functions of Lightning that are not known."""
     return [name for functions in OF_LIGHTNING for name in functions.changed]
 
 

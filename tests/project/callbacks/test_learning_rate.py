@@ -20,10 +20,10 @@ class Optimizers(BoringModel):
         return torch.optim.SGD(groups) if groups else None
 
 
-def logged(folder, *rates):
+def logged(folder, *rates, every=1):
     logger = CSVLogger(folder, name="", version="")
     train_here(LearningRate(), model=Optimizers(*rates), loops=True, logger=logger, limit_train_batches=2, max_epochs=1,
-               log_every_n_steps=1)  # fmt: skip
+               log_every_n_steps=every)  # fmt: skip
     file = folder / "metrics.csv"
     rows = list(csv.DictReader(file.open())) if file.exists() else []
     return {name: float(value) for row in rows for name, value in row.items() if name.startswith("train/lr") and value}
@@ -35,3 +35,7 @@ def test_each_group_has_a_curve(tmp_path):
 
 def test_a_module_without_an_optimizer_trains(tmp_path):
     assert logged(tmp_path) == {}
+
+
+def test_nothing_is_logged_at_an_interval_of_zero(tmp_path):
+    assert logged(tmp_path, 0.5, every=0) == {}
