@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 LOWEST := $(VENV)-lowest
-UNIT   := tests/project tests/lightning_modules tests/data_modules tests/test_imports.py
+UNIT   := tests/rankzero tests/lightning_modules tests/data_modules tests/test_imports.py
 ARGS   ?=
 
 .PHONY: fit install test test-lowest test-processors lint types check bench soak starts system-tools clean

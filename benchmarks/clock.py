@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
 
-from project.loop_hooks import LoopCallback
+from rankzero.training.hooks import LoopCallback
 
 
 class Clock(LoopCallback):

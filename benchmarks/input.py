@@ -27,7 +27,7 @@ from torchvision.transforms import v2
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from data_modules.cifar10 import CIFAR10, FILES, MEAN, STD
-from project.sampling.sharding import Sharding
+from rankzero.sampling.plan import Sharding
 
 BATCH, WORKERS = 512, 2
 LEVELS = {"mean": [value / 255 for value in MEAN], "std": [value / 255 for value in STD]}

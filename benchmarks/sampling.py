@@ -16,10 +16,10 @@ import torch
 from contest import ROOT, Contest, parser
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "project")]
 
-from project.sampling.sharding import Sharding
-from project.sampling.training_batches import Position
+from rankzero.sampling.batch_sampler import Position
+from rankzero.sampling.plan import Sharding
 
 BATCH, WORLD = 256, 8
 

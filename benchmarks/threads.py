@@ -10,7 +10,7 @@ import os
 from contest import Contest, parser
 from resnet_step import PIXELS, ours
 
-from project.environments.cores import usable_cores
+from rankzero.distributed.process.cores import usable_cores
 
 BATCH = 16
 

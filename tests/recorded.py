@@ -1,6 +1,6 @@
 """What launchers set for their processes, as recorded from real ones."""
 
-from project.environments import local
+from rankzero.distributed.environments import local
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "job-7",

@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningCLI
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from project.loops import fit_loop_of
+from rankzero.training.fit_loop import fit_loop_of
 from running import as_before, fit_here, weights
 
 SAMPLES, BATCH, EPOCHS = 64, 8, 4

@@ -1,6 +1,6 @@
 """Runs the commands as a person would, and, where a process of its own is not the point, in this one."""
 
-import importlib.util
+import importlib
 import json
 import os
 import shutil
@@ -17,12 +17,14 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from project.command import Command
-from project.command_line import read_flags
-from project.environments.launch import Launch
-from project.environments.roll_call import Meeting
+from rankzero.cli.arguments import read_flags
+from rankzero.cli.command import Command
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.client import Meeting
 
 REPOSITORY = Path(__file__).parent.parent
+SOURCES = f"{REPOSITORY}:{REPOSITORY / 'project'}"
+"""The folders of our packages, as PYTHONPATH has them."""
 BIN = Path(sys.executable).parent
 
 PARTS = {
@@ -104,12 +106,8 @@ def evaluate(*arguments: str, folder: Path, **options: Any) -> Result:
 
 
 def command_of(name: str) -> Command:
-    """The `Command` of a script."""
-    specification = importlib.util.spec_from_file_location(f"launch_{name}", script(name))
-    assert specification and specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    command: Command = getattr(module, name.upper())
+    """The `Command` of that name."""
+    command: Command = getattr(importlib.import_module(f"rankzero.commands.{name}"), name.upper())
     return command
 
 
@@ -134,8 +132,8 @@ def train_here(
     **settings: Any,
 ) -> None:
     """Trains a model of Lightning's, with Lightning's Trainer, but for the callbacks and, if need be, our loops."""
-    from project.loops import install
-    from project.sampling.sharding import Sharding
+    from rankzero.sampling.plan import Sharding
+    from rankzero.training.fit_loop import install
 
     quiet = {
         "logger": False,
@@ -155,7 +153,7 @@ def train_here(
 def fit_here(*arguments: str, launch: Launch | None = None) -> int:
     """Runs `fit` in this process; mistakes come as exceptions."""
     with as_before():
-        from project.cli import fit as work
+        from rankzero.cli.lightning_cli import fit as work
 
         return work(read_flags(command_of("fit"), arguments), Meeting.without_roll_call(launch or Launch()))
 
@@ -163,7 +161,7 @@ def fit_here(*arguments: str, launch: Launch | None = None) -> int:
 def evaluate_here(*arguments: str) -> int:
     """Runs `evaluate` in this process; mistakes come as exceptions."""
     with as_before():
-        from project.evaluation import evaluate as work
+        from rankzero.commands.evaluation import evaluate as work
 
         return work(read_flags(command_of("evaluate"), arguments), Meeting.without_roll_call(Launch()))
 

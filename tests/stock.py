@@ -8,10 +8,10 @@ from lightning.pytorch.loggers.logger import Logger
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from project import batch_hooks
-from project.loops import install
-from project.sampling.sharding import Sharding
-from project.strategies import OneProcess
+from rankzero.sampling.plan import Sharding
+from rankzero.training.fast import batch_hooks
+from rankzero.training.fit_loop import install
+from rankzero.training.strategies import OneProcess
 from running import as_before
 
 BATCHES, SIZE = 8, 4

@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from running import REPOSITORY, run
 
-OURS = ("launch", "project", "lightning_modules", "data_modules")
+OURS = ("launch", "project/rankzero", "lightning_modules", "data_modules")
 
 
 def test_every_package_of_a_run_is_pinned_to_its_lower_bound(tmp_path):
@@ -21,7 +21,11 @@ def test_every_package_of_a_run_is_pinned_to_its_lower_bound(tmp_path):
 def test_every_package_that_is_imported_is_declared():
     declared = {Requirement(line).name.lower() for line in requires("rankzero")}
     text = "\n".join(file.read_text() for folder in OURS for file in (REPOSITORY / folder).rglob("*.py"))
-    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE)) - {*OURS, *sys.stdlib_module_names}
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE)) - {
+        "rankzero",
+        *OURS,
+        *sys.stdlib_module_names,
+    }
     owners = packages_distributions()
     names = {name: {owner.lower().replace("_", "-") for owner in owners.get(name, ())} for name in imported}
     assert not {name for name, packages in names.items() if packages and not packages & declared}

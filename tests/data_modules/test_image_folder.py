@@ -84,7 +84,7 @@ def test_a_damaged_picture_that_was_not_tried_is_named_when_it_comes_up(tmp_path
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"corrupt: .*png") as error:
         list(DataLoader(module.val_dataloader().dataset, num_workers=1))
-    from project.errors import mistake
+    from rankzero.messages import mistake
 
     assert str(mistake(error.value)).startswith("corrupt: ")
 

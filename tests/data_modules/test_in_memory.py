@@ -10,7 +10,7 @@ from data_modules.digits import Digits
 from data_modules.in_memory import InMemory, as_it_is, random_keys, split_indices
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
-from project.sampling.sharding import Sharding
+from rankzero.sampling.plan import Sharding
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(0, 1000))

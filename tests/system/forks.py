@@ -79,10 +79,10 @@ def _serve() -> None:
     import tensorboard.compat.proto  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
 
-    import project.evaluation
-    import project.start  # noqa: F401
+    import rankzero.commands.evaluation
+    import rankzero.commands.start  # noqa: F401
 
-    del os.environ["PYTHONPATH"]  # what ranks start in turn finds our packages, and not tests/project
+    del os.environ["PYTHONPATH"]  # what ranks start in turn finds our packages, and not tests/rankzero
     for line in sys.stdin:
         request = json.loads(line)
         port = _free_port()
@@ -113,7 +113,7 @@ def _codes(ranks: Sequence[int], deadline: float) -> list[int]:
 
 def _fork(*request: Any) -> int:
     """A process before it can listen cannot be asked to stop; what comes earlier is held back here until it can."""
-    from project.signals import STOPPING
+    from rankzero.distributed.process.stop_signals import STOPPING
 
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     pid = os.fork()
@@ -136,16 +136,20 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
             place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
             place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in place.items()})
-        from project.signals import SIGNALS, STOPPING
+        from rankzero.distributed.process.stop_signals import SIGNALS, STOPPING
         from running import command_of, script
 
         SIGNALS.listen()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         sys.argv = [script(script_name), *arguments]
         work = importlib.import_module(
-            {"fit": "project.cli", "evaluate": "project.evaluation", "predict": "project.prediction"}[script_name]
+            {
+                "fit": "rankzero.cli.lightning_cli",
+                "evaluate": "rankzero.commands.evaluation",
+                "predict": "rankzero.commands.prediction",
+            }[script_name]
         )
-        code = sys.modules["project.start"].start(command_of(script_name), getattr(work, script_name))
+        code = sys.modules["rankzero.commands.start"].start(command_of(script_name), getattr(work, script_name))
     except SystemExit as leaving:  # what only prints
         code = int(leaving.code or 0)
     finally:

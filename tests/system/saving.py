@@ -76,8 +76,8 @@ def saving() -> Iterator[Saving]:
 def _save_all(folder: Path, note: Callable[[int, bool], None]) -> None:
     import torch
 
-    from project.checkpoints.directory_io import DirectoryCheckpointIO
-    from project.checkpoints.manifest import checkpoints_in
+    from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+    from rankzero.runs.checkpoints.manifest import checkpoints_in
 
     plugin = DirectoryCheckpointIO(background=False)
     for number, step in enumerate(STEPS):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from project.checkpoints.directory_io import DirectoryCheckpointIO
-from project.checkpoints.manifest import checkpoints_in, clean, newest_valid, verify
-from project.errors import RequestError
-from project.export import export_weights
+from rankzero.messages import RequestError
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.export import export_weights
+from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, verify
 from running import disk_at, require
 from system.saving import CALLS, NEWEST, STEPS, Saving, saving
 

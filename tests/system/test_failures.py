@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from project.checkpoints.manifest import checkpoints_in
+from rankzero.runs.checkpoints.manifest import checkpoints_in
 from running import BIN, REPOSITORY, require, run, script
 from system import pbs
 from system.hosts import HOSTS, Hosts, end, ip

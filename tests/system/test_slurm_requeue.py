@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.soak]
 
 BEGIN = """\
 import os, signal, sys, time
-from project.environments.allocation import end_of_allocation
-from project.environments.detect import detect
-from project.environments.requeue import requeue
+from rankzero.distributed.scheduler.job import end_of_allocation
+from rankzero.distributed.environments.detect import detect
+from rankzero.distributed.scheduler.requeue import requeue
 launch = detect()
 attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from project.checkpoints.manifest import checkpoints_in, newest_valid
+from rankzero.runs.checkpoints.manifest import checkpoints_in, newest_valid
 from running import disk_at
 from system.forks import Forks
 from system.test_exactly_once import CLASSES, keep_what_was_saved, learned, noted, same, scalars, summary

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from project.checkpoints.manifest import checkpoints_in
+from rankzero.runs.checkpoints.manifest import checkpoints_in
 from running import BIN, fit, script
 from system.slurm import wait_until
 

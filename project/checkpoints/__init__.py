@@ -1,1 +1,0 @@
-"""Checkpoints: how they are written, when, and which one a run carries on from."""

@@ -1,1 +1,0 @@
-"""How this process was started, and where it stands among the others."""

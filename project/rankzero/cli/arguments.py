@@ -1,0 +1,167 @@
+"""Reads a command line, as far as that can be done without torch.
+
+`--help` and a mistyped flag are answered at once, on a login node too; the rest is put into LightningCLI's words.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import yaml
+
+from rankzero.cli.command import LIGHTNING_KEYS, OTHER_SUBCOMMANDS, SUBCOMMANDS, Command
+from rankzero.cli.config_file import read_config
+from rankzero.cli.foreign_flags import quoted
+from rankzero.cli.origins import Origins
+from rankzero.messages import RequestError, nearest
+
+
+@dataclass(frozen=True)
+class Flags:
+    """A command line that has been read: what our own flags say, and the rest for the LightningCLI.
+
+    Args:
+        command: The command that was read.
+        values: LightningCLI key, or own flag -> value, for what was given; the command line wins over config files.
+        given: Which of `model` and `data` were given, by flag or config file.
+        explain: Whether only an explanation of what was detected is asked for.
+        arguments: The command line for the LightningCLI.
+        origins: Where each value comes from.
+    """
+
+    command: Command
+    values: Mapping[str, Any]
+    given: frozenset[str] = frozenset()
+    explain: bool = False
+    arguments: Sequence[str] = field(default_factory=list)
+    origins: Origins = field(default_factory=Origins)
+
+    @property
+    def only_prints(self) -> bool:
+        """Whether this asks for a text to read, not for work: a config file or help."""
+        return any(re.match(r"--(help|print_config|\w+\.help)\b", token) for token in self.arguments)
+
+    @property
+    def devices(self) -> int | list[int] | None:
+        """How many processes a machine, or which of its GPUs, in any of the forms that `--trainer.devices` takes."""
+        asked = self.values.get("trainer.devices")
+        if isinstance(asked, str):
+            asked = [int(index) for index in asked.split(",") if index] if "," in asked else yaml.safe_load(asked)
+        if isinstance(asked, list):
+            return asked or None
+        return asked if isinstance(asked, int) and asked > 0 else None
+
+    @property
+    def num_devices(self) -> int | None:
+        """How many processes a machine were asked for."""
+        return len(self.devices) if isinstance(self.devices, list) else self.devices
+
+    def get(self, name: str) -> Any:
+        """The value of a short flag as given, or its default."""
+        flag = next(flag for flag in self.command.flags if flag.name == name)
+        return self.values.get(flag.key or flag.name, flag.default)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        match = re.match(r"argument (--\S+): expected (?:at least )?one argument", message)
+        if match:
+            name = match[1].split("/")[0]
+            raise RequestError(name, "no value after it", f"{name} VALUE")
+        raise RequestError(" ".join(sys.argv[1:]), message, "--help")
+
+
+def read_flags(command: Command, arguments: Sequence[str]) -> Flags:
+    """Reads a command line.
+
+    Prints the help and leaves where that is what was asked.
+
+    Raises:
+        RequestError: A flag, a value, a model or data name or a config file is not there.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--help_all", action="store_true")
+    parser.add_argument("--explain", action="store_true")
+    # What torch.distributed.launch puts on the command line; LOCAL_RANK says the same.
+    parser.add_argument("--local-rank", "--local_rank")
+    parser.add_argument("-c", "--config", action="append", default=[])
+    for name in ("model", "data"):
+        parser.add_argument(f"--{name}")
+    for flag in command.flags:
+        parser.add_argument(f"--{flag.name}", *(f"--{alias}" for alias in flag.aliases), dest=flag.name)
+    known, rest = parser.parse_known_args(list(arguments))
+    if known.help:
+        print(command.help())
+        sys.exit(0)
+    model = (command.default_model or "") if known.model is None else known.model
+    _check_rest(command, rest, arguments[0] if arguments else "", model if model in command.models.__all__ else "")
+
+    values: dict[str, Any] = {}
+    translated: list[str] = []
+    files: list[tuple[str, dict[str, Any]]] = []
+    for path in known.config:
+        text, found = read_config(command, path)
+        files.append((f"--config {path}", found))
+        values.update(found)
+        translated.append(f"--config={text}")
+    values.update(_long_names(command, rest))
+    chosen = {name: getattr(known, name) for name in ("model", "data") if getattr(known, name) is not None}
+    in_config = {name for name in ("model", "data") if values.pop(name, None) is not None}
+    by_class_path = {
+        name for name in ("model", "data") if any(token.startswith(f"--{name}.class_path") for token in rest)
+    }
+    given = {*chosen, *in_config, *by_class_path}
+    for name, default in (("model", command.default_model), ("data", command.default_data)):
+        if default and name not in given:
+            chosen[name] = default
+    translated += [f"--{name}={command.class_path(name, text)}" for name, text in chosen.items()]
+    translated += rest
+    for flag in command.flags:
+        if (text := getattr(known, flag.name)) is not None:
+            value = flag.value(text)
+            values[flag.key or flag.name] = value
+            translated.append(f"--{flag.key or flag.name}={value}")
+    if known.help_all:
+        translated = ["--help"]
+    origins = Origins(list(arguments), command.keys, files)
+    return Flags(command, values, frozenset(given), known.explain, translated, origins)
+
+
+def _check_rest(command: Command, rest: Sequence[str], first: str, model: str) -> None:
+    """Refuses what neither we nor the LightningCLI know, before torch is imported."""
+    for i, token in enumerate(rest):
+        if token.startswith("-") and not re.match(r"-[0-9.]", token):
+            name, equals, text = token.lstrip("-").partition("=")
+            if name.split(".")[0] not in (*LIGHTNING_KEYS, "print_config"):
+                following = next((word for word in rest[i + 1 : i + 2] if not word.startswith("--")), None)
+                raise command.unknown(name, "", text if equals else following, model)
+        elif i == 0 or not rest[i - 1].startswith("--") or "=" in rest[i - 1]:
+            raise _unexpected(command, token, token == first)
+
+
+def _unexpected(command: Command, word: str, stands_first: bool) -> RequestError:
+    """The error for a word that is neither a flag, nor a flag's value, nor a subcommand in the first place."""
+    script = f"python launch/{command.name}.py"
+    if word in SUBCOMMANDS:
+        return RequestError(word, "a subcommand after a flag; it stands first", f"{script} {word} ...")
+    if stands_first:
+        meant = nearest(word[:100], [*SUBCOMMANDS, *OTHER_SUBCOMMANDS])
+        found = f"unexpected argument; the subcommands are {', '.join(SUBCOMMANDS)}"
+        line = f"{script} {OTHER_SUBCOMMANDS.get(meant, meant)} ..." if meant else f"{script} --help"
+        return RequestError(quoted(word), found, line)
+    return RequestError(quoted(word), "unexpected argument: no flag before it takes a value", f"{script} --help")
+
+
+def _long_names(command: Command, rest: Sequence[str]) -> dict[str, Any]:
+    """The values of flags that were given by their LightningCLI key, such as `--trainer.devices 2`."""
+    keys = {flag.key for flag in command.flags if flag.key}
+    values = {}
+    for i, token in enumerate(rest):
+        name, equals, text = token.removeprefix("--").partition("=")
+        if token.startswith("--") and name in keys:
+            values[name] = yaml.safe_load(text if equals else "".join(rest[i + 1 : i + 2]))
+    return values

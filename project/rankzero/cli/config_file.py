@@ -1,0 +1,95 @@
+"""Config files: YAML in LightningCLI's words, in which our short names may stand as well. Imports no torch."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rankzero.cli.command import LIGHTNING_KEYS, Command
+from rankzero.messages import RequestError, nearest
+
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
+    """Reads a config file.
+
+    Returns:
+        What to hand to the LightningCLI: the path, or YAML text where short names had to be put into Lightning's words;
+        and what it says, by LightningCLI key.
+
+    Raises:
+        RequestError: The file is not there, is not YAML, or has a key that nothing answers to.
+    """
+    content = _load(path)
+    translated = {}
+    for name, value in content.items():
+        if name not in command.keys and name not in LIGHTNING_KEYS:
+            raise command.unknown(str(name), where=f"{path}: ")
+        translated[name] = _with_class_path(command, name, value) if name in ("model", "data") else value
+    for flag in command.flags:
+        for name in {flag.name, *flag.aliases} & translated.keys():
+            value = translated.pop(name)
+            if value is not None:
+                _put(translated, flag.key or flag.name, flag.value(str(value)))
+    keys = [*(flag.key or flag.name for flag in command.flags), "model", "data"]
+    values = {key: value for key in keys if (value := _get(translated, key)) is not None}
+    unchanged = translated == content
+    return path if unchanged else yaml.safe_dump(translated, sort_keys=False), values
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people read it: `30:00` is a time, and not the number 1,800 that YAML 1.1 makes of it."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:int"]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)$"), list("-+0123456789")
+)
+
+
+def _load(path: str) -> dict[str, Any]:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        folder = file.parent if file.parent.is_dir() else Path()
+        there = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
+        near = nearest(file.name, there)
+        raise RequestError(
+            f"--config {path}",
+            f"no such file; {folder.resolve()} holds {', '.join(there) if there else 'no .yaml file'}",
+            f"--config {folder / near}" if near else "--config FILE, or leave it out",
+        )
+    try:
+        content = yaml.load(file.read_text(), Loader=_Loader)
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise RequestError(f"--config {path}", f"not YAML: {error}", "--print_config to see one that is") from None
+    if not isinstance(content, dict):
+        raise RequestError(f"--config {path}", "no key: value lines in it", "--print_config to see one that has")
+    return content
+
+
+def _with_class_path(command: Command, name: str, section: Any) -> Any:
+    """`model: ResNet`, or a short `class_path`, with the class path in its place."""
+    short = section.get("class_path") if isinstance(section, dict) else section
+    if not isinstance(short, str) or "." in short:
+        return section
+    rest = section if isinstance(section, dict) else {}
+    return {**rest, "class_path": command.class_path(name, short)}
+
+
+def _put(content: dict[str, Any], key: str, value: Any) -> None:
+    section, _, name = key.rpartition(".")
+    if section:
+        content[section] = {**(content.get(section) or {}), name: value}
+    else:
+        content[name] = value
+
+
+def _get(content: dict[str, Any], key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    where = content.get(section) if section else content
+    return where.get(name) if isinstance(where, dict) else None

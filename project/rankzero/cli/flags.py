@@ -1,0 +1,220 @@
+"""The short flags that people type every day. Imports no torch.
+
+A flag with a `key` is another name for a LightningCLI key (`--epochs` is `--trainer.max_epochs`), in YAML as on the
+command line; one without is an argument of our own, which `rankzero.cli.lightning_cli` adds to the LightningCLI.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rankzero.cli.flag_values import (
+    a_count,
+    a_metric,
+    a_path,
+    a_port,
+    a_rank,
+    a_run_name,
+    a_seed,
+    a_time_limit,
+    a_word,
+    an_export,
+    an_interval,
+    checkpoint_of,
+    one_of,
+    resume_from,
+    some_of,
+    yes_or_no,
+)
+from rankzero.messages import RequestError, nearest
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One short flag.
+
+    Args:
+        name: Its name, without the dashes.
+        metavar: What stands for its value in the help.
+        read: Reads its value from text, or raises a ValueError that says what would have been right.
+        help: Its meaning, in one line.
+        example: A value that is right, for error messages.
+        key: The LightningCLI key that it is another name for.
+        aliases: Further names.
+        default: What it is when nobody says.
+    """
+
+    name: str
+    metavar: str
+    read: Callable[[str], Any]
+    help: str
+    example: str
+    key: str | None = None
+    aliases: tuple[str, ...] = ()
+    default: Any = None
+
+    def value(self, text: str) -> Any:
+        """Reads the value, or raises the `RequestError` that a person sees."""
+        try:
+            return self.read(text)
+        except ValueError as error:
+            near = nearest(text, str(error).removeprefix("one of ").split(", ")) if "one of" in str(error) else None
+            raise RequestError(
+                f"--{self.name} {text}", f"{text!r} is not {error}", f"--{self.name} {near or self.example}"
+            ) from None
+
+
+RUNNING = (
+    Flag("nodes", "N", a_count, "machines", "2", key="trainer.num_nodes"),
+    Flag("devices", "N", a_count, "processes a machine, each on a GPU or on the CPU", "2", key="trainer.devices"),
+    Flag(
+        "launcher",
+        "NAME",
+        one_of("auto", "local", "torchrun", "slurm", "pbs", "mpi", "env"),
+        "auto (decided from evidence), local, torchrun, slurm, pbs, mpi, env",
+        "auto",
+        default="auto",
+    ),
+    Flag("node_rank", "R", a_rank, "machines joined by hand: which one this is, from 0", "0"),
+    Flag("master_addr", "HOST", a_word, "where all meet: the machine of rank 0", "node1"),
+    Flag("master_port", "PORT", a_port, "the port at which they meet there", "29500"),
+    Flag("interface", "NAME", a_word, "the network interface to use; left out: the one that leads to HOST", "eth0"),
+    Flag("start_timeout", "SEC", a_count, "seconds to wait for all processes (300)", "60", default=300),
+    Flag("backend", "NAME", one_of("nccl", "gloo"), "left out: nccl where each process has a GPU, else gloo", "gloo"),
+    Flag(
+        "accelerator",
+        "NAME",
+        one_of("auto", "cpu", "gpu", "cuda", "mps"),
+        "auto, cpu, gpu",
+        "cpu",
+        key="trainer.accelerator",
+    ),
+    Flag(
+        "precision",
+        "P",
+        one_of("32", "64", "16-mixed", "bf16-mixed", "16-true", "bf16-true"),
+        "32, bf16-mixed, 16-mixed, ...",
+        "bf16-mixed",
+        key="trainer.precision",
+    ),
+    Flag("batch_size", "N", a_count, "samples a step on each device", "32"),
+    Flag("global_batch_size", "N", a_count, "samples a step over all devices; a resumed run keeps it", "128"),
+    Flag(
+        "max_device_batch_size",
+        "N",
+        a_count,
+        "the most samples that a device can hold; a step takes several rounds",
+        "32",
+    ),
+    Flag("root", "DIR", a_path, "where runs are kept (runs)", "runs", default="runs"),
+)
+
+NAMES = ("run", "run_name")
+"""Other names of `--name`. torchrun's own parser stops at `--run` as short for `--run-path`, even after the script's
+name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
+
+CKPT_PATH = ("ckpt_path",)
+"""LightningCLI's name for a checkpoint."""
+
+TRUST = Flag(
+    "trust_checkpoint",
+    "yes",
+    yes_or_no,
+    "read a checkpoint that can run any code; only if you trust its author (no)",
+    "yes",
+    default="no",
+)
+
+TRAINING = (
+    Flag(
+        "name", "NAME", a_run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=NAMES
+    ),
+    Flag("epochs", "N", a_count, "passes over the data", "10", key="trainer.max_epochs", aliases=("total_epochs",)),
+    Flag(
+        "save_every",
+        "N",
+        an_interval,
+        "epochs (5), steps (200steps) or time (15min) between checkpoints",
+        "1",
+        default="1",
+    ),
+    Flag("keep", "N", a_count, "checkpoints to keep, the newest (3)", "3", default=3),
+    Flag("keep_best", "METRIC", a_metric, "keep the best one too: min:val/loss, max:val/accuracy", "min:val/loss"),
+    Flag(
+        "save_errors",
+        "HOW",
+        one_of("warn", "stop"),
+        "a checkpoint that cannot be written: warn, or stop the run",
+        "warn",
+        default="warn",
+    ),
+    Flag(
+        "resume",
+        "HOW",
+        resume_from,
+        "auto (resume this run), never, or a checkpoint's path",
+        "auto",
+        default="auto",
+        aliases=CKPT_PATH,
+    ),
+    Flag(
+        "accept_changed",
+        "WHAT",
+        some_of("data", "global_batch_size"),
+        "carry on although this has changed: data, global_batch_size",
+        "data",
+    ),
+    Flag("time_limit", "TIME", a_time_limit, "time until the run stops (90min, 12:00:00); left out: the job's", "2h"),
+    Flag(
+        "requeue",
+        "HOW",
+        one_of("auto", "never"),
+        "auto (a scheduler's job that was stopped is run again), never",
+        "auto",
+        default="auto",
+    ),
+    Flag("max_attempts", "N", a_count, "attempts of a run after which no other is asked for (100)", "5", default=100),
+    Flag(
+        "fast",
+        "yes",
+        yes_or_no,
+        "a faster layout and, unless --precision says, bf16 where the device has it (no)",
+        "yes",
+        default="no",
+    ),
+    Flag("seed", "N", a_seed, "seed of order, weights and augmentation", "0", key="seed_everything"),
+    TRUST,
+)
+
+CHECKPOINT = Flag(
+    "checkpoint",
+    "PATH",
+    checkpoint_of,
+    "a checkpoint's path, or best or last of --name; left out: last",
+    "runs/my-run",
+    aliases=CKPT_PATH,
+)
+
+EVALUATING = (
+    Flag("name", "NAME", a_run_name, "the run to evaluate; left out: the newest", "my-run", aliases=NAMES),
+    CHECKPOINT,
+    Flag("split", "NAME", one_of("val", "test"), "val or test", "test", default="val"),
+    Flag("output", "FILE", a_path, "where the JSON goes; left out: the run's directory", "metrics.json"),
+    Flag("export", "FILE", an_export, "write the weights to FILE (.pt, .safetensors); evaluates nothing", "model.pt"),
+    TRUST,
+)
+
+PREDICTING = (
+    Flag("name", "NAME", a_run_name, "the run to predict with; left out: the newest", "my-run", aliases=NAMES),
+    CHECKPOINT,
+    Flag(
+        "split",
+        "NAME",
+        one_of("predict", "test", "val"),
+        "samples of predict_dataloader (predict), or of test or val",
+        "test",
+        default="predict",
+    ),
+    Flag("output", "DIR", a_path, "where the predictions go; left out: predictions/ of the run", "predictions"),
+    TRUST,
+)

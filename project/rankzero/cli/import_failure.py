@@ -1,0 +1,84 @@
+"""Errors that arise while a user's module is imported, in a message that names the file and the line."""
+
+import linecache
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from rankzero.cli.import_names import ALIASES, hidden_file
+from rankzero.messages import RequestError, is_of_package
+
+
+def import_failure(asked: str, error: BaseException | None) -> RequestError | None:
+    """Returns the message for an error in a user's module; None where no module of the user's raised one.
+
+    Args:
+        asked: What the person asked for.
+        error: The error, or one that arose from it.
+    """
+    for cause in reversed(list(_causes(error))):
+        if isinstance(cause, ImportError) and (file := hidden_file(cause.name or "")):
+            return hidden(asked, cause.name or "", file)
+        place = _place(cause)
+        if place is None:
+            continue
+        file, line = place
+        text = (linecache.getline(file, line) or "").strip()
+        shown = os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else file
+        found = f"{shown}, line {line}" + f": {text}" * bool(text) + f"\n{type(cause).__name__}: {_message(cause)}"
+        missing = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
+        instead = f"the same command, once {shown} is corrected"
+        if missing:
+            instead = f"the same command, once {missing} is installed in this environment or its import is corrected"
+        return RequestError(asked, found, instead)
+    return None
+
+
+def hidden(asked: str, module: str, file: str) -> RequestError:
+    """The message for a user's file that a module of ours hides."""
+    return RequestError(
+        asked,
+        f"{file} cannot be imported as {module}: Rankzero has a module of that name",
+        f"the same command, once {Path(file).name} and what imports it have another name",
+    )
+
+
+def not_a(asked: str, class_path: str, base: str) -> RequestError:
+    """The message for a class of another kind than the one that is needed."""
+    module, _, name = class_path.rpartition(".")
+    kind = getattr(sys.modules.get(module), name, None)  # which jsonargparse has imported
+    parents = [parent.__module__.partition(".")[0] for parent in getattr(kind, "__mro__", ())]
+    foreign = next((parent for parent in parents if parent in ALIASES), None)
+    if foreign:
+        found = f"{class_path} is built on the installed {foreign}, which was imported before Rankzero began"
+        return RequestError(asked, found, f"the same command, without what imports {foreign} when Python starts")
+    return RequestError(asked, f"{class_path} is not a {base}", f"the class path of a {base}")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+
+
+def _place(error: BaseException) -> tuple[str, int] | None:
+    """The last line of the user's that ran, or the line that is no Python."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return error.filename, error.lineno
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return (frames[-1].filename, frames[-1].lineno or 0) if frames else None
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    libraries = {"site-packages", "dist-packages"} & set(path.parts) or Path(os.__file__).parent in path.parents
+    ours = is_of_package(path, "rankzero", "data_modules", "lightning_modules")
+    return path.suffix == ".py" and not libraries and not ours
+
+
+def _message(error: BaseException) -> str:
+    return error.msg if isinstance(error, SyntaxError) else str(error)

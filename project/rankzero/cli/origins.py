@@ -1,0 +1,73 @@
+"""Where a value of the configuration comes from: the command line, a config file or a checkpoint. Imports no torch."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankzero.cli.foreign_flags import quoted
+from rankzero.runs.stored_config import flattened
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Names the source of a value as the user typed it.
+
+    Args:
+        typed: The command line, as typed.
+        names: Every short flag -> the LightningCLI key that it is.
+        files: What gave further values, such as `--config FILE` -> its content; the later ones win.
+        stored: The name among `files` of what a checkpoint remembers; empty without one.
+    """
+
+    typed: Sequence[str] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    stored: str = ""
+
+    def asked(self, key: str, given: str = "") -> str:
+        """What was asked for: the flag with its value as typed, or the key with its value and the file.
+
+        Args:
+            key: The LightningCLI key, such as `data.num_workers`.
+            given: Its value, if known.
+        """
+        options = list(self._options())
+        exact = [text for option, text in options if self.names.get(option, option) == key]
+        if exact:
+            return exact[-1]
+        if name := self.file_of(key):
+            content = flattened(dict(self.files)[name])
+            value = f": {quoted(str(content[key]))}" if key in content else ""
+            return f"{key}{value}, in {name}"
+        above = [(option, text) for option, text in options if f"{key}.".startswith(f"{option}.")]
+        if above:
+            return str(max(above, key=lambda one: len(one[0]))[1])
+        return f"--{key}" + (f" {quoted(given)}" if given and "Namespace(" not in given else "")
+
+    def file_of(self, key: str) -> str:
+        """The file or checkpoint that sets a value that was not typed; empty if there is none."""
+        if any(self.names.get(option, option) == key for option, _ in self._options()):
+            return ""
+        for name, content in reversed(self.files):
+            if any(path == key or path.startswith(f"{key}.") for path in flattened(content)):
+                return str(name)
+        return ""
+
+    def without(self, key: str) -> str:
+        """What to type so that a section of the stored configuration is used without one of its arguments."""
+        section, _, argument = key.partition(".")
+        content = dict(self.files)[self.stored][section]
+        kept = {name: value for name, value in (content.get("init_args") or {}).items() if name != argument}
+        text = json.dumps({"class_path": content["class_path"], "init_args": kept})
+        return f"--{section} '{text}'"
+
+    def _options(self) -> Iterator[tuple[str, str]]:
+        """Every flag that was typed, without dashes, and its text."""
+        for i, token in enumerate(self.typed):
+            if token.startswith("--"):
+                option, equals, value = token[2:].partition("=")
+                following = self.typed[i + 1 : i + 2]
+                if not equals and following and not following[0].startswith("--"):
+                    value, equals = following[0], " "
+                yield option.removesuffix("+"), f"--{option}" + (f" {quoted(value)}" if equals else "")

@@ -1,0 +1,37 @@
+"""The command `evaluate`: computes exact metrics of a run or a checkpoint."""
+
+import data_modules
+import lightning_modules
+from rankzero.cli.arguments import Flags
+from rankzero.cli.command import Command
+from rankzero.cli.flags import EVALUATING, RUNNING
+from rankzero.commands.fast_imports import quick_imports
+from rankzero.commands.start import start
+from rankzero.distributed.rendezvous.client import Meeting
+
+EVALUATE = Command(
+    name="evaluate",
+    purpose="compute exact metrics of a run or a checkpoint",
+    flags=(*RUNNING, *EVALUATING),
+    examples=(
+        "python launch/evaluate.py --name my-run --split test",
+        "python launch/evaluate.py --checkpoint runs/my-run/checkpoints/step-00001000 --devices 2",
+        "torchrun --nproc-per-node 4 launch/evaluate.py --name my-run --output metrics.json",
+        "python launch/evaluate.py --name my-run --export model.safetensors",
+    ),
+    models=lightning_modules,
+    data=data_modules,
+)
+
+
+def evaluate(flags: Flags, meeting: Meeting) -> int:
+    """Imports torch, now that the flags are known to be sound, and evaluates."""
+    with quick_imports():
+        from rankzero.commands.evaluation import evaluate
+
+    return evaluate(flags, meeting)
+
+
+def main() -> int:
+    """Runs the command that `sys.argv` says, and returns its exit code."""
+    return start(EVALUATE, evaluate)

@@ -1,0 +1,190 @@
+"""Exact metrics of a run, or of one checkpoint, on its validation or test split."""
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from lightning.pytorch import Trainer
+
+from rankzero.cli.arguments import Flags
+from rankzero.cli.lightning_cli import RankzeroCLI
+from rankzero.distributed.coordinator import Team
+from rankzero.distributed.devices import World, resolve_world, start_processes
+from rankzero.distributed.process.quiet import quieten
+from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.messages import Exit, RequestError, nearest, saying_why, show
+from rankzero.runs import report
+from rankzero.runs.checkpoints.atomic_files import write_text
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.export import export_weights
+from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
+from rankzero.runs.checkpoints.safe_load import signed_sha256_of
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.resume import agreed, given_checkpoint
+from rankzero.runs.stored_config import dump_config, read_config
+from rankzero.training.strategies import strategy_of
+
+KEPT = ("model", "data", "seed_everything")
+"""What an evaluation takes over from the configuration of the run."""
+
+
+def evaluate(flags: Flags, meeting: Meeting) -> int:
+    """Evaluates; every sample counts once, at any number of processes. All ranks must call.
+
+    Returns:
+        The exit code, see `rankzero.messages.Exit`.
+
+    Raises:
+        CannotStart: There is no such run or checkpoint, or it cannot be evaluated as asked.
+    """
+    quieten(meeting.launch.rank or 0)
+    checkpoint = find_checkpoint(flags)
+    if flags.get("export"):
+        return export(flags, checkpoint, meeting.launch.rank)
+    if (code := start_processes(flags, meeting.launch)) is not None:
+        return code
+    with Team(meeting, flags) as team, saying_why(begun=lambda: False):
+        cli, trainer, world, checkpoint = prepare(flags, team)
+        metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
+        result = {
+            "run": title_of(checkpoint),
+            "checkpoint": str(checkpoint),
+            "split": flags.get("split"),
+            "samples": samples_read(trainer, flags.get("split")),
+            "world_size": world.size,
+            "metrics": metrics,
+        }
+        file = output_file(flags, checkpoint)
+        agreed(trainer.strategy, team.launch.rank, lambda: write_result(file, result))
+        if team.launch.rank == 0:
+            report.print_evaluation(result, file)
+        return Exit.FINISHED
+
+
+def prepare(flags: Flags, team: Team) -> tuple[RankzeroCLI, Trainer, World, Path]:
+    """Finds the checkpoint and builds model, data and Trainer. All ranks must call.
+
+    Raises:
+        CannotStart: There is no such run or checkpoint, or it cannot be used as asked.
+    """
+    warnings.filterwarnings("ignore", message="The dirpath has changed from")  # an evaluation saves no checkpoint
+    world = resolve_world(flags, team)
+    # While a run is training each rank may find another checkpoint: rank zero's counts.
+    checkpoint = Path(team.exchange(str(team.together(lambda: find_checkpoint(flags))))[0])
+    cli = team.together(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
+    trainer = team.together(lambda: cli.build_trainer(world, team))
+    trainer.strategy.setup_environment()
+    own = agreed(trainer.strategy, team.launch.rank, lambda: signed_sha256_of(checkpoint))
+    cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = own
+    return cli, trainer, world, checkpoint
+
+
+def export(flags: Flags, checkpoint: Path, rank: int | None) -> int:
+    """Writes the weights of the checkpoint to `--export`; rank zero does, without the others."""
+    if not rank:
+        file = Path(flags.get("export")).expanduser()
+        show(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}")
+    return Exit.FINISHED
+
+
+def find_checkpoint(flags: Flags) -> Path:
+    """The requested checkpoint: `--checkpoint`, or the newest of `--name`, or of the newest run there is.
+
+    Raises:
+        RequestError: There is none.
+    """
+    asked = flags.get("checkpoint")
+    if asked not in (None, "last", "best"):
+        return given_checkpoint(asked)
+    root = Path(flags.get("root")).expanduser()
+    names = [path.parent.name for path in sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)]
+    name = flags.get("name")
+    if name is None and names:
+        name = names[-1]
+    if name not in names:
+        near = nearest(name, names) if name else None
+        raise RequestError(
+            f"to evaluate --name {name}" if name else "to evaluate the newest run",
+            f"no such run in {root.resolve()}; there are {len(names)}" + "".join(f", {name}" for name in names[-8:]),
+            f"--name {near or names[-1]}" if names else "python launch/fit.py, or --root DIR where the runs are",
+        )
+    run = RunDirectory(root / name)
+    if asked == "best":
+        return _best(run)
+    checkpoint, refused = newest_valid(run.checkpoints)
+    if checkpoint is None:
+        raise RequestError(
+            f"to evaluate --name {name}",
+            "\n".join([f"{root / name} has no finished checkpoint", *refused]),
+            "--name ANOTHER-NAME, or --checkpoint PATH",
+        )
+    return checkpoint
+
+
+def _best(run: RunDirectory) -> Path:
+    """The checkpoint that the run's `--keep_best` kept."""
+    best = run.read("summary.json").get("best")
+    if not best:
+        raise RequestError(
+            f"the best checkpoint of run {run.name}",
+            "the run kept none as the best",
+            "--checkpoint last; a run keeps its best with fit.py --keep_best min:val/loss",
+        )
+    return given_checkpoint(str(run.path / best))
+
+
+def with_configuration(flags: Flags, checkpoint: Path) -> Flags:
+    """The flags, behind what builds the model and the data that the checkpoint was trained with."""
+    if not checkpoint.is_dir():
+        return flags  # a .ckpt of somebody else: --model and --data have to say
+    config = read_config(read_manifest(checkpoint)["rankzero"].get("config"))
+    # A dict, unlike a class path, says everything: `--data '{"class_path": ...}'`.
+    whole = {name for name in ("model", "data") for token in flags.arguments if token.startswith(f"--{name}={{")}
+    kept = {key: config[key] for key in KEPT if config.get(key) is not None and key not in whole}
+    arguments = ["--config=" + dump_config(kept), *flags.arguments]
+    name = f"the configuration stored in {checkpoint}"
+    origins = replace(flags.origins, files=[(name, kept), *flags.origins.files], stored=name)
+    given = flags.given | ({"data"} & config.keys())
+    return replace(flags, arguments=arguments, given=given, origins=origins)
+
+
+def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:
+    """Runs the validation or the test split, and returns its metrics. All ranks must call."""
+    run = trainer.validate if split == "val" else trainer.test
+    results = run(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=None)
+    return {name: value for result in results for name, value in sorted(result.items())}
+
+
+def samples_read(trainer: Trainer, split: str) -> int:
+    """Samples that an evaluation has read on all ranks, `--trainer.limit_test_batches` considered."""
+    orders = strategy_of(trainer).sharding.evaluated
+    limits = trainer.num_val_batches if split == "val" else trainer.num_test_batches
+    if len(limits) != len(orders):  # some loader's order is not ours
+        limits = [len(order) for order in orders]
+    return sum(order.samples_until(limit) for order, limit in zip(orders, limits, strict=True))
+
+
+def title_of(checkpoint: Path) -> str:
+    """What results are called: the run, or the checkpoint where it is in no run."""
+    run = RunDirectory(checkpoint.parent.parent)
+    return run.name if run.exists else checkpoint.name
+
+
+def output_file(flags: Flags, checkpoint: Path) -> Path:
+    """Where the JSON goes: `--output`, or the run's directory; this folder for a checkpoint of no run."""
+    name = f"evaluate-{flags.get('split')}.json"
+    if flags.get("output"):
+        return Path(flags.get("output")).expanduser()
+    run = RunDirectory(checkpoint.parent.parent)
+    return run.path / name if run.exists else Path(f"{checkpoint.name}-{name}")
+
+
+def write_result(file: Path, result: dict[str, Any]) -> bool:
+    """Writes a result as JSON."""
+    try:
+        write_text(file, json.dumps(result, indent=2) + "\n")
+    except OSError as error:
+        raise RequestError(f"--output {file}", str(error), "--output FILE, in a folder you may write to") from None
+    return True

@@ -1,0 +1,72 @@
+"""`--explain`: what was detected, from which variables, and what would happen. Imports no torch, joins nothing."""
+
+from dataclasses import replace
+
+from rankzero.cli.arguments import Flags
+from rankzero.distributed.environments.detect import detect
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.environments.validate import asked_of, check_shape, processes_to_start
+from rankzero.distributed.process.threads import choose_threads
+from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.reporter import speaks_for_all
+from rankzero.messages import Exit, RequestError
+
+
+def explain(flags: Flags) -> int:
+    """Prints the explanation, on rank zero; returns the exit code."""
+    launch: Launch | None = None
+    refusal: RequestError | None = None
+    try:
+        launch = detect(flags.get("launcher"), asked_of(flags))
+        check_shape(flags, launch)
+        processes_to_start(flags, launch)
+    except RequestError as error:
+        refusal = error
+    if speaks_for_all(launch):
+        print("\n".join(_lines(flags, launch, refusal)))
+    return Exit.FINISHED
+
+
+def _lines(flags: Flags, launch: Launch | None, refusal: RequestError | None) -> list[str]:
+    lines = [] if launch is None else _described(flags, launch)
+    if refusal:
+        return [*lines, "would start: nothing", str(refusal)]
+    assert launch is not None
+    if launch.created:
+        does = "the work of this rank, once all are there"
+    elif (count := processes_to_start(flags, launch)) > 1:
+        does = f"{count} processes on this machine"
+    else:
+        does = "one process, or one for each GPU of this machine"
+    return [*lines, f"would start: {does}"]
+
+
+def _described(flags: Flags, launch: Launch) -> list[str]:
+    rows = [
+        ("launcher", f"{launch.launcher} ({launch.evidence})"),
+        ("world", launch.shape + (f"; elastic, {launch.elastic}" if launch.elastic else "")),
+    ]
+    if launch.created or (launch.num_nodes or 1) > 1:
+        rank = "handed out when all are there" if launch.rank is None else str(launch.rank)
+        node = "" if launch.node_rank is None else f", node {launch.node_rank}"
+        rows.append(("this is", f"rank {rank}{node}"))
+        rows.append(("meet at", f"{launch.address}:{launch.port}"))
+    if launch.hosts:
+        rows.append(("hosts", ", ".join(launch.hosts)))
+    backend = flags.get("backend") or "nccl where each process has a GPU of its own, else gloo"
+    rows.append(("backend", backend))
+    rows.append(("threads", _threads(flags, launch)))
+    rows += [("read", f"{name}={value}") for name, value in sorted(launch.variables.items())]
+    return [f"{label + ':':<12} {text}" for label, text in rows]
+
+
+def _threads(flags: Flags, launch: Launch) -> str:
+    """The threads of each process, as far as one process can know without the others."""
+    ranks = launch.local_world_size if launch.created else (flags.num_devices or 1)
+    size = max(launch.world_size, ranks or 1)
+    threads = choose_threads(replace(launch, local_world_size=ranks, world_size=size), [Member.this(launch)])
+    if threads.count is None:
+        return f"as set by {threads.reason}"
+    if ranks is None:
+        return f"{threads.reason} / the ranks of this machine"
+    return f"{threads.count}{' each' * (size > 1)} ({threads.reason})"

@@ -1,0 +1,39 @@
+"""The command `fit`: trains a model, or resumes its training."""
+
+import data_modules
+import lightning_modules
+from rankzero.cli.arguments import Flags
+from rankzero.cli.command import Command
+from rankzero.cli.flags import RUNNING, TRAINING
+from rankzero.commands.fast_imports import quick_imports
+from rankzero.commands.start import start
+from rankzero.distributed.rendezvous.client import Meeting
+
+FIT = Command(
+    name="fit",
+    purpose="train a model, or carry on training it",
+    flags=(*RUNNING, *TRAINING),
+    examples=(
+        "python launch/fit.py --model MLP --data Toy --epochs 50 --save_every 10 --batch_size 32",
+        "torchrun --nproc-per-node 4 launch/fit.py --model ResNet --model.depth 50 --data FashionMNIST",
+        "srun python launch/fit.py --nodes 2 --devices 4 --model my_package.MyModel --data my_package.MyData",
+    ),
+    models=lightning_modules,
+    data=data_modules,
+    default_model="ResNet",
+    default_data="Digits",
+    stops_safely=True,
+)
+
+
+def fit(flags: Flags, meeting: Meeting) -> int:
+    """Imports torch, now that the flags are known to be sound, and trains."""
+    with quick_imports():
+        from rankzero.cli.lightning_cli import fit
+
+    return fit(flags, meeting)
+
+
+def main() -> int:
+    """Runs the command that `sys.argv` says, and returns its exit code."""
+    return start(FIT, fit)

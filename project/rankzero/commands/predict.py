@@ -1,0 +1,36 @@
+"""The command `predict`: writes what `predict_step` returns, each sample once, in order."""
+
+import data_modules
+import lightning_modules
+from rankzero.cli.arguments import Flags
+from rankzero.cli.command import Command
+from rankzero.cli.flags import PREDICTING, RUNNING
+from rankzero.commands.fast_imports import quick_imports
+from rankzero.commands.start import start
+from rankzero.distributed.rendezvous.client import Meeting
+
+PREDICT = Command(
+    name="predict",
+    purpose="write what predict_step returns, each sample once, in order",
+    flags=(*RUNNING, *PREDICTING),
+    examples=(
+        "python launch/predict.py --name my-run --output predictions",
+        "python launch/predict.py --name my-run --split test --devices 2",
+        "torchrun --nproc-per-node 4 launch/predict.py --checkpoint runs/my-run/checkpoints/step-00001000",
+    ),
+    models=lightning_modules,
+    data=data_modules,
+)
+
+
+def predict(flags: Flags, meeting: Meeting) -> int:
+    """Imports torch, now that the flags are known to be sound, and predicts."""
+    with quick_imports():
+        from rankzero.commands.prediction import predict
+
+    return predict(flags, meeting)
+
+
+def main() -> int:
+    """Runs the command that `sys.argv` says, and returns its exit code."""
+    return start(PREDICT, predict)

@@ -1,0 +1,253 @@
+"""A connection of every rank to rank zero, beside the process group. Imports no torch.
+
+Through it all ranks agree on the step that they stop behind, and learn at once that one of them has failed, also while
+their main threads wait in a collective that will never end. A step that nobody wants to stop at costs no message.
+"""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rankzero.distributed import network
+from rankzero.distributed.control.server import BEAT_SECONDS, NOBODY, Hub, Lines, Message, keep_alive
+from rankzero.distributed.control.watchdog import start_guard
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.early_exit import LEAVE, EarlyExit
+from rankzero.distributed.process.exit_report import report_exit
+from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.rendezvous.server import where_to_listen
+from rankzero.distributed.reporter import claims
+from rankzero.messages import say
+
+LEAVE_SECONDS = 2.0
+"""Once one has failed, the main threads of the others have so long to find out by themselves."""
+
+TEARDOWN_SECONDS = 10.0
+"""And so long to leave once they have."""
+
+LAST_WORDS_SECONDS = 12.0
+"""And so long for what they note, and for a save that is under way."""
+
+ANSWER_SECONDS = 3.0
+CONNECT_SECONDS = 30.0
+
+
+class Lifeline:
+    """This rank's end of it. All ranks must make one.
+
+    Args:
+        launch: Where this process stands.
+        members: All processes, by rank.
+        exchange: Every rank gives a value, all get all of them.
+        interface: `--interface`, whose address alone is listened on.
+
+    Attributes:
+        last_words: Called, in another thread, before this process is ended from there.
+        how_ended: Says how a rank has ended, in words behind its name, as far as that can be known; otherwise nothing.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        members: Sequence[Member],
+        exchange: Callable[[Any], list[Any]],
+        interface: str | None = None,
+    ) -> None:
+        self.launch, self.members, self.rank = launch, members, launch.rank or 0
+        self.last_words: Callable[[str], None] = lambda cause: None
+        self.how_ended: Callable[[int], str] = lambda rank: ""
+        self._safe_points = -1
+        self._asked: str | None = None
+        self._until: int | None = None
+        self._settled = threading.Event()
+        self._over = threading.Event()
+        self._cause, self._teller = "", NOBODY
+        self._leaving = self._tells_itself = self._done = False
+        self._early_exit = EarlyExit(self._exit_early)
+        self._hub: Hub | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._lines: Lines | None = None
+        if launch.world_size > 1:
+            self._join(exchange, interface)
+
+    def _join(self, exchange: Callable[[Any], list[Any]], interface: str | None) -> None:
+        one_machine, where = self.launch.num_nodes == 1, None
+        self._watched = one_machine and self.launch.launcher == "local"
+        if self.rank == 0:
+            listening = network.listen("127.0.0.1" if one_machine else self._address_to_listen_at(interface), 0)
+            self._hub = Hub(listening, self.members, self._watched, lambda rank: self.how_ended(rank))
+            where = (*listening.getsockname()[:2], self._hub.word)
+        told, port, self._word = exchange(where)[0]
+        self._lines = Lines(self._connection(told, port))
+        self._lines.send({"rank": self.rank, "word": self._word})
+        me = self.members[self.rank]
+        here = [other for other in self.members if (other.machine, other.pids) == (me.machine, me.pids)]
+        if here[0].rank == self.rank:
+            self._guard = start_guard(here[0].host, [(member.rank or 0, member.pid) for member in here])
+        threading.Thread(target=self._listen, args=(self._lines,), name="lifeline", daemon=True).start()
+
+    def _connection(self, told: str, port: int) -> socket.socket:
+        """Connects to the hub.
+
+        Raises:
+            OSError: It cannot be reached.
+        """
+        ips = [told]
+        if told in ("0.0.0.0", "::"):  # of all its addresses; what they are called may differ from machine to machine
+            ips = ["127.0.0.1"] if self.rank == 0 else network.resolve(self.launch.address)
+        for ip in ips:
+            try:
+                connection = socket.create_connection((ip, port), timeout=CONNECT_SECONDS)
+            except OSError:
+                if ip == ips[-1]:
+                    raise
+                continue
+            keep_alive(connection)
+            return connection
+        raise AssertionError("an address resolves to something, or it has been refused")
+
+    def _address_to_listen_at(self, interface: str | None) -> str:
+        own = [ip for ip in network.resolve(self.launch.address) if network.is_mine(ip)]
+        return where_to_listen(self.launch, own, interface)
+
+    # Stopping together
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Has all ranks stop at the next safe point that they can agree on. Any thread of any rank may call."""
+        if self._lines:
+            self._lines.send({"stop": reason})
+        elif self._asked is None:
+            self._asked, self._until = reason, 0
+            self._settled.set()
+            self._announce(reason)
+
+    def at_safe_point(self) -> str | None:
+        """Says that this rank has come to its next safe point; returns why all stop here, or None.
+
+        Every rank comes to the same ones. One that knows of a wish to stop waits here until all have said how far they
+        are; a thread of theirs says so, so no rank has to come to a safe point for that.
+        """
+        self._safe_points += 1
+        if self._asked is None:
+            return None
+        while not self._settled.wait(1):
+            if self._over.is_set():
+                time.sleep(TEARDOWN_SECONDS)  # the other thread is about to end this process
+        assert self._until is not None
+        return self._asked if self._safe_points >= self._until else None
+
+    def _announce(self, reason: str) -> None:
+        """Tells a person, at once, that they have been heard."""
+        where = "as soon as this step is done" if self._safe_points >= 0 else "before the first step"
+        say(f"{reason}: stopping {where}" + "; once more to stop now" * (reason == "SIGINT"))
+
+    # Failing together
+
+    def fail(self, cause: str) -> bool:
+        """Says that this rank has failed; the others are ended. Returns whether this rank is to tell a person why."""
+        self._leaving = self._tells_itself = True
+        if self._lines is None:
+            return True
+        if not self._over.is_set():
+            self._lines.send({"failed": cause})
+        if not self._over.wait(ANSWER_SECONDS):
+            return claims(self._name)
+        return self._teller == self.rank
+
+    def cause(self, seconds: float = 0) -> str | None:
+        """Why the run is over, waited for so long; None where no other rank has failed. It has been told."""
+        self._leaving = True
+        if self._lines:
+            self._over.wait(seconds)
+        return self._cause if self._over.is_set() else None
+
+    def watch_exit(self) -> None:
+        """From now on `os._exit` in a user's code is a failure that all ranks learn of."""
+        self._early_exit.watch()
+
+    def leave(self) -> None:
+        """Says that this rank is done: well, or with its failure told."""
+        self._early_exit.close()
+        self._leaving = self._done = True
+        if self._lines:
+            self._lines.send({"bye": True})
+        if self._hub:
+            self._hub.finish()
+        if self._guard:
+            self._guard.kill()
+            self._guard.wait()
+
+    @property
+    def _name(self) -> str:
+        """What the processes of a machine claim to tell that rank zero is gone, which others do alone."""
+        return f"lifeline {self._word}"
+
+    # The thread
+
+    def _listen(self, lines: Lines) -> None:
+        while (messages := lines.receive(BEAT_SECONDS)) is not None:
+            for message in messages:
+                self._take(message, lines)
+            lines.send(None)
+        if not self._done:
+            cause = f"rank 0 on {self.members[0].host} {self.how_ended(0) or f'is gone{lines.why}'}"
+            self._end(cause, not self._watched and claims(self._name))
+
+    def _take(self, message: Message, lines: Lines) -> None:
+        if "asked" in message and self._asked is None:
+            # The main thread counts a safe point before it looks whether somebody asks; this one does it the other way
+            # round. So either the main thread sees the wish there, or the place that is told here is that very point.
+            self._asked = str(message["asked"])
+            lines.send({"at": self._safe_points})
+            if self.rank == 0:
+                self._announce(self._asked)
+        elif "until" in message:
+            self._until = int(message["until"])
+            self._settled.set()
+        elif "done" in message:
+            self._done = True  # rank zero is, and that it goes is no failure
+        elif "over" in message:
+            self._teller = int(message["by"])
+            self._end(str(message["over"]), self._teller == self.rank and not self._tells_itself)
+
+    def _end(self, cause: str, tells: bool) -> None:
+        """Has the main thread leave, since another rank has failed; ends this process where it does not."""
+        self._cause = cause
+        self._over.set()
+        if tells:
+            say(f"{cause}; ending all")
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while time.monotonic() < deadline and not self._leaving:
+            time.sleep(0.05)
+        if self._leaving:
+            time.sleep(TEARDOWN_SECONDS)
+        if self._tells_itself and self._teller == self.rank and not self._done:
+            say(f"{cause}; ending all")  # it has not come to that
+        self._last_words(f"{cause}; the main thread was at\n{_stack_of_main()}")
+        report_exit()
+        LEAVE(1)
+
+    def _exit_early(self, status: int) -> None:
+        """The code that is trained has called `os._exit`."""
+        alone = self._lines is None
+        who = "this process" if alone else f"rank {self.rank} on {socket.gethostname()}"
+        cause = f"{who} ended with exit code {status} (os._exit) without a report"
+        if self.fail(cause):
+            say(cause + "; ending all" * (not alone))
+        self._last_words(f"{cause}\n{''.join(traceback.format_stack())}")
+        report_exit()
+
+    def _last_words(self, words: str) -> None:
+        last = threading.Thread(target=self.last_words, args=(words,), daemon=True)  # which may wait for the disk
+        last.start()
+        last.join(LAST_WORDS_SECONDS)
+
+
+def _stack_of_main() -> str:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame else ""

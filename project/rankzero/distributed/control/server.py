@@ -1,0 +1,237 @@
+"""Rank zero's end of all lifelines: it hears who wants to stop, who has failed, and who is gone. Imports no torch.
+
+Messages are a line of JSON each, and an empty line now and then, as a sign of life.
+
+    rank -> hub   {"rank": r, "word": w}  {"stop": reason}  {"at": n}  {"failed": cause}  {"bye": true}
+    hub -> rank   {"asked": reason}  {"until": n}  {"over": cause, "by": the rank that tells a person}  {"done": true}
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rankzero.distributed.rendezvous.peers import Member
+
+BEAT_SECONDS = 2.0
+"""Between two signs of life, which nobody counts: they give the kernel something that has to be acknowledged."""
+
+FINISH_SECONDS = 5.0
+ABSENT_SECONDS = 60.0
+
+NOBODY = -1
+"""The rank that tells a person, where something else does."""
+
+Message = dict[str, Any]
+
+
+class Lines:
+    """Messages over a connection.
+
+    Args:
+        connection: To the other end.
+
+    Attributes:
+        why: How the connection ended, to stand behind "is gone".
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.why = ""
+        self._received = b""
+        self._selector = selectors.DefaultSelector()  # select() itself ends at descriptor 1,023
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._lock = threading.Lock()
+        _OURS.add(connection)
+
+    def send(self, message: Message | None) -> None:
+        """Sends a message, or a sign of life. Any thread may call; where nobody is there any more, nothing happens."""
+        line = b"\n" if message is None else json.dumps(message).encode() + b"\n"
+        with self._lock, contextlib.suppress(OSError):
+            self.connection.sendall(line)
+
+    def receive(self, seconds: float) -> list[Message] | None:
+        """What has come, after so many seconds at the latest (0: something has); None where the other end is gone.
+
+        A sign of life is an empty message.
+        """
+        if seconds and not self._selector.select(seconds):
+            return []
+        try:
+            received = self.connection.recv(1 << 16)
+        except OSError as error:
+            received, self.why = b"", f" ({error.strerror or error})"
+        if not received:
+            self.why = self.why or " (killed? out of memory?)"
+            return None
+        *whole, self._received = (self._received + received).split(b"\n")
+        return [message for message in map(_read, whole) if message is not None]
+
+
+_OURS: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A loader process that held a rank's connection would keep it open when the rank is killed."""
+    for connection in list(_OURS):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _read(line: bytes) -> Message | None:
+    try:
+        message = json.loads(line) if line else {}
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Has the kernel find out within some 15 seconds that packets no longer come through."""
+    options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):  # Linux has them all
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Hub:
+    """Rank zero's end, a thread.
+
+    Args:
+        listening: Where the ranks connect.
+        members: All processes, by rank.
+        quiet: Whether something else tells a person that a process was ended.
+        how_ended: Says how a rank has ended, as far as that can be known.
+
+    Attributes:
+        word: What a rank has to know to connect.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        members: Sequence[Member],
+        quiet: bool,
+        how_ended: Callable[[int], str] = lambda rank: "",
+    ) -> None:
+        self.listening, self.members, self.quiet, self.how_ended = listening, members, quiet, how_ended
+        self.word = secrets.token_hex(8)
+        _OURS.add(listening)
+        self._ranks: dict[int, Lines] = {}
+        self._callers: dict[socket.socket, Lines] = {}
+        self._left: set[int] = set()
+        self._places: dict[int, int] = {}
+        self._asked: str | None = None
+        self._over: Message | None = None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listening, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="hub", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Tells those who are still here that rank zero leaves, and waits for them, but not for long."""
+        self._send_all({"done": True})
+        self._thread.join(FINISH_SECONDS)
+
+    def _serve(self) -> None:
+        beaten = began = time.monotonic()
+        while len(self._left) < len(self.members):
+            for key, _ in self._selector.select(BEAT_SECONDS):
+                self._receive(key.fileobj)  # type: ignore[arg-type]
+            if time.monotonic() - beaten >= BEAT_SECONDS:
+                beaten = time.monotonic()
+                self._send_all(None)
+                self._look_for_absent(beaten - began)
+        self._selector.close()
+        self.listening.close()
+
+    def _receive(self, ready: socket.socket) -> None:
+        if ready is self.listening:
+            with contextlib.suppress(OSError):
+                caller, _ = self.listening.accept()
+                keep_alive(caller)
+                caller.settimeout(5)
+                self._callers[caller] = Lines(caller)
+                self._selector.register(caller, selectors.EVENT_READ)
+            return
+        lines = self._callers[ready]
+        rank = next((rank for rank, known in self._ranks.items() if known is lines), None)
+        messages = lines.receive(0)
+        if rank is None and messages:
+            rank = self._admitted(lines, messages)
+        if messages is None or rank is None:
+            self._drop(ready)
+            self._miss(rank, lines.why)
+            return
+        for message in messages:
+            self._take(rank, message)
+
+    def _admitted(self, lines: Lines, messages: Sequence[Message]) -> int | None:
+        """The rank at the other end of a new connection; None where it is nobody of ours."""
+        hello = next(iter(messages), {})
+        rank = hello.get("rank")
+        if hello.get("word") != self.word or not isinstance(rank, int) or rank not in range(len(self.members)):
+            return None
+        self._ranks[rank] = lines
+        if self._over:
+            lines.send(self._over)
+        elif self._asked:
+            lines.send({"asked": self._asked})
+        return rank
+
+    def _miss(self, rank: int | None, why: str) -> None:
+        """A rank has hung up, and unless it has said good-bye that is the end of the run."""
+        if rank is not None and rank not in self._left:
+            self._left.add(rank)
+            how = self.how_ended(rank) or f"is gone{why}"
+            self._judge(f"rank {rank} on {self.members[rank].host} {how}", NOBODY if self.quiet else 0)
+
+    def _look_for_absent(self, seconds: float) -> None:
+        absent = [member for member in self.members if member.rank not in self._ranks]
+        if absent and seconds > ABSENT_SECONDS:
+            self._judge(f"rank {absent[0].rank} on {absent[0].host} has not come to the lifeline", 0)
+
+    def _drop(self, caller: socket.socket) -> None:
+        self._selector.unregister(caller)
+        del self._callers[caller]
+        caller.close()
+
+    def _take(self, rank: int, message: Message) -> None:
+        if "stop" in message and self._asked is None:
+            self._asked = str(message["stop"])
+            self._send_all({"asked": self._asked})
+        elif "at" in message:
+            self._places[rank] = int(message["at"])
+        elif "bye" in message:
+            self._left.add(rank)
+        elif "failed" in message:
+            self._judge(str(message["failed"]), rank)
+        if self._asked and ("at" in message or "bye" in message):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Once it is known how far all are: the next safe point of the foremost is the first that all can stop at."""
+        if set(self._places) | self._left >= set(range(len(self.members))) and self._places:
+            self._send_all({"until": max(self._places.values()) + 1})
+
+    def _judge(self, cause: str, teller: int) -> None:
+        """The run is over, and the first cause of it is known."""
+        if self._over is None:
+            self._over = {"over": cause, "by": teller}
+            self._send_all(self._over)
+
+    def _send_all(self, message: Message | None) -> None:
+        for rank, lines in list(self._ranks.items()):  # any thread may send, while the hub's admits
+            if rank not in self._left:
+                lines.send(message)

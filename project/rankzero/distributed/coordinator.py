@@ -1,0 +1,298 @@
+"""The processes of a run: they meet, agree before anything is started, and leave together."""
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from hashlib import sha256
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from typing_extensions import Self
+
+from rankzero.cli.arguments import Flags
+from rankzero.distributed import network
+from rankzero.distributed.control.channel import Lifeline
+from rankzero.distributed.environments.validate import check_shape
+from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.distributed.rendezvous.peers import Member, completed
+from rankzero.distributed.rendezvous.server import Progress
+from rankzero.messages import AnotherRankFailed, CannotStart, LeftEarlyError, Stopped, lost_contact, mark_told
+
+T = TypeVar("T")
+
+_STOPPED = "rankzero was stopped"
+
+CAUSE_SECONDS = 4.0
+"""A rank that has lost contact waits so long for whoever knows why."""
+
+_POLL_SECONDS = 0.02
+_LEAVE_SECONDS = 3.0
+
+WORK_SECONDS = 1800.0
+"""So long, at least, one rank may take to build its data and model: the others wait for it."""
+
+
+class Team:
+    """The processes of a run, a context manager around all that they do together. All ranks must make one.
+
+    Until the process group is there, and beside it, they talk through a `torch.distributed.Store`.
+
+    Args:
+        meeting: All processes, as far as they have been called.
+        flags: The command line: `--start_timeout`, `--interface`.
+
+    Attributes:
+        launch: Where this process stands, now with what the launcher did not say.
+        members: All processes, by rank.
+
+    Raises:
+        RequestError: The world is not the one that was asked for.
+    """
+
+    def __init__(self, meeting: Meeting, flags: Flags) -> None:
+        start_timeout = float(flags.get("start_timeout"))
+        self.timeout = max(start_timeout, WORK_SECONDS)
+        self.launch, self.members = meeting.launch, meeting.members
+        self._store: Store | None = None
+        self._agents_store: Store | None = None
+        self._exchanges = 0
+        self._only_prints = flags.only_prints
+        self._serves = meeting.listening is not None
+        if self.launch.world_size == 1:
+            if self.launch.agent_store:
+                self._client(meeting.ip)
+                self._check_not_stopped()
+            self.lifeline = Lifeline(self.launch, self.members, self.exchange)
+            return
+        self._store = self._server(meeting.ip, meeting.listening) if meeting.listening else self._client(meeting.ip)
+        if self.launch.agent_store:
+            self._check_not_stopped()
+            me = self.members[0]
+            everybody = [Member(**member) for member in self.exchange(vars(me))]
+            self.launch, self.members = completed(self.launch, me, everybody)
+            check_shape(flags, self.launch)
+        # Until it is there nobody hears of a rank that is killed.
+        soon = partial(self.exchange, seconds=start_timeout)
+        self.lifeline = Lifeline(self.launch, self.members, soon, flags.get("interface"))
+        self.interface = network.use_interface(flags.get("interface"), self._interface())
+
+    def _check_not_stopped(self) -> None:
+        if self._agents_store and self._agents_store.check([_STOPPED]):
+            raise Stopped("torchrun has started a run again that was asked to stop; it stays stopped")
+
+    def _server(self, ip: str, listening: Any) -> Store:
+        """The store, on the socket that the roll was called at."""
+        return TCPStore(
+            ip,
+            self.launch.port,
+            is_master=True,
+            timeout=timedelta(seconds=self.timeout),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+
+    def _client(self, ip: str) -> Store:
+        timeout = timedelta(seconds=self.timeout)
+        store = TCPStore(ip, self.launch.port, is_master=False, timeout=timeout, wait_for_workers=False)
+        if not self.launch.agent_store:
+            return store
+        # Torchrun's store outlives its workers; but for a word, what an earlier attempt left in it is not ours.
+        self._agents_store = store
+        return PrefixStore(f"rankzero {self.launch.key}", store)
+
+    def _interface(self) -> str | None:
+        """The interface that leads to the other machines."""
+        assert self.launch.rank is not None
+        if self.launch.num_nodes == 1:
+            return "lo"
+        address = network.resolve(self.launch.address)[0]
+        mine = (self.launch.node_rank, network.source_address(address))
+        others = [source for node, source in self.exchange(mine) if node != self.launch.node_rank and source]
+        target = others[0] if self.launch.node_rank == self.members[0].node_rank and others else address
+        source = network.source_address(target)
+        return network.interface_of(source) if source else None
+
+    def exchange(self, value: Any, seconds: float | None = None) -> list[Any]:
+        """Every rank gives a value that JSON can hold; returns all of them, by rank. All ranks must call.
+
+        Args:
+            value: This rank's.
+            seconds: How long to wait for the others; as long as their work may take by default.
+
+        Raises:
+            AnotherRankFailed: One has not come along.
+        """
+        if self._store is None:
+            return [json.loads(json.dumps(value))]
+        self._exchanges += 1
+        key, size = f"exchange {self._exchanges}", self.launch.world_size
+        self._store.set(f"{key} {self.launch.rank}", json.dumps(value))
+        return [json.loads(self._wait_for(f"{key} {rank}", rank, seconds or self.timeout)) for rank in range(size)]
+
+    def _wait_for(self, key: str, rank: int, seconds: float) -> bytes:
+        assert self._store is not None
+        deadline, progress = time.monotonic() + seconds, Progress(seconds)
+        while not self._store.check([key]):
+            if time.monotonic() > deadline:
+                raise AnotherRankFailed(f"rank {rank} did not come along within {seconds:g} s")
+            if self.launch.rank == 0:
+                progress.tell(lambda: f"rank {rank} on {self.members[rank].host}")
+            time.sleep(_POLL_SECONDS)
+        return bytes(self._store.get(key))
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Does the work on every rank; where it cannot be done on one, none goes on. All ranks must call.
+
+        Raises:
+            CannotStart: On every rank, where one or more have raised it.
+            AnotherRankFailed: Where another rank has raised anything else.
+        """
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+        except (SystemExit, KeyboardInterrupt) as caught:
+            if self._only_prints:
+                raise
+            error = LeftEarlyError(f"the code that was to be trained called for an end: {caught!r}")
+        said = {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
+        statements = self.exchange(said)
+        if error is not None and not isinstance(error, CannotStart):
+            raise error
+        refusals = [statement.get("refused") for statement in statements]
+        first = next((rank for rank, refusal in enumerate(refusals) if refusal), None)
+        if first is not None:
+            raise self._refusal(refusals, first, error)
+        failed = next((rank for rank, statement in enumerate(statements) if "failed" in statement), None)
+        if failed is not None:
+            error_text, host = statements[failed]["failed"], self.members[failed].host
+            raise AnotherRankFailed(f"rank {failed} on {host} failed: {error_text}")
+        return result  # type: ignore[return-value]
+
+    def _refusal(self, refusals: Sequence[str | None], first: int, own: Exception | None) -> CannotStart:
+        """The error that this rank raises: its own or the first, told by the lowest rank that found the same."""
+        refusal = own if isinstance(own, CannotStart) else CannotStart(refusals[first])
+        refusal.told = own is None or refusals.index(str(own)) != self.launch.rank
+        if not refusal.told and not all(refusals):
+            return told_by_this_rank(refusal, f"rank {self.launch.rank} on {self.members[first].host}")
+        return refusal
+
+    def leave_together(self) -> None:
+        """Leaves a run that is stopped; waits for all, since launchers end all as soon as one has left. All must call.
+
+        To torchrun any code but 0 is a failure, and where `--max-restarts` allows it starts all again.
+        """
+        if self._agents_store and not self.launch.elastic:  # which restarts, by signals, whenever a machine joins
+            self._agents_store.set(_STOPPED, "")
+        self.exchange(None)
+
+    def join(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
+        """Makes the process group. All ranks must call."""
+        if torch.distributed.is_initialized():
+            return
+        assert self._store is not None
+        torch.distributed.init_process_group(
+            backend,
+            store=PrefixStore("process group", self._store),
+            rank=self.launch.rank or 0,
+            world_size=self.launch.world_size,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,
+        )
+
+    def __enter__(self) -> Self:
+        self.lifeline.watch_exit()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        refused = isinstance(error, CannotStart)
+        try:
+            if isinstance(error, CannotStart) and error.told is None:
+                error.told = self._is_told(str(error))
+            elif isinstance(error, Exception) and lost_contact(error) and self._somebody_refused():
+                refused = True
+                raise told_elsewhere() from None
+            elif error is not None and not refused and not self._only_prints:
+                self._say_that_it_failed(error)
+        finally:
+            left = leave_process_group()
+            if error and refused and not left:
+                self._say_that_it_failed(error)  # the others may wait in a collective
+            if refused:
+                self._leave_after_all()
+            self.lifeline.leave()
+
+    def _say_that_it_failed(self, error: BaseException) -> None:
+        """Has the others end, before the process group goes; no collective, for who knows where they are."""
+        if (lost_contact(error) and self.lifeline.cause(CAUSE_SECONDS)) or not self.lifeline.fail(
+            f"rank {self.launch.rank} on {socket.gethostname()} failed: {error!r}"
+        ):
+            mark_told(error)
+
+    def _is_told(self, text: str) -> bool:
+        """Whether another rank tells this; otherwise it is this one's to tell."""
+        if self._store is None:
+            return False
+        try:
+            self._store.set("refused", "")
+            return bool(self._store.add(f"told {sha256(text.encode()).hexdigest()}", 1) > 1)
+        except RuntimeError:
+            return True  # the rank that keeps the store has left, and not without a word
+
+    def _somebody_refused(self) -> bool:
+        try:
+            return self._store is not None and bool(self._store.check(["refused"]))
+        except RuntimeError:
+            return False
+
+    def _leave_after_all(self) -> None:
+        """The rank that keeps the store leaves last, so that the others can still look into it."""
+        if self._store is None or self.launch.agent_store:
+            return
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        try:
+            left = self._store.add("left", 1)
+            while self._serves and left < self.launch.world_size and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                left = self._store.add("left", 0)
+        except RuntimeError:
+            pass  # it has left
+
+
+def told_by_this_rank(refusal: CannotStart, who: str) -> CannotStart:
+    """The same refusal, with the rank that it is about: the others have nothing against it."""
+    named = CannotStart(f"  {who}:\n{refusal}")
+    named.told = False
+    return named
+
+
+def told_elsewhere() -> CannotStart:
+    """A refusal that another rank tells."""
+    refusal = CannotStart("another rank cannot start")
+    refusal.told = True
+    return refusal
+
+
+def leave_process_group() -> bool:
+    """Destroys the process group; without this about one gloo run in ten ends with signal 6 after all is done.
+
+    In an exception path too, but with NCCL, where it may wait for ranks that will never come.
+
+    Returns:
+        Whether there is none any more.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return True
+    if sys.exc_info()[0] is not None and torch.distributed.get_backend() != "gloo":
+        return False
+    torch.distributed.destroy_process_group()
+    return True

@@ -1,0 +1,161 @@
+"""What every process runs on, and how they talk to each other."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from rankzero.cli.arguments import Flags
+from rankzero.distributed.coordinator import Team
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.spawn import own_command, run_processes
+from rankzero.distributed.process.threads import choose_threads, set_threads
+from rankzero.messages import RequestError
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What one process runs on.
+
+    Args:
+        accelerator: `cuda`, `mps` or `cpu`.
+        index: Which GPU, of those that this process sees.
+        gpu: What tells this GPU from all others of its machine; None without one.
+    """
+
+    accelerator: str
+    index: int = 0
+    gpu: str | None = None
+
+
+@dataclass(frozen=True)
+class World:
+    """What all processes run on.
+
+    Args:
+        accelerator: `cuda`, `mps` or `cpu`.
+        size: Processes in all.
+        nodes: Machines.
+        devices: Processes on this machine.
+        backend: `nccl` or `gloo`.
+        index: Which GPU this process has, of those that it sees.
+        shared: Whether processes share a GPU.
+        threads: Where the number of threads of this process comes from.
+    """
+
+    accelerator: str
+    size: int = 1
+    nodes: int = 1
+    devices: int = 1
+    backend: str = "gloo"
+    index: int = 0
+    shared: bool = False
+    threads: str = field(default="", compare=False)
+
+
+def resolve_world(flags: Flags, team: Team) -> World:
+    """Finds what every process runs on, and the backend for all. All ranks must call.
+
+    Raises:
+        CannotStart: What was asked for is not there, on one machine or another.
+    """
+    launch = team.launch
+    seat = team.together(lambda: find_seat(flags, launch))
+    seats = [Seat(**other) for other in team.exchange(asdict(seat))]
+    hosts = [member.host for member in team.members]
+    kinds = {other.accelerator: host for other, host in zip(seats, hosts, strict=True)}
+    if len(kinds) > 1:
+        raise RequestError(
+            "the same accelerator for all processes",
+            ", ".join(f"{kind} on {host}" for kind, host in kinds.items()),
+            "--accelerator cpu, or machines that all have GPUs",
+        )
+    gpus = Counter((host, other.gpu) for other, host in zip(seats, hosts, strict=True) if other.gpu)
+    shared = any(count > 1 for count in gpus.values())
+    backend = flags.get("backend") or ("nccl" if seat.accelerator == "cuda" and not shared else "gloo")
+    if backend == "nccl" and seat.accelerator != "cuda":
+        raise RequestError("--backend nccl", f"NCCL needs GPUs, and this runs on {seat.accelerator}", "--backend gloo")
+    if backend == "nccl" and shared:
+        (host, _), count = gpus.most_common(1)[0]
+        raise RequestError(
+            "--backend nccl",
+            f"{count} processes share a GPU on {host}, and NCCL needs one for each",
+            f"--devices {len({gpu for where, gpu in gpus if where == host})}, or --backend gloo",
+        )
+    assert launch.local_world_size and launch.num_nodes
+    size, nodes, devices = launch.world_size, launch.num_nodes, launch.local_world_size
+    threads = _share_threads(team)
+    return World(seat.accelerator, size, nodes, devices, backend, seat.index, shared, threads)
+
+
+def _share_threads(team: Team) -> str:
+    """Has torch compute on this rank's share of the machine's threads; returns where the number comes from.
+
+    torchrun's processes know one another only now, after torch was imported.
+    """
+    threads = choose_threads(team.launch, team.members)
+    set_threads(threads)
+    # One process alone keeps torch's own choice, which on some machines leaves out slower cores.
+    if threads.count and not threads.all_cores and threads.count != torch.get_num_threads():
+        torch.set_num_threads(threads.count)
+    return threads.reason
+
+
+def find_seat(flags: Flags, launch: Launch) -> Seat:
+    """Finds what this process runs on.
+
+    Raises:
+        RequestError: What was asked for is not on this machine.
+    """
+    accelerator = _accelerator(flags.values.get("trainer.accelerator") or "auto")
+    processes = launch.local_world_size or 1
+    if accelerator == "mps" and processes > 1:
+        raise RequestError(f"{processes} processes with --accelerator mps", "one MPS device", "--accelerator cpu")
+    if accelerator != "cuda":
+        return Seat(accelerator)
+    visible, local_rank = torch.cuda.device_count(), launch.local_rank or 0
+    indices = flags.devices if isinstance(flags.devices, list) else range(visible)
+    if max(indices) >= visible:
+        raise RequestError(f"GPU {max(indices)}", f"{visible} GPUs, counted from 0", "--trainer.devices [0]")
+    # With `srun --gpus-per-task=1` every process sees one GPU, its own, as number 0.
+    index = indices[local_rank % len(indices)]
+    return Seat(accelerator, index, gpu_id(index))
+
+
+def gpu_id(index: int) -> str:
+    """What tells a GPU from all others of its machine, whatever number it goes by in this process."""
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def start_processes(flags: Flags, launch: Launch) -> int | None:
+    """Starts a process for each GPU there is, where nobody gave a number and no launcher has started them.
+
+    Returns:
+        The exit code once all have left; None where this process is to do the work itself.
+    """
+    if launch.created or flags.only_prints or flags.num_devices:
+        return None
+    count = (
+        torch.cuda.device_count() if _accelerator(flags.values.get("trainer.accelerator") or "auto") == "cuda" else 1
+    )
+    if count == 1 and launch.num_nodes == 1:
+        return None
+    return run_processes([*own_command(), f"--devices={count}"], count, launch)
+
+
+def _accelerator(asked: object) -> str:
+    gpus = torch.cuda.device_count()
+    mps = torch.backends.mps.is_available()
+    if asked == "auto":
+        return "cuda" if gpus else "mps" if mps else "cpu"
+    if asked in ("gpu", "cuda") and gpus:
+        return "cuda"
+    if asked in ("gpu", "mps") and mps:
+        return "mps"
+    if asked != "cpu":
+        raise RequestError(
+            f"--accelerator {asked}",
+            f"no such device on this machine (torch {torch.__version__} sees {gpus} GPUs)",
+            "--accelerator cpu, or auto to take what there is",
+        )
+    return "cpu"

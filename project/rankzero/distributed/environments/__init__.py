@@ -1,0 +1,1 @@
+"""How this process was started: one file for each launcher."""

@@ -1,0 +1,203 @@
+"""Which launcher started this process: decided from evidence, most specific first. Imports no torch."""
+
+import os
+from collections.abc import Mapping
+from types import ModuleType
+
+from rankzero.distributed.environments import env, local, mpi, pbs, slurm, torchrun
+from rankzero.distributed.environments.launch import Allocation, Asked, Launch, Variables
+from rankzero.messages import RequestError
+
+LAUNCHERS: dict[str, ModuleType] = {
+    "local": local,
+    "torchrun": torchrun,
+    "mpi": mpi,
+    "slurm": slurm,
+    "pbs": pbs,
+    "env": env,
+}
+"""Most specific first: what stands further up may have been started by what stands below it."""
+
+HOW = {
+    "torchrun": "torchrun --nproc-per-node N launch/fit.py ...",
+    "mpi": "mpirun -np N python launch/fit.py ...",
+    "slurm": "srun --ntasks-per-node N python launch/fit.py ...",
+    "pbs": "pbsdsh -- ... python launch/fit.py --nodes N --devices N ...",
+    "env": "RANK=0 WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=PORT python launch/fit.py ...",
+}
+"""How each starts the script."""
+
+PLACES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM"),
+)
+"""The variables that a message shows."""
+
+
+def detect(launcher: str = "auto", asked: Asked | None = None, environ: Mapping[str, str] | None = None) -> Launch:
+    """Reads the launcher's variables.
+
+    Args:
+        launcher: What `--launcher` says; `auto` looks at the evidence.
+        asked: What the command line says of the world.
+        environ: The variables; this process's own by default.
+
+    Raises:
+        RequestError: The evidence is incomplete or contradicts itself, there is none for the `launcher`, or more
+            processes were meant than the launcher has started.
+    """
+    environ, asked = os.environ if environ is None else environ, asked or Asked()
+    found = None
+    try:
+        found = _launcher(launcher, environ)
+        if found is None:
+            return _without_launcher(launcher, environ, asked)
+        launch: Launch = LAUNCHERS[found].read(Variables(environ), asked)
+        _check_places(launch)
+    except RequestError:
+        raise
+    except (KeyError, ValueError) as error:
+        raise _incomplete(found or ("pbs" if "PBS_JOBID" in environ else "local"), error, Variables(environ)) from None
+    _check_nesting(launch, environ)
+    if asked.node_rank not in (None, launch.node_rank) and launch.node_rank is not None and found != "local":
+        raise RequestError(
+            f"--node_rank {asked.node_rank}",
+            f"{launch.launcher} says that this is node {launch.node_rank} ({launch.evidence})",
+            "the same line without --node_rank, which is for machines that no launcher joins",
+        )
+    return launch
+
+
+def _launcher(asked: str, environ: Mapping[str, str]) -> str | None:
+    """The launcher that the evidence speaks for; None where there is none."""
+    for name, module in LAUNCHERS.items():
+        if (asked in ("auto", name) or name == "local") and module.found(Variables(environ)):
+            return name
+    if asked in ("auto", "local"):
+        return None
+    raise RequestError(
+        f"--launcher {asked}",
+        f"none of its variables is set, so this process was not started by {asked}",
+        f"{HOW[asked]}, or leave --launcher out",
+    )
+
+
+def _without_launcher(launcher: str, environ: Mapping[str, str], asked: Asked) -> Launch:
+    """A process that nobody started but the person: alone, one of several by hand, or within an allocation."""
+    if launcher == "local":
+        _refuse_several_alone(environ, asked)
+    variables = Variables(environ)
+    if asked.node_rank is not None or (asked.address and (asked.nodes or 1) > 1):
+        launch = local.by_hand(variables, asked)
+        _check_places(launch)
+        return launch
+    for name, module in (("slurm", slurm), ("pbs", pbs)):
+        if allocation := module.allocation(variables):
+            _refuse_one_of_several(name, allocation, asked, explicit=launcher == "local")
+            return Launch(evidence=f"{allocation.evidence}: no task has been started", variables=variables.read)
+    if (asked.nodes or 1) > 1:
+        raise RequestError(
+            f"--nodes {asked.nodes}",
+            "one process on one machine; no launcher's variables are set",
+            f"srun python launch/fit.py --nodes {asked.nodes} ..., or torchrun --nnodes {asked.nodes} ..., or on each "
+            f"machine the same line with --node_rank 0 (then 1, ...) --master_addr HOST --master_port PORT",
+        )
+    return Launch(evidence="--launcher local" if launcher == "local" else Launch.evidence, variables=variables.read)
+
+
+def _refuse_one_of_several(name: str, allocation: Allocation, asked: Asked, explicit: bool) -> None:
+    """Refuses to train in one process where an allocation was made for more: a `srun` has been forgotten."""
+    nodes, tasks = allocation.nodes, allocation.tasks
+    # A line of PBS's node file may stand for a core; only Slurm's tasks are always meant as processes.
+    several = nodes > 1 or (asked.nodes or 1) > 1 or (name == "slurm" and tasks > 1)
+    if not several or (explicit and (asked.nodes or 1) == 1):
+        return
+    nodes, devices = asked.nodes or nodes, asked.devices or max(tasks // nodes, 1)
+    start = {
+        "slurm": f"srun --nodes={nodes} --ntasks-per-node={devices} python launch/fit.py ...",
+        "pbs": f"mpirun -np {nodes * devices} python launch/fit.py ...\n"
+        f"or pbsdsh -- ... python launch/fit.py --nodes {nodes} --devices {devices}",
+    }[name]
+    raise RequestError(
+        f"python launch/fit.py in a job of {allocation.nodes} nodes and {tasks} tasks",
+        f"one process; no task has been started ({allocation.evidence})",
+        f"{start}\nor, for processes on this machine alone, --launcher local",
+    )
+
+
+def _refuse_several_alone(environ: Mapping[str, str], asked: Asked) -> None:
+    """Refuses `--launcher local` in one of several tasks: each would start a run of its own."""
+    for name in ("mpi", "slurm", "env"):
+        outer = _around(name, environ)
+        if outer is None or outer.world_size == 1:
+            continue
+        joined_by_hand = outer.world_size == outer.num_nodes == asked.nodes and asked.node_rank is not None
+        if not joined_by_hand:
+            raise RequestError(
+                "--launcher local",
+                f"{outer.world_size} processes that {name} started; each would start a run of its own",
+                "the same line without --launcher local, or with one task",
+            )
+
+
+def _around(name: str, environ: Mapping[str, str]) -> Launch | None:
+    """What a launcher's variables say, where they are there and whole."""
+    try:
+        if not LAUNCHERS[name].found(Variables(environ)):
+            return None
+        launch: Launch = LAUNCHERS[name].read(Variables(environ), Asked(address="anywhere", port=1))
+    except (KeyError, ValueError):
+        return None
+    return launch
+
+
+def _check_places(launch: Launch) -> None:
+    """Refuses numbers that cannot be, such as rank 4 of 4."""
+    for name, place, count in (
+        ("rank", launch.rank, launch.world_size),
+        ("local rank", launch.local_rank, launch.local_world_size),
+        ("node rank", launch.node_rank, launch.num_nodes),
+    ):
+        if place is not None and count is not None and place >= count:
+            raise ValueError(f"{name} {place} is not below {count}, the number of them")
+
+
+def _check_nesting(launch: Launch, environ: Mapping[str, str]) -> None:
+    """Refuses a launcher in several tasks of another one, unless it is one torchrun a node that make one world."""
+    outside = {
+        "torchrun": ("mpi", "slurm"),
+        "mpi": ("slurm",) if mpi.runs_within_step(Variables(environ)) else (),
+    }.get(launch.launcher, ())
+    for name in outside:
+        outer = _around(name, environ)
+        if outer is None or outer.world_size == 1:
+            continue
+        one_a_node = launch.launcher == "torchrun" and (outer.local_world_size or 1) == 1
+        alone = launch.num_nodes == 1 and not launch.elastic
+        if one_a_node and not alone:
+            continue
+        start = {"slurm": "srun --ntasks-per-node=1", "mpi": "mpirun --map-by ppr:1:node"}[name]
+        raise RequestError(
+            f"{launch.launcher} within {name} ({launch.evidence}; {outer.evidence})",
+            f"a {launch.launcher} in each of {outer.world_size} tasks ({outer.local_world_size or 1} on this machine): "
+            "worlds within a world",
+            f"{start} torchrun --nnodes N --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id JOB launch/fit.py ..."
+            f"\nor {name} alone: {HOW[name]}",
+        )
+
+
+def _incomplete(launcher: str, error: KeyError | ValueError, variables: Variables) -> RequestError:
+    """The error for a launcher whose variables do not make a whole."""
+    missing = f"{error.args[0]} is not given" if isinstance(error, KeyError) else str(error)
+    if launcher == "local":
+        line = "--nodes N --node_rank R --master_addr HOST --master_port PORT"
+        where = "where R is 0 on HOST, 1 on the next, and so on"
+        return RequestError("machines that are joined by hand", missing, f"on each the same line with {line}, {where}")
+    there = {name: variables.text(name) for name in PLACES if name in variables}
+    instead = HOW[launcher]
+    if missing.startswith("MASTER_ADDR"):
+        instead = "--master_addr HOST, where HOST is the machine of rank 0"
+    if launcher == "env":
+        instead += f"\nor, to start alone: unset {' '.join(name for name in there if name in PLACES[:5])}"
+    said = " ".join(f"{name}={value}" for name, value in there.items())
+    return RequestError(f"to be one of several processes ({launcher}: {said})", missing, instead)

@@ -1,0 +1,37 @@
+"""Processes that were given RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: PyTorch's `env://`.
+
+So start containers (Docker, Kubeflow's PyTorchJob), scripts of one's own, and people in a hurry.
+"""
+
+from rankzero.distributed.environments.launch import Asked, Launch, Variables, meeting_point
+
+
+def found(variables: Variables) -> bool:
+    """Whether somebody has given this process a place. MASTER_ADDR alone is no evidence; people export it."""
+    return any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+
+
+def read(variables: Variables, asked: Asked) -> Launch:
+    """Reads PyTorch's variables."""
+    rank, size = variables.number("RANK"), variables.number("WORLD_SIZE")
+    local_size = variables.find_number("LOCAL_WORLD_SIZE")
+    one_machine = size == 1 or local_size == size
+    if size > 1 and not asked.port:
+        variables.number("MASTER_PORT")  # there is nothing to derive one from
+    address, port = meeting_point(variables, asked, "127.0.0.1" if size == 1 else None, "env")
+    node_rank = variables.find_number("GROUP_RANK")
+    return Launch(
+        launcher="env",
+        evidence=f"RANK={rank} WORLD_SIZE={size}",
+        rank=rank,
+        local_rank=0 if size == 1 else variables.find_number("LOCAL_RANK"),
+        world_size=size,
+        local_world_size=1 if size == 1 else local_size,
+        num_nodes=1 if one_machine else variables.find_number("GROUP_WORLD_SIZE"),
+        node_rank=0 if one_machine else node_rank,
+        address=address,
+        port=port,
+        key=f"env {port}",
+        created=True,
+        variables=variables.read,
+    )

@@ -1,0 +1,72 @@
+"""No launcher: one process, the processes that `process/spawn.py` starts, and machines joined by hand."""
+
+from rankzero.distributed.environments.launch import Asked, Launch, Variables, meeting_point
+
+MARK = "RANKZERO_LOCAL"
+"""Set for the processes that we start, to the process id of the one that watches them."""
+
+LISTENING = "RANKZERO_LISTENING"
+"""Set for rank zero of one machine: the file descriptor of a socket that listens already on the port."""
+
+
+EVIDENCE = "RANKZERO_EVIDENCE"
+"""Set for the processes that we start: what the one that watches them has found."""
+
+
+def found(variables: Variables) -> bool:
+    """Whether we started this process."""
+    return MARK in variables
+
+
+def read(variables: Variables, asked: Asked) -> Launch:
+    """Reads the variables that we set."""
+    devices, nodes = variables.number("LOCAL_WORLD_SIZE"), variables.number("GROUP_WORLD_SIZE")
+    address, port = variables.text("MASTER_ADDR"), variables.number("MASTER_PORT")
+    return Launch(
+        evidence=f"--devices {devices}; {variables.find(EVIDENCE) or Launch.evidence}",
+        rank=variables.number("RANK"),
+        local_rank=variables.number("LOCAL_RANK"),
+        world_size=variables.number("WORLD_SIZE"),
+        local_world_size=devices,
+        num_nodes=nodes,
+        node_rank=variables.number("GROUP_RANK"),
+        address=address,
+        port=port,
+        listening=variables.find_number(LISTENING),
+        key=f"local {port}",
+        created=True,
+        variables=variables.read,
+    )
+
+
+def by_hand(variables: Variables, asked: Asked) -> Launch:
+    """One of several machines that a person starts by hand, with one process on each until more are started.
+
+    Raises:
+        KeyError: One of `--nodes`, `--node_rank`, `--master_addr`, `--master_port` is missing.
+        ValueError: They contradict one another.
+    """
+    if asked.nodes is None:
+        raise KeyError("--nodes")
+    if asked.node_rank is None:
+        raise KeyError("--node_rank")
+    if asked.nodes > 1:
+        if asked.address is None and "MASTER_ADDR" not in variables:
+            raise KeyError("--master_addr")
+        if asked.port is None and "MASTER_PORT" not in variables:
+            raise KeyError("--master_port")
+    address, port = meeting_point(variables, asked, "127.0.0.1", "by hand")
+    devices = asked.devices or 1
+    return Launch(
+        evidence=f"--nodes {asked.nodes} --node_rank {asked.node_rank}; {Launch.evidence}",
+        rank=asked.node_rank * devices,
+        world_size=asked.nodes * devices,
+        num_nodes=asked.nodes,
+        local_world_size=devices,
+        node_rank=asked.node_rank,
+        address=address,
+        port=port,
+        key=f"local {port}",
+        created=asked.nodes > 1 and asked.devices == 1,
+        variables=variables.read,
+    )

@@ -1,0 +1,98 @@
+"""Processes that mpirun or mpiexec started: Open MPI, MPICH (hydra), Intel MPI, PMIx, without touching MPI or mpi4py.
+
+MPI's variables tell ranks, but not where rank zero is. That is taken from, in this order: --master_addr or MASTER_ADDR;
+this machine, where all processes are on it; the first host of the job, where a scheduler says; and the host on which
+mpirun itself runs, which Open MPI tells by variable and hydra on the command line of its proxy. Rank zero refuses an
+address that is not its own.
+"""
+
+import os
+import re
+
+from rankzero.distributed.environments import pbs, slurm
+from rankzero.distributed.environments.ancestors import ancestors
+from rankzero.distributed.environments.launch import Asked, Launch, Variables, folder_name, meeting_point
+
+NAMES = {
+    "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "PMI": ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+    "PMIx": ("PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
+}
+"""What each calls a process's rank and their number, over all machines and on this one."""
+
+
+def found(variables: Variables) -> bool:
+    """Whether this process is one of mpirun's. srun gives PMI's variables to its tasks too, but no local ones."""
+    if "OMPI_COMM_WORLD_RANK" in variables or ("PMI_RANK" in variables and "MPI_LOCALNRANKS" in variables):
+        return True
+    return not slurm.found(variables) and ("PMI_RANK" in variables or "PMIX_RANK" in variables)
+
+
+def read(variables: Variables, asked: Asked) -> Launch:
+    """Reads MPI's variables."""
+    families = [family for family, names in NAMES.items() if names[0] in variables and _fits(family, variables)]
+    if not families:
+        raise KeyError("OMPI_COMM_WORLD_RANK or PMI_RANK")
+    family = families[0]
+    rank_name, size_name, local_rank_name, local_size_name = NAMES[family]
+    rank, local_rank = variables.number(rank_name), variables.find_number(local_rank_name)
+    local_size = variables.find_number(local_size_name)
+    size = variables.find_number(size_name) or (asked.nodes or 0) * (asked.devices or 0) or None
+    if size is None:
+        raise KeyError(size_name)
+    one_machine = local_size == size
+    key, mpirun_host = _mpirun(variables)
+    host = "127.0.0.1" if one_machine else (_scheduler_host(variables) or mpirun_host)
+    address, port = meeting_point(variables, asked, host, key)
+    return Launch(
+        launcher="mpi",
+        evidence=f"{family}, {size_name}={size}",
+        rank=rank,
+        local_rank=local_rank,
+        world_size=size,
+        local_world_size=local_size,
+        num_nodes=1 if one_machine else None,
+        node_rank=0 if one_machine else None,
+        address=address,
+        port=port,
+        key=key,
+        job_id=_job_id(variables),
+        created=True,
+        variables=variables.read,
+    )
+
+
+def runs_within_step(variables: Variables) -> bool:
+    """Whether mpirun itself runs in a Slurm step; the step of its daemons on other machines is of its own making."""
+    uri = variables.find("OMPI_MCA_orte_hnp_uri")
+    return uri is not None and uri == variables.find("OMPI_MCA_orte_local_daemon_uri")
+
+
+def _fits(family: str, variables: Variables) -> bool:
+    return family != "hydra" or "MPI_LOCALNRANKS" in variables
+
+
+def _mpirun(variables: Variables) -> tuple[str, str | None]:
+    """What no two mpiruns share, and the host on which this one runs (several addresses where it has several)."""
+    namespace = variables.find("PMIX_NAMESPACE") or variables.find("OMPI_MCA_ess_base_jobid")
+    uri = variables.find("OMPI_MCA_orte_hnp_uri") or variables.find("PRTE_MCA_prte_hnp_uri") or ""
+    addresses = re.search(r"tcp://([^:;]+):\d+", uri)
+    if namespace:
+        return f"mpi {namespace} {uri}", addresses[1] if addresses else None
+    for words in ancestors():
+        command = " ".join(words)
+        control = re.search(r"--control-port (\S+):(\d+)", command)
+        control = control or re.search(r"--upstream-host (\S+) --upstream-port (\d+)", command)
+        if control:
+            return f"mpi {control[1]}:{control[2]}", control[1]
+    return f"mpi {_job_id(variables)} of {os.getuid()}", None
+
+
+def _scheduler_host(variables: Variables) -> str | None:
+    nodes = slurm.expand_hosts(variables.find("SLURM_JOB_NODELIST") or "")
+    return nodes[0] if nodes else next(iter(pbs.node_file(variables)), None)
+
+
+def _job_id(variables: Variables) -> str | None:
+    return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables)

@@ -1,0 +1,82 @@
+"""Tasks that `pbsdsh` started, and job scripts, where no task has been started.
+
+PBS has no rank variable. PBS_NODENUM is a task's host, and always 0 in the script; PBS_TASKNUM grows with every spawn
+and is 1 in the script. So a task is given its rank on its command line (`pbsdsh -n 3 -- env RANK=3 WORLD_SIZE=4 ...`),
+or all tasks are counted with --nodes and --devices and the roll call hands out ranks, host by host (OpenPBS 23.06).
+"""
+
+import re
+import socket
+from pathlib import Path
+
+from rankzero.distributed.environments.launch import Allocation, Asked, Launch, Variables, folder_name, meeting_point
+
+
+def found(variables: Variables) -> bool:
+    """Whether this process is a task of pbsdsh, not the job script."""
+    return "PBS_JOBID" in variables and _task(variables) > 1
+
+
+def read(variables: Variables, asked: Asked) -> Launch:
+    """Reads a task's variables."""
+    job, node_rank = variables.text("PBS_JOBID"), variables.number("PBS_NODENUM")
+    rank = variables.find_number("RANK")
+    asked_size = (asked.nodes or 0) * (asked.devices or 0) or None
+    size = asked_size if rank is None else variables.find_number("WORLD_SIZE") or asked_size
+    if size is None:
+        raise KeyError("WORLD_SIZE" if rank is not None else "RANK")
+    hosts = node_file(variables)
+    here = socket.gethostname() if node_rank == 0 else None
+    one_machine = size == 1 or asked.nodes == 1 or variables.find_number("LOCAL_WORLD_SIZE") == size
+    key = f"pbs {job}"
+    first = "127.0.0.1" if one_machine else here or next(iter(hosts), None)
+    address, port = meeting_point(variables, asked, first, key)
+    return Launch(
+        launcher="pbs",
+        evidence=f"PBS_JOBID={job} PBS_TASKNUM={variables.text('PBS_TASKNUM')}",
+        rank=rank,
+        local_rank=variables.find_number("LOCAL_RANK"),
+        world_size=size,
+        local_world_size=variables.find_number("LOCAL_WORLD_SIZE"),
+        num_nodes=1 if one_machine else asked.nodes,
+        node_rank=0 if one_machine else node_rank,
+        hosts=tuple(dict.fromkeys(hosts)),
+        address=address,
+        port=port,
+        key=key,
+        job_id=job_id(variables),
+        created=True,
+        order=_task(variables),
+        variables=variables.read,
+    )
+
+
+def allocation(variables: Variables) -> Allocation | None:
+    """A job in which no task has been started."""
+    job = variables.find("PBS_JOBID")
+    if job is None:
+        return None
+    lines = node_file(variables)
+    return Allocation(f"PBS_JOBID={job}, the job script", len(set(lines)) or 1, len(lines) or 1)
+
+
+def node_file(variables: Variables) -> list[str]:
+    """The lines of PBS_NODEFILE: a host a process. Empty on a host where it is not set (tasks on the first one)."""
+    name = variables.find("PBS_NODEFILE")
+    try:
+        return Path(name).read_text().split() if name else []
+    except OSError:
+        return []
+
+
+def job_id(variables: Variables) -> str | None:
+    """The job's id, as a folder can be called by it."""
+    return folder_name(variables.find("PBS_JOBID"))
+
+
+def _task(variables: Variables) -> int:
+    """PBS_TASKNUM, which is hexadecimal; 1 where it is not set, as for the job script."""
+    text = variables.find("PBS_TASKNUM") or "1"
+    if not re.fullmatch(r"[0-9a-fA-F]+", text):
+        raise ValueError(f"PBS_TASKNUM={text!r} is not a hexadecimal number")
+    return int(text, 16)

@@ -1,0 +1,89 @@
+"""Tasks of a Slurm step (`srun`), and batch scripts and shells in an allocation, where no task has been started."""
+
+import re
+from itertools import product
+
+from rankzero.distributed.environments.launch import Allocation, Asked, Launch, Variables, folder_name, meeting_point
+
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""The steps of batch scripts and of salloc's own shell have numbers from here on (slurm.h)."""
+
+
+def found(variables: Variables) -> bool:
+    """Whether this process is a task of a step. SLURM_NTASKS is no evidence: a batch script has it too."""
+    step = variables.find("SLURM_STEP_ID") or "batch"
+    return step.isdigit() and int(step) < FIRST_SPECIAL_STEP and "SLURM_PROCID" in variables
+
+
+def read(variables: Variables, asked: Asked) -> Launch:
+    """Reads the step's variables."""
+    job = variables.find("SLURM_JOB_ID") or "0"
+    step = variables.find("SLURM_STEP_ID") or "0"
+    tasks = variables.find_number("SLURM_STEP_NUM_TASKS") or variables.number("SLURM_NTASKS")
+    nodes = variables.find("SLURM_STEP_NODELIST") or variables.find("SLURM_NODELIST") or ""
+    hosts = expand_hosts(nodes)
+    num_nodes = variables.find_number("SLURM_STEP_NUM_NODES") or len(hosts) or 1
+    first = "127.0.0.1" if num_nodes == 1 else next(iter(hosts), None)
+    address, port = meeting_point(variables, asked, first, key(variables))
+    each = expand_tasks(variables.find("SLURM_STEP_TASKS_PER_NODE") or "")
+    node_rank = variables.number("SLURM_NODEID")
+    return Launch(
+        launcher="slurm",
+        evidence=f"SLURM_JOB_ID={job} SLURM_STEP_ID={step}",
+        rank=variables.number("SLURM_PROCID"),
+        local_rank=variables.number("SLURM_LOCALID"),
+        world_size=tasks,
+        local_world_size=each[node_rank] if node_rank < len(each) else None,
+        num_nodes=num_nodes,
+        node_rank=node_rank,
+        processes_a_node=each if len(each) == num_nodes else None,
+        hosts=hosts,
+        address=address,
+        port=port,
+        key=key(variables),
+        job_id=folder_name(job),
+        restarts=variables.find_number("SLURM_RESTART_COUNT") or 0,
+        created=True,
+        variables=variables.read,
+    )
+
+
+def key(variables: Variables) -> str:
+    """What the tasks of a step share: no other job, step or requeued attempt has the same."""
+    names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return "slurm " + " ".join(variables.find(name) or "0" for name in names)
+
+
+def allocation(variables: Variables) -> Allocation | None:
+    """An allocation in which no step has been started."""
+    job = variables.find("SLURM_JOB_ID")
+    if job is None:
+        return None
+    nodes = variables.find_number("SLURM_JOB_NUM_NODES") or variables.find_number("SLURM_NNODES") or 1
+    tasks = variables.find_number("SLURM_NTASKS") or nodes * (variables.find_number("SLURM_NTASKS_PER_NODE") or 1)
+    return Allocation(f"SLURM_JOB_ID={job} without a SLURM_STEP_ID", nodes, tasks)
+
+
+def expand_tasks(text: str) -> tuple[int, ...]:
+    """Tasks on each node, from Slurm's notation: `2(x3),1` is 2, 2, 2, 1."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return tuple(int(tasks) for tasks, times in found for _ in range(int(times or 1)))
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Host names from Slurm's notation, in its order: `rack[0-1]n[08-10],login` is rack0n08, rack0n09, ... login."""
+    hosts: list[str] = []
+    for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        parts = [_expand_range(part) for part in re.findall(r"\[[^\]]*\]|[^\[]+", name)]
+        hosts += ("".join(choice) for choice in product(*parts))
+    return tuple(hosts)
+
+
+def _expand_range(part: str) -> list[str]:
+    if not part.startswith("["):
+        return [part]
+    values = []
+    for item in part.strip("[]").split(","):
+        first, _, last = item.partition("-")
+        values += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return values

@@ -1,0 +1,75 @@
+"""Processes that torchrun started, in any of its forms; `torch.distributed.launch` is one of them."""
+
+import re
+from pathlib import Path
+
+from rankzero.distributed.environments.ancestors import ancestor_ids, ancestors, command_of, environment_of, option
+from rankzero.distributed.environments.launch import Asked, Launch, Variables, folder_name
+
+
+def found(variables: Variables) -> bool:
+    """Whether this process is one of torchrun's."""
+    return "TORCHELASTIC_RUN_ID" in variables
+
+
+def read(variables: Variables, asked: Asked) -> Launch:
+    """Reads torchrun's variables."""
+    run_id = variables.find("TORCHELASTIC_RUN_ID") or "none"
+    if drawn(run_id):
+        run_id = run_id[:8]
+    attempt = variables.find_number("TORCHELASTIC_RESTART_COUNT") or 0
+    address = variables.find("MASTER_ADDR") or "127.0.0.1"
+    port = variables.find_number("MASTER_PORT") or 0
+    return Launch(
+        launcher="torchrun",
+        evidence=f"TORCHELASTIC_RUN_ID={run_id}",
+        rank=variables.number("RANK"),
+        local_rank=variables.number("LOCAL_RANK"),
+        world_size=variables.number("WORLD_SIZE"),
+        local_world_size=variables.find_number("LOCAL_WORLD_SIZE"),
+        num_nodes=variables.find_number("GROUP_WORLD_SIZE"),
+        node_rank=(variables.find_number("GROUP_RANK") or 0),
+        address=address,
+        port=port,
+        key=f"torchrun {run_id} {attempt} {address}:{port}",
+        job_id=None if run_id == "none" else folder_name(run_id),  # older torchrun's word where --rdzv-id was not given
+        restarts=attempt,
+        created=True,
+        agent_store=(variables.find("TORCHELASTIC_USE_AGENT_STORE") or "False") == "True",
+        elastic=elastic_nodes(variables),
+        variables=variables.read,
+    )
+
+
+def drawn(run_id: str) -> bool:
+    """Whether torchrun drew this run id because `--rdzv-id` was not given."""
+    return bool(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", run_id))
+
+
+def elastic_nodes(variables: Variables) -> str | None:
+    """`--nnodes 1:2` where torchrun was given a range; it tells its workers by no variable, so its own line is read."""
+    nodes = option(own_command(), "nnodes")
+    if nodes:
+        return f"--nnodes {nodes}" if ":" in nodes else None
+    nodes = variables.find("PET_NNODES") or ""
+    return f"PET_NNODES={nodes}" if ":" in nodes else None
+
+
+def own_command() -> list[str]:
+    """The words of the nearest torchrun's own command line; none where it cannot be seen."""
+    return next((words for words in ancestors() if _is_torchrun(words)), [])
+
+
+def agent_environment() -> dict[str, str] | None:
+    """The variables that the nearest torchrun was started with; None where they cannot be seen."""
+    try:
+        for process in ancestor_ids():
+            if _is_torchrun(command_of(process)):
+                return environment_of(process)
+    except OSError:
+        pass
+    return None
+
+
+def _is_torchrun(words: list[str]) -> bool:
+    return any(Path(word).name == "torchrun" or word.startswith("torch.distributed.") for word in words[:4])

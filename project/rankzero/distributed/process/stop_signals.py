@@ -1,0 +1,121 @@
+"""The signals that ask a run to stop. Imports no torch.
+
+A Python handler runs in the main thread alone, and not while that waits in a collective. So the handlers here do
+nothing at all: the interpreter writes the number of each signal to a socket (`signal.set_wakeup_fd`), and a thread
+reads it.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from rankzero.distributed.process.early_exit import LEAVE
+from rankzero.distributed.process.exit_report import report_exit
+from rankzero.messages import Stopped
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+SAME_PRESS_SECONDS = 1.0
+"""One Ctrl-C may come twice: from the terminal, and passed on by what started this process."""
+
+PATIENCE_SECONDS = 10.0
+"""So long a process that was asked to stop waits for the others, before anything is begun."""
+
+
+class StopSignals:
+    """What has been asked of this process by signals."""
+
+    def __init__(self) -> None:
+        self.asked: str | None = None
+        """The first signal's name."""
+        self.asked_at = 0.0
+        """When it came, by `time.monotonic`."""
+        self._whom: Callable[[signal.Signals], None] | None = None
+        self._untold: list[signal.Signals] = []
+        self._lock = threading.Lock()
+        self._writing: socket.socket | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def listen(self) -> bool:
+        """From now on the signals ask, and no longer end this process; returns whether they did not ask before.
+
+        To be called in the main thread.
+        """
+        if self._writing:
+            return False
+        reading, self._writing = socket.socketpair()
+        self._writing.setblocking(False)
+        threading.Thread(target=self._read, args=(reading,), name="signals", daemon=True).start()
+        signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        self._before = {signum: signal.signal(signum, _noted) for signum in STOPPING}
+        os.register_at_fork(after_in_child=self._restore)
+        return True
+
+    def close(self) -> None:
+        """The signals do again what they did before. To be called in the main thread."""
+        self._restore()
+        if self._writing:
+            self._writing.close()
+        self._writing = self._whom = self.asked = None
+        self._untold = []
+
+    def tell(self, whom: Callable[[signal.Signals], None]) -> None:
+        """Has `whom` called with each signal, those that have come already too. It may be called in another thread."""
+        with self._lock:
+            self._whom, untold, self._untold = whom, self._untold, []
+        for signum in untold:
+            whom(signum)
+
+    def leave_if_asked(self) -> None:
+        """For whoever waits before anything is begun: the others may come and all leave together, but soon.
+
+        Raises:
+            Stopped: It has waited.
+        """
+        if self.asked and time.monotonic() - self.asked_at > PATIENCE_SECONDS:
+            raise Stopped(f"{self.asked}: stopped before all processes were here; nothing was begun")
+
+    def _read(self, reading: socket.socket) -> None:
+        pressed = 0.0
+        with reading:
+            while numbers := reading.recv(64):
+                for number in numbers:
+                    now = time.monotonic()
+                    if number == signal.SIGINT:
+                        if pressed and now - pressed > SAME_PRESS_SECONDS:
+                            report_exit()
+                            LEAVE(128 + signal.SIGINT)
+                        pressed = pressed or now
+                    if number in STOPPING:
+                        self._note(signal.Signals(number), now)
+
+    def _note(self, signum: signal.Signals, now: float) -> None:
+        with self._lock:
+            if self.asked is None:
+                self.asked, self.asked_at = signum.name, now
+            whom = self._whom
+            if whom is None:
+                self._untold.append(signum)
+        if whom:
+            whom(signum)
+
+    def _restore(self) -> None:
+        """In a process that is forked off too: it is nobody that could stop a run, and goes by its own handlers."""
+        signal.set_wakeup_fd(-1)
+        for signum, handler in self._before.items():
+            if signal.getsignal(signum) is _noted:
+                signal.signal(signum, handler)
+        self._before = {}
+
+
+def _noted(signum: int, frame: FrameType | None) -> None:
+    """Handles a signal, which has been noted already."""
+
+
+SIGNALS = StopSignals()
+"""Those of this process."""

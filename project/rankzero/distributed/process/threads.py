@@ -1,0 +1,135 @@
+"""How many threads each rank computes on: its share of the machine's cores. Imports no torch."""
+
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rankzero.distributed.environments import torchrun
+from rankzero.distributed.environments.launch import Launch, Variables
+from rankzero.distributed.process.cores import parse_cpus, usable_cores
+from rankzero.distributed.rendezvous.peers import Member
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables by which a user sets the number of threads; torch reads both."""
+
+MARK = "RANKZERO_NUM_THREADS"
+"""Set together with OMP_NUM_THREADS, to the same value: so the processes that this one starts know who set it."""
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The threads of one rank.
+
+    Args:
+        count: How many; None where the user has set them.
+        reason: Where the number comes from, such as `12 cores / 4 ranks`.
+        all_cores: Whether these are all the cores that the rank may run on, which is what torch takes by itself.
+    """
+
+    count: int | None
+    reason: str
+    all_cores: bool = False
+
+
+def choose_threads(launch: Launch, members: Sequence[Member], environ: Mapping[str, str] | None = None) -> Threads:
+    """Divides the cores that this process may use by the ranks that share them, unless the user set the threads.
+
+    Args:
+        launch: Where this process stands.
+        members: All processes, by rank; this one alone where the others are not known yet.
+        environ: The variables; this process's own by default.
+    """
+    environ = os.environ if environ is None else environ
+    if setting := user_setting(environ):
+        return Threads(None, setting)
+    local_ranks = launch.local_world_size or 1
+    if len(members) == launch.world_size:
+        threads = _share(members[launch.rank or 0], members, local_ranks)
+    else:
+        me = members[0]
+        is_bound = launch.created and launch.launcher != "local" and _is_bound_by_parent(me)
+        threads = _share(me, [me] * (1 if is_bound else local_ranks), local_ranks)
+    limit = _pbs_limit(environ)
+    return threads if limit is None or limit >= (threads.count or 1) else Threads(limit, f"PBS set NCPUS={limit}")
+
+
+def user_setting(environ: Mapping[str, str]) -> str | None:
+    """The variable by which the user has set the number of threads, with its value; None without one."""
+    for name in VARIABLES:
+        value = environ.get(name)
+        if value and not (name == "OMP_NUM_THREADS" and _is_by_launcher(value, environ)):
+            return f"{name}={value}"
+    return None
+
+
+def set_threads(threads: Threads, environ: MutableMapping[str, str] | None = None) -> None:
+    """Sets OMP_NUM_THREADS, for libraries that are not loaded yet and for the processes that this one starts.
+
+    Nothing is set where the default is the same.
+    """
+    environ = os.environ if environ is None else environ
+    if threads.count is None or (threads.all_cores and "OMP_NUM_THREADS" not in environ):
+        return
+    environ["OMP_NUM_THREADS"] = environ[MARK] = str(threads.count)
+
+
+def _is_by_launcher(value: str, environ: Mapping[str, str]) -> bool:
+    """Whether OMP_NUM_THREADS comes from this module, from PBS or from torchrun."""
+    return value == environ.get(MARK) or _pbs_limit(environ) is not None or _is_by_torchrun(value, environ)
+
+
+def _pbs_limit(environ: Mapping[str, str]) -> int | None:
+    """The value of OMP_NUM_THREADS where PBS set it: to NCPUS, the cores of a whole chunk, or to `ompthreads`."""
+    value = environ.get("OMP_NUM_THREADS", "")
+    is_by_pbs = "PBS_JOBID" in environ and value == environ.get("NCPUS") and value.isdecimal()
+    return max(1, int(value)) if is_by_pbs else None
+
+
+def _is_by_torchrun(value: str, environ: Mapping[str, str]) -> bool:
+    """Whether torchrun set OMP_NUM_THREADS: to 1, where it starts several workers and had no such variable itself."""
+    if value != "1" or not torchrun.found(Variables(environ)):
+        return False
+    agents = torchrun.agent_environment()
+    return agents is not None and "OMP_NUM_THREADS" not in agents
+
+
+def _share(me: Member, members: Sequence[Member], local_ranks: int) -> Threads:
+    """This rank's share of the cores that it may run on, and of its cgroup's quota.
+
+    A core counts in part where other ranks of this machine may run on it too: ranks that the launcher has bound to
+    cores of their own keep them, ranks of a job that is bound as a whole divide them.
+    """
+    neighbors = [member for member in members if _on_one_machine(member, me)]
+    masks = [parse_cpus(member.cores) for member in neighbors]
+    mine = parse_cpus(me.cores)
+    share = sum(Fraction(1, sum(core in mask for mask in masks)) for core in mine)
+    count, ranks = max(1, int(share)), sum(bool(mask & mine) for mask in masks)
+    reason = _divided(len(mine), ranks)
+    if ranks == 1 and local_ranks > 1:
+        reason = f"bound to {reason}"
+    if me.quota is not None:
+        in_cgroup = sum(member.cgroup == me.cgroup for member in neighbors)
+        cpus = max(1, int(me.quota + 0.5))
+        if max(1, cpus // in_cgroup) < count:
+            count, reason = max(1, cpus // in_cgroup), f"CPU quota of {_divided(cpus, in_cgroup)}"
+    return Threads(count, reason, all_cores=count == len(mine))
+
+
+def _divided(cores: int, ranks: int) -> str:
+    return f"{cores} core{'s' * (cores > 1)}" + (f" / {ranks} ranks" if ranks > 1 else "")
+
+
+def _on_one_machine(one: Member, other: Member) -> bool:
+    """Containers of one machine have names of their own, but one kernel."""
+    if one.boot or other.boot:
+        return one.boot == other.boot
+    return one.node_rank == other.node_rank
+
+
+def _is_bound_by_parent(me: Member) -> bool:
+    """Whether this process may use fewer cores than the one that started it: srun and mpirun bind their tasks."""
+    try:
+        return parse_cpus(me.cores) < usable_cores(os.getppid())
+    except OSError:
+        return False

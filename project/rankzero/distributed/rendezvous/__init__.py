@@ -1,0 +1,1 @@
+"""How the processes find one another before torch is imported."""

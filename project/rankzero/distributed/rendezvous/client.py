@@ -1,0 +1,165 @@
+"""Who is there: every process calls rank zero, and rank zero answers when all have called. Imports no torch.
+
+This goes before torch's own meeting (a TCPStore on the same socket), which waits without a word and cannot say who is
+missing. The protocol is a line each way: rank zero greets, a process tells who it is, rank zero answers with the list
+of all, or with the reason why the run cannot start.
+"""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from rankzero.distributed import network
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.rendezvous.errors import GREETING, foreign, missing, nobody_answers, not_rank_zeros
+from rankzero.distributed.rendezvous.peers import Member, completed
+from rankzero.distributed.rendezvous.server import LONGEST_LINE, Hall, Progress, open_hall, turn_away
+from rankzero.messages import RequestError
+
+NO_ANSWER_SECONDS = 5.0
+"""So long a host may stay silent: one that is up refuses a connection at once where nobody listens yet."""
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass
+class Meeting:
+    """All are here, or torchrun has seen to it.
+
+    Args:
+        launch: Where this process stands; complete where the roll was called.
+        members: All processes, by rank; this one alone where the roll was not called.
+        ip: The address at which rank zero answered.
+        listening: The socket that rank zero was called at; None for the others.
+    """
+
+    launch: Launch
+    members: list[Member]
+    ip: str
+    listening: socket.socket | None = None
+
+    @classmethod
+    def without_roll_call(cls, launch: Launch) -> "Meeting":
+        """For a process that is alone, or that torchrun has brought together with the others."""
+        return cls(launch, [Member.this(launch)], launch.address)
+
+
+def call_roll(launch: Launch, start_timeout: float, interface: str | None = None) -> Meeting:
+    """Waits until all processes of the world are here. All ranks must call.
+
+    Args:
+        launch: Where this process stands; not torchrun's, which has met already.
+        start_timeout: Seconds to wait for all.
+        interface: `--interface`, whose address alone is listened on.
+
+    Raises:
+        RequestError: Somebody is missing, came twice or belongs to another world, or rank zero cannot be reached.
+    """
+    me, deadline = Member.this(launch), time.monotonic() + start_timeout
+    try:
+        if interface:
+            network.address_of(interface)
+        listening = None
+        if launch.rank == 0 or (launch.rank is None and launch.node_rank == 0):
+            listening = open_hall(launch, interface)
+        if listening is None:
+            members, ip = _call(launch, me, deadline, start_timeout)
+            return Meeting(*completed(launch, me, members), ip)
+    except RequestError as error:
+        error.own = error.told is None
+        raise
+    members = Hall(launch, me, listening, deadline, start_timeout).wait()
+    ip = str(listening.getsockname()[0])
+    return Meeting(*completed(launch, me, members), "127.0.0.1" if ip == "0.0.0.0" else ip, listening)
+
+
+def _call(launch: Launch, me: Member, deadline: float, timeout: float) -> tuple[list[Member], str]:
+    """Calls rank zero until it is there, and waits for its answer; returns all, and where it answered."""
+    ips, began = network.resolve(launch.address), time.monotonic()
+    first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
+    progress, silent_since = Progress(timeout), None
+    while True:
+        refused = False
+        for ip in ips:
+            try:
+                connection = socket.create_connection((ip, launch.port), timeout=2)
+            except ConnectionRefusedError:
+                refused = True
+                continue
+            except OSError:
+                continue
+            with connection:
+                members = _converse(connection, launch, me, deadline, timeout)
+            if members is not None:
+                return members, ip
+            refused = True
+        SIGNALS.leave_if_asked()
+        now = time.monotonic()
+        if first_host and now - began > NO_ANSWER_SECONDS / 3:
+            # Rank zero is there, whatever address was given; and says what is wrong with that.
+            with contextlib.suppress(RequestError):
+                ips += network.resolve(first_host)
+            first_host = None
+        silent_since = None if refused else (silent_since or began)
+        if launch.rank == 0 or (silent_since is not None and now - silent_since > NO_ANSWER_SECONDS):
+            raise nobody_answers(launch, ips)
+        if now - began > NO_ANSWER_SECONDS and not launch.one_machine and _is_at_the_wrong_machine(launch, ips):
+            error = not_rank_zeros(launch, ips)
+            if me.local_rank == 0:  # which points to rank zero, see rankzero.distributed.reporter
+                turn_away(launch, ips, error)
+            raise error
+        if now > deadline:
+            error = missing(launch, [me], timeout)
+            error.told = me.local_rank not in (0, None)  # rank zero, who would tell, is not there
+            raise error
+        if me.local_rank == 0:
+            progress.tell(lambda: f"rank 0 at {launch.address}:{launch.port}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _converse(
+    connection: socket.socket, launch: Launch, me: Member, deadline: float, timeout: float
+) -> list[Member] | None:
+    """Tells rank zero who we are, and waits for its answer; None where it hung up, so that one can call again.
+
+    Raises:
+        RequestError: It is not rank zero of this world that listens there, or it says that the run cannot start.
+    """
+    greeted = False
+    try:
+        with connection.makefile("rwb") as line:
+            # Of one machine's own processes the port is known to be rank zero's, however late it comes.
+            patience = deadline - time.monotonic() if launch.launcher == "local" and launch.one_machine else 5
+            connection.settimeout(max(patience, 0.1))
+            greeting = line.readline(4096).decode(errors="replace").strip()
+            if greeting != f"{GREETING} {json.dumps(launch.key)}":
+                if not greeting and launch.rank != 0:
+                    return None
+                raise foreign(launch, greeting)
+            greeted = True
+            line.write((json.dumps(asdict(me)) + "\n").encode())
+            line.flush()
+            connection.settimeout(max(deadline - time.monotonic(), 0) + 5)
+            text = line.readline(LONGEST_LINE * 64)
+    except TimeoutError:
+        raise (missing(launch, [me], timeout) if greeted else foreign(launch, "")) from None
+    except OSError:
+        return None
+    if not text:
+        return None
+    answer = json.loads(text)
+    if "refused" in answer:
+        refusal = RequestError(*answer["refused"])
+        refusal.told = True
+        raise refusal
+    return [Member(**member) for member in answer["members"]]
+
+
+def _is_at_the_wrong_machine(launch: Launch, ips: Sequence[str]) -> bool:
+    """Whether all were sent to this machine, where rank zero cannot come."""
+    elsewhere = bool(launch.node_rank) or (launch.launcher == "mpi" and launch.rank != launch.local_rank)
+    return elsewhere and any(network.is_mine(ip) and not network.is_loopback(ip) for ip in ips)

@@ -1,0 +1,92 @@
+"""Why the processes of a run cannot meet, in words that a person can act on. Imports no torch."""
+
+import socket
+from collections.abc import Sequence
+
+from rankzero.distributed import network
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.peers import Member
+from rankzero.messages import RequestError
+
+GREETING = "RANKZERO/1"
+"""What rank zero says first to whoever connects."""
+
+
+def missing(launch: Launch, members: Sequence[Member], timeout: float) -> RequestError:
+    """The error that names the ranks and machines that have not come."""
+    came = sorted({member.host for member in members})
+    nodes = {member.node_rank for member in members}
+    absent = [host for host in launch.hosts if host not in came] if len(set(launch.hosts)) > 1 else []
+    if not absent and launch.num_nodes and None not in nodes:
+        absent = [f"node {node}" for node in range(launch.num_nodes) if node not in nodes]
+    elif launch.hosts and len(launch.hosts) == launch.num_nodes and None not in nodes:
+        absent = [host for node, host in enumerate(launch.hosts) if node not in nodes]
+    return RequestError(
+        f"{launch.shape} within {timeout:g} s (--start_timeout)",
+        f"{missing_ranks(launch, members)}"
+        + (f"; nobody from {', '.join(absent)}" if absent else "")
+        + f"; {len(members)} of {launch.world_size} came, from {', '.join(came)}",
+        "the same line on every machine; is one down, or is the port "
+        f"{launch.address}:{launch.port} closed to it? --start_timeout {max(int(timeout), 1) * 4} waits longer",
+    )
+
+
+def missing_ranks(launch: Launch, members: Sequence[Member]) -> str:
+    """Which ranks have not come."""
+    if launch.rank is None:
+        return f"missing {launch.world_size - len(members)} of {launch.world_size} tasks"
+    ranks = sorted(set(range(launch.world_size)) - {member.rank for member in members})
+    if len(members) == 1 and launch.rank != 0:
+        return f"missing rank 0, which the others meet at {launch.address}:{launch.port}"
+    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
+    return f"missing rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+def not_rank_zeros(launch: Launch, ips: Sequence[str]) -> RequestError:
+    """The error for an address that is not that of rank zero's machine, raised there or on the machine that has it."""
+    host, place = socket.gethostname(), f"{launch.address} ({', '.join(ips)})"
+    found = f"rank 0 is on {host}, and {place} is another machine or none"
+    if launch.rank != 0:
+        found = f"{place} is {host}, and rank 0 is not on it: this is rank {launch.rank}"
+    by_hand = f"--node_rank 0 on {launch.address}" if launch.launcher == "local" else ""
+    return RequestError(
+        f"to meet at {launch.address}:{launch.port}, rank 0's machine",
+        found,
+        "\nor ".join(filter(None, (by_hand, _how_to_say(launch, host if launch.rank == 0 else "HOST")))),
+    )
+
+
+def nobody_answers(launch: Launch, ips: Sequence[str]) -> RequestError:
+    """The error for an address that is silent; on rank zero, for a port that it cannot listen on."""
+    if launch.rank == 0:
+        return RequestError(
+            f"to listen on port {launch.port} of {socket.gethostname()}",
+            f"it is in use by {network.holder(launch.port)}",
+            "--master_port PORT (or MASTER_PORT=PORT), another one, the same for all",
+        )
+    return RequestError(
+        f"to meet at {launch.address}:{launch.port} (MASTER_ADDR, --master_addr or the launcher's first host)",
+        f"{launch.address} ({', '.join(ips)}) does not answer {socket.gethostname()}",
+        "--master_addr HOST, where HOST is the name or IP address of rank 0's machine",
+    )
+
+
+def foreign(launch: Launch, greeting: str) -> RequestError:
+    """The error for a port where somebody else answers, with what they say first."""
+    if greeting.startswith(GREETING):
+        who = f"another run's rank 0 ({greeting.removeprefix(GREETING).strip()})"
+    else:
+        who = "something that is no run about to start"
+        if any(network.is_mine(ip) for ip in network.resolve(launch.address)):
+            who = f"in use by {network.holder(launch.port)}"
+    return RequestError(
+        f"to meet at {launch.address}:{launch.port}",
+        f"that port is {who}" if who.startswith("in use") else f"on that port is {who}",
+        "--master_port PORT (or MASTER_PORT=PORT), another one, the same for all",
+    )
+
+
+def _how_to_say(launch: Launch, host: str) -> str:
+    """How a person gives rank zero's address under a launcher."""
+    by_variable = {"mpi": f"mpirun -x MASTER_ADDR={host} ... (Open MPI), -genv MASTER_ADDR {host} (hydra),\nor "}
+    return by_variable.get(launch.launcher, "") + f"--master_addr {host}"

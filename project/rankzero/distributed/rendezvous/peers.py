@@ -1,0 +1,103 @@
+"""The processes of a run, as they tell one another who they are. Imports no torch."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_cores
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process, as it tells the others.
+
+    Args:
+        rank: Its rank; None where the launcher gives none.
+        local_rank: Its rank on its machine; None where the launcher does not say.
+        node_rank: Its machine's; None where the launcher does not say.
+        world_size: How many processes it believes there are.
+        host: Its machine's name.
+        pid: Its process id.
+        order: What ranks are handed out by, where the launcher gives none.
+        boot: What tells two machines of one name apart: the id of the kernel's start.
+        pids: Among which processes its id counts: those of its container, say.
+        cores: The cores that it may run on, in Linux's notation.
+        quota: The CPUs' worth of time that its cgroup allows; None without a limit.
+        cgroup: The cgroup that has this limit.
+    """
+
+    rank: int | None
+    local_rank: int | None
+    node_rank: int | None
+    world_size: int
+    host: str
+    pid: int
+    order: int = 0
+    boot: str = ""
+    pids: str = ""
+    cores: str = ""
+    quota: float | None = None
+    cgroup: str = ""
+
+    @classmethod
+    def this(cls, launch: Launch) -> "Member":
+        """This process."""
+        host, pid = socket.gethostname(), os.getpid()
+        place = (launch.rank, launch.local_rank, launch.node_rank)
+        quota = cpu_quota()
+        limit = (quota.cpus, quota.cgroup) if quota else (None, "")
+        cores = format_cpus(usable_cores())
+        return cls(*place, launch.world_size, host, pid, launch.order, _boot(), _pids(), cores, *limit)
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """What two processes of one machine share."""
+        return self.host, self.boot
+
+
+def completed(launch: Launch, me: Member, members: Sequence[Member]) -> tuple[Launch, list[Member]]:
+    """The launch with what the launcher did not say, and all members with it, by rank."""
+    if me.rank is None:
+        ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.order, member.pid))
+    else:
+        ordered = sorted(members, key=lambda member: member.rank or 0)
+    told = all(member.node_rank is not None for member in ordered)
+    names = [member.node_rank if told else member.machine for member in ordered]
+    nodes = list(dict.fromkeys(sorted(names) if told else names))  # type: ignore[type-var]
+    count = [0] * len(nodes)
+    whole = []
+    for rank, (member, name) in enumerate(zip(ordered, names, strict=True)):
+        node = nodes.index(name)
+        local_rank = count[node] if member.local_rank is None else member.local_rank
+        whole.append(replace(member, rank=rank, local_rank=local_rank, node_rank=node))
+        count[node] += 1
+    mine = next(member for old, member in zip(ordered, whole, strict=True) if old == me)
+    assert mine.node_rank is not None
+    launch = replace(
+        launch,
+        rank=mine.rank,
+        local_rank=mine.local_rank,
+        node_rank=mine.node_rank,
+        num_nodes=len(nodes),
+        local_world_size=count[mine.node_rank],
+        processes_a_node=tuple(count),
+        hosts=tuple(next(member.host for member in whole if member.node_rank == node) for node in range(len(nodes))),
+    )
+    return launch, whole
+
+
+def _pids() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

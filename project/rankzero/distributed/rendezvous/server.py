@@ -1,0 +1,222 @@
+"""Rank zero's side of the roll call: where the processes come together. Imports no torch."""
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from rankzero.distributed import network
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.rendezvous.errors import GREETING, missing, missing_ranks, not_rank_zeros
+from rankzero.distributed.rendezvous.peers import Member
+from rankzero.messages import RequestError, say
+
+LONGEST_LINE = 1 << 20
+"""Bytes; whoever sends more without an end of line is no process of ours."""
+
+PROGRESS_SECONDS = 10.0
+TURN_AWAY_SECONDS = 1.0
+LINGER_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+
+
+class Hall:
+    """Rank zero's side: takes calls until all are here."""
+
+    def __init__(self, launch: Launch, me: Member, listening: socket.socket, deadline: float, timeout: float) -> None:
+        self.launch, self.listening, self.deadline, self.timeout = launch, listening, deadline, timeout
+        self.me = me
+        self.admitted: dict[socket.socket, Member] = {}
+        self.callers: dict[socket.socket, bytes] = {}
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(listening, selectors.EVENT_READ)
+        listening.setblocking(False)
+
+    @property
+    def members(self) -> list[Member]:
+        """Those who are here."""
+        return [self.me, *self.admitted.values()]
+
+    def wait(self, refusal: RequestError | None = None) -> list[Member]:
+        """Waits for all, and answers them; returns all.
+
+        Args:
+            refusal: What to answer instead, to those who have come by the deadline.
+
+        Raises:
+            RequestError: On every process, the same.
+        """
+        progress = Progress(self.timeout)
+        try:
+            while len(self.members) < self.launch.world_size:
+                if time.monotonic() > self.deadline:
+                    raise refusal or missing(self.launch, self.members, self.timeout)
+                progress.tell(lambda: f"{missing_ranks(self.launch, self.members)}; {len(self.members)} are here")
+                SIGNALS.leave_if_asked()
+                for key, _ in self.selector.select(_POLL_SECONDS):
+                    self._serve(key.fileobj)  # type: ignore[arg-type]
+            if refusal:
+                raise refusal
+        except RequestError as error:
+            self._answer({"refused": [error.asked, error.found, error.instead]})
+            raise
+        members = self.members
+        self._answer({"members": [asdict(member) for member in members]})
+        return members
+
+    def _serve(self, ready: socket.socket) -> None:
+        if ready is self.listening:
+            try:
+                caller, _ = self.listening.accept()
+                caller.settimeout(2)
+                caller.sendall(f"{GREETING} {json.dumps(self.launch.key)}\n".encode())
+            except OSError:
+                return
+            self.callers[caller] = b""
+            self.selector.register(caller, selectors.EVENT_READ)
+            return
+        try:
+            received = ready.recv(1 << 16)
+        except OSError:
+            received = b""
+        self.callers[ready] += received
+        expected = ready not in self.admitted and len(self.members) < self.launch.world_size
+        if not received or len(self.callers[ready]) > LONGEST_LINE:
+            self._drop(ready)
+        elif expected and (member := _read_member(self.callers[ready])):
+            self._admit(ready, member)
+
+    def _admit(self, caller: socket.socket, member: Member) -> None:
+        self.admitted[caller] = member
+        if member.world_size != self.launch.world_size:
+            raise RequestError(
+                f"a world of {self.launch.world_size} (rank 0 on {self.me.host})",
+                f"rank {member.rank} on {member.host} was told of {member.world_size}",
+                "the same line, with the same --nodes and --devices or WORLD_SIZE, on every machine",
+            )
+        for other in self.members:
+            if other is not member and other.rank is not None and other.rank == member.rank:
+                raise RequestError(
+                    f"one process of rank {member.rank}",
+                    f"two: process {other.pid} on {other.host} and process {member.pid} on {member.host}",
+                    "another --node_rank (or RANK) on each",
+                )
+
+    def _drop(self, caller: socket.socket) -> None:
+        self.selector.unregister(caller)
+        del self.callers[caller]
+        self.admitted.pop(caller, None)
+        caller.close()
+
+    def _answer(self, answer: object) -> None:
+        """Answers all callers, and is done with them; the listening socket stays."""
+        too_many = {"refused": [f"a world of {self.launch.world_size}", "more processes than that", "fewer of them"]}
+        for caller in list(self.callers):
+            with contextlib.suppress(OSError):  # it has left; whoever started it tells
+                caller.sendall((json.dumps(answer if caller in self.admitted else too_many) + "\n").encode())
+            self._drop(caller)
+        self.selector.close()
+        if isinstance(answer, dict) and "refused" in answer:
+            self.listening.close()
+
+
+def _read_member(received: bytes) -> Member | None:
+    """A member from its line; None where the line is not whole, or is somebody else's."""
+    line, newline, _ = received.partition(b"\n")
+    try:
+        return Member(**json.loads(line)) if newline else None
+    except (ValueError, TypeError):
+        return None
+
+
+def open_hall(launch: Launch, interface: str | None) -> socket.socket | None:
+    """Rank zero's socket; None where somebody of this world listens already, so that one can call instead.
+
+    Raises:
+        RequestError: The address is not this machine's.
+    """
+    if launch.listening is not None:
+        return socket.socket(fileno=launch.listening)
+    ips = network.resolve(launch.address)
+    own = [ip for ip in ips if network.is_mine(ip)]
+    try:
+        listening = network.listen(where_to_listen(launch, own, interface), launch.port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise RequestError(
+            f"to listen on port {launch.port} of {socket.gethostname()}",
+            str(error.strerror),
+            "--master_port PORT (or MASTER_PORT=PORT), 1024 or more, the same for all",
+        ) from None
+    if not own and not _reaches_itself(ips, launch.port, listening):
+        refusal = not_rank_zeros(launch, ips)
+        if launch.hosts:  # the others come here next, see rankzero.distributed.rendezvous.client
+            with contextlib.suppress(RequestError):
+                Hall(launch, Member.this(launch), listening, time.monotonic() + LINGER_SECONDS, 0).wait(refusal)
+        listening.close()
+        raise refusal
+    return listening
+
+
+def where_to_listen(launch: Launch, own: Sequence[str], interface: str | None) -> str:
+    """The address to listen on; all of them (`""`) where the one that the others use cannot be known."""
+    interface = interface or network.interface_by_variable()
+    if interface:
+        return network.address_of(interface)
+    beyond = [ip for ip in own if not network.is_loopback(ip)]
+    if launch.launcher == "pbs" and not launch.one_machine:
+        return ""  # rank zero's host goes by its own name here, and by the node file's on the others
+    if own and not beyond and (launch.one_machine or launch.address in ("localhost", *own)):
+        return own[0]
+    # A name that means loopback here (127.0.1.1 on Debian) means something else on the other machines.
+    return beyond[0] if len(beyond) == 1 == len(own) else ""
+
+
+def _reaches_itself(ips: Sequence[str], port: int, listening: socket.socket) -> bool:
+    """Whether a connection to a foreign address comes back to this socket, as in a container with a published port."""
+    word = os.urandom(16)
+    for ip in ips:
+        try:
+            with socket.create_connection((ip, port), timeout=3) as sent:
+                sent.sendall(word)
+                listening.settimeout(1)
+                while True:  # others may call already; they will call again
+                    received, _ = listening.accept()
+                    with received:
+                        received.settimeout(1)
+                        if received.recv(len(word)) == word:
+                            return True
+        except OSError:
+            continue
+    return False
+
+
+def turn_away(launch: Launch, ips: Sequence[str], error: RequestError) -> None:
+    """Tells those who come to this machine that rank zero is not here, for a moment."""
+    with contextlib.suppress(OSError), network.listen(ips[0], launch.port) as listening:
+        hall = Hall(launch, Member.this(launch), listening, time.monotonic() + TURN_AWAY_SECONDS, TURN_AWAY_SECONDS)
+        with contextlib.suppress(RequestError):
+            hall.wait(refusal=error)
+
+
+class Progress:
+    """Says now and then what is being waited for."""
+
+    def __init__(self, timeout: float) -> None:
+        self.began = self.told = time.monotonic()
+        self.timeout = timeout
+
+    def tell(self, what: Callable[[], str]) -> None:
+        """Prints a line where it has been silent for a while; `what` is called for the text."""
+        now = time.monotonic()
+        if now - self.told > PROGRESS_SECONDS:
+            self.told = now
+            left = self.began + self.timeout - now
+            say(f"waiting: {what()}; leaving in {left:.0f} s")

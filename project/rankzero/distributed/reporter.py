@@ -1,0 +1,99 @@
+"""Who tells a person that the run cannot start, before the processes can talk to each other. Imports no torch."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from rankzero.distributed.environments import slurm
+from rankzero.distributed.environments.launch import Launch, Variables
+from rankzero.distributed.process.exit_report import report_exit
+
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "PBS_NODENUM")
+"""What any launcher calls a process's rank; the first that is set counts."""
+
+LEAVE_SECONDS = 2.5
+"""So much later than rank zero the others leave: torchrun and mpirun end all as soon as one has left."""
+
+HEARD_SECONDS = 0.3
+
+_claim: list[socket.socket] = []
+"""What this process has claimed, kept until it ends."""
+
+
+def speaks_for_all(launch: Launch | None) -> bool:
+    """Whether this process tells: rank zero, or the first one of its machine where several may be rank zero."""
+    if launch is not None and launch.rank is not None and launch.launcher != "env":
+        return launch.rank == 0
+    variables = Variables(os.environ)
+    ranks = [(name, variables.text(name)) for name in RANKS if name in variables]
+    if not ranks:
+        return True
+    name, rank = ranks[0]
+    if name == "RANK" and "TORCHELASTIC_RUN_ID" not in variables and "PBS_TASKNUM" not in variables:
+        # Started by hand, or in containers, whose terminals and logs nothing brings together.
+        # Two jobs of one machine may lack the same variables, so only processes of one shell share a claim.
+        job = f"{variables.find('MASTER_ADDR')}:{variables.find('MASTER_PORT')}"
+        return claims(f"env {job} {os.getppid()} {process_namespace()}")
+    if rank != "0":
+        return False
+    if "PBS_TASKNUM" in variables:
+        return (variables.find("PBS_NODENUM") or "0") == "0" and claims(f"pbs {variables.find('PBS_JOBID')}")
+    alone = (variables.find("GROUP_WORLD_SIZE") or "1") == "1"
+    if slurm.found(variables) and "TORCHELASTIC_RUN_ID" in variables:
+        # Several torchruns, each with a rank zero of its own.
+        step = f"slurm {variables.find('SLURM_JOB_ID')} {variables.find('SLURM_STEP_ID')}"
+        return not (alone and (variables.find("SLURM_NODEID") or "0") != "0") and claims(step)
+    outer = variables.find("OMPI_COMM_WORLD_RANK") or variables.find("PMI_RANK")
+    if outer and "TORCHELASTIC_RUN_ID" in variables:
+        return not (alone and outer != "0") and claims(f"mpi {variables.find('PMIX_NAMESPACE')}")
+    return True
+
+
+def speaks_for_machine(launch: Launch, own: bool) -> bool:
+    """Whether this process points its machine's terminal to rank zero: srun and mpirun bring all output together."""
+    apart = launch.launcher not in ("slurm", "mpi")
+    return (own or apart) and launch.rank != 0 and launch.local_rank == 0
+
+
+def process_namespace() -> str:
+    """What tells equal process ids of two containers apart; empty where the system has no such thing."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def claims(name: str) -> bool:
+    """Whether this process is the first of its machine to claim a name, which it then keeps until it ends."""
+    if sys.platform != "linux":
+        return True
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0rankzero {os.getuid()} {sha256(name.encode()).hexdigest()}")  # names end at 107 bytes
+    except OSError:
+        claim.close()
+        return False
+    _claim.append(claim)
+    return True
+
+
+def leave_after_the_speaker(code: int, spoke: bool) -> None:
+    """Waits until rank zero has spoken and has been heard: srun brings lines and exit codes on different ways.
+
+    One that has claimed to speak waits until the others have seen the claim. Where the launcher ends this process
+    meanwhile, it leaves with `code` all the same.
+    """
+    variables = Variables(os.environ)
+    if not any(name in variables for name in RANKS):
+        return  # nobody else is there
+
+    def leave(*_: object) -> None:
+        report_exit()
+        os._exit(code)
+
+    signal.signal(signal.SIGTERM, leave)
+    time.sleep(LEAVE_SECONDS if _claim or not spoke else HEARD_SECONDS)

@@ -1,0 +1,1 @@
+"""The scheduler's job that a run is part of."""

@@ -1,0 +1,57 @@
+"""The weights of a checkpoint alone, in a file that others read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from rankzero.runs.checkpoints.write import write_state
+from rankzero.runs.checkpoints.safe_load import load
+from rankzero.messages import RequestError
+from rankzero.runs.checkpoints.atomic_files import replacing, synced
+
+
+def export_weights(checkpoint: Path, file: Path, trusted: bool = False) -> str:
+    """Writes the `state_dict` of a checkpoint to a .pt or a .safetensors file, whole or not at all.
+
+    Args:
+        checkpoint: A checkpoint directory, or a .ckpt file.
+        file: Where the weights go.
+        trusted: Whether the checkpoint may hold what can run any code.
+
+    Returns:
+        What was written, and how it is loaded: one line.
+
+    Raises:
+        RequestError: The checkpoint cannot be read or holds no weights, or the file cannot be written.
+    """
+    weights = _weights(checkpoint, trusted)
+    as_safetensors = file.suffix == ".safetensors"
+    try:
+        with replacing(file) as beside:
+            _write_safetensors(weights, beside) if as_safetensors else write_state(weights, beside)
+    except OSError as error:
+        raise RequestError(f"--export {file}", str(error), "--export FILE, in a folder you may write to") from None
+    tensors = [value for value in weights.values() if isinstance(value, Tensor)]
+    numbers = sum(tensor.numel() for tensor in tensors)
+    read = f'safetensors.torch.load_file("{file}")' if as_safetensors else f'torch.load("{file}", weights_only=True)'
+    return (
+        f"wrote {file}: {len(tensors)} tensors, {numbers:,} parameters and buffers, {file.stat().st_size:,} bytes; "
+        f"to load it: model.load_state_dict({read})"
+    )
+
+
+def _weights(checkpoint: Path, trusted: bool) -> Mapping[str, Any]:
+    weights = load(checkpoint, trusted=trusted).get("state_dict")
+    if not isinstance(weights, dict) or not weights:
+        raise RequestError(f"the checkpoint {checkpoint}", "it holds no weights", "the path of another checkpoint")
+    return weights
+
+
+def _write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
+    """Tensors that share memory, which the format does not know, become tensors of their own."""
+    whole = {name: value.detach().clone().contiguous() for name, value in weights.items() if isinstance(value, Tensor)}
+    with synced(path) as file:
+        file.write(safetensors.torch.save(whole, {"format": "pt"}))

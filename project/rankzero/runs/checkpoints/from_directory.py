@@ -1,0 +1,79 @@
+"""Has `MyModule.load_from_checkpoint` read checkpoint directories too. Imports neither torch nor Lightning.
+
+`load_from_checkpoint` opens its argument as a file, and Lightning has no place to hook into. So one name is replaced,
+`lightning.pytorch.core.saving.pl_load` (2.6.6; the same in 2.0 to 2.6), as soon as that module is imported. A path that
+is no checkpoint directory goes to Lightning's own function. Stock Lightning reads the `state.pt` of a directory.
+"""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+SAVING = "lightning.pytorch.core.saving"
+
+
+def install() -> None:
+    """Replaces Lightning's function now, or when Lightning is imported."""
+    if SAVING in sys.modules:
+        _replace(sys.modules[SAVING])
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Waits for the import of one module, and finds none itself."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != SAVING:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_replace(module: ModuleType) -> None:
+                run(module)
+                _replace(module)
+
+            spec.loader.exec_module = run_and_replace  # type: ignore[method-assign]
+        return spec
+
+
+def _replace(saving: Any) -> None:
+    stock = getattr(saving, "pl_load", None)
+    if stock is None or getattr(stock, "reads_directories", False):
+        return
+
+    def pl_load(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None, **settings: Any) -> Any:
+        from rankzero.runs.checkpoints.hyper_parameters import left_out_of
+
+        if isinstance(path_or_url, str | Path) and Path(path_or_url).is_dir():
+            checkpoint = _read(Path(path_or_url), map_location, weights_only)
+        else:
+            checkpoint = stock(path_or_url, map_location=map_location, weights_only=weights_only, **settings)
+        if left_out := left_out_of(checkpoint):
+            entries = ", ".join(f"{name}={text}" for name, text in left_out.items())
+            warnings.warn(
+                f"the checkpoint {path_or_url} was saved without the hyperparameters that are objects ({entries}): "
+                f"load_from_checkpoint uses what it is given ({', '.join(f'{name}=...' for name in left_out)}), "
+                "or their defaults",
+                stacklevel=4,
+            )
+        return checkpoint
+
+    pl_load.reads_directories = True  # type: ignore[attr-defined]
+    saving.pl_load = pl_load
+
+
+def _read(path: Path, map_location: Any, weights_only: bool | None) -> Any:
+    from rankzero.runs.checkpoints.safe_load import load
+
+    return load(path, map_location, trusted=weights_only is False, how_to_trust="weights_only=False")

@@ -1,0 +1,243 @@
+"""What a checkpoint says of itself, and whether it is still what was written. Imports no torch.
+
+checkpoints/step-00001234/
+  state.pt         what Lightning saves
+  manifest.json    format, epoch, step, and size and sha256 of each file; written last. `signature` is there where the
+                   state needs code to be read, see `rankzero.runs.checkpoints.signature`
+
+`step-00001234.replaced` is an earlier one of the same step, while that is saved anew. What begins with a dot is being
+written or deleted.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+FORMAT = 3
+"""1 knew no position within an epoch, and another order of samples; 2 did not seal its manifest."""
+STATE, MANIFEST = "state.pt", "manifest.json"
+SIGNATURE = "signature"
+REPLACED, DELETING = ".replaced", ".deleting"
+
+_MANIFEST_BYTES = 1 << 26
+_BLOCK_BYTES = 1 << 20
+_NAME = re.compile(r"step-([0-9]+)(\.replaced)?")
+_LEFTOVER = re.compile(r"\.step-[0-9]+(\.replaced)?\.(saving|deleting)")
+
+
+def manifest_text(content: Mapping[str, Any]) -> str:
+    """The one text of a manifest, with the hash of all the rest in it.
+
+    Raises:
+        TypeError: It holds what JSON cannot.
+        ValueError: It holds a number that is not finite.
+    """
+    plain = json.loads(json.dumps(content, allow_nan=False))  # all keys become text before they are sorted
+    return _dump({**plain, "sha256": _hash_of(plain)}) + "\n"
+
+
+def read_manifest(checkpoint: Path) -> Mapping[str, Any]:
+    """Reads the manifest of a checkpoint directory.
+
+    Raises:
+        ValueError: There is none, or it is not what was written, or of a format that is not known.
+    """
+    try:
+        with open_plain(checkpoint / MANIFEST) as file:
+            data = file.read(_MANIFEST_BYTES)
+        content = json.loads(data.decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{checkpoint} is no finished checkpoint: {MANIFEST} cannot be read ({error})") from None
+    try:
+        _check_manifest(content, data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{checkpoint}: {MANIFEST} {error}") from None
+    manifest: dict[str, Any] = content
+    return manifest
+
+
+def verify(checkpoint: Path) -> None:
+    """Holds the files of a checkpoint against its manifest.
+
+    Raises:
+        ValueError: A file is missing or is not what was written.
+    """
+    open_verified(checkpoint).close()
+
+
+def open_verified(checkpoint: Path) -> BinaryIO:
+    """Opens the state of a checkpoint directory once it is known to be what was written.
+
+    Raises:
+        ValueError: It is missing or is not what was written.
+    """
+    expected = read_manifest(checkpoint)["files"][STATE]
+    try:
+        file = open_plain(checkpoint / STATE)
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise ValueError(f"{checkpoint}: {STATE} is missing" if missing else str(error)) from None
+    try:
+        _check_content(file, os.fstat(file.fileno()).st_size, expected)
+    except (OSError, ValueError) as error:
+        file.close()
+        raise ValueError(f"{checkpoint}: {STATE} {error}") from None
+    return file
+
+
+def read_verified(checkpoint: Path, described: Mapping[str, Any]) -> BinaryIO:
+    """Reads the whole state into memory and checks that copy, which no other process can change before its use.
+
+    Args:
+        checkpoint: The checkpoint directory.
+        described: The `bytes` and `sha256` that the state must have.
+
+    Raises:
+        OSError: The state cannot be read.
+        ValueError: It differs from its description.
+    """
+    with open_plain(checkpoint / STATE) as file:
+        data = file.read(described["bytes"] + 1)
+    content = io.BytesIO(data)
+    try:
+        _check_content(content, len(data), described)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint}: {STATE} {error}") from None
+    return content
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Opens a regular file to be read; never waits, as a pipe would have it, and follows no link.
+
+    Raises:
+        OSError: It cannot be opened.
+        ValueError: It is not a regular file.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, not a file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path} is not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first; one that is still being written is not among them."""
+    if not folder.is_dir():
+        return []
+    found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for match, path in sorted(found, key=lambda one: (int(one[0][1]), one[0][2] is None))]
+
+
+def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint in a folder that verifies.
+
+    Returns:
+        Its path, or None; and why each newer one was refused.
+    """
+    refused = []
+    for checkpoint in reversed(checkpoints_in(folder)):
+        try:
+            verify(checkpoint)
+        except (OSError, ValueError) as error:
+            refused.append(str(error))
+        else:
+            return checkpoint, refused
+    return None, refused
+
+
+def clean(folder: Path) -> list[Path]:
+    """Removes what saves and deletions left behind that did not come to their end. Nothing may be saving there.
+
+    Returns:
+        What was removed.
+    """
+    leftovers = [path for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name)] if folder.is_dir() else []
+    for path in checkpoints_in(folder):
+        if path.name.endswith(REPLACED) and is_whole(path.with_name(path.name.removesuffix(REPLACED))):
+            leftovers.append(path)
+    for path in leftovers:
+        shutil.rmtree(path, ignore_errors=True)
+    return sorted(path for path in leftovers if not path.exists())
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether there is a checkpoint that verifies."""
+    try:
+        verify(checkpoint)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_finished(checkpoint: Path) -> bool:
+    """Whether there is a checkpoint whose manifest, the last thing to be written, is whole."""
+    try:
+        read_manifest(checkpoint)
+    except ValueError:
+        return False
+    return True
+
+
+def _dump(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, sort_keys=True, allow_nan=False)
+
+
+def _hash_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_dump(content).encode()).hexdigest()
+
+
+def _check_manifest(content: Any, data: bytes) -> None:
+    """Raises a ValueError that says what is wrong with a manifest, as the end of a sentence."""
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        raise ValueError("names no format")
+    if content["format"] != FORMAT:
+        raise ValueError(f"is of format {str(content['format'])[:20]}; this version knows format {FORMAT}")
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    if content.get("sha256") != _hash_of(rest) or (_dump(content) + "\n").encode() != data:
+        raise ValueError("is not what was written (its sha256 differs)")
+    if set(content) - {SIGNATURE} != {"format", "epoch", "step", "rankzero", "contents", "needs", "files", "sha256"}:
+        raise ValueError("does not say what one of this format says")
+    for key in ("epoch", "step"):
+        if content[key] is not None and type(content[key]) is not int:
+            raise ValueError(f"has a {key} that is no whole number")
+    for key in ("contents", "needs"):
+        if not isinstance(content[key], list) or not all(isinstance(word, str) for word in content[key]):
+            raise ValueError(f"has {key} that are no list of names")
+    if not isinstance(content["rankzero"], dict):
+        raise ValueError("says nothing of the run")
+    _check_files(content["files"])
+
+
+def _check_files(files: Any) -> None:
+    if not isinstance(files, dict):
+        raise ValueError("lists no files")
+    if set(files) != {STATE}:
+        listed = ", ".join(repr(name)[:80] for name in list(files)[:3]) or "no files"
+        raise ValueError(f"lists {listed}, where {STATE} alone belongs")
+    described = files[STATE]
+    if not isinstance(described, dict) or set(described) != {"bytes", "sha256"}:
+        raise ValueError(f"does not say the size and the sha256 of {STATE}")
+    if type(described["bytes"]) is not int or not isinstance(described["sha256"], str):
+        raise ValueError(f"does not say the size and the sha256 of {STATE}")
+
+
+def _check_content(file: BinaryIO, size: int, expected: Mapping[str, Any]) -> None:
+    """Raises a ValueError that says how a file differs from what was written, as the end of a sentence."""
+    if size != expected["bytes"]:
+        how = "truncated" if size < expected["bytes"] else "longer than it was"
+        raise ValueError(f"is not what was written: {how} ({size:,} bytes of {expected['bytes']:,})")
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(block)
+    if digest.hexdigest() != expected["sha256"]:
+        raise ValueError("is not what was written (its sha256 differs)")
+    file.seek(0)

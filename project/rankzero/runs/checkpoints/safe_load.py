@@ -1,0 +1,168 @@
+"""Reads checkpoints that anybody may have written: nothing in them is run, and nothing in them surprises."""
+
+import hmac
+import os
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from rankzero.runs.checkpoints.manifest import (
+    SIGNATURE,
+    STATE,
+    open_plain,
+    open_verified,
+    read_manifest,
+    read_verified,
+)
+from rankzero.runs.checkpoints.signature import is_signed, key_problem
+from rankzero.messages import RequestError
+
+_END_BYTES = 22
+
+
+def load(
+    path: Path,
+    map_location: Any = "cpu",
+    trusted: bool = False,
+    trusted_sha256: str = "",
+    how_to_trust: str = "--trust_checkpoint yes",
+) -> dict[str, Any]:
+    """Reads a checkpoint directory, once it is known to be what was written, or a .ckpt file.
+
+    Args:
+        path: The checkpoint.
+        map_location: Where its tensors go.
+        trusted: Whether it may hold more than tensors and plain types. Reading such a file can run any code. A
+            directory that a run of this user wrote, which its signature proves, may do so in any case.
+        trusted_sha256: A directory whose state has this sha256 may do so too.
+        how_to_trust: What a person types to have such a file read.
+
+    Raises:
+        FileNotFoundError: There is none.
+        RequestError: It cannot be read, or only if it is trusted.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no checkpoint at {path}")
+    try:
+        return _load(path, map_location, trusted, trusted_sha256)
+    except _NeedsTrustError as error:
+        raise needs_trust(path, error.names, how_to_trust) from None
+    except (OSError, ValueError) as error:
+        raise RequestError(f"the checkpoint {path}", str(error), "the path of another checkpoint") from None
+
+
+def signed_sha256_of(checkpoint: Path) -> str:
+    """Returns `signed_sha256` of a checkpoint directory; empty for a file."""
+    return signed_sha256(read_manifest(checkpoint)) if checkpoint.is_dir() else ""
+
+
+def signed_sha256(manifest: Mapping[str, Any]) -> str:
+    """Returns the sha256 of a state that needs code to be read and that a run of this user wrote; otherwise nothing."""
+    if not manifest.get("needs") or SIGNATURE not in manifest:
+        return ""
+    described = manifest["files"][STATE]
+    return str(described["sha256"]) if is_signed(STATE, described, manifest[SIGNATURE]) else ""
+
+
+def needs_trust(path: Path, names: Sequence[str], how: str = "--trust_checkpoint yes") -> RequestError:
+    """The error for a checkpoint that holds more than tensors and plain types."""
+    shown = [re.sub(r"[^ -~]", "?", name)[:80] for name in names[:8]]
+    shown += [f"and {len(names) - 8} more"] * (len(names) > 8)
+    return RequestError(
+        f"the checkpoint {path}",
+        f"{path} holds more than tensors and plain types ({', '.join(shown)});\n"
+        "such a file can run any code when it is read" + (f"\n{problem}" if (problem := key_problem()) else ""),
+        f"{how}, if you trust its author",
+    )
+
+
+class _NeedsTrustError(ValueError):
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
+def _load(path: Path, map_location: Any, trusted: bool, trusted_sha256: str) -> dict[str, Any]:
+    signed = None if trusted or not path.is_dir() else _open_signed(path, trusted_sha256)
+    trusted = trusted or signed is not None
+    with signed or (open_verified(path) if path.is_dir() else open_plain(path)) as file:
+        if not trusted:
+            _check_archive(path, file)
+        content = _read(path, file, map_location, trusted)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, where a checkpoint holds a dict")
+    return content
+
+
+def _open_signed(path: Path, trusted_sha256: str) -> BinaryIO | None:
+    """Opens the state of a directory that needs code to be read and may run it; None for any other."""
+    manifest = read_manifest(path)
+    described = manifest["files"][STATE]
+    trusted = trusted_sha256 and hmac.compare_digest(trusted_sha256.encode(), described["sha256"].encode())
+    return read_verified(path, described) if trusted or signed_sha256(manifest) else None
+
+
+def _read(path: Path, file: BinaryIO, map_location: Any, trusted: bool) -> Any:
+    try:
+        return torch.load(file, map_location=map_location, weights_only=not trusted)
+    except Exception as error:  # a hostile file finds any of them
+        names = [] if trusted else _needs(file)
+        if not names:
+            raise ValueError(f"{path} cannot be read: {_brief(error)}") from None
+    raise _NeedsTrustError(names)
+
+
+def needs_of(file: BinaryIO) -> list[str]:
+    """The classes and functions that reading a file would call, beside those that are known to be safe.
+
+    Raises:
+        Exception: The file is none that can be read without calling any.
+    """
+    file.seek(0)
+    return sorted(get_unsafe_globals_in_checkpoint(file))
+
+
+def _needs(file: BinaryIO) -> list[str]:
+    try:
+        return needs_of(file)
+    except Exception:
+        return []
+
+
+def _check_archive(path: Path, file: BinaryIO) -> None:
+    """Refuses what is no zip archive of plain stored entries, and what would unpack to more than it is."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _END_BYTES))
+    # With its end at the very end, every reader finds the same list of entries.
+    ends_well = file.read(4) == b"PK\x05\x06" and file.read()[-2:] == b"\0\0"
+    file.seek(0)
+    if not ends_well or file.read(4) != b"PK\x03\x04":
+        raise ValueError(f"{path} is no checkpoint as torch.save writes it: no zip archive, or only a part of one")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+    except Exception as error:  # zipfile raises many kinds
+        raise ValueError(f"{path} is no whole zip archive: {_brief(error)}") from None
+    names = [entry.filename for entry in entries]
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries):
+        raise ValueError(f"{path} holds compressed entries, which torch.save does not write")
+    if sum(entry.file_size for entry in entries) > size:
+        raise ValueError(f"{path} would unpack to more than it is: its entries overlap")
+    if len(set(names)) < len(names) or any(name.startswith("/") or ".." in name.split("/") for name in names):
+        raise ValueError(f"{path} names entries twice, or outside of itself")
+    file.seek(0)
+
+
+def _brief(error: Exception) -> str:
+    """The first line of an error that says something, without colours."""
+    text = str(error)
+    if match := re.search(r"WeightsUnpickler error: *([^\n]+)", text):
+        text = match[1]
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).strip().splitlines()
+    said = re.sub(r"[^ -~]", "?", lines[0])[:200] if lines else ""
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -1,0 +1,136 @@
+"""Proof that a checkpoint was written by a run of the same user. Imports no torch.
+
+The proof is an HMAC of the state file's name, size and sha256. Its key is a file that only the user can read
+(`~/.config/rankzero/checkpoint.key`, or below XDG_CONFIG_HOME). Without a usable key nothing is signed and nothing
+counts as signed.
+"""
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rankzero.distributed.process.config_folder import config_folder
+
+KEY = "checkpoint.key"
+KEY_BYTES = 32
+
+_PURPOSE = "rankzero checkpoint, version 1"
+_ONLY_OWNER_WRITES, _ONLY_OWNER_READS = 0o022, 0o077
+
+
+class NoKeyError(Exception):
+    """There is no key that can be used; the message says why."""
+
+
+def signature(name: str, described: Mapping[str, Any]) -> str:
+    """Signs a state file with the user's key, which is created if the user has none.
+
+    Args:
+        name: The file's name.
+        described: Its `bytes` and `sha256`.
+
+    Raises:
+        NoKeyError: There is no key, and none can be created.
+    """
+    return _hmac(_key(create=True), name, described)
+
+
+def is_signed(name: str, described: Mapping[str, Any], claimed: object) -> bool:
+    """Checks whether a signature was made for this file, with this user's key."""
+    if not isinstance(claimed, str) or not claimed.isascii():
+        return False
+    try:
+        return hmac.compare_digest(_hmac(_key(create=False), name, described), claimed)
+    except NoKeyError:
+        return False
+
+
+def key_problem() -> str | None:
+    """Returns why the user's key cannot be used; None where it can be used or does not exist yet."""
+    try:
+        _key(create=False)
+    except NoKeyError as error:
+        return None if isinstance(error.__cause__, FileNotFoundError) else str(error)
+    return None
+
+
+def _hmac(key: bytes, name: str, described: Mapping[str, Any]) -> str:
+    message = json.dumps([_PURPOSE, name, described["bytes"], described["sha256"]])
+    return hmac.new(key, message.encode(), "sha256").hexdigest()
+
+
+def _key(create: bool) -> bytes:
+    folder = config_folder()
+    if folder is None:
+        raise NoKeyError("the user has no home directory (HOME is not set)")
+    try:
+        with _opened(folder, create) as directory:
+            try:
+                return _read(directory, folder)
+            except FileNotFoundError:
+                if not create:
+                    raise
+            _create(directory)
+            return _read(directory, folder)
+    except OSError as error:
+        raise NoKeyError(f"the key {folder / KEY} cannot be used: {error.strerror}") from error
+
+
+@contextmanager
+def _opened(folder: Path, create: bool) -> Iterator[int]:
+    """Opens the key's folder, which only its owner may change; follows no link to it."""
+    if create:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        _check_owner(os.fstat(directory), folder, _ONLY_OWNER_WRITES)
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _read(directory: int, folder: Path) -> bytes:
+    descriptor = os.open(KEY, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NoKeyError(f"{folder / KEY} is not a regular file")
+        _check_owner(status, folder / KEY, _ONLY_OWNER_READS)
+        key = file.read(KEY_BYTES + 1)
+    if len(key) != KEY_BYTES:
+        raise NoKeyError(f"{folder / KEY} is damaged; delete it, and the next run creates another")
+    return key
+
+
+def _check_owner(status: os.stat_result, path: Path, forbidden: int) -> None:
+    if status.st_uid != os.geteuid():
+        raise NoKeyError(f"{path} belongs to another user (id {status.st_uid})")
+    if mode := stat.S_IMODE(status.st_mode) & forbidden:
+        raise NoKeyError(f"{path} is open to other users; to close it: chmod go-{_letters(mode)} {path}")
+
+
+def _letters(mode: int) -> str:
+    return "".join(letter for letter, bits in (("r", 0o044), ("w", 0o022), ("x", 0o011)) if mode & bits)
+
+
+def _create(directory: int) -> None:
+    """Creates the key. Several processes may try at once: all of them then use the key of the first."""
+    beside = f".{KEY}.{secrets.token_hex(8)}"
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)  # whatever the umask is
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(descriptor)
+        with contextlib.suppress(FileExistsError):
+            os.link(beside, KEY, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+    finally:
+        os.unlink(beside, dir_fd=directory)

@@ -1,0 +1,146 @@
+"""Checkpoints that a crash, a full disk or a power cut leave written or not written, and never half."""
+
+import contextlib
+import hashlib
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from rankzero.runs.checkpoints.safe_load import needs_of
+from rankzero.runs.checkpoints.manifest import (
+    DELETING,
+    FORMAT,
+    MANIFEST,
+    REPLACED,
+    SIGNATURE,
+    STATE,
+    is_whole,
+    manifest_text,
+)
+from rankzero.runs.checkpoints.signature import NoKeyError, signature
+from rankzero.runs.checkpoints.atomic_files import SAVING, make_folder, sync_folder, synced
+
+
+class HashedFile:
+    """What `torch.save` writes to: counts and hashes what goes by. Both let other threads run meanwhile.
+
+    Args:
+        file: Where it goes.
+
+    Attributes:
+        error: What the disk answered, which torch turns into an error of its own.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.bytes = file, 0
+        self._digest = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes and hashes a block."""
+        try:
+            self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self._digest.update(data)
+        self.bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Does nothing: the file is flushed once, when all is written."""
+
+    @property
+    def sha256(self) -> str:
+        """Of all that was written."""
+        return self._digest.hexdigest()
+
+
+def write_directory(checkpoint: dict[str, Any], place: Path) -> None:
+    """Writes a checkpoint directory beside its place and renames it into it.
+
+    One that is there already is found, as `.replaced`, until the new one is in its place.
+
+    Raises:
+        OSError: The disk refused; what was there before is there still, and nothing else.
+    """
+    beside = place.with_name(f".{place.name}{SAVING}")
+    try:
+        make_folder(place.parent)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        _write_content(checkpoint, beside)
+        sync_folder(beside)
+        _move_into_place(beside, place)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def write_state(checkpoint: Any, path: Path) -> HashedFile:
+    """Writes one file with `torch.save`, and waits until it is on the disk."""
+    with synced(path) as file:
+        hashed = HashedFile(file)
+        try:
+            torch.save(checkpoint, hashed)  # type: ignore[arg-type]  # all that it needs of a file
+        except RuntimeError as error:
+            raise (hashed.error or error) from None
+    return hashed
+
+
+def remove_directory(path: Path) -> None:
+    """Removes a checkpoint directory; whatever interrupts this leaves it whole, or nothing that looks like one."""
+    dying = path.with_name(f".{path.name}{DELETING}")
+    shutil.rmtree(dying, ignore_errors=True)
+    path.rename(dying)
+    sync_folder(path.parent)
+    shutil.rmtree(dying)
+
+
+def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
+    state = write_state(checkpoint, folder / STATE)
+    described = {"bytes": state.bytes, "sha256": state.sha256}
+    manifest = {
+        "format": FORMAT,
+        "epoch": checkpoint.get("epoch"),
+        "step": checkpoint.get("global_step"),
+        "rankzero": checkpoint.get("rankzero", {}),
+        "contents": sorted(map(str, checkpoint)),
+        "needs": _needs(folder / STATE),
+        "files": {STATE: described},
+    }
+    if manifest["needs"]:
+        with contextlib.suppress(NoKeyError):  # then it is read only with --trust_checkpoint yes
+            manifest[SIGNATURE] = signature(STATE, described)
+    with synced(folder / MANIFEST) as file:
+        file.write(manifest_text(manifest).encode())
+
+
+def _needs(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        try:
+            return needs_of(file)
+        except pickle.UnpicklingError:  # a number of a thousand digits, say
+            return ["what torch cannot name"]
+
+
+def _move_into_place(beside: Path, place: Path) -> None:
+    replaced = place.with_name(place.name + REPLACED)
+    if place.exists():
+        if replaced.exists():  # of a save that was cut short: the older one goes, unless the newer one is damaged
+            remove_directory(replaced if is_whole(place) else place)
+        if place.exists():
+            place.rename(replaced)
+    try:
+        beside.rename(place)
+    except OSError:
+        with contextlib.suppress(OSError):
+            replaced.rename(place)
+        raise
+    sync_folder(place.parent)
+    if replaced.exists():
+        with contextlib.suppress(OSError):  # the new one is safe; the old one goes another time
+            remove_directory(replaced)

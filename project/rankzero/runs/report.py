@@ -1,0 +1,114 @@
+"""What a run tells a person: one line at the start, one table at the end."""
+
+import math
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from rankzero.distributed.environments.launch import Launch
+from rankzero.runs.directory import RunDirectory
+from rankzero.messages import show
+from rankzero.runs.shown_metrics import once
+from rankzero.distributed.devices import World
+
+
+def start_line(run: RunDirectory, world: World, launch: Launch, checkpoint: Path | None) -> str:
+    """The choice of launcher with its evidence, the world, and what is carried on."""
+    processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shared}"
+    threads = f", {_threads(world)} ({world.threads})"
+    backend = f", {world.backend}, met at {launch.address}:{launch.port}" if world.size > 1 else ""
+    carried = f", carrying on from {checkpoint.name}" if checkpoint else ""
+    evidence = "".join(letter if letter.isprintable() else "?" for letter in launch.evidence)
+    return f"{launch.launcher} ({evidence}): {processes}{threads}{backend}; run {run.path}{carried}"
+
+
+def print_table(summary: dict[str, Any], run: RunDirectory, world: World, log_folders: Iterable[str] = ()) -> None:
+    """Prints the end of an attempt; `log_folders` are those that the Trainer's loggers write to."""
+    table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
+    backend = f", {world.backend}" if world.size > 1 else ""
+    table.add_row("ran on", f"{summary['launcher']}: {world.nodes} x {world.devices} {_device(world)}{backend}")
+    most = summary["max_epochs"] or -1
+    epochs = f"{summary['epochs']}" + f" of {most}" * (summary["epochs"] < most)
+    table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
+    if summary["ledger"]:
+        table.add_row("ledger", summary["ledger"][-1])
+    table.add_row("speed", f"{summary['samples_per_second']:,.0f} samples/s; {summary['seconds']:.1f} s in all")
+    for name, value in once(_numbers(summary["metrics"])).items():
+        table.add_row(name, f"{value:.4f}" if math.isfinite(value) else "not a finite number")
+    checkpoint = summary["checkpoint"]
+    table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
+    if summary["status"] != "finished":
+        table.add_row("to resume", f"the same command with --name {run.name}")
+    for label, where in logged(run, log_folders):
+        table.add_row(label, where)
+    _print(table)
+
+
+def logged(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns the rows that say where metrics were logged: only places that hold files, each once.
+
+    Args:
+        run: The run.
+        folders: Where the Trainer's loggers write.
+    """
+    rows = []
+    for folder in dict.fromkeys([*map(Path, folders), run.path / "tensorboard"]):
+        if any(folder.glob("events.out.tfevents.*")):
+            rows.append(("TensorBoard", f"tensorboard --logdir {folder}"))
+        if (folder / "metrics.csv").is_file():
+            rows.append(("metrics", str(folder / "metrics.csv")))
+    return rows
+
+
+def _numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """The metrics of a summary, where null stands for what is no finite number."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
+
+
+def print_evaluation(result: dict[str, Any], file: Path) -> None:
+    """Prints the metrics of an evaluation."""
+    table = Table(show_header=False, title=f"{result['split']} split of {result['run']}", title_justify="left")
+    table.add_row("checkpoint", result["checkpoint"])
+    table.add_row("samples", f"{result['samples']:,}, each once, on {result['world_size']} process(es)")
+    for name, value in result["metrics"].items():
+        table.add_row(name, f"{value:.6f}")
+    table.add_row("written to", str(file))
+    _print(table)
+
+
+def print_predictions(result: dict[str, Any], folder: Path) -> None:
+    """Prints what was predicted, and how it is read."""
+    title = f"predictions of {result['run']} for its {result['split']} samples"
+    table = Table(show_header=False, title=title, title_justify="left")
+    table.add_row("checkpoint", result["checkpoint"])
+    for file, samples in result["samples"].items():
+        table.add_row(file, f"{samples:,} samples, each once, on {result['world_size']} process(es)")
+    table.add_row("written to", str(folder))
+    table.add_row("to read it", f'torch.load("{folder / next(iter(result["samples"]))}", weights_only=True)')
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    """Prints a table as wide as it is, so that what is typed again stays whole; brackets in names mean nothing."""
+    console = Console(markup=False, highlight=False)
+    whole = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    console.width = max(console.width, whole)
+    with console.capture() as capture:
+        console.print(table, soft_wrap=True)
+    show(capture.get().removesuffix("\n"))
+
+
+def _device(world: World) -> str:
+    if world.accelerator == "cuda":
+        return str(torch.cuda.get_device_name())
+    return f"{world.accelerator} ({platform.machine()}, {_threads(world)})"
+
+
+def _threads(world: World) -> str:
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' * (count > 1)}{' each' * (world.size > 1)}"

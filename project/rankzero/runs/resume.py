@@ -1,0 +1,248 @@
+"""What a run carries on from: rank zero decides, all follow."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import Strategy
+
+from rankzero.runs.checkpoints.safe_load import load, needs_trust, signed_sha256
+from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
+from rankzero.distributed.environments.launch import Launch
+from rankzero.messages import CannotStart, RequestError, nearest
+from rankzero.runs.stored_config import changes, classes_in
+from rankzero.runs.directory import RunDirectory, choose_run
+from rankzero.runs.lock import RunLock
+
+T = TypeVar("T")
+
+_EXAMPLE = "runs/NAME/checkpoints/step-00000100"
+
+
+class Request(Protocol):
+    """What an attempt has to know of the command line; `rankzero.cli.lightning_cli.RankzeroCLI` is one."""
+
+    config: Any
+    config_init: Any
+
+    @property
+    def title(self) -> str:
+        """`<model>-<data>`."""
+
+    @property
+    def config_text(self) -> str:
+        """The configuration as YAML."""
+
+
+@dataclass
+class Decision:
+    """What rank zero decides and all ranks follow.
+
+    Args:
+        run: The run's directory.
+        checkpoint: What to carry on from.
+        manifest: What that checkpoint says of itself.
+        notes: Lines for a person to read.
+        already_finished: Whether there is nothing left to do.
+        trusted_sha256: The sha256 of the checkpoint's state, where it may run code because a run of this user wrote it.
+    """
+
+    run: RunDirectory
+    checkpoint: Path | None = None
+    manifest: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    already_finished: bool = False
+    trusted_sha256: str = ""
+
+    @property
+    def step(self) -> int:
+        """The optimiser steps that were taken before."""
+        return int(self.manifest.get("step") or 0)
+
+
+def agreed(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
+    """Rank zero decides, all follow; where it finds that it cannot, all raise. All ranks must call."""
+    outcome: T | Exception | None = None
+    if rank == 0:
+        try:
+            outcome = decide()
+        except CannotStart as error:
+            outcome = error
+        except Exception as error:  # a bug of ours, or a user's class: it may not survive the way to the others
+            outcome = RuntimeError(f"rank zero failed: {error!r}")
+            outcome.__cause__ = error
+    outcome = strategy.broadcast(outcome)
+    if isinstance(outcome, Exception):
+        raise outcome
+    assert outcome is not None
+    return outcome
+
+
+def decide(request: Request, trainer: Trainer, launch: Launch, lock: RunLock) -> Decision:
+    """Chooses the run's directory and the checkpoint to resume from, and begins the attempt. Only rank zero calls this.
+
+    Where it returns, the lock is held. Before that, nothing of the run is touched.
+    """
+    config = request.config
+    run = choose_run(config.root, config.name, request.title, launch.job_id)
+    try:
+        if run.title is None:  # otherwise its directory is one that does not exist yet
+            lock.acquire(run.path)
+        decision = _decide(request, trainer, launch, run)
+        if run.title is not None:
+            lock.acquire(run.path)
+    except BaseException:
+        lock.release()
+        raise
+    return decision
+
+
+def _decide(request: Request, trainer: Trainer, launch: Launch, run: RunDirectory) -> Decision:
+    config = request.config
+    decision = Decision(run)
+    resume = config.resume
+    clean(run.checkpoints)
+    again = launch.restarts and launch.job_id and run.started_by(launch.job_id)
+    if resume != "auto" and again and (resume == "never" or newest_valid(run.checkpoints)[0]):
+        decision.notes.append(f"--resume {resume} was for the first start of job {launch.job_id}; it is carried on")
+        resume = "auto"
+    if resume == "never":
+        if run.exists:
+            decision.notes.append(f"the earlier run {run.name} is kept as {run.put_aside()}")
+    elif resume == "auto":
+        decision.checkpoint, refused = newest_valid(run.checkpoints)
+        decision.notes += [f"passed over: {reason}" for reason in refused]
+    else:
+        decision.checkpoint = given_checkpoint(resume)
+    if decision.checkpoint:
+        trusted = config.trust_checkpoint == "yes"
+        decision.manifest = described(decision.checkpoint, trusted)
+        if (names := decision.manifest.get("needs")) and not trusted:
+            decision.trusted_sha256 = signed_sha256(decision.manifest)
+            if not decision.trusted_sha256:
+                raise needs_trust(decision.checkpoint, names)
+        if decision.manifest.get("rankzero") is None:
+            decision.notes.append(f"{decision.checkpoint} is not ours: the epoch that it ends in begins anew")
+    _check_same_training(decision, request)
+    if stored := (decision.manifest.get("rankzero") or {}).get("config"):
+        decision.notes += changes(stored, request.config_text)
+    if resume == "auto" and _reached(run.read("summary.json"), trainer):
+        decision.already_finished = True
+        decision.notes.append(already_finished_note(run, trainer))
+    else:
+        _go_back(decision)
+        run.begin_attempt(request.config_text, launch.job_id)
+    return decision
+
+
+def described(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
+    """What a checkpoint says of itself: its manifest, or as much of one as a .ckpt file holds."""
+    if checkpoint.is_dir():
+        return dict(read_manifest(checkpoint))
+    try:
+        content = load(checkpoint, trusted=trusted)
+    except RequestError:  # loading it in earnest will say why
+        return {"rankzero": {}}
+    ours = content.get("rankzero") if isinstance(content.get("rankzero"), dict) else None
+    return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": ours}
+
+
+def _check_same_training(decision: Decision, request: Request) -> None:
+    """Raises a RequestError where a checkpoint is of another model or other data than what is asked for."""
+    stored = (decision.manifest.get("rankzero") or {}).get("config")
+    if stored is None:
+        return
+    was, asked = classes_in(stored), classes_in(request.config_text)
+    if not was:
+        found = "its manifest does not say of which model and data it is"
+        raise RequestError(f"the checkpoint {decision.checkpoint}", found, "the path of another checkpoint")
+    if was != asked:
+        raise RequestError(
+            " ".join(f"--{name} {path}" for name, path in asked.items()) + f" for run {decision.run.name}",
+            f"{decision.checkpoint} is of " + " and ".join(was.values()),
+            " ".join(f"--{name} {path}" for name, path in was.items()) + ", or another --name NAME",
+        )
+
+
+def _go_back(decision: Decision) -> None:
+    """Puts aside what a run has beyond the checkpoint that it carries on from: not lost, nor taken for newer."""
+    folder = decision.run.checkpoints
+    beyond = checkpoints_in(folder)
+    if decision.checkpoint and decision.checkpoint.parent.resolve() == folder.resolve():
+        beyond = beyond[[path.name for path in beyond].index(decision.checkpoint.name) + 1 :]
+    if not beyond:
+        return
+    aside = decision.run.put_checkpoints_aside(beyond)
+    decision.notes.append(f"checkpoints that are not carried on from are kept in {aside}")
+
+
+def given_checkpoint(text: str) -> Path:
+    """Finds the checkpoint that `--resume PATH` or `--checkpoint PATH` means: a checkpoint, or a run's directory.
+
+    Raises:
+        RequestError: There is none that is whole.
+    """
+    path = Path(text).expanduser()
+    if not os.path.lexists(path):
+        raise _no_such_checkpoint(text, path)
+    if path.suffix == ".ckpt" and path.is_file():
+        return path
+    checkpoint, refused = newest_valid(path / "checkpoints")
+    if checkpoint:
+        return checkpoint
+    try:
+        verify(path)
+    except (OSError, ValueError) as error:
+        siblings = newest_valid(path.parent)[0]
+        raise RequestError(
+            f"the checkpoint {text}",
+            "\n".join([*refused, str(error)]),
+            str(siblings or f"the path of a checkpoint, such as {_EXAMPLE}"),
+        ) from None
+    return path
+
+
+def _no_such_checkpoint(text: str, path: Path) -> RequestError:
+    folder = path.parent
+    if not folder.is_dir():
+        found = f"there is no such file or folder, and no folder {folder}"
+        return RequestError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
+    there = [other.name for other in folder.glob("*.ckpt")] + [other.name for other in checkpoints_in(folder)]
+    there += [other.parent.name for other in folder.glob("*/run.json")]
+    near = nearest(path.name, there) or (sorted(there)[-1] if there else None)
+    names = f"; {folder.resolve()} holds {', '.join(sorted(there)[-8:])}" if there else ""
+    within_run = newest_valid(folder / "checkpoints")[0]
+    instead = str(folder / near if near else within_run or f"the path of a checkpoint, such as {_EXAMPLE}")
+    return RequestError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)
+
+
+def _reached(summary: dict[str, Any], trainer: Trainer) -> bool:
+    """Whether a run is finished, and is asked for no more than it was then."""
+    if summary.get("status") != "finished":
+        return False
+
+    def more(asked: int | None, had: int | None) -> bool:
+        unlimited = (None, -1)
+        return had not in unlimited and (asked in unlimited or int(asked or 0) > int(had or 0))
+
+    return not more(trainer.max_epochs, summary.get("max_epochs")) and not more(
+        trainer.max_steps, summary.get("max_steps")
+    )
+
+
+def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
+    """What a run says that has nothing left to do."""
+    summary = run.read("summary.json")
+    epochs, steps = summary["epochs"], summary["steps"]
+    by_steps, most = summary.get("max_steps") == steps, summary.get("max_epochs") or -1
+    ended_early = not by_steps and epochs < most
+    more = f"--trainer.max_steps {steps * 2}" if by_steps else f"--epochs {max(epochs, most) * 2 or 1}"
+    early = f" of {most}, ended early by a callback such as EarlyStopping" if ended_early else ""
+    return (
+        f"run {run.name} is already finished ({epochs} epochs{early}, {steps} steps; {run.path}).\n"
+        f"  to go on:     the same command with {more}\n"
+        f"  to start anew: the same command with --name ANOTHER-NAME, or with --resume never"
+    )

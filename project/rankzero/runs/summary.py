@@ -1,0 +1,74 @@
+"""What `summary.json` says at the end of an attempt."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from rankzero.training.callbacks.sample_ledger import KeepLedger
+from rankzero.training.callbacks.throughput import Throughput
+from rankzero.runs.checkpoints.manifest import checkpoints_in, is_finished
+from rankzero.runs.checkpoints.retention import Retention
+from rankzero.distributed.environments.launch import Launch
+from rankzero.runs.directory import RunDirectory
+from rankzero.trainer import callback_of
+from rankzero.distributed.devices import World
+
+
+def summarise(
+    status: str,
+    trainer: Trainer,
+    run: RunDirectory,
+    world: World,
+    launch: Launch,
+    best: str | None,
+    seconds: float,
+    again: bool,
+) -> dict[str, Any]:
+    """What is known of the whole run; `seconds` and `samples_per_second` are this attempt's.
+
+    Args:
+        status: `finished`, `stopped` or `failed`.
+        trainer: The Trainer.
+        run: The run's directory.
+        world: How many processes there were, and on what.
+        launch: How they were started.
+        best: `--keep_best`.
+        seconds: How long this attempt took.
+        again: Whether the run is to go on in another attempt.
+    """
+    throughput, ledger = callback_of(trainer, Throughput), callback_of(trainer, KeepLedger)
+
+    def within_run(checkpoint: Path | None) -> str | None:
+        return str(checkpoint.relative_to(run.path)) if checkpoint else None
+
+    return {
+        "run": run.name,
+        "status": status,
+        "epochs": trainer.current_epoch,
+        "steps": trainer.global_step,
+        "samples": throughput.samples,
+        "world_size": world.size,
+        "nodes": world.nodes,
+        "devices": world.devices,
+        "launcher": launch.launcher,
+        "accelerator": world.accelerator,
+        "backend": world.backend if world.size > 1 else None,
+        "metrics": metrics_of(trainer),
+        "samples_per_second": round(throughput.samples_per_second, 1),
+        "seconds": round(seconds, 3),
+        "ledger": ledger.statements,
+        "attempts": run.attempt,
+        "another_attempt": again,
+        "checkpoint": within_run(next(filter(is_finished, reversed(checkpoints_in(run.checkpoints))), None)),
+        "best": within_run(Retention(best=best).best_in(run.checkpoints)),
+        "max_epochs": trainer.max_epochs,
+        "max_steps": trainer.max_steps,
+    }
+
+
+def metrics_of(trainer: Trainer) -> dict[str, float | None]:
+    """The metrics as JSON can hold them: what is no finite number is null."""
+    numbers = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

@@ -1,0 +1,289 @@
+"""The training samples of one epoch: cut into global batches, dealt to ranks, read in micro-batches."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from rankzero.sampling.indices import Indices
+from rankzero.sampling.permutation import Permutation, Positions, epoch_key
+
+BLOCK = 4096
+"""About so many positions are looked up at a time: a look-up costs some 50 microseconds beside what it costs each."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come. Free of ranks.
+
+    Args:
+        epoch: The epoch, from 0.
+        step: Optimiser steps of it that are done.
+        samples: Samples of it that are consumed.
+        cycle: Rounds of it that are done, for a loader that goes round while a longer one goes on.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    samples: int = 0
+    cycle: int = 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank has of one micro-batch.
+
+    Args:
+        samples: Of this rank.
+        total: Of all ranks.
+        weight: By what this rank's mean loss is multiplied, so that the gradient, which is averaged over ranks and
+            micro-batches alike, is that of the mean over the global batch.
+        part: By what a mean of this rank is multiplied, so that the mean over ranks is that over the micro-batch.
+        idle: Whether some rank gets an empty batch.
+    """
+
+    samples: int
+    total: int
+    weight: float
+    part: float
+    idle: bool
+
+    @property
+    def nothing(self) -> bool:
+        """Whether this rank gets an empty batch."""
+        return self.idle and not self.samples
+
+
+EVEN = Share(samples=1, total=1, weight=1.0, part=1.0, idle=False)
+"""What a rank has that has as much as any other one."""
+
+
+class TrainingBatches(Sampler[Indices]):
+    """A batch sampler: step t of an epoch takes positions t*G to (t+1)*G of the epoch's order, at any world size.
+
+    Rank r of W has every W-th of them from the r-th, in micro-batches that a device can hold. No sample is repeated or
+    left out: the last step may be short, and some ranks may have nothing in it, or, where G < W, in any. They then get
+    an empty batch, so that all ranks have as many batches. Where a short step would give a rank a single sample, it is
+    dealt to fewer ranks.
+
+    Args:
+        count: N, samples in the data set.
+        global_batch_size: G, samples an optimiser step over all ranks.
+        rank: r.
+        world_size: W.
+        micro_batches: Into how many batches a rank's share is divided at least.
+        max_device_batch_size: The largest batch that a device can hold, if there is a limit.
+        shuffle: Whether the order is a random permutation, drawn by `(seed, epoch)`, or 0, 1, 2, ...
+        seed: Of the permutation, and of what is drawn for each sample.
+        drop_last: Whether a last step that is short is left out.
+        start: Where to begin, for a run that is carried on.
+
+    Attributes:
+        micro_batches: Batches an optimiser step; the last step may have fewer.
+        given: What has been handed out and not yet been trained on, a batch at a time.
+        pads: Whether a rank that has nothing draws one of the step's samples, to be given no weight, for what cannot do
+            without a sample on every rank.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        global_batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        micro_batches: int = 1,
+        max_device_batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        start: Position | None = None,
+    ) -> None:
+        assert count > 0 and global_batch_size > 0 and world_size > rank >= 0
+        self.count, self.global_batch_size = count, global_batch_size
+        self.rank, self.world_size = rank, world_size
+        self.largest_share = -(-global_batch_size // world_size)
+        size = -(-self.largest_share // micro_batches)
+        self.device_batch_size = min(size, max_device_batch_size or size)
+        self.micro_batches = -(-self.largest_share // self.device_batch_size)
+        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.pads = False
+        self.begun = False
+        self.given: deque[Positions] = deque()
+        self._dealt: dict[tuple[int, bool], list[Share]] = {}
+        self._exhausted = False
+        self.origin = start or Position()
+        self.epoch = self.origin.epoch
+
+    @property
+    def sampler(self) -> "TrainingBatches":
+        """Where Lightning looks for `set_epoch`: at `batch_sampler.sampler`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Turns to another epoch, at its beginning."""
+        if epoch != self.epoch:
+            self.epoch, self._exhausted = epoch, False
+            self.origin = Position(epoch)
+
+    @property
+    def is_patched(self) -> bool:
+        """Whether this epoch has another number of steps than others: it began with another global batch."""
+        return self.origin.samples != self.origin.step * self.global_batch_size
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps in this epoch."""
+        whole, rest = divmod(self.count - self.origin.samples, self.global_batch_size)
+        return self.origin.step + whole + (rest > 0 and not self.drop_last)
+
+    @property
+    def first_batch(self) -> int:
+        """The batch at which this epoch begins; 0 but for a run that is carried on within it."""
+        return self.origin.step * self.micro_batches
+
+    @property
+    def cycle_began_at(self) -> int:
+        """Batches of the epoch in earlier rounds, for a loader that goes round."""
+        return self.origin.cycle and self.origin.cycle * len(self)
+
+    def __len__(self) -> int:
+        """Batches in this epoch, the same on every rank."""
+        if self.steps <= self.origin.step:
+            return self.first_batch
+        return (self.steps - 1) * self.micro_batches + len(self._shares(self._size(self.steps - 1)))
+
+    def order(self) -> Callable[[Positions], Positions]:
+        """The order of this epoch: from positions to samples."""
+        return Permutation(self.count, self.seed, self.epoch, self.origin.cycle) if self.shuffle else np.copy
+
+    def consumed(self, batches: int) -> int:
+        """Samples of this epoch's order that are used behind so many batches, also within a step."""
+        step, micro_batches = divmod(batches, self.micro_batches)
+        if batches >= len(self) or not micro_batches:
+            return self.position(batches).samples
+        size = self._size(step)
+        return self._first(step) + min(size, micro_batches * self.device_batch_size * self._takers(size))
+
+    def position(self, batches: int) -> Position:
+        """Where the run is behind the last step that is done after so many batches of this epoch."""
+        step = batches // self.micro_batches if batches < len(self) else self.steps
+        return Position(self.epoch, step, min(self.count, self._first(step)), self.origin.cycle)
+
+    def share(self, batch: int) -> Share:
+        """What this rank has of a batch."""
+        step, micro_batch = divmod(batch, self.micro_batches)
+        return self._shares(self._size(step))[micro_batch]
+
+    def _sizes(self) -> list[int]:
+        """The sizes of the steps there are: whole ones, and a short one."""
+        whole, rest = divmod(self.count, self.global_batch_size)
+        return [self.global_batch_size] * (whole > 0) + [rest] * (rest > 0 and not self.drop_last)
+
+    def leaves_idle(self) -> bool:
+        """Whether in some step some rank has nothing, or would have if it were not given a sample once more."""
+        device = self.device_batch_size
+        for size in self._sizes():
+            takers = self._takers(size)
+            most, least = -(-size // takers), size // takers if takers == self.world_size else 0
+            if least <= (most - 1) // device * device:
+                return True
+        return False
+
+    def leaves_single(self) -> bool:
+        """Whether in some step some rank reads a single sample."""
+        smallest = [(size // self._takers(size), size % self._takers(size) > 0) for size in self._sizes()]
+        return any(
+            (one + more) % self.device_batch_size == 1 % self.device_batch_size
+            for one, larger in smallest
+            for more in range(larger + 1)
+        )
+
+    def samples_in(self, batch: int) -> int:
+        """Samples in a batch over all ranks, counted through all rounds of the epoch."""
+        step, micro_batch = divmod(batch - self.cycle_began_at, self.micro_batches)
+        size = self._size(step)
+        if step < 0 or size <= 0 or (self.drop_last and size < self.global_batch_size):
+            return 0
+        shares = self._shares(size)
+        return shares[micro_batch].total if micro_batch < len(shares) else 0
+
+    def _first(self, step: int) -> int:
+        origin = self.origin
+        return origin.samples + (step - origin.step) * self.global_batch_size
+
+    def _size(self, step: int) -> int:
+        left, whole = self.count - self._first(step), self.global_batch_size
+        return whole if left >= whole else left
+
+    def _shares(self, size: int) -> list[Share]:
+        """How a step of `size` samples is dealt to this rank, a micro-batch at a time."""
+        shares = self._dealt.get((size, self.pads))
+        if shares is None:
+            device, world = self.device_batch_size, self.world_size
+            takers = self._takers(size)
+            of_rank = [(size - rank + takers - 1) // takers if rank < takers else 0 for rank in range(world)]
+            shares = []
+            for done in range(0, of_rank[0], device):
+                dealt = [min(device, max(0, samples - done)) for samples in of_rank]
+                mine, total = dealt[self.rank] * world, sum(dealt)
+                idle = not all(dealt) and not self.pads
+                shares.append(Share(dealt[self.rank], total, mine * self.micro_batches / size, mine / total, idle))
+            self._dealt[size, self.pads] = shares
+        return shares
+
+    def _takers(self, size: int) -> int:
+        """Among how many ranks a step is dealt: all, or, of a short one, so many that none gets a single sample.
+
+        Batch norm cannot do with a single one.
+        """
+        if self.pads or size >= min(2 * self.world_size, self.global_batch_size):
+            return self.world_size
+        return max(1, size // 2, -(-size // self.largest_share))
+
+    def __iter__(self) -> Iterator[Indices]:
+        key = epoch_key(self.seed, self.epoch)
+        return (Indices.of(drawn, key) for drawn in self.arrays())
+
+    def arrays(self) -> Iterator[Positions]:
+        """The samples of each batch of this rank; what comes of `__iter__`, as arrays."""
+        if self._exhausted:
+            self._exhausted, self.origin = False, Position(self.epoch, cycle=self.origin.cycle + 1)
+        self.begun = True
+        self.given = deque()
+        return self._batches(self.given)
+
+    def _batches(self, given: deque[Positions]) -> Iterator[Positions]:
+        order = self.order()
+        whole = self.global_batch_size if self.micro_batches == 1 and not self.pads else 0
+        for first, size, row in self._rows(order):
+            if size == whole:
+                given.append(row)
+                yield row
+                continue
+            for number in range(len(self._shares(size))):
+                drawn = row[number * self.device_batch_size : (number + 1) * self.device_batch_size]
+                given.append(drawn)
+                if self.pads and not drawn.size:
+                    drawn = order(np.array([first + self.rank % size]))
+                yield drawn
+        self._exhausted = True
+
+    def _rows(self, order: Callable[[Positions], Positions]) -> Iterator[tuple[int, int, Positions]]:
+        """For each step its first position, its size, and the samples of this rank."""
+        size, mine = self.global_batch_size, self._share_of(self.global_batch_size)
+        whole = self.origin.step + (self.count - self.origin.samples) // size
+        block = max(1, BLOCK // max(1, mine.size))
+        for step in range(self.origin.step, whole, block):
+            firsts = self._first(step) + size * np.arange(min(block, whole - step))
+            for first, row in zip(firsts.tolist(), order(firsts[:, None] + mine), strict=True):
+                yield first, size, row
+        if whole < self.steps:
+            first, size = self._first(whole), self._size(whole)
+            yield first, size, order(first + self._share_of(size))
+
+    def _share_of(self, size: int) -> Positions:
+        """The places within a step that are this rank's."""
+        takers = self._takers(size)
+        return np.arange(self.rank, size if self.rank < takers else 0, takers)

@@ -1,0 +1,220 @@
+"""A user's DataLoader, read in the run's order."""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+from rankzero.sampling.batch_sampler import EVEN, Share, TrainingBatches
+from rankzero.sampling.evaluation_sampler import EvaluationBatches
+from rankzero.sampling.indices import Indices
+from rankzero.sampling.permutation import Positions, epoch_key
+from rankzero.sampling.seeded_dataset import Reading
+from rankzero.sampling.workers import DeafWorker, held_signals
+
+AHEAD_BYTES = 2**18
+"""So much is read at once at the most, where a batch is less: what a processor has close at hand."""
+
+
+_OWN = ("_users", "_reader", "_broadcast", "_read", "batch_sampler", "_iterator", "__class__")
+
+
+class OrderedLoader(DataLoader[Any]):
+    """Reads what a DataLoader would, with its workers and its collate function, in another order.
+
+    It is an instance of the user's class of loader, and has the attributes of the user's loader: its data set, its
+    settings. A copy reads, in which torch's check that the sampler of a loader in use is not exchanged is left out: it
+    is not in use yet.
+
+    Args:
+        loader: The user's.
+        batches: The order.
+        broadcast: Sends an object from rank zero to all; all ranks call it.
+    """
+
+    batch_sampler: TrainingBatches | EvaluationBatches
+    _users: DataLoader[Any]
+    _reader: DataLoader[Any]
+    _broadcast: Callable[[Any], Any]
+    _read: deque[Share]
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        batches: TrainingBatches | EvaluationBatches,
+        broadcast: Callable[[Any], Any],
+    ) -> None:
+        # Not DataLoader.__init__: all attributes are those of the user's loader.
+        own: dict[str, Any] = {"_users": loader, "batch_sampler": batches, "_broadcast": broadcast, "_read": deque()}
+        vars(self).update({**vars(loader), **own})
+        self.__class__ = _class_like(type(loader))  # type: ignore[arg-type]
+        reading = Reading(loader.dataset, gathers=loader.collate_fn is default_collate)
+        self._reader = copy.copy(loader)
+        vars(self._reader).update(
+            dataset=reading,
+            batch_sampler=batches,
+            sampler=batches,
+            batch_size=None,
+            drop_last=False,
+            collate_fn=_Collate(as_it_is if reading.gathers else loader.collate_fn),
+            worker_init_fn=DeafWorker(loader.worker_init_fn),
+            # A loader draws a seed for its workers; from a generator of its own, so that the process's is not touched.
+            generator=loader.generator or torch.Generator().manual_seed(batches.seed),
+            _iterator=None,
+        )
+
+    @property
+    def users_loader(self) -> "DataLoader[Any]":
+        """The user's loader."""
+        return self._users
+
+    @property
+    def sampler(self) -> TrainingBatches | EvaluationBatches:  # type: ignore[override]
+        """The order."""
+        return self.batch_sampler
+
+    @property
+    def _iterator(self) -> Any:
+        """Where Lightning looks for loader processes that it has to end."""
+        return self._reader._iterator
+
+    @_iterator.setter
+    def _iterator(self, value: Any) -> None:
+        self._reader._iterator = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_users":
+            raise AttributeError(name)
+        return getattr(self._users, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name not in _OWN:
+            setattr(self._users, name, value)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """The batches of this rank. All ranks must read them in step."""
+        self._read = deque()
+        if self._reads_here:
+            return self._batches(self._read_here())
+        with held_signals():
+            reader = iter(self._reader)
+        return self._batches(reader)
+
+    def next_share(self) -> Share:
+        """What this rank has of the batch that comes next of those that have been read."""
+        return self._read.popleft() if self._read else EVEN
+
+    @property
+    def _reads_here(self) -> bool:
+        """Whether a DataLoader would do no more than read, in this process."""
+        users = self._users
+        pins = users.pin_memory and torch.cuda.is_available()
+        return type(users) is DataLoader and not users.num_workers and not pins and users.generator is None
+
+    def _read_here(self) -> Iterator[Any]:
+        """What a DataLoader without loader processes returns."""
+        reading, order = self._reader.dataset, self.batch_sampler
+        assert isinstance(reading, Reading)
+        if reading.reads_ahead and isinstance(order, TrainingBatches):
+            batches = read_ahead(reading, order.arrays(), epoch_key(order.seed, order.epoch))
+        elif reading.gathers_rows and isinstance(order, TrainingBatches):
+            return map(reading.gather, order.arrays())
+        else:
+            batches = (reading.__getitems__(indices) for indices in iter(order))
+        return map(self._reader.collate_fn, batches)
+
+    def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(reader, self.batch_sampler.first_batch):
+            share = self.batch_sampler.share(number)
+            if share.idle:
+                # Rank zero always has something; the others learn from it what an empty batch looks like.
+                empty = self._broadcast(None if batch is None else emptied(batch))
+                batch = empty if batch is None else batch
+            if batch is not None:  # which Lightning skips
+                self._read.append(share)
+            yield batch
+
+
+@lru_cache
+def _class_like(kind: type["DataLoader[Any]"]) -> type[OrderedLoader]:
+    """A class for the loaders of one class: what `isinstance` finds is both."""
+    if kind is DataLoader:
+        return OrderedLoader
+    try:
+        return type(f"Ordered{kind.__name__}", (OrderedLoader, kind), {})
+    except TypeError:  # a class that cannot be subclassed
+        return OrderedLoader
+
+
+def read_ahead(reading: Reading, batches: Iterator[Positions], key: int) -> Iterator[Any]:
+    """Reads as many batches at once as are small together, and gives them out one by one.
+
+    To gather thirty numbers costs what it costs to gather thousands.
+
+    Args:
+        reading: What reads a batch as tensors.
+        batches: The samples of each.
+        key: The epoch's.
+    """
+    ahead = 1
+    while drawn := list(islice(batches, ahead)):
+        sizes = [one.size for one in drawn]
+        if len(drawn) == 1 or not all(sizes):
+            for one in drawn:
+                batch = reading.__getitems__(Indices.of(one, key))
+                if one.size:
+                    ahead = _how_many(batch)
+                yield batch
+            continue
+        whole = reading.__getitems__(Indices.of(np.concatenate(drawn), key))
+        # Each is a tensor of its own: who changes one in place changes no other, nor what autograd knows of it.
+        for parts in zip(*([one.data for one in part.split(sizes)] for part in whole), strict=True):
+            yield type(whole)(parts)
+
+
+def _how_many(batch: Any) -> int:
+    """How many such batches are read at once."""
+    if type(batch) not in (tuple, list) or not all(type(part) is Tensor for part in batch):
+        return 1
+    return 1 + AHEAD_BYTES // (1 + sum(int(part.nbytes) for part in batch))
+
+
+def as_it_is(batch: Any) -> Any:
+    """Collates nothing: the batch is one already."""
+    return batch
+
+
+class _Collate:
+    """A collate function that lets nothing pass as nothing."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        return None if samples is None else self.collate(samples)
+
+
+def emptied(batch: Any) -> Any:
+    """A batch of the same form that holds no sample; None in place of what cannot be emptied."""
+    if isinstance(batch, Tensor):
+        return batch[:0].detach().cpu() if batch.ndim else None
+    if isinstance(batch, Mapping):
+        return {key: emptied(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(emptied, batch))
+    if isinstance(batch, list | tuple):
+        if any(isinstance(value, Tensor | Mapping | list | tuple) for value in batch):
+            return type(batch)(map(emptied, batch))
+        return type(batch)()
+    return None

@@ -1,0 +1,1 @@
+"""Callbacks: progress, throughput, checkpoints, stopping, failures."""

@@ -1,0 +1,235 @@
+"""When checkpoints are saved, and how many are kept."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from rankzero.messages import RunError, SaveError, say
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, read_manifest
+from rankzero.runs.checkpoints.retention import Retention
+from rankzero.runs.checkpoints.signature import key_problem
+from rankzero.runs.checkpoints.write import remove_directory
+from rankzero.runs.tensorboard import CurvesLogger
+from rankzero.training.callbacks.wall_time import seconds_of
+from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.hooks import LoopCallback
+
+CLOCK_STEPS = 16
+"""How many steps pass between two looks at the clock, which all ranks take together."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often to save: every so many epochs, optimiser steps or seconds."""
+
+    epochs: int = 0
+    steps: int = 0
+    seconds: float = 0
+
+    @classmethod
+    def read(cls, text: str) -> "Interval":
+        """Reads `5`, `200steps`, `90s`, `15min` or `2h`."""
+        match = re.fullmatch(r"([0-9]+)(steps?|s|min|h)?", text)
+        assert match, text
+        number, unit = int(match[1]), match[2]
+        if unit is None:
+            return cls(epochs=number)
+        return cls(steps=number) if unit.startswith("step") else cls(seconds=seconds_of(text))
+
+
+class SaveCheckpoints(LoopCallback, Checkpoint):
+    """Saves at an interval, and at the end; keeps the newest few. All ranks must have it.
+
+    It saves when nothing is half done. What falls due at an epoch's last step is saved at the epoch's end, which
+    follows at once. Rank zero writes in the background, and deletes an older checkpoint only behind a newer one.
+
+    Args:
+        folder: Where the checkpoints go.
+        every: The interval.
+        record: Returns what a checkpoint says of the run beside its state: plain types, free of ranks.
+        retention: Which are kept.
+        on_error: Called at once, in another thread, with what a person is told where a checkpoint cannot be written.
+        before: Called on rank zero before each save; may raise.
+
+    Attributes:
+        last_seconds: How long the last save took until it was on the disk; None before the first.
+        error: What is wrong with the newest save; None where it is well.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        every: Interval,
+        record: Callable[[], dict[str, Any]],
+        retention: Retention | None = None,
+        on_error: Callable[[str], None] = lambda text: None,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.folder, self.every, self.record = folder, every, record
+        self.retention, self.on_error, self.before = retention or Retention(), on_error, before
+        self.last_seconds: float | None = None
+        self.error: str | None = None
+        self.saved_at: Any = None
+        self.seen = 0
+        self.looked_at_clock = 0.0
+        self._due = self._warned = self._validated = self._looked = self._is_over = False
+        self._last_weights: dict[str, Tensor] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        io = trainer.strategy.checkpoint_io
+        assert isinstance(io, DirectoryCheckpointIO)
+        io.folder, io.on_committed, io.on_error = self.folder, self._keep_house, self._tell
+        self._io = io
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.seen = trainer.global_step
+        if trainer.ckpt_path:
+            self.saved_at = self._place(trainer)
+        self.looked_at_clock = time.monotonic()
+
+    def on_step_done(self, trainer: Trainer) -> None:
+        """All ranks must call."""
+        loop = fit_loop_of(trainer).epoch_loop
+        self._due |= self._falls_due(loop.global_step, trainer)
+        self._validated |= loop.has_validated
+
+    def on_epoch_done(self, trainer: Trainer) -> None:
+        self._due |= bool(self.every.epochs) and trainer.current_epoch % self.every.epochs == 0
+        if not self._looked and (self._validated or not trainer.enable_validation):
+            self._looked = True
+            self._look_for_the_metric(trainer)
+
+    def on_safe_point(self, trainer: Trainer) -> None:
+        """All ranks must call."""
+        loop = fit_loop_of(trainer).epoch_loop
+        self._is_over = loop.may_be_done and (loop.done or loop.is_complete) and fit_loop_of(trainer).done
+        if self._due or self._is_over:
+            self.save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves once more where a callback has exchanged the weights in this hook. All ranks must call."""
+        weights = _tensors_of(pl_module.state_dict())
+        exchanged = list(weights) == list(self._last_weights) and any(
+            not _is_same(value, weights[name].cpu()) for name, value in self._last_weights.items()
+        )
+        if trainer.strategy.reduce_boolean_decision(exchanged, all=False):
+            self.saved_at, self._is_over = None, False
+        self.save_for_good(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rankzero"] = self.record()
+        if self._is_over:
+            weights = _tensors_of(checkpoint["state_dict"])
+            self._last_weights = {name: value.detach().cpu().clone() for name, value in weights.items()}
+        elif self._last_weights:
+            checkpoint["weights_in_training"] = self._last_weights  # a resumed run of more epochs continues from these
+
+    def save(self, trainer: Trainer) -> None:
+        """Saves, unless this very place is saved. All ranks must call."""
+        self._due, self.looked_at_clock = False, time.monotonic()
+        if self._place(trainer) == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        fit_loop_of(trainer).epoch_loop.settle()
+        if trainer.is_global_zero:
+            self.before()
+        for logger in trainer.loggers:  # what the checkpoint comes behind is to be on the disk before it
+            logger.flush() if isinstance(logger, CurvesLogger) else logger.save()
+        trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
+        self.saved_at = self._place(trainer)
+
+    def save_for_good(self, trainer: Trainer) -> None:
+        """Saves, and waits until it is on the disk; what could not be written is tried once more. All ranks must call.
+
+        Raises:
+            SaveError: On all ranks.
+        """
+        self.save(trainer)
+        if self._newest_error(trainer):
+            self.saved_at = None
+            self.save(trainer)
+            if error := self._newest_error(trainer):
+                raise SaveError(error)
+
+    def _look_for_the_metric(self, trainer: Trainer) -> None:
+        metric, logged = self.retention.metric, sorted(trainer.callback_metrics)
+        if metric and metric not in logged:
+            rank_zero_warn(
+                f"rankzero: --keep_best {self.retention.best}: nothing of that name is logged, so that no checkpoint "
+                f"is the best; what is logged: {', '.join(logged) or 'nothing'}"
+            )
+
+    def _newest_error(self, trainer: Trainer) -> str | None:
+        """What is wrong with the newest save, once it is done. All ranks must call."""
+        self._io.wait()
+        error: str | None = trainer.strategy.broadcast(self.error)
+        return error
+
+    def _falls_due(self, step: int, trainer: Trainer) -> bool:
+        """Whether this step, the last one, passed an interval. All ranks must call."""
+        before, self.seen = self.seen, step
+        if self.every.steps:
+            return step // self.every.steps > before // self.every.steps
+        if not self.every.seconds or step // CLOCK_STEPS == before // CLOCK_STEPS:
+            return False
+        due: bool = trainer.strategy.broadcast(time.monotonic() - self.looked_at_clock >= self.every.seconds)
+        return due
+
+    @staticmethod
+    def _place(trainer: Trainer) -> tuple[int, Any]:
+        """How far the run has come; an epoch's end is further than its last step."""
+        return trainer.global_step, fit_loop_of(trainer).place
+
+    def _keep_house(self, saved: Path) -> None:
+        """Behind a save, in the thread that wrote it."""
+        self.last_seconds, self.error = self._io.last_seconds, None
+        try:
+            self.before()
+            for path in self.retention.surplus(self.folder):
+                if path != saved:
+                    remove_directory(path)
+        except (OSError, RunError) as error:
+            say(f"an older checkpoint is not removed: {error}")
+        manifest = read_manifest(saved)
+        if manifest["needs"] and not self._warned:
+            self._warned = True
+            rank_zero_warn(needs_code(manifest))
+
+    def _tell(self, place: Path, error: Exception) -> None:
+        """In the thread that could not write."""
+        self.error, kept = f"{place.name} could not be saved: {error}", []
+        with suppress(OSError):
+            kept = checkpoints_in(self.folder)
+        self.on_error(f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}")
+
+
+def needs_code(manifest: Mapping[str, Any]) -> str:
+    """The warning for a run whose checkpoints cannot be read without running code; it says who can read them."""
+    needs = ", ".join(manifest["needs"])
+    holds = f"rankzero: the checkpoints of this run hold more than tensors and plain types ({needs})."
+    keep_out = "Keep such things out of state_dict and on_save_checkpoint"
+    if SIGNATURE in manifest:
+        return f"{holds} Your own runs resume from them; anyone else needs --trust_checkpoint yes. {keep_out}"
+    reason = f" ({problem})" if (problem := key_problem()) else ""
+    return f"{holds} They are read only with --trust_checkpoint yes{reason}. {keep_out}, or start with that flag"
+
+
+def _tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a state dict, without what a module's `get_extra_state` put there."""
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _is_same(value: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers; NaN counts as the same as NaN."""
+    if value.shape != other.shape or value.dtype != other.dtype:
+        return False
+    return bool(((value == other) | ((value != value) & (other != other))).all())

@@ -1,0 +1,72 @@
+"""What Lightning's finders of a batch size and a learning rate have found, which a resumed run keeps."""
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name
+from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
+
+from rankzero.messages import show
+from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.hooks import LoopCallback
+
+FINDERS: dict[type[Callback], str] = {BatchSizeFinder: "batch size", LearningRateFinder: "learning rate"}
+
+
+class KeepFound(LoopCallback):
+    """Saves the attributes that finders set. A resumed run sets them, and has no finder run at its start.
+
+    Trials in a resumed run would find something else, and Lightning (2.6) would then start from nothing.
+
+    Attributes:
+        resumes: Whether the run resumes from a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.resumes = False
+        self._found: dict[str, int | float] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        fit_loop_of(trainer).outside_trials = trainer.callbacks, trainer.loggers  # type: ignore[attr-defined]
+        if not self.resumes:
+            return
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            for kind, kept in FINDERS.items():
+                if isinstance(callback, kind) and type(callback).on_fit_start is kind.on_fit_start:
+                    vars(callback).update(setup=_do_nothing, on_fit_start=_do_nothing)
+                    if trainer.is_global_zero:
+                        show(f"rankzero: {kind.__name__} does not run again: a resumed run keeps its {kept}")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if found := _found(trainer, pl_module):
+            checkpoint["found"] = found
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.resumes:  # and not where a finder undoes its trials
+            self._found = checkpoint.get("found", {})
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Finders run in this hook too: optimizers are configured before it, also in a run that was never stopped."""
+        self.resumes = False
+        for name, value in self._found.items():
+            if lightning_hasattr(pl_module, name):
+                lightning_setattr(pl_module, name, value)
+
+
+def _do_nothing(*arguments: Any, **settings: Any) -> None:
+    """Takes the place of a finder's hook."""
+
+
+def _found(trainer: Trainer, module: LightningModule) -> dict[str, int | float]:
+    """The attributes that finders set -> their values now."""
+    names = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, BatchSizeFinder):
+            names.append(callback._batch_arg_name)
+        if isinstance(callback, LearningRateFinder) and callback._update_attr:
+            names.append(_determine_lr_attr_name(module, callback._attr_name))
+    values: dict[str, Any] = {
+        name: lightning_getattr(module, name) for name in names if lightning_hasattr(module, name)
+    }
+    return {name: value for name, value in values.items() if type(value) in (int, float)}

@@ -1,0 +1,27 @@
+"""The learning rate in TensorBoard."""
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from rankzero.training.hooks import LoopCallback
+
+
+class LearningRate(LoopCallback):
+    """Logs `train/lr` (`train/lr-1`, ... for further optimisers and parameter groups) at the logging interval.
+
+    Unlike Lightning's LearningRateMonitor it needs no schedule, and keeps the rate out of the run's metrics.
+    """
+
+    def __init__(self) -> None:
+        self._logged_at = -1
+
+    def on_batch_begun(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if not every or step % every or step == self._logged_at or trainer.logger is None:
+            return
+        self._logged_at = step
+        rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups if "lr" in group]
+        named = {f"train/lr-{number}" if number else "train/lr": float(rate) for number, rate in enumerate(rates)}
+        if named:
+            trainer.logger.log_metrics(named, trainer.global_step)

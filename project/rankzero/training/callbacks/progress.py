@@ -1,0 +1,163 @@
+"""Progress: a bar in a terminal, elsewhere a plain line now and then."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+from lightning.pytorch.trainer.states import TrainerFn
+from rich.text import Text
+
+from rankzero.messages import show
+from rankzero.runs.shown_metrics import in_one_line
+from rankzero.training.hooks import LoopCallback
+
+EVERY_SECONDS = 10.0
+BAR_SECONDS = 0.1
+LINE_COLUMNS = 120
+"""The longest line."""
+
+
+class BarProgress(LoopCallback, RichProgressBar):
+    """Lightning's bar, which counts epochs from 1 as all our other lines do.
+
+    It is drawn ten times a second at most: to look at a metric means to wait for the device.
+    """
+
+    on_train_batch_end = Callback.on_train_batch_end
+    _looked = 0.0
+
+    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        now = time.monotonic()
+        if now - self._looked >= BAR_SECONDS or batch_idx + 1 == trainer.num_training_batches:
+            self._looked = now
+            super().on_train_batch_end(trainer, trainer.lightning_module, None, batch, batch_idx)
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)  # the logger's version, which is always "tensorboard"
+        return metrics
+
+    def _init_progress(self, trainer: Trainer) -> None:
+        before = self.progress
+        super()._init_progress(trainer)
+        if self.progress is not None and self.progress is not before:
+            for column in self.progress.columns:
+                self._keep_to_one_line(column)
+
+    @staticmethod
+    def _keep_to_one_line(column: Any) -> None:
+        """Has the text of a column be cut where the terminal ends, not wrapped; its class is Lightning's own."""
+        render = column.render
+
+        def one_line(task: Any) -> Any:
+            text = render(task)
+            if isinstance(text, Text):
+                text.no_wrap, text.overflow = True, "ellipsis"
+            return text
+
+        column.render = one_line
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return _epoch(self.trainer)
+
+
+class PlainProgress(LoopCallback, ProgressBar):
+    """Prints a line at the end of an epoch, and within a long one, but none sooner than `every_seconds` after another.
+
+    The first and the last epoch always have theirs. A long validation, test or prediction has lines too.
+
+    Args:
+        every_seconds: The least time between two lines.
+    """
+
+    def __init__(self, every_seconds: float = EVERY_SECONDS) -> None:
+        super().__init__()
+        self.every_seconds = every_seconds
+        self.enabled = True
+        self._printed = 0.0
+
+    def enable(self) -> None:
+        """Prints, on rank zero; a finder calls this on all ranks."""
+        self.enabled = self._trainer is None or self._trainer.is_global_zero
+
+    def disable(self) -> None:
+        """Does not print, on the other ranks."""
+        self.enabled = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._started = self._printed = time.monotonic()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = self._printed = time.monotonic()
+        self._first = trainer.current_epoch
+
+    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        if self.enabled and time.monotonic() - self._printed >= self.every_seconds:
+            self._print(trainer, f"batch {batch_idx + 1}/{trainer.num_training_batches}")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        last = trainer.current_epoch + 1 == trainer.max_epochs
+        due = time.monotonic() - self._printed >= self.every_seconds
+        if self.enabled and (last or due or trainer.current_epoch == self._first):
+            self._print(trainer, "done")
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        what, batches = "validation", trainer.num_val_batches
+        if trainer.sanity_checking:
+            what, batches = "validation before training,", trainer.num_sanity_val_batches
+        elif trainer.state.fn is TrainerFn.FITTING:
+            what = f"{_epoch(trainer)} validation"
+        self._print_batch(what, batch_idx, dataloader_idx, batches)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._print_batch("test", batch_idx, dataloader_idx, trainer.num_test_batches)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._print_batch("prediction", batch_idx, dataloader_idx, trainer.num_predict_batches)
+
+    def _print_batch(self, what: str, batch: int, loader: int, batches: Sequence[float]) -> None:
+        if not self.enabled or time.monotonic() - self._printed < self.every_seconds:
+            return
+        self._printed = time.monotonic()
+        of_batches = f"/{batches[loader]}" if math.isfinite(batches[loader]) else ""
+        of_loader = f" of loader {loader + 1}/{len(batches)}" if len(batches) > 1 else ""
+        show(f"{what} batch {batch + 1}{of_batches}{of_loader}  {self._printed - self._started:.0f} s")
+
+    def _print(self, trainer: Trainer, where: str) -> None:
+        self._printed = time.monotonic()
+        head, tail = f"{_epoch(trainer)} {where}  step {trainer.global_step}", f"{self._printed - self._started:.0f} s"
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        show(in_one_line(head, metrics, trainer.progress_bar_metrics, tail, LINE_COLUMNS))
+
+
+def _epoch(trainer: Trainer) -> str:
+    last = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
+    return f"epoch {trainer.current_epoch + 1}{last}"

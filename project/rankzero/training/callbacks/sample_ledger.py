@@ -1,0 +1,91 @@
+"""Holds each epoch to account: was every sample used, and once?"""
+
+import logging
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from rankzero.sampling.digest import Digest, Ledger, expected
+from rankzero.sampling.plan import Sharding
+from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.hooks import LoopCallback
+from rankzero.training.strategies import strategy_of
+
+
+class SamplesDifferError(RuntimeError):
+    """An epoch did not use every sample once. Always a bug of ours, never the user's."""
+
+
+class KeepLedger(LoopCallback):
+    """States at the end of each epoch which samples were used, over all ranks and attempts.
+
+    Args:
+        sharding: The order of samples; of several training loaders nothing is stated.
+    """
+
+    def __init__(self, sharding: Sharding) -> None:
+        self.sharding = sharding
+        self._statements: list[str] = []
+        self._so_far: str | None = None
+        self._ledger, self._batches, self._kept = Ledger(), 0, False
+        self._log = logging.getLogger("rankzero")
+
+    @property
+    def statements(self) -> list[str]:
+        """One for each epoch since the run began, and one for an epoch that was cut short."""
+        return self._statements + ([self._so_far] if self._so_far else [])
+
+    def on_ready(self, trainer: Trainer) -> None:
+        order = self.sharding.only_order
+        if order is None:
+            return
+        self._batches = order.first_batch
+        if not order.origin.samples:
+            self._ledger = Ledger()  # an epoch from its beginning, whatever was used of it before
+        elif not self._kept and self.sharding.rank == 0:
+            # A checkpoint that knows of no ledger: what came before it is taken on trust.
+            self._ledger = Ledger(expected(order.order(), order.count, order.origin.samples))
+
+    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        order = self.sharding.only_order
+        for one in self.sharding.training:
+            if one.given:
+                samples = one.given.popleft()
+                if one is order:
+                    self._batches += 1
+                    self._ledger.use(samples)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All ranks must call.
+
+        Raises:
+            SamplesDifferError: A sample was left out, or used twice.
+        """
+        order = self.sharding.only_order
+        if order is None:
+            return
+        consumed = order.consumed(self._batches)
+        used = Digest(strategy_of(trainer).add_up(self._ledger.digest().sums))
+        if used != expected(order.order(), order.count, consumed):
+            raise SamplesDifferError(
+                f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples should have been used, each once, "
+                f"but {used.sums[0]:,} were drawn, and not those. This is a fault of Rankzero; please report it"
+            )
+        statement = f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples, each once"
+        if fit_loop_of(trainer).epoch_loop.is_complete:
+            self._statements.append(statement)
+            self._ledger, self._batches = Ledger(), 0
+        else:  # the run ends here, and may be carried on
+            self._so_far = f"{statement} so far"
+        self._log.info(self.statements[-1])
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """All ranks must call."""
+        used = strategy_of(trainer).add_up(self._ledger.digest().sums)
+        checkpoint["ledger"] = {"sums": used, "statements": list(self._statements)}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        kept = checkpoint.get("ledger")
+        if kept:
+            self._kept, self._statements = True, list(kept["statements"])
+            self._ledger = Ledger(Digest(kept["sums"]) if self.sharding.rank == 0 else None)

@@ -1,0 +1,211 @@
+"""Lightning's loop over the batches of an epoch, with a defined end of each step.
+
+A step ends after everything that belongs to it: its validation, its logging, its schedules. There a run can be saved
+and can stop. The batches are trained on by `fast_epoch.py`; anything not known to be equivalent falls back to
+Lightning's own loop, and the reason is printed.
+"""
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from rankzero.messages import show
+from rankzero.sampling.plan import Sharding
+from rankzero.training.fast import replaced
+from rankzero.training.fast.conditions import fallback_reason
+from rankzero.training.fast.epoch import FastEpoch
+from rankzero.training.hooks import Listeners
+from rankzero.training.metrics.averages import StepAverages
+from rankzero.training.metrics.logged import Results
+from rankzero.training.strategies import RunStrategy
+
+
+class EpochLoop(_TrainingEpochLoop):
+    """The loop over the batches of an epoch."""
+
+    sharding: Sharding
+    listeners: Listeners
+
+    def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self._results = self.results = Results(StepAverages(trainer))
+        self.at_rest = False
+        """True between steps."""
+        self.has_validated = False
+        """Whether there was a validation since the last safe point."""
+        self._fast: FastEpoch | None = None
+        self._validates = False
+        self._is_shown = True
+        self._reported: set[str] = set()
+
+    @property
+    def global_step(self) -> int:
+        if self._fast is None:
+            return super().global_step
+        # What Lightning returns, without the calls around it: it is read several times a step.
+        return self.automatic_optimization.optim_progress.optimizer.step.total.completed
+
+    @property
+    def batches_done(self) -> int:
+        """Batches of this epoch that have been trained on."""
+        return int(self.batch_progress.current.processed)  # type: ignore[attr-defined]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the epoch's last batch is done."""
+        return self._num_ready_batches_reached()
+
+    def reset(self) -> None:
+        """Moves to the position of the checkpoint, or to the beginning of an epoch."""
+        within, order = self.trainer.fit_loop.restarted_mid_epoch, self.sharding.order
+        # Lightning counts an epoch that `max_steps` cut short as done, and continues with its next batch all the same.
+        cut_short = bool(self.batches_done) and not self.is_complete
+        if not self.is_resuming or (not order and (within or cut_short)):
+            super().reset()  # an epoch from its beginning; or an order that Lightning resumes in its own way
+            return
+        self.restarting = False  # no validation is left to be repeated
+        if not within:
+            super().reset()
+            return
+        assert order
+        self.scheduler_progress.reset_on_restart()
+        self.automatic_optimization.optim_progress.reset_on_restart()
+        if not self.at_rest and self.batches_done <= order.first_batch:
+            self._batches_that_stepped += 1  # Lightning counts a step after the hooks in which it saves
+        done = order.first_batch
+        vars(self.batch_progress.current).update(ready=done, started=done, processed=done, completed=done)
+        self.batch_progress.is_last_batch = done >= self.trainer.num_training_batches
+
+    def run(self, data_fetcher: _DataFetcher) -> None:
+        self.reset()
+        self.on_run_start(data_fetcher)
+        is_trial: bool = self.trainer.fit_loop.is_trial  # type: ignore[attr-defined]
+        is_whole = not self.batches_done
+        if not is_trial:
+            self.results.averages.decide()
+        if isinstance(self.trainer.strategy, RunStrategy):
+            self.trainer.strategy.synchronize_new_parameters()
+        self._validates = self._should_check_val_epoch()
+        self._fast = self._fast_or_none(data_fetcher)
+        self.results.is_watched = True
+        try:
+            while not (self.may_be_done and self.done):
+                try:
+                    self.advance(data_fetcher)
+                    self.on_advance_end(data_fetcher)
+                except StopIteration:
+                    break
+                finally:
+                    self.on_iteration_done()
+            self.settle()
+            if is_whole and not is_trial:
+                self.results.averages.note_epoch()
+        finally:
+            self._fast, self.results.is_watched = None, False
+
+    def advance(self, data_fetcher: _DataFetcher) -> None:
+        self.at_rest = self._is_shown = False
+        if self._fast is not None and not self._fast.is_current:
+            self._fast = self._fast_or_none(data_fetcher)
+        if self._fast is not None and not self.restarting:
+            self._fast.train_on_next()
+        else:
+            super().advance(data_fetcher)
+
+    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        fast = self._fast
+        if may_validate := self._may_validate:
+            self.settle()
+        if fast is None or may_validate:
+            super().on_advance_end(data_fetcher)
+        else:
+            fast.end_step()
+        self.at_rest = True
+        if self.trainer.accumulate_grad_batches > 1 and self._should_accumulate():
+            return
+        trainer = self.trainer
+        for listen in self.listeners.of["on_step_done"]:
+            listen(trainer)
+        if not self.is_complete:  # otherwise the epoch's end follows at once
+            for listen in self.listeners.of["on_safe_point"]:
+                listen(trainer)
+            self.has_validated = False
+
+    def come_to_safe_point(self) -> None:
+        """Calls the hooks at a point where a run can be saved and can stop. All ranks must call."""
+        self.listeners.call("on_safe_point")
+        self.has_validated = False
+
+    def settle(self) -> None:
+        """Brings the metrics that the trainer shows up to the last batch. All ranks must call."""
+        if not self._is_shown:
+            self.show_metrics()
+
+    def show_metrics(self, reduces: bool = True) -> Any:
+        """Has the trainer show the last batch's metrics, and returns them.
+
+        Args:
+            reduces: Whether values that wait for it are averaged over ranks first. All ranks must call if so.
+        """
+        if reduces:
+            self._is_shown = True
+            self.results.reduce()
+        metrics, connector = self.results.unwatched_metrics(on_step=True), self.trainer._logger_connector
+        connector._progress_bar_metrics.update(metrics["pbar"])
+        connector._callback_metrics.update(metrics["callback"])
+        connector._logged_metrics.update(metrics["log"])
+        return metrics
+
+    @property
+    def may_be_done(self) -> bool:
+        """Whether the loop may be done with the last batch; `done` then looks closely."""
+        trainer, progress = self.trainer, self.batch_progress
+        return (
+            self._fast is None
+            or progress.is_last_batch
+            or progress.current.ready >= trainer.num_training_batches
+            or trainer.should_stop
+            or (self.max_steps != -1 and self.global_step >= self.max_steps)
+        )
+
+    @property
+    def _may_validate(self) -> bool:
+        """Whether a validation may be due after the last batch; Lightning then looks closely."""
+        trainer, progress, every = self.trainer, self.batch_progress, self.trainer.val_check_batch
+        if trainer.should_stop:
+            return True
+        if not self._validates:
+            return False
+        if every is None or every == float("inf") or progress.is_last_batch:
+            return True
+        counts = progress.total if trainer.check_val_every_n_epoch is None else progress.current
+        return counts.ready % every == 0
+
+    def _fast_or_none(self, data_fetcher: _DataFetcher) -> FastEpoch | None:
+        """The fast path through an epoch, or None where Lightning's own loop has to train."""
+        reason = fallback_reason(self.trainer, data_fetcher)
+        if reason and reason not in self._reported:
+            self._reported.add(reason)
+            if replaced.changed_in_lightning():
+                rank_zero_warn(f"rankzero: using Lightning's slower training loop: {reason}")
+            elif self.trainer.is_global_zero:
+                show(f"rankzero: using Lightning's slower training loop: {reason}")
+        return None if reason else FastEpoch(self, self.listeners, data_fetcher)
+
+    def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
+        validates = bool(super()._should_check_val_fx(data_fetcher))
+        self.has_validated |= validates
+        return validates
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Lightning (2.5.2 on) agrees on signals by a collective, and waits for the device, in every step."""
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        return {**super().on_save_checkpoint(), "at_rest": self.at_rest}
+
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        super().on_load_checkpoint(state_dict)
+        self.at_rest = bool(state_dict.get("at_rest"))

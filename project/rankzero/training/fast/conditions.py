@@ -1,0 +1,144 @@
+"""Whether the fast path through an epoch does the same as Lightning's own loop, and what that depends on."""
+
+from operator import attrgetter
+from typing import Any
+
+import lightning
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.core import hooks as core_hooks
+from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
+from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+
+from rankzero.training.fast import replaced
+from rankzero.training.fast.batch_hooks import has_any, overrides
+from rankzero.training.strategies import DataParallel, OneProcess
+
+OPTIMIZER_HOOKS = ("optimizer_step", "optimizer_zero_grad", "backward")
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+TRANSFER_METHODS = (
+    *TRANSFER_HOOKS,
+    *("_on_before_batch_transfer", "_apply_batch_transfer_handler", "_call_batch_hook"),
+)
+MODULE_METHODS = (
+    *OPTIMIZER_HOOKS,
+    *TRANSFER_METHODS,
+    *("configure_gradient_clipping", "lr_scheduler_step", "log"),
+)
+STRATEGY_METHODS = (
+    *("training_step", "backward", "optimizer_step", "pre_backward", "post_backward", "post_training_step"),
+    "batch_to_device",
+)
+PRECISION_METHODS = (
+    *("convert_input", "pre_backward", "backward", "post_backward", "optimizer_step"),
+    *("train_step_context", "forward_context", "_wrap_closure", "_after_closure", "_clip_gradients"),
+)
+PROFILER_METHODS = ("profile", "start", "stop")
+"""Methods that a step leaves out unless a class, or a program that replaced one, has its own."""
+
+_methods_of_module = attrgetter(*MODULE_METHODS)
+_methods_of_strategy = attrgetter(*STRATEGY_METHODS)
+_methods_of_precision = attrgetter(*PRECISION_METHODS)
+_functions_of_call = attrgetter("_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook")
+_functions_of_loop = attrgetter("advance", "update_lr_schedulers")
+_methods_of_connector = attrgetter("on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics")
+_sets_on_module = has_any(*(name for name in MODULE_METHODS if name != "log"))  # where FastLog stands in
+_sets_on_data = has_any(*TRANSFER_HOOKS)
+
+
+def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
+    """Why Lightning's own loop has to train, or None."""
+    module = trainer.lightning_module
+    if changed := replaced.changed_in_lightning():
+        more = f" and {len(changed) - 3} more" * (len(changed) > 3)
+        return f"lightning {lightning.__version__}: {', '.join(changed[:3])}{more} changed since this was tested"
+    if others := replaced.loop.replaced_names:
+        return f"{', '.join(others[:3])} was replaced by another function"
+    if not module.automatic_optimization:
+        return f"{type(module).__name__} uses manual optimization"
+    if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
+        return "training_step takes dataloader_iter"
+    if trainer.fit_loop._skip_backward:
+        return "StochasticWeightAveraging updates batch norm without backward passes"
+    profiler = trainer.profiler  # type: ignore[attr-defined]
+    if type(profiler) is not PassThroughProfiler or not vars(profiler).keys().isdisjoint(PROFILER_METHODS):
+        return f"{type(profiler).__name__} measures its parts"
+    if type(trainer.strategy) not in (OneProcess, DataParallel):
+        return f"the strategy is {type(trainer.strategy).__name__}"
+    return None
+
+
+def optimizes_plainly(trainer: Trainer, loop: _TrainingEpochLoop) -> bool:
+    """Whether neither the module, nor a plugin, nor a program that replaced a function steps in its own way."""
+    module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
+    optimizers = strategy._lightning_optimizers
+    return (
+        replaced.optimization.are_original
+        and not any(overrides(module, hook, LightningModule) for hook in OPTIMIZER_HOOKS)
+        and (type(precision) is Precision or (type(precision) is MixedPrecision and precision.scaler is None))
+        and vars(strategy).keys().isdisjoint(STRATEGY_METHODS)
+        and vars(precision).keys().isdisjoint(PRECISION_METHODS)
+        and "run" not in vars(loop.automatic_optimization)
+        and len(optimizers) == 1
+        and type(optimizers[0]).step is LightningOptimizer.step
+        and "step" not in vars(optimizers[0])
+        and optimizers[0]._on_before_step is optimizers[0]._on_after_step is do_nothing_closure
+        and optimizers[0]._optimizer is trainer.optimizers[0]
+    )
+
+
+def needs_transfer(trainer: Trainer) -> bool:
+    """Whether even a batch of tensors on the CPU has to be converted, moved or given to a hook."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
+    return (
+        strategy.root_device.type != "cpu"
+        or not replaced.transfer.are_original
+        or type(precision) is not Precision
+        or "convert_input" in vars(precision)
+        or "batch_to_device" in vars(strategy)
+        or any(overrides(module, name, LightningModule) for name in TRANSFER_METHODS)
+        or (data is not None and any(overrides(data, hook, LightningDataModule) for hook in TRANSFER_HOOKS))
+    )
+
+
+def look(trainer: Trainer) -> tuple[Any, ...]:
+    """All that the functions above depend on and that the user's code may change in the middle of an epoch.
+
+    This runs in each step, so attributes are read without the properties around them. Of Lightning's own objects the
+    number of their attributes is enough: it grows when one gets a method of its own.
+    """
+    strategy: Any = trainer._accelerator_connector.strategy
+    module, precision = strategy._lightning_module, strategy._precision_plugin
+    profiler, data = trainer.profiler, trainer.datamodule  # type: ignore[attr-defined]
+    optimizer = strategy._lightning_optimizers[0] if strategy._lightning_optimizers else None
+    module_type, of_module = type(module), module.__dict__
+    return (
+        strategy,
+        id(of_module),
+        precision,
+        profiler,
+        data,
+        module._automatic_optimization,
+        module_type.automatic_optimization,
+        trainer.fit_loop.epoch_loop.automatic_optimization._skip_backward,
+        _functions_of_call(call),
+        _functions_of_loop(_TrainingEpochLoop),
+        core_hooks.move_data_to_device,
+        _methods_of_module(module_type),
+        _methods_of_strategy(type(strategy)),
+        _methods_of_strategy(Strategy),
+        _methods_of_precision(type(precision)),
+        _methods_of_connector(_LoggerConnector),
+        _sets_on_module(of_module),
+        len(strategy.__dict__),
+        len(precision.__dict__),
+        len(profiler.__dict__),
+        optimizer is None or (optimizer, type(optimizer).step, "step" in optimizer.__dict__),
+        data is None or _sets_on_data(data.__dict__),
+    )

@@ -1,0 +1,209 @@
+"""The fast path through an epoch: Lightning's loop over batches, without the calls that do nothing."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, cast
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
+from torch import Tensor
+
+from rankzero.training.fast.batch_hooks import BatchHooks, overrides
+from rankzero.training.fast.conditions import look, needs_transfer, optimizes_plainly
+from rankzero.training.fast.log import FastLog
+from rankzero.training.hooks import Listeners
+from rankzero.training.metrics.logged import Results, is_held
+from rankzero.training.step import OptimizerStep
+from rankzero.training.strategies import RunStrategy
+
+
+class FastEpoch:
+    """Trains on the batches of an epoch, as `_TrainingEpochLoop.advance` and all that it calls (lightning 2.6.6).
+
+    It is made for what it has found (the module's own hooks, the plugins, functions that were replaced) and has to be
+    made anew once `is_current` is false.
+
+    Args:
+        loop: The loop over batches.
+        listeners: The run's own hooks.
+        data_fetcher: Where the batches come from.
+    """
+
+    def __init__(self, loop: Any, listeners: Listeners, data_fetcher: _DataFetcher) -> None:
+        self.loop = loop
+        self.trainer, self.data_fetcher = loop.trainer, data_fetcher
+        self.module: LightningModule = self.trainer.lightning_module
+        self.strategy = cast(RunStrategy, self.trainer.strategy)
+        self.connector, self.results = self.trainer._logger_connector, cast(Results, loop._results)
+        self.progress, self._total = loop.batch_progress, loop.batch_progress.total
+        self._current = loop.batch_progress.current
+        self.hooks = BatchHooks(self.trainer)
+        self.log = FastLog(self.trainer, self.strategy, self.results)
+        self.step: OptimizerStep | None = None
+        if optimizes_plainly(self.trainer, loop):
+            self.step = OptimizerStep(self.trainer, self.strategy, loop, self.hooks, self.log)
+        self._fetch = _fetch_from(data_fetcher)
+        self._loaders = data_fetcher.combined_loader.flattened
+        self._on_batch_begun, self._on_batch_done = listeners.of["on_batch_begun"], listeners.of["on_batch_done"]
+        self._moves = needs_transfer(self.trainer)
+        self._own_schedules = overrides(self.module, "lr_scheduler_step", LightningModule)
+        self._found = look(self.trainer)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all that the fast path depends on is as it was found."""
+        return look(self.trainer) == self._found
+
+    def train_on_next(self) -> None:
+        """Trains on the next batch.
+
+        Raises:
+            StopIteration: There is none, or `on_train_batch_start` has returned -1.
+        """
+        loop, trainer, hooks = self.loop, self.trainer, self.hooks
+        connector, results = self.connector, self.results
+        current, total = self._current, self._total
+        batch = self._fetch()
+        self.progress.is_last_batch = self.data_fetcher.done
+        if self._moves or not _is_plain(batch):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        batch_idx = current.ready
+        current.ready += 1
+        total.ready += 1
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+        outputs: Any = None
+        if batch is None:
+            loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
+        else:
+            for listen in self._on_batch_begun:
+                listen(trainer, batch, batch_idx)
+            is_quiet = hooks.reach_nobody
+            answer = None if is_quiet else hooks.call("on_train_batch_start", batch, batch_idx)
+            self.strategy.take_share(self._loaders)
+            if answer == -1:
+                self._skip_the_rest()
+            current.started += 1
+            total.started += 1
+            outputs = self._optimize(batch, batch_idx, is_quiet)
+        current.processed += 1
+        total.processed += 1
+        self._update_schedules(batch_idx)
+        results.is_watched = False
+        for listen in self._on_batch_done:
+            listen(trainer, batch, batch_idx)
+        results.is_watched = True
+        hooks.call("on_train_batch_end", outputs, batch, batch_idx)
+        results.batch = results.batch_size = None
+        current.completed += 1
+        total.completed += 1
+        if self._logs():
+            connector.log_metrics(self.loop.show_metrics()["log"])
+        elif is_held(connector):
+            results.averages.note_read()
+            self.loop.show_metrics(reduces=False)
+
+    def end_step(self) -> None:
+        """Ends a batch after which no validation is due."""
+        for config in self.strategy.lr_scheduler_configs:
+            if config.reduce_on_plateau:
+                self.loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+                break
+        if not self.accumulates:
+            self.loop._batches_that_stepped += 1
+
+    def _optimize(self, batch: Any, batch_idx: int, is_quiet: bool) -> Any:
+        # A hook of the user's, called since the look before this batch, may have changed how a step is taken.
+        is_current = is_quiet or not self.hooks.has_observers("on_train_batch_start") or self.is_current
+        if self.step is not None and is_current:
+            return self.step.run(batch, batch_idx, self.accumulates)
+        arguments = self.loop._build_kwargs(OrderedDict(), batch, batch_idx)
+        if not self.module.automatic_optimization:
+            return self.loop.manual_optimization.run(arguments)
+        return self.loop.automatic_optimization.run(self.trainer.optimizers[0], batch_idx, arguments)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether more batches belong to the optimizer step of the last batch."""
+        return bool(self.trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate())
+
+    def _skip_the_rest(self) -> None:
+        loop = self.loop
+        self.progress.increment_by(0, is_last_batch=True)
+        self.progress.increment_processed()
+        loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        if loop._num_ready_batches_reached():
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        raise StopIteration
+
+    def _update_schedules(self, batch_idx: int) -> None:
+        """Steps the schedules, but for those that watch a metric."""
+        loop = self.loop
+        if self._own_schedules:
+            loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        elif not self.accumulates:
+            counts = loop.scheduler_progress
+            for config in self.strategy.lr_scheduler_configs:
+                if (
+                    config.interval == "step"
+                    and not config.reduce_on_plateau
+                    and (batch_idx + 1) % config.frequency == 0
+                ):
+                    counts.increment_ready()
+                    config.scheduler.step()  # type: ignore[call-arg]
+                    counts.increment_completed()
+        if self.progress.is_last_batch or self.progress.current.ready == self.trainer.num_training_batches:
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+    def _logs(self) -> bool:
+        """Whether the logging interval ends with the last batch."""
+        if self.accumulates:
+            return False
+        trainer = self.trainer
+        every = trainer.log_every_n_steps
+        due = every and (trainer.should_stop or (self.loop._batches_that_stepped + 1) % every == 0)
+        return bool(due or trainer.fast_dev_run)
+
+
+def _is_plain(batch: Any) -> bool:
+    """Whether a batch is made of tensors on the CPU and nothing else."""
+    for part in batch if type(batch) is tuple or type(batch) is list else (batch,):
+        if type(part) is not Tensor or not part.is_cpu:
+            return False
+    return True
+
+
+def _fetch_from(data_fetcher: _DataFetcher) -> Callable[[], Any]:
+    """What returns the next batch: the only loader's own iterator, without the layers for several loaders."""
+    combined = data_fetcher.combined_loader
+    cycle = combined._iterator
+    if not (
+        type(data_fetcher) is _PrefetchDataFetcher
+        and data_fetcher.length is not None
+        and not data_fetcher.batches
+        and type(cycle) is _MaxSizeCycle
+        and len(cycle.iterators) == 1
+        and combined.iterables is combined.flattened[0]
+    ):
+        return lambda: next(data_fetcher)[0]
+    length = data_fetcher.length
+
+    def fetch() -> Any:
+        if data_fetcher.done:
+            raise StopIteration
+        try:
+            # Looked up each time: a reference to the iterator would keep its loader processes alive.
+            batch = next(cycle.iterators[0])
+        except StopIteration:
+            data_fetcher.done = cycle._consumed[0] = True
+            raise
+        cycle._idx += 1
+        data_fetcher.fetched += 1
+        data_fetcher.done = data_fetcher.fetched >= length
+        return batch
+
+    return fetch

@@ -1,0 +1,127 @@
+"""`self.log` in a training step, without checking anew in each step what was checked the step before."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.connectors.logger_connector.result import _get_default_dtype, _ResultMetric
+from torch import Tensor
+
+from rankzero.training.fast import replaced
+from rankzero.training.fast.batch_hooks import overrides
+from rankzero.training.metrics.logged import Results
+from rankzero.training.strategies import RunStrategy
+
+Settings = tuple[Any, ...]
+
+
+class FastLog:
+    """Stands in for a module's `log` within `training_step`, once a name has been logged by Lightning in an epoch.
+
+    Lightning (2.6) checks and describes each call anew. Here a call with the same settings as before updates the
+    metric at once. A call from any other hook, also by a reference that `training_step` has kept, is Lightning's.
+
+    Args:
+        trainer: The trainer.
+        strategy: Its strategy.
+        results: The collection that gathers the values.
+    """
+
+    def __init__(self, trainer: Trainer, strategy: RunStrategy, results: Results) -> None:
+        self.module, self.connector = trainer.lightning_module, trainer._logger_connector
+        self._of_module = vars(self.module)
+        self.strategy, self.results = strategy, results
+        self._known: dict[str, tuple[Settings, _ResultMetric]] = {}
+        is_compiled = getattr(self.module, "_compiler_ctx", None) is not None
+        self._stands_in = (
+            not is_compiled and not overrides(self.module, "log", LightningModule) and replaced.logging.are_original
+        )
+
+    def __enter__(self) -> None:
+        if self._stands_in and "log" not in self._of_module:
+            self._of_module["log"] = self
+
+    def __exit__(self, *error: object) -> None:
+        if self._of_module.get("log") is self:
+            del self._of_module["log"]
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.module, "log")  # a copy of the module has its own
+
+    def __call__(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """As `LightningModule.log`."""
+        settings = (
+            *(prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist, sync_dist_group),
+            *(add_dataloader_idx, metric_attribute, rank_zero_only),
+        )
+        if self._of_module["_current_fx_name"] != "training_step":
+            self._log_by_lightning(name, value, settings, batch_size)
+            return
+        known = self._known.get(name)
+        if known and known[0] == settings and self.connector._first_loop_iter is False:
+            number = self._number(value)
+            if number is not None and number.device == known[1].value.device:
+                self._update(name, known[1], number, batch_size)
+                return
+        self._log_in_full(name, value, settings, batch_size)
+
+    def _log_in_full(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
+        """Logs by Lightning, and remembers the metric if the next call can update it directly."""
+        self._log_by_lightning(name, value, settings, batch_size)
+        self._known.pop(name, None)
+        metric = self.results.get(f"training_step.{name}")
+        if metric is not None and metric.is_tensor and not metric.meta.enable_graph:
+            self._known[name] = settings, metric
+
+    def _log_by_lightning(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
+        *plain, attribute, rank_zero_only = settings
+        LightningModule.log(self.module, name, value, *plain, batch_size, attribute, rank_zero_only)  # type: ignore[call-arg]
+
+    def _number(self, value: Any) -> Tensor | None:
+        """A value as Lightning keeps it, or None where that needs a closer look."""
+        if type(value) is Tensor and value.is_floating_point() and value.numel() == 1:
+            number = value.detach().clone()
+            if number.ndim:
+                number = number.squeeze()
+            return number if number.dtype in (torch.float32, torch.float64) else number.to(_get_default_dtype())
+        if type(value) in (int, float):
+            return torch.tensor(value, device=self.module.device, dtype=_get_default_dtype())
+        return None
+
+    def _update(self, name: str, metric: _ResultMetric, value: Tensor, batch_size: int | None) -> None:
+        """As `_ResultMetric.update`."""
+        meta = metric.meta
+        metric._computed = None
+        metric._update_count += 1
+        if meta.on_step:
+            self.results.averages.key = f"training_step.{name}"
+            cache = meta.sync(value.clone()) if meta.sync.should else value  # reducing is in place
+            self.results.averages.key = ""
+            metric._forward_cache = cache
+            if not meta.on_epoch:
+                metric.value = cache
+                return
+        if meta.is_mean_reduction:
+            size = self.results._extract_batch_size(metric, batch_size, meta)
+            metric.value = metric.value + value * size
+            metric.cumulated_batch_size = metric.cumulated_batch_size + size
+        elif meta.is_sum_reduction:
+            metric.value = metric.value + value
+        else:
+            metric.value = meta.reduce_fx(metric.value, value)

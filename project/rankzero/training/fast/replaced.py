@@ -1,0 +1,280 @@
+"""The functions of Lightning and torch that the fast path replaces or leaves out.
+
+The fast path is used only while each of them is what the fast path was compared with. There are two ways in which one
+can be another: a release changed it (the digest of its source is not in `known_sources.py`), or a program replaced it
+at run time, as tools do that measure or trace (the attribute is another object). A release that leaves all of them
+alone keeps the fast path, whatever its version number.
+
+`python -m rankzero.training.fast.replaced` prints `known_sources.py` for the installed libraries.
+"""
+
+import contextlib
+import hashlib
+import linecache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import precision as fabric_precision
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.core import hooks as core_hooks
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.loops import _EvaluationLoop, fit_loop, utilities
+from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult, _AutomaticOptimization
+from lightning.pytorch.loops.optimization.closure import AbstractClosure
+from lightning.pytorch.loops.progress import _BatchProgress, _OptimizerProgress, _Progress
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
+from lightning.pytorch.strategies.strategy import _ForwardRedirection
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
+from lightning.pytorch.utilities import combined_loader
+from torch.autograd import graph
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils import _contextlib
+
+from rankzero.training.fast.known_sources import KNOWN_SOURCES
+
+Table = Mapping[Any, str]
+"""A class or module -> the names of functions in it, with blanks between them."""
+
+LOOP: Table = {
+    _TrainingEpochLoop: "run on_run_start advance on_advance_end _should_accumulate _accumulated_batches_reached "
+    "_num_ready_batches_reached update_lr_schedulers _update_learning_rates _should_check_val_epoch "
+    "_should_check_val_fx _save_loggers_on_train_batch_end",
+    call: "_call_callback_hooks _call_lightning_module_hook _call_strategy_hook",
+    _LoggerConnector: "on_batch_start on_batch_end update_train_step_metrics should_update_logs log_metrics metrics",
+    _ResultCollection: "metrics valid_items _get_cache",
+    LightningModule: "lr_scheduler_step",
+    _PrefetchDataFetcher: "__next__",
+    _DataFetcher: "__next__",
+    combined_loader.CombinedLoader: "__next__",
+    combined_loader._MaxSizeCycle: "__next__",
+    PassThroughProfiler: "start stop",
+    Profiler: "profile",
+}
+"""Replaced by `fast_epoch.py`. Where one of these is another, Lightning's own loop trains."""
+
+LOGGING: Table = {
+    LightningModule: "log",
+    _ResultCollection: "log update_metrics _extract_batch_size",
+    _ResultMetric: "update forward",
+}
+"""Replaced by `fast_log.py`. Where one is another, `LightningModule.log` is called each time."""
+
+TRANSFER: Table = {
+    Precision: "convert_input",
+    Strategy: "batch_to_device",
+    LightningModule: "_on_before_batch_transfer _apply_batch_transfer_handler _call_batch_hook "
+    "on_before_batch_transfer transfer_batch_to_device on_after_batch_transfer",
+    core_hooks: "move_data_to_device",
+}
+"""Left out for tensors that are where they belong. Where one is another, all are called."""
+
+OPTIMIZATION: Table = {
+    _TrainingEpochLoop: "_build_kwargs",
+    _AutomaticOptimization: "run _make_closure _make_step_fn _make_zero_grad_fn _make_backward_fn _optimizer_step "
+    "_on_before_zero_grad _optimizer_zero_grad _training_step",
+    AbstractClosure: "consume_result",
+    Closure: "closure __call__",
+    ClosureResult: "from_training_step_output asdict",
+    LightningModule: "optimizer_step optimizer_zero_grad backward configure_gradient_clipping",
+    LightningOptimizer: "step",
+    Strategy: "training_step backward optimizer_step pre_backward post_backward post_training_step",
+    DDPStrategy: "pre_backward",
+    _ForwardRedirection: "__call__",
+    Precision: "pre_backward backward post_backward optimizer_step _wrap_closure _after_closure _clip_gradients "
+    "train_step_context forward_context",
+    MixedPrecision: "pre_backward optimizer_step clip_gradients forward_context",
+    utilities: "_block_parallel_sync_behavior",
+}
+"""Replaced by `optimizer_step.py`. Where one is another, Lightning's own optimization runs in the fast loop."""
+
+INNER: Table = {
+    fit_loop._FitLoop: "run advance on_run_start on_advance_start on_advance_end reset",
+    _TrainingEpochLoop: "reset done _is_training_done",
+    _EvaluationLoop: "run",
+    _BatchProgress: "reset_on_run increment_ready",
+    _OptimizerProgress: "reset_on_run",
+    _Progress: "increment_ready increment_started increment_processed increment_completed",
+    _LoggerConnector: "on_epoch_end epoch_end_reached update_train_epoch_metrics should_reset_tensors callback_metrics",
+    _Metadata: "forked",
+    _Sync: "_generate_sync_fn",
+    _ResultMetric: "compute reset",
+    DDPStrategy: "reduce",
+    ParallelStrategy: "reduce_boolean_decision",
+    SingleDeviceStrategy: "reduce",
+    _DDPForwardRedirection: "on_after_inner_forward on_after_outer_forward",
+    Trainer: "callback_metrics global_step",
+    fabric_precision.Precision: "convert_input backward optimizer_step",
+}
+"""Not replaced, but relied on: a release that changes one of these may not be compatible."""
+
+BACKWARD: Table = {torch.Tensor: "backward", torch.autograd: "backward", graph: "_engine_run_backward"}
+ZERO_GRAD: Table = {Optimizer: "zero_grad"}
+STEP: Table = {Optimizer: "profile_hook_step"}
+FORWARD: Table = {
+    DistributedDataParallel: "forward _pre_forward _post_forward _run_ddp_forward _inside_ddp_forward __call__",
+    Module: "__call__ _call_impl _wrapped_call_impl",
+}
+"""Replaced by `fast_torch.py`. Where one is another, torch's own function is called."""
+
+
+class Functions:
+    """A group of functions, as they were when this was imported.
+
+    Args:
+        tables: Where they are. A name that the installed version lacks counts as changed.
+    """
+
+    def __init__(self, *tables: Table) -> None:
+        self._names = [(owner, name) for table in tables for owner, names in table.items() for name in names.split()]
+        self._originals = [getattr(owner, name, None) for owner, name in self._names]
+        self._are_same = _comparison(self._names, self._originals)
+
+    @property
+    def are_original(self) -> bool:
+        """Whether none has been replaced since, by another object under its name."""
+        try:
+            return bool(self._are_same())
+        except AttributeError:
+            return False
+
+    @property
+    def replaced_names(self) -> list[str]:
+        """The names of those that have been replaced."""
+        if self.are_original:
+            return []
+        return [
+            f"{_path(owner)}.{name}"
+            for (owner, name), original in zip(self._names, self._originals, strict=True)
+            if getattr(owner, name, None) != original
+        ]
+
+    @cached_property
+    def changed(self) -> list[str]:
+        """The names of functions whose source has no known digest."""
+        return [
+            f"{owner}.{name}"
+            for (owner, name), digest in self.digests.items()
+            if digest not in KNOWN_SOURCES.get(owner, {}).get(name, ())
+        ]
+
+    @property
+    def digests(self) -> dict[tuple[str, str], str]:
+        """Class or module, and name -> digest of the source, as it was when this was imported."""
+        return {
+            (_path(owner), name): source_digest(original)
+            for (owner, name), original in zip(self._names, self._originals, strict=True)
+        }
+
+
+def _comparison(names: list[tuple[Any, str]], originals: list[Any]) -> Callable[[], bool]:
+    """Returns a function that tells whether all attributes are what they were.
+
+    It is called in each step: an expression that names them takes a third of the time of a loop over them.
+    """
+    found = {f"owner_{number}": owner for number, (owner, _) in enumerate(names)}
+    found |= {f"original_{number}": original for number, original in enumerate(originals)}
+    same = (f"owner_{number}.{name} == original_{number}" for number, (_, name) in enumerate(names))
+    return eval(f"lambda: {' and '.join(same)}", found)  # type: ignore[no-any-return]
+
+
+def source_digest(function: Any) -> str:
+    """The digest of a function's source, and of the wrappers around it; `missing` without one."""
+    sources = "".join(map(_source, _layers(function)))
+    return hashlib.sha256(sources.encode()).hexdigest()[:16] if sources else "missing"
+
+
+def _source(code: CodeType) -> str:
+    """The lines of a function: its decorators, its head, and what is indented further.
+
+    `inspect.getsource` finds the same by tokenizing, which would take a quarter of a second for all.
+    """
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    indent = len(lines[0]) - len(lines[0].lstrip()) if lines else 0
+    deeper, has_head = " " * (indent + 1), False
+    for number, line in enumerate(lines):
+        if line.startswith(deeper) or not line.strip():
+            continue
+        if has_head and line[indent] != ")":  # which may close the head
+            return "".join(lines[:number]).rstrip()
+        has_head = has_head or line.lstrip().startswith(("def ", "async def ", "class "))
+    return "".join(lines).rstrip()
+
+
+def _layers(function: Any) -> Iterator[CodeType]:
+    """The code of a function and of what it wraps.
+
+    Decorators of Python's own library are left out, and so is `torch.no_grad`, which changes with torch's releases.
+    """
+    function = getattr(function, "fget", None) or getattr(function, "__func__", function)
+    library, no_grad = Path(contextlib.__file__).parent, Path(_contextlib.__file__)
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and Path(code.co_filename) != no_grad and Path(code.co_filename).parent != library:
+            yield code
+        function = getattr(function, "__wrapped__", None)
+
+
+def _path(owner: Any) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)
+
+
+loop = Functions(LOOP)
+logging = Functions(LOGGING)
+transfer = Functions(TRANSFER)
+optimization = Functions(OPTIMIZATION)
+inner = Functions(INNER)
+backward = Functions(BACKWARD)
+zero_grad = Functions(ZERO_GRAD)
+step = Functions(STEP)
+forward = Functions(FORWARD)
+
+OF_LIGHTNING = (loop, logging, transfer, optimization, inner)
+OF_TORCH = (backward, zero_grad, step, forward)
+
+
+def changed_in_lightning() -> list[str]:
+    """The functions of Lightning that are not known."""
+    return [name for functions in OF_LIGHTNING for name in functions.changed]
+
+
+def _print_known_sources(write: Callable[[str], Any] = print) -> None:
+    """Adds the digests of the installed libraries to those that are known, as Python source."""
+    known = {owner: {name: list(found) for name, found in names.items()} for owner, names in KNOWN_SOURCES.items()}
+    for functions in (*OF_LIGHTNING, *OF_TORCH):
+        for (owner, name), digest in functions.digests.items():
+            digests = known.setdefault(owner, {}).setdefault(name, [])
+            if digest not in digests:
+                digests.append(digest)
+    write(f'"""{KNOWN_SOURCES_TITLE}"""\n')
+    write("KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {")
+    for owner in sorted(known):
+        write(f'    "{owner}": {{')
+        for name in sorted(known[owner]):
+            digests_text = ", ".join(f'"{digest}"' for digest in known[owner][name])
+            write(f'        "{name}": ({digests_text},),')
+        write("    },")
+    write("}")
+
+
+KNOWN_SOURCES_TITLE = "Digests of the sources that the fast path was compared with; printed by `replaced.py`."
+
+if __name__ == "__main__":
+    _print_known_sources()

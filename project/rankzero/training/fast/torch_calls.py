@@ -1,0 +1,134 @@
+"""torch's passes and optimizer step, without their checks for observers (torch 2.15).
+
+`DistributedDataParallel.forward`, `Tensor.backward`, `Optimizer.step` and `Optimizer.zero_grad` look for tensor
+subclasses, function transforms, debug logs, profilers and hooks each time. In a step of a small model that is a fifth
+of the time. Without any of them, the function that torch would then call is called directly. With one of them, or if
+one of torch's functions has changed or was replaced (see `replaced.py`), torch's own function is called.
+"""
+
+import logging
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import graph
+from torch.nn.modules import module as modules
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim import optimizer as optimizers
+from torch.overrides import has_torch_function_unary
+
+from rankzero.training.fast import replaced
+
+
+def looks_at_forward(parallel: DistributedDataParallel) -> bool:
+    """Whether anybody might look on at the forward pass of DDP and of the module that it is around."""
+    if not _is_stock(replaced.forward) or _is_profiled() or torch._C._is_tracing():
+        return True
+    if type(parallel) is not DistributedDataParallel or "forward" in vars(parallel):
+        return True
+    for one in (parallel, parallel.module):
+        if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks:
+            return True
+        if one._compiled_call_impl is not None:
+            return True
+    return modules._has_any_global_hook() or parallel._use_python_reducer or parallel._delay_all_reduce_all_params
+
+
+def forward_through(
+    parallel: DistributedDataParallel, call: Callable[..., Any], *arguments: Any, **settings: Any
+) -> Any:
+    """As `parallel(*arguments, **settings)`, where nobody looks, with `call` in place of its module."""
+    arguments, settings = parallel._pre_forward(*arguments, **settings)
+    around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, parallel
+    try:
+        output = call(*arguments, **settings)
+    finally:
+        DistributedDataParallel._active_ddp_module = around
+    return parallel._post_forward(output)
+
+
+def run_backward(loss: Tensor) -> None:
+    """As `loss.backward()`.
+
+    Args:
+        loss: One number.
+
+    Raises:
+        RuntimeError: As that does.
+    """
+    if (
+        not _is_stock(replaced.backward)
+        or not (type(loss) is Tensor and loss.is_cpu and loss.is_floating_point() and loss.requires_grad)
+        or loss.numel() != 1
+        or has_torch_function_unary(loss)
+        or torch._C._are_functorch_transforms_active()
+        or graph.log.isEnabledFor(logging.DEBUG)
+    ):
+        loss.backward()
+        return
+    # A seed of its own for each pass: it may become the gradient of a parameter, and then change.
+    seed = torch.ones_like(loss, memory_format=torch.preserve_format)
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def step_of(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
+    """What takes an optimiser's steps: as `optimizer.step(closure=closure)`."""
+    hooked, own = type(optimizer).step, vars(optimizer).get("step")
+    if not (_is_stock(replaced.step) and _is_of(optimizers, hooked) and (own is None or _is_of_schedule(own, hooked))):
+        return lambda closure: optimizer.step(closure=closure)
+    plain = hooked.__wrapped__  # type: ignore[attr-defined]
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    before_all, after_all = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+
+    def step(closure: Callable[[], Any]) -> Any:
+        listens = before or after or before_all or after_all or _is_profiled()
+        if listens or vars(optimizer).get("step") is not own or type(optimizer).step is not hooked:
+            return optimizer.step(closure=closure)
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedule, which warns otherwise
+        return plain(optimizer, closure=closure)
+
+    return step
+
+
+def zero_gradients(optimizer: Optimizer) -> bool:
+    """As `optimizer.zero_grad()`.
+
+    Returns:
+        Whether no code but torch's has run.
+    """
+    if (
+        type(optimizer).zero_grad is not Optimizer.zero_grad
+        or "zero_grad" in vars(optimizer)
+        or not _is_stock(replaced.zero_grad)
+        or _is_profiled()
+    ):
+        optimizer.zero_grad()
+        return False
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad = None
+    return True
+
+
+def _is_stock(functions: replaced.Functions) -> bool:
+    """Whether functions of torch are those that this was compared with."""
+    return not functions.changed and functions.are_original
+
+
+def _is_profiled() -> bool:
+    return torch._C._autograd._profiler_enabled()
+
+
+def _is_of_schedule(step: Any, hooked: Any) -> bool:
+    """Whether an optimiser's own `step` is what torch's schedules put there, which only notes that it was called."""
+    return _is_of(lr_scheduler, step) and step.__wrapped__ is hooked
+
+
+def _is_of(module: ModuleType, function: Any) -> bool:
+    """Whether a function is written down in a module; who wraps one may well give it the same name and attributes."""
+    return getattr(getattr(function, "__code__", None), "co_filename", None) == module.__file__

@@ -1,0 +1,1 @@
+"""What `self.log` gathers: averages over ranks, and values that a resumed run keeps."""

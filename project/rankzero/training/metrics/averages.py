@@ -1,0 +1,104 @@
+"""Averages over ranks of what `training_step` logs with `sync_dist=True`."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
+from torch import Tensor
+
+from rankzero.training.strategies import strategy_of
+
+Waiting = tuple[Tensor, str]
+"""This rank's part of a value, and the operation."""
+
+_MEANS = ("mean", "avg")
+
+
+class StepAverages:
+    """Reduces logged values over ranks: in every step, as Lightning does, until no rank is known to read them.
+
+    Lightning (2.6) reduces each value in each step, although the value is written only once in a logging interval.
+    After an epoch in which no rank has read such a value between two logging steps, values wait for the end of the
+    interval, and are reduced together. If one is read in between after all, all ranks return to Lightning's way for
+    good.
+
+    Args:
+        trainer: The trainer.
+
+    Attributes:
+        defers: Whether values wait for the end of the logging interval. The same on all ranks.
+        key: The key of the value that is being logged; empty in between.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.defers = False
+        self.key = ""
+        self._waiting: dict[str, Waiting] = {}
+        self._is_fresh = self._is_read = self._observed = self._is_settled = False
+
+    def sync(self, value: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
+        """Reduces a value of this step; takes the place of the `reduce` of a strategy. All ranks must call."""
+        strategy = strategy_of(self._trainer)
+        may_wait = self.key.startswith("training_step.") and group is None
+        self._is_fresh |= may_wait
+        if self.defers and may_wait and not strategy.share.idle:
+            self._waiting[self.key] = strategy.part(value, reduce_op), str(reduce_op)
+            return value
+        self._waiting.pop(self.key, None)
+        reduced: Tensor = strategy.reduce(value, group, reduce_op)
+        return reduced
+
+    def reduce(self, results: Mapping[str, _ResultMetric]) -> None:
+        """Reduces the values that wait, and puts them into the metrics that they belong to. All ranks must call."""
+        self._is_fresh = False
+        alike: dict[Any, list[str]] = {}
+        for key in sorted(self._waiting):
+            value, operation = self._waiting[key]
+            summed = "sum" if operation in _MEANS else operation
+            alike.setdefault((summed, value.dtype, value.device), []).append(key)
+        waiting, self._waiting = self._waiting, {}
+        for (summed, _, device), keys in alike.items():
+            values = torch.stack([waiting[key][0] for key in keys])
+            flag = torch.full((1,), float(self._is_read), dtype=values.dtype, device=device)
+            packed = torch.cat((values, -flag if summed == "min" else flag))
+            ranks = strategy_of(self._trainer).reduce_together(packed, summed)
+            for key, value in zip(keys, packed[:-1].unbind(), strict=True):
+                _put(results[key], value / ranks if waiting[key][1] in _MEANS else value)
+            if self._is_read or packed[-1].item():
+                self._is_read, self.defers = True, False
+
+    def note_read(self) -> None:
+        """Notes a read of metrics within a logging interval."""
+        if not self._is_fresh:
+            return
+        if self._waiting and not self._is_read:
+            rank = self._trainer.global_rank
+            warnings.warn(
+                "rankzero: metrics with sync_dist=True were read between two logging steps, for the first time after "
+                f"an epoch without such a read. Until the next logging step, rank {rank} reads its own values; from "
+                "then on values are averaged over ranks in every step",
+                stacklevel=2,
+            )
+        self._is_read = True
+
+    def decide(self) -> None:
+        """Decides, before an epoch begins, whether values may wait from now on. All ranks must call."""
+        if self._is_settled or not self._observed or self._trainer.world_size == 1:
+            return
+        self._is_settled = True
+        (readers,) = strategy_of(self._trainer).add_up([int(self._is_read)])
+        self.defers, self._is_read = not readers, bool(readers)
+
+    def note_epoch(self) -> None:
+        """Notes that a whole epoch was observed. All ranks must call."""
+        self._observed = True
+
+
+def _put(metric: _ResultMetric, value: Tensor) -> None:
+    metric._forward_cache = value
+    if not metric.meta.on_epoch:
+        metric.value = value

@@ -1,0 +1,291 @@
+"""What `self.log` has gathered over an epoch: made whole over ranks, and carried from one attempt to the next.
+
+Lightning (2.6) has the ranks talk metric by metric, and waits for ever where one of them has logged something that
+another has not. Here they tell each other once, at the end of an epoch, what each has gathered; sums and counts are
+added up, whether or not `sync_dist` was asked for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from sys import getrefcount
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from rankzero.training.metrics.averages import StepAverages
+from rankzero.training.strategies import strategy_of
+
+Gathered = dict[str, dict[str, Any]]
+"""Key -> how it was logged, and, but for a torchmetrics metric, `value` and `weight`."""
+
+_PLAIN = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph")
+_PLACE = ("add_dataloader_idx", "dataloader_idx", "metric_attribute")
+_REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
+_BUILT_IN = {"built-in sum": sum, "built-in max": max, "built-in min": min}
+
+
+class Results(_ResultCollection):
+    """Lightning's collection for training, which resumes the metrics of an epoch that an earlier attempt began.
+
+    Args:
+        averages: What averages the values of a step over ranks.
+
+    Attributes:
+        carried: What that attempt had gathered, key by key until it is logged again. Metrics of torchmetrics keep their
+            state themselves.
+        is_watched: Whether a read of the metrics is one of the user's code, in the middle of an epoch.
+    """
+
+    def __init__(self, averages: StepAverages) -> None:
+        super().__init__(training=True)
+        self.averages = averages
+        self.carried: Gathered = {}
+        self.is_watched = False
+
+    def log(self, fx: str, name: str, value: Any, *arguments: Any, **settings: Any) -> None:
+        if settings.get("sync_dist"):
+            settings["sync_dist_fn"] = self.averages.sync
+        super().log(fx, name, value, *arguments, **settings)
+        if self.carried:
+            self.take_up(f"{fx}.{name}")
+
+    def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
+        self.averages.key = key
+        try:
+            super().update_metrics(key, value, batch_size)
+        finally:
+            self.averages.key = ""
+
+    def metrics(self, on_step: bool) -> Any:
+        if self.is_watched:
+            self.averages.note_read()
+        return super().metrics(on_step)
+
+    def unwatched_metrics(self, on_step: bool) -> Any:
+        """The metrics, read by the run itself."""
+        return super().metrics(on_step)
+
+    def reduce(self) -> None:
+        """Averages over ranks the values that wait for it. All ranks must call."""
+        self.averages.reduce(self)
+
+    def take_up(self, key: str) -> None:
+        """Adds what is carried to what has been logged since."""
+        carried, metric = self.carried.pop(key, None), self.get(key)
+        if carried is None or metric is None or "value" not in carried:
+            return
+        before = carried["value"].to(metric.value.device)
+        if metric.meta.is_max_reduction or metric.meta.is_min_reduction:
+            metric.value = metric.meta.reduce_fx(metric.value, before)
+        else:
+            metric.value = metric.value + before
+        if metric.meta.is_mean_reduction:
+            metric.cumulated_batch_size = metric.cumulated_batch_size + carried["weight"].to(metric.value.device)
+
+
+class LoggerConnector(_LoggerConnector):
+    """Lightning's, with metrics that are exact over ranks.
+
+    Args:
+        trainer: The Trainer.
+    """
+
+    def on_batch_end(self) -> None:
+        """Lightning's place after the hooks of a batch, in its own loop."""
+        results = self.trainer._results
+        if isinstance(results, Results) and results.is_watched and is_held(self):
+            results.averages.note_read()
+        with _unwatched(self.trainer):
+            super().on_batch_end()
+
+    def update_train_step_metrics(self) -> None:
+        """Lightning's place to log the metrics of a step, in its own loop. All ranks must call."""
+        results = self.trainer._results
+        logs = self.should_update_logs or self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        if logs and isinstance(results, Results) and not self.trainer.fit_loop._should_accumulate():
+            results.reduce()
+        with _unwatched(self.trainer):
+            super().update_train_step_metrics()
+
+    def epoch_end_reached(self) -> None:
+        """Lightning's place between the last batch and the epoch's metrics. All ranks must call."""
+        super().epoch_end_reached()
+        results = self.trainer._results
+        if isinstance(results, Results):
+            for key, description in list(results.carried.items()):
+                results[key] = _revived(description, self.trainer)
+                results.take_up(key)
+        if self.trainer.world_size > 1:
+            for metric in self.trainer.lightning_module.modules():
+                if isinstance(metric, Metric):
+                    metric.dist_sync_fn = metric.dist_sync_fn or _from_all_ranks
+            _add_up(self.trainer)
+
+    def on_epoch_end(self) -> None:
+        """Lightning's place behind the hooks of an epoch's end. All ranks must call."""
+        if self.trainer.world_size > 1:
+            _warn_of_own_values(self.trainer)
+        super().on_epoch_end()
+
+
+def is_held(connector: _LoggerConnector) -> bool:
+    """Whether the user's code has kept one of the dictionaries that Lightning brings up to date in each batch."""
+    return (
+        getrefcount(connector._callback_metrics) > _NOT_HELD
+        or getrefcount(connector._logged_metrics) > _NOT_HELD
+        or getrefcount(connector._progress_bar_metrics) > _NOT_HELD
+    )
+
+
+class _Holder:
+    def __init__(self) -> None:
+        self.metrics: dict[str, Any] = {}
+
+
+_holder = _Holder()
+_NOT_HELD = getrefcount(_holder.metrics)
+"""What `getrefcount` counts for a dictionary that only its object refers to."""
+
+
+@contextmanager
+def _unwatched(trainer: Trainer) -> Iterator[None]:
+    """Marks reads of the metrics as the run's own."""
+    results = trainer._results
+    watched = isinstance(results, Results) and results.is_watched
+    if isinstance(results, Results):
+        results.is_watched = False
+    try:
+        yield
+    finally:
+        if isinstance(results, Results):
+            results.is_watched = watched
+
+
+def install(trainer: Trainer) -> None:
+    """Puts the connector in the place of Lightning's."""
+    trainer._logger_connector = LoggerConnector(trainer)
+
+
+def gathered(results: _ResultCollection) -> Gathered:
+    """What this rank has gathered since the epoch began, and is to be reduced over it."""
+    own = {
+        key: _description(metric)
+        for key, metric in results.valid_items()
+        if metric.meta.on_epoch
+        and metric._computed is None
+        and not metric.meta.sync.rank_zero_only
+        and metric.meta.sync.group is None
+    }
+    return {**(results.carried if isinstance(results, Results) else {}), **own}
+
+
+def merged(everyone: Sequence[Gathered]) -> Gathered:
+    """What one rank would have gathered that had seen all that these have."""
+    keys = dict.fromkeys(key for one in everyone for key in one)
+    return {key: _merged([one[key] for one in everyone if key in one]) for key in keys}
+
+
+def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if "value" not in parts[0]:
+        return dict(parts[0])
+    values = torch.stack([part["value"].double() for part in parts])
+    reduction = parts[0]["reduction"].removeprefix("built-in ")
+    value = values.amax() if reduction == "max" else values.amin() if reduction == "min" else values.sum()
+    weight = torch.stack([part["weight"] for part in parts]).sum()
+    return {**parts[0], "value": value.to(parts[0]["value"].dtype), "exact": value, "weight": weight}
+
+
+def _add_up(trainer: Trainer) -> None:
+    """Gives every metric its value over all ranks. All ranks must call."""
+    results = trainer._results
+    assert results is not None
+    for key, whole in merged(strategy_of(trainer).gather(gathered(results))).items():
+        metric = results.get(key)
+        if metric is None or metric.has_reset:
+            metric = results[key] = _revived(whole, trainer)
+        if not metric.is_tensor:
+            metric.compute()  # torchmetrics talks to the other ranks itself
+            continue
+        value = whole["exact"] / whole["weight"] if metric.meta.is_mean_reduction else whole["exact"]
+        metric._computed = value.to(whole["value"].dtype).to(trainer.strategy.root_device)
+
+
+def _from_all_ranks(state: Tensor, group: Any = None) -> list[Tensor]:
+    """A metric's state on each rank. All ranks must call.
+
+    A rank that has seen nothing has no samples to concatenate; torchmetrics (1.9) puts an empty tensor in their place,
+    of a type and form that need not be the others'.
+    """
+    forms: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(forms, (state.shape, state.dtype), group)
+    shape, dtype = next((form for form in forms if form[0].numel()), forms[0])
+    if not state.numel():
+        state = torch.empty((0, *shape[1:]), dtype=dtype, device=state.device)
+    gathered: list[Tensor] = gather_all_tensors(state, group)
+    return gathered
+
+
+def _description(metric: _ResultMetric) -> dict[str, Any]:
+    meta = metric.meta
+    names = {function: name for name, function in {**_REDUCTIONS, **_BUILT_IN}.items()}
+    described = {name: getattr(meta, name) for name in (*_PLAIN, *_PLACE)}
+    described |= {"reduction": names[meta.reduce_fx], "sync": meta.sync.should}
+    if metric.is_tensor:
+        weight = metric.cumulated_batch_size if meta.is_mean_reduction else torch.tensor(0)
+        described |= {"value": metric.value.detach().cpu(), "weight": weight.detach().cpu()}
+    return described
+
+
+def _revived(description: Mapping[str, Any], trainer: Trainer) -> _ResultMetric:
+    """A metric that was logged as described, here as if by this rank."""
+    meta = _Metadata(
+        **{name: description[name] for name in (*_PLAIN, *_PLACE)},
+        reduce_fx={**_REDUCTIONS, **_BUILT_IN}[description["reduction"]],  # type: ignore[arg-type]
+    )
+    results = trainer._results
+    reduce = results.averages.sync if isinstance(results, Results) and description["sync"] else trainer.strategy.reduce
+    meta.sync = _Sync(_should=description["sync"], fn=reduce)
+    metric = _ResultMetric(meta, is_tensor="value" in description).to(trainer.strategy.root_device)
+    if not metric.is_tensor:
+        metric.value = trainer.lightning_module.get_submodule(description["metric_attribute"])
+    return metric
+
+
+def _warn_of_own_values(trainer: Trainer) -> None:
+    """Warns where ranks log values of their own at an epoch's end, of which no mean is right. All ranks must call."""
+    results = trainer._results
+    assert results is not None
+    own = {key: one for key, one in gathered(results).items() if "value" in one and one["fx"].endswith("_epoch_end")}
+    everyone = strategy_of(trainer).gather({key: _own_value(one) for key, one in own.items()})
+    for key, one in own.items():
+        values = [theirs[key] for theirs in everyone if key in theirs]
+        if not max(values) - min(values) > 1e-6 * max(map(abs, values)):  # nor where one is not a number
+            continue
+        if not one["sync"]:
+            shown = "rank zero's alone is taken"
+        elif strategy_of(trainer).sharding.is_uneven:
+            shown = "their mean is taken, in which a rank with fewer samples counts as much as one with more"
+        else:
+            continue
+        rank_zero_warn(
+            f"rankzero: self.log({one['name']!r}) in {one['fx']} has another value on each rank: {shown}. Logged in "
+            "the step, or as a metric of torchmetrics, it is exact at any number of processes"
+        )
+
+
+def _own_value(description: Mapping[str, Any]) -> float:
+    weight = description["weight"] if description["reduction"] == "mean" else torch.tensor(1)
+    value: Tensor = description["value"] / weight
+    return float(value)

@@ -1,0 +1,111 @@
+"""Settings that callbacks change while a run trains and that no state dict holds.
+
+Lightning (2.6) calls `on_train_epoch_start` only where an epoch begins. What a callback sets there (layers that are
+unfrozen, batches a step, another schedule) is missing in a run that resumes within the epoch or, where the callback
+sets it once, in any later epoch.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging
+from lightning.pytorch.trainer.states import RunningStage
+from torch import nn
+
+from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.hooks import LoopCallback
+from rankzero.training.saved_state.parameter_groups import group_names
+from rankzero.training.saved_state.pruning import prune_again, pruned_parameters, tickets_in_use, use_tickets
+
+C = TypeVar("C", bound=Callback)
+
+State = dict[str, Any]
+
+MODULE_FLAGS = ("training", "track_running_stats")
+
+
+class LiveSettings(LoopCallback):
+    """Saves and restores what callbacks have changed of the module, the Trainer and the schedule."""
+
+    def __init__(self) -> None:
+        self._flags: dict[str, bool] = {}
+        self._batches_a_step = 1
+        self._loaded: State | None = None
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: State) -> None:
+        now = flags_of(pl_module)
+        if trainer.state.stage is not RunningStage.TRAINING:  # in a validation, all modules are in eval mode
+            now = {name: value for name, value in now.items() if not name.endswith(".training")}
+        checkpoint["live_settings"] = {
+            "flags": {name: value for name, value in now.items() if value != self._flags.get(name, value)},
+            "batches_a_step": [self._batches_a_step, _batches_a_step(trainer)],
+            "should_stop": trainer.should_stop and not trainer.fit_loop._can_stop_early,
+            "groups": [group_names(pl_module, optimizer) for optimizer in trainer.optimizers],
+        }
+        for callback in _callbacks(trainer, ModelPruning):
+            checkpoint["live_settings"].setdefault("tickets", []).append(tickets_in_use(callback))
+        if pruned := pruned_parameters(pl_module):
+            checkpoint["pruned"] = pruned
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: State) -> None:
+        self._loaded = {**checkpoint.get("live_settings", {}), "pruned": checkpoint.get("pruned", {})}
+
+    def on_ready(self, trainer: Trainer) -> None:
+        module, loaded = trainer.lightning_module, self._loaded or {}
+        self._loaded = None
+        self._flags, self._batches_a_step = flags_of(module), trainer.accumulate_grad_batches
+        prune_again(module, loaded.get("pruned", {}))
+        for callback, numbers in zip(_callbacks(trainer, ModelPruning), loaded.get("tickets", []), strict=False):
+            use_tickets(callback, numbers)
+        _set_flags(module, loaded.get("flags", {}))
+        configured, batches = loaded.get("batches_a_step", (0, 0))
+        if configured == self._batches_a_step:
+            trainer.accumulate_grad_batches = batches
+        trainer.should_stop |= loaded.get("should_stop", False)
+        if loaded and fit_loop_of(trainer).is_within_epoch:
+            _resume_averaging(trainer)
+
+
+def flags_of(module: nn.Module) -> dict[str, bool]:
+    """What is frozen, and which mode each module is in: `NAME.requires_grad`, `NAME.training`, ..."""
+    parameters = {f"{name}.requires_grad": one.requires_grad for name, one in module.named_parameters()}
+    return parameters | {
+        f"{name}.{flag}": getattr(one, flag)
+        for name, one in module.named_modules()
+        for flag in MODULE_FLAGS
+        if isinstance(getattr(one, flag, None), bool)
+    }
+
+
+def _callbacks(trainer: Trainer, kind: type[C]) -> list[C]:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, kind)]
+
+
+def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:
+    parameters, modules = dict(module.named_parameters()), dict(module.named_modules())
+    for path, value in flags.items():
+        name, _, flag = path.rpartition(".")
+        owner = parameters.get(name) if flag == "requires_grad" else modules.get(name)
+        if owner is not None:
+            setattr(owner, flag, value)
+
+
+def _batches_a_step(trainer: Trainer) -> int:
+    """Batches a step, but for what StochasticWeightAveraging sets for an epoch in which it takes no steps."""
+    for callback in _callbacks(trainer, StochasticWeightAveraging):
+        if hasattr(callback, "_accumulate_grad_batches"):
+            return callback._accumulate_grad_batches
+    batches: int = trainer.accumulate_grad_batches
+    return batches
+
+
+def _resume_averaging(trainer: Trainer) -> None:
+    """Has StochasticWeightAveraging put in its schedule, with the state that it has loaded, within an epoch.
+
+    It does so in `on_train_epoch_start` (lightning 2.6), which averages no weights twice in an epoch.
+    """
+    for callback in _callbacks(trainer, StochasticWeightAveraging):
+        if callback._scheduler_state is not None:
+            callback.on_train_epoch_start(trainer, trainer.lightning_module)

@@ -1,0 +1,142 @@
+"""What each rank has of its own, saved with the rest: generators, and what metrics have gathered within an epoch."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from rankzero.sampling import generators
+from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.hooks import LoopCallback
+from rankzero.training.metrics import logged as logged_metrics
+from rankzero.training.strategies import strategy_of
+
+State = dict[str, Any]
+
+_SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+
+
+class RankStates(LoopCallback):
+    """Saves and restores them.
+
+    At another world size the generators are seeded anew, from seed and step; what metrics have gathered is added up.
+
+    Args:
+        seed: The run's.
+        rank: This process among all.
+        world_size: Processes in all.
+    """
+
+    def __init__(self, seed: int, rank: int, world_size: int) -> None:
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self._loaded: list[State] | None = None
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """All ranks must call."""
+        fit_loop_of(trainer).epoch_loop.settle()  # what is shown is a part of it
+        checkpoint["rank_states"] = strategy_of(trainer).gather(
+            {
+                "generators": save_generators(trainer.strategy.root_device),
+                "shown": {name: dict(getattr(trainer._logger_connector, name)) for name in _SHOWN},
+                "gathered": logged_metrics.gathered(trainer.fit_loop.epoch_loop._results),
+                "metrics": save_metrics(pl_module),
+            }
+        )
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._loaded = checkpoint.get("rank_states")
+
+    def on_ready(self, trainer: Trainer) -> None:
+        if not self._loaded:
+            return
+        # Its error feedback belongs to buckets that DDP arranges anew in the first step of every start.
+        for _, state in getattr(trainer.strategy.model, "_comm_hooks", []):
+            if hasattr(state, "error_dict"):
+                rank_zero_warn(f"rankzero: the error feedback of {type(state).__name__} begins anew, from nothing")
+        states, self._loaded = self._loaded, None
+        same_world = len(states) == self.world_size
+        mine = states[self.rank] if same_world else states[0]
+        for name, values in mine["shown"].items():
+            setattr(trainer._logger_connector, name, dict(values))
+        if same_world:
+            load_generators(mine["generators"], trainer.strategy.root_device)
+        else:
+            self._seed_anew(trainer.global_step)
+        if fit_loop_of(trainer).is_within_epoch:
+            # At another world size rank zero goes on with what all have gathered, the others with nothing.
+            whole = [mine] if same_world else states if self.rank == 0 else []
+            carried = logged_metrics.merged([one["gathered"] for one in whole])
+            fit_loop_of(trainer).epoch_loop.results.carried = carried
+            load_metrics(trainer.lightning_module, [one["metrics"] for one in whole])
+
+    def _seed_anew(self, step: int) -> None:
+        key = int(np.random.SeedSequence([self.seed, step, self.rank]).generate_state(1, np.uint64)[0])
+        generators.seed(key)
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed(key)
+
+
+def save_generators(device: torch.device) -> State:
+    """The states of the generators of this process, as tensors and plain types."""
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    state: State = {"python": [python[0], torch.tensor(python[1]), python[2]], "torch": torch.get_rng_state()}
+    if numpy["bit_generator"] == "MT19937":  # another one is somebody's own, to be saved by whom it belongs to
+        words = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
+        state["numpy"] = [words, numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]]
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def load_generators(state: Mapping[str, Any], device: torch.device) -> None:
+    """Sets the generators of this process."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    torch.set_rng_state(state["torch"].cpu())
+    if "numpy" in state:
+        words, place, has_gauss, gauss = state["numpy"]
+        np.random.set_state(("MT19937", words.numpy().astype(np.uint32), place, has_gauss, gauss))
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def save_metrics(module: LightningModule) -> dict[str, State]:
+    """The states of torchmetrics metrics that are under way, by the module's names for them."""
+    for collection in module.modules():
+        if isinstance(collection, MetricCollection):
+            list(collection.values(copy_state=False))  # its groups share one state until somebody looks
+    return {
+        name: {"updates": metric._update_count, "state": {key: getattr(metric, key) for key in metric._defaults}}
+        for name, metric in _metrics(module).items()
+        if metric._update_count
+    }
+
+
+def load_metrics(module: LightningModule, saved: Sequence[Mapping[str, State]]) -> None:
+    """Restores the states of metrics, those of several ranks merged."""
+    for name, metric in _metrics(module).items():
+        states = [one[name] for one in saved if name in one]
+        for number, state in enumerate(states):
+            if number == 0:
+                for key, value in state["state"].items():
+                    # Metrics of one group share their state, which each of them goes on changing in place.
+                    setattr(metric, key, value.clone() if isinstance(value, Tensor) else list(value))
+                metric._update_count = state["updates"]
+            else:
+                try:
+                    metric.merge_state(state["state"])
+                except (RuntimeError, ValueError) as error:
+                    rank_zero_warn(f"rankzero: the metric {name} begins anew within this epoch: {error}")
+                    metric.reset()
+                    break
+        metric.to(module.device)
+
+
+def _metrics(module: LightningModule) -> dict[str, Metric]:
+    return {name: one for name, one in module.named_modules() if isinstance(one, Metric)}

@@ -1,0 +1,201 @@
+"""Forward, backward and the optimizer's step, without the calls of Lightning's that do nothing."""
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rankzero.training.fast.batch_hooks import BatchHooks, overrides
+from rankzero.training.fast.conditions import OPTIMIZER_HOOKS
+from rankzero.training.fast.log import FastLog
+from rankzero.training.fast.torch_calls import run_backward, step_of, zero_gradients
+from rankzero.training.strategies import OneProcess, RunStrategy
+
+
+class OptimizerStep:
+    """One training batch on the fast path, as by `_AutomaticOptimization` and what it calls (lightning 2.6.6).
+
+    Args:
+        trainer: The trainer.
+        strategy: Its strategy.
+        loop: The loop over batches.
+        hooks: The hooks of a batch.
+        log: What stands in for `self.log` in `training_step`.
+    """
+
+    def __init__(
+        self, trainer: Trainer, strategy: RunStrategy, loop: _TrainingEpochLoop, hooks: BatchHooks, log: FastLog
+    ) -> None:
+        self.trainer, self.strategy, self.loop, self.hooks, self.log = trainer, strategy, loop, hooks, log
+        self.module: LightningModule = trainer.lightning_module
+        self._of_module = vars(self.module)
+        self._is_direct = (
+            type(strategy) is OneProcess
+            and type(trainer.precision_plugin) is Precision
+            and strategy.model is self.module
+        )
+        self._clips = overrides(self.module, "configure_gradient_clipping", LightningModule)
+        self._signature_of: Any = None
+        self._takes_batch_idx = False
+        self._optimizer: Optimizer | None = None
+        self._batch: tuple[Any, ...] = ()
+        self._batch_idx = 0
+        self._output: Any = None
+        self._result: ClosureResult | None = None
+        self._is_quiet = False
+        """Whether the hooks that come next reach nobody, as found after the last code of the user's has run."""
+
+    def run(self, batch: Any, batch_idx: int, accumulates: bool) -> dict[str, Any]:
+        """Takes the step, or only adds to the gradients.
+
+        Args:
+            batch: The batch.
+            batch_idx: Its number in the epoch.
+            accumulates: Whether more batches belong to this optimizer step.
+
+        Returns:
+            The outputs that `on_train_batch_end` gets, if anything would see them.
+        """
+        self._batch = (batch, batch_idx) if self._wants_batch_idx() else (batch,)
+        self._batch_idx = batch_idx
+        if accumulates:
+            with _block_parallel_sync_behavior(self.strategy):
+                self._run_passes()
+        else:
+            counts = self.loop.automatic_optimization.optim_progress.optimizer.step
+            counts.increment_ready()
+            of_module = self._of_module
+            before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_step"
+            optimizer = self.strategy.optimizers[0]
+            if optimizer is not self._optimizer:
+                self._optimizer, self._step = optimizer, step_of(optimizer)
+            self._step(self._closure)
+            of_module["_current_fx_name"] = before
+            counts.increment_completed()
+        return self._outputs()
+
+    def _wants_batch_idx(self) -> bool:
+        method = self.module.training_step
+        function = getattr(method, "__func__", method)
+        if function is not self._signature_of:
+            self._signature_of = function
+            self._takes_batch_idx = "batch_idx" in self.loop._build_kwargs(OrderedDict(), None, 0)
+        return self._takes_batch_idx
+
+    def _outputs(self) -> dict[str, Any]:
+        result, output = self._result, self._output
+        self._batch, self._result, self._output = (), None, None
+        if result is None:
+            raise MisconfigurationException(
+                "The closure hasn't been executed. HINT: did you call `optimizer_closure()` in your `optimizer_step`"
+                " hook? It could also happen because the `optimizer.step(optimizer_closure)` call did not execute it"
+                " internally."
+            )
+        if result is _UNSEEN:
+            if not self.hooks.has_observers("on_train_batch_end"):
+                return {}
+            result = ClosureResult.from_training_step_output(output)  # a callback was added during this batch
+        return {} if result.loss is None else result.asdict()
+
+    def _closure(self) -> Tensor | None:
+        loss = self._run_passes()
+        if not self._is_quiet:
+            self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])
+        if self._clips or self.trainer.gradient_clip_val:
+            self.trainer.precision_plugin._clip_gradients(
+                self.module,
+                self.strategy.optimizers[0],
+                self.trainer.gradient_clip_val,
+                gradient_clip_algorithm=self.trainer.gradient_clip_algorithm,
+            )
+        return loss
+
+    def _run_passes(self) -> Tensor | None:
+        """Runs the forward and the backward pass; returns the loss without its graph."""
+        if not torch.is_grad_enabled():  # within the step of an optimizer that does not enable it for its closure
+            with torch.enable_grad():
+                return self._run_passes()
+        of_module = self._of_module
+        before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "training_step"
+        with self.log:
+            output = (self.module if self._is_direct else self.strategy).training_step(*self._batch)
+        of_module["_current_fx_name"] = before
+        self._is_quiet = self.hooks.reach_nobody
+        loss = self._loss_of(output)
+        batches_a_step: int = self.trainer.accumulate_grad_batches
+        if self._batch_idx % batches_a_step == 0:
+            self._zero_gradients()
+        if loss is None:
+            Closure.warning_cache.warn(
+                "`training_step` returned `None`. If this was on purpose, ignore this warning..."
+            )
+            return None
+        self._run_backward(loss)
+        return loss.detach()
+
+    def _loss_of(self, output: Any) -> Tensor | None:
+        batches_a_step: int = self.trainer.accumulate_grad_batches
+        is_seen = not self._is_quiet and self.hooks.has_observers("on_train_batch_end")
+        if type(output) is Tensor and batches_a_step == 1 and not is_seen:
+            self._result, self._output = _UNSEEN, output
+            return output
+        if output is None and self.trainer.world_size > 1:
+            raise RuntimeError(
+                "Skipping the `training_step` by returning None in distributed training is not supported."
+                " It is recommended that you rewrite your training logic to avoid having to skip the step in the first"
+                " place."
+            )
+        self._result = ClosureResult.from_training_step_output(output, batches_a_step)
+        return self._result.closure_loss
+
+    def _zero_gradients(self) -> None:
+        optimizer = self.strategy.optimizers[0]
+        counts = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
+        counts.increment_ready()
+        if not self._is_quiet:
+            self.hooks.call("on_before_zero_grad", optimizer)
+        counts.increment_started()
+        of_module = self._of_module
+        before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_zero_grad"
+        if not self._is_quiet and self._has_own("optimizer_zero_grad"):
+            self.module.optimizer_zero_grad(self.trainer.current_epoch, self._batch_idx, optimizer)
+        elif not zero_gradients(optimizer):
+            self._is_quiet = False
+        of_module["_current_fx_name"] = before
+        counts.increment_completed()
+
+    def _run_backward(self, loss: Tensor) -> None:
+        loss = self.strategy.weighed(loss)
+        if not self._is_quiet:
+            self.hooks.call("on_before_backward", loss)
+        of_module = self._of_module
+        before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "backward"
+        if not self._is_quiet and self._has_own("backward"):
+            self.module.backward(loss)
+        else:
+            run_backward(loss)
+        of_module["_current_fx_name"] = before
+        self._is_quiet = self.hooks.reach_nobody
+        if not self._is_quiet:
+            self.hooks.call("on_after_backward")
+        if self.strategy.share.idle:  # otherwise DDP has averaged, and there is nothing to do
+            self.strategy.post_backward(loss)
+
+    def _has_own(self, method: str) -> bool:
+        """Whether a hook of this very batch has given the module a method in place of Lightning's."""
+        return method in self._of_module or getattr(type(self.module), method) is not _STOCK[method]
+
+
+_STOCK = {method: getattr(LightningModule, method) for method in OPTIMIZER_HOOKS}
+
+
+_UNSEEN = ClosureResult(None)
+"""The result of a step whose outputs have no observer."""

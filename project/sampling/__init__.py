@@ -1,1 +1,0 @@
-"""The order of samples: which one goes into which batch, on which rank."""

@@ -1,0 +1,170 @@
+import pytest
+
+from rankzero.cli.arguments import read_flags
+from rankzero.cli.foreign_flags import TRAINER
+from rankzero.messages import RequestError
+from running import command_of, fit
+
+FIT = command_of("fit")
+
+
+def read(*arguments):
+    return read_flags(FIT, arguments)
+
+
+def test_short_flags_become_lightning_keys_and_come_last():
+    flags = read("--epochs", "3", "--trainer.max_epochs", "9", "--model", "MLP", "--data=Toy", "--batch_size=8")
+    assert flags.arguments == [
+        "--model=lightning_modules.MLP",
+        "--data=data_modules.Toy",
+        "--trainer.max_epochs",
+        "9",
+        "--batch_size=8",
+        "--trainer.max_epochs=3",
+    ]
+    assert flags.get("epochs") == 3 and flags.get("batch_size") == 8 and flags.get("resume") == "auto"
+
+
+def test_the_tutorials_name_for_epochs():
+    assert read("--total_epochs", "50").get("epochs") == 50
+
+
+def test_long_names_count_too():
+    assert read("--trainer.devices", "2").values["trainer.devices"] == 2
+    assert read("--trainer.devices=[0,1]").values["trainer.devices"] == [0, 1]
+
+
+def test_defaults_stand_only_where_nothing_was_given():
+    assert "--model=lightning_modules.ResNet" in read().arguments
+    assert read().given == frozenset()
+    assert read("--model", "my.Net").given == {"model"}
+    assert "--data=data_modules.Digits" in read("--model", "my.Net").arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found", "instead"),
+    [
+        (["--epocs", "3"], "no flag of that name", "--epochs 3"),
+        (["--batchsize=3"], "near it: --batch_size", "--batch_size 3"),
+        (["--model", "RezNet"], "there are MLP, ResNet", "--model ResNet"),
+        (["--data", "Fashion"], "there are CIFAR10, Digits", "--data FashionMNIST"),
+        (["--devices", "0"], "not a whole number", "--devices 2"),
+        (["--epochs"], "no value after it", "--epochs VALUE"),
+        (["trainn"], "the subcommands are fit, validate, test, predict", "fit.py fit ..."),
+        (["evaluate"], "the subcommands are", "fit.py validate ..."),
+        (["--model", "MLP", "test"], "it stands first", "fit.py test ..."),
+        (["--epochs", "3", "4"], "unexpected argument", "--help"),
+        (["--nodes", "-3"], "not a whole number", "--nodes 2"),
+        (["--seed", "-1"], "0 to 4294967295", "--seed 0"),
+        (["-x"], "no flag of that name", ""),
+        (["--run", "../../etc"], "folder's name", "--name my-run"),
+        (["--foo", "3"], "no flag of that name", "--help"),
+    ],
+)
+def test_mistakes(arguments, found, instead):
+    with pytest.raises(RequestError) as error:
+        read(*arguments)
+    assert found in error.value.found and error.value.instead.endswith(instead)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        ("--gpus 2", "--devices 2"),
+        ("--nproc_per_node=4", "--devices 4"),
+        ("--num_nodes 2", "--nodes 2"),
+        ("--lr 0.1", "--model.optimizer AdamW --model.optimizer.lr 0.1"),
+        ("--model my.Net --learning_rate 0.1", "--model.learning_rate 0.1, where the model takes it"),
+        ("--strategy ddp", "--trainer.strategy ddp"),
+        ("--max_steps 7", "--trainer.max_steps 7"),
+        ("--max_epochs 7", "--epochs 7"),
+        ("--num_workers 7", "--data.num_workers 7"),
+        ("--num-workers=7", "--data.num_workers 7"),
+        ("--checkpoint_path a.ckpt", "--resume a.ckpt"),
+        ("--log_dir here", "--root here"),
+        ("--fp16", "--precision 16-mixed"),
+        ("--bf16 --epochs 3", "--precision bf16-mixed"),
+        ("--accumulate_grad_batches 2", "--trainer.accumulate_grad_batches 2"),
+        ("--gradient_clip_val 0.5", "--trainer.gradient_clip_val 0.5"),
+        ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
+    ],
+)
+def test_a_flag_of_another_trainer_gets_ours_with_the_users_value(arguments, instead):
+    with pytest.raises(RequestError) as error:
+        read(*arguments.split())
+    assert error.value.instead.startswith(instead) and len(error.value.found) < 120
+
+
+def test_every_argument_of_lightnings_trainer_is_known():
+    import inspect
+
+    from lightning.pytorch import Trainer
+
+    assert set(TRAINER) == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+
+
+@pytest.mark.parametrize(
+    "argument", ["--g\x1b[31mpus", "\udcff\udcfe", "x" * 100_000, "--x=" + "\n" * 9, "--\x00", "--"]
+)
+def test_hostile_arguments_are_one_printable_message(argument):
+    with pytest.raises(RequestError) as error:
+        read(argument)
+    lines = str(error.value).split("\n")
+    assert len(lines) == 3 and all(line.isprintable() and len(line) < 700 for line in lines)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("last", "auto"), ("null", "never"), ("a/b.ckpt", "a/b.ckpt")])
+def test_lightnings_name_for_what_to_resume_from(text, meant):
+    assert read("--ckpt_path", text).get("resume") == meant
+
+
+@pytest.mark.parametrize("flag", ["--name", "--run", "--run_name"])
+def test_the_names_of_the_runs_name(flag):
+    assert read(flag, "x").get("name") == "x"
+
+
+def test_what_only_prints_starts_no_processes():
+    assert read("--print_config", "--devices", "2").only_prints
+    assert read("--model.help", "ResNet").only_prints
+    assert read("--help_all").only_prints
+    assert not read("--model.hidden_sizes", "[8]").only_prints
+
+
+def test_help_is_one_screen_of_all_flags(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        read("--help")
+    text = capsys.readouterr().out
+    assert leaving.value.code == 0
+    assert all(f"--{flag.name} " in text for flag in FIT.flags)
+    assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= 120
+    assert all(example in text for example in FIT.examples) and len(FIT.examples) == 3
+
+
+def test_help_needs_no_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
+    result = fit("--help", folder=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
+    assert "--devices N" in result.out
+
+
+def test_a_mistake_needs_no_torch_and_leaves_with_2(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
+    result = fit("--devices", "0", folder=tmp_path, environment={"PYTHONPATH": str(tmp_path)}, code=2)
+    assert "asked  --devices 0" in result.err and "Traceback" not in result.err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["torch.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "count"),
+    [
+        ("2", 2, 2),
+        ("auto", None, None),
+        ("-1", None, None),
+        ("[0,3]", [0, 3], 2),
+        ("0,3,5", [0, 3, 5], 3),
+        ("1,", [1], 1),
+        ("'4'", 4, 4),
+    ],
+)
+def test_every_form_that_lightnings_devices_take(text, devices, count):
+    flags = read(f"--trainer.devices={text}")
+    assert (flags.devices, flags.num_devices) == (devices, count)

@@ -1,0 +1,61 @@
+import pytest
+import yaml
+
+from rankzero.cli.config_file import read_config
+from rankzero.messages import RequestError
+from running import command_of
+
+FIT = command_of("fit")
+
+
+def read(path, text):
+    path.write_text(text)
+    return read_config(FIT, str(path))
+
+
+def test_lightnings_own_words_are_handed_on_as_they_are(tmp_path):
+    path = tmp_path / "a.yaml"
+    text, values = read(path, "trainer:\n  max_epochs: 3\n  devices: 2\nmodel:\n  class_path: my.Net\n")
+    assert text == str(path)
+    assert values == {"trainer.max_epochs": 3, "trainer.devices": 2, "model": {"class_path": "my.Net"}}
+
+
+def test_short_names_stand_for_lightnings(tmp_path):
+    text, values = read(tmp_path / "a.yaml", "epochs: 3\nmodel: MLP\ndata: {class_path: Toy}\nseed: 1\nbatch_size: 8\n")
+    assert yaml.safe_load(text) == {
+        "trainer": {"max_epochs": 3},
+        "model": {"class_path": "lightning_modules.MLP"},
+        "data": {"class_path": "data_modules.Toy"},
+        "seed_everything": 1,
+        "batch_size": 8,
+    }
+    assert values["trainer.max_epochs"] == 3 and values["batch_size"] == 8
+
+
+def test_numbers_that_only_lightnings_loader_reads_stay(tmp_path):
+    text, _ = read(tmp_path / "a.yaml", "epochs: 1\ntrainer: {gradient_clip_val: 1e-3}\n")
+    assert "gradient_clip_val: 1e-3" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("epoch: 3", "no such key"),
+        ("a: [", "not YAML"),
+        ("just words", "no key: value lines"),
+        ("", "no key: value lines"),
+        ("model: RezNet", "no model of that name"),
+        ("devices: 0", "not a whole number"),
+    ],
+)
+def test_mistakes(tmp_path, text, found):
+    with pytest.raises(RequestError) as error:
+        read(tmp_path / "a.yaml", text)
+    assert found in error.value.found
+
+
+def test_a_missing_file_is_told_with_what_is_there(tmp_path):
+    (tmp_path / "train.yaml").write_text("epochs: 3")
+    with pytest.raises(RequestError) as error:
+        read_config(FIT, str(tmp_path / "trian.yaml"))
+    assert "holds train.yaml" in error.value.found and error.value.instead.endswith("train.yaml")

@@ -1,0 +1,46 @@
+"""What a person reads when their own module cannot be imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rankzero.cli.import_names import CHECKOUT
+from rankzero.messages import CannotStart
+from running import fit_here
+
+BROKEN = {
+    "missing.py": ("import json\nimport nosuchthing\n", "missing.py, line 2: import nosuchthing"),
+    "name.py": ("x = undefined\n", "NameError: name 'undefined' is not defined"),
+    "syntax.py": ("def f(:\n", "syntax.py, line 1: def f(:"),
+    "raises.py": ("def f():\n    raise KeyError('mine')\nf()\n", "raises.py, line 2: raise KeyError('mine')"),
+    "other.py": ("from json import no_such_name\n", "ImportError: cannot import name 'no_such_name'"),
+}
+
+
+@pytest.mark.parametrize("file", BROKEN)
+def test_an_error_in_a_users_module_names_its_file_and_line(here, monkeypatch, file):
+    content, found = BROKEN[file]
+    folder = here / "broken_modules"
+    folder.mkdir()
+    (folder / file).write_text(content)
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(CannotStart) as error:
+        fit_here("--model", f"{file.removesuffix('.py')}.Net")
+    message = str(error.value)
+    assert found in message and "from the folder" not in message and "Traceback" not in message
+    assert f"asked  --model {file.removesuffix('.py')}.Net" in message and "the same command, once" in message
+
+
+def test_a_class_of_another_kind(here):
+    with pytest.raises(CannotStart, match="json.JSONDecoder is not a LightningModule"):
+        fit_here("--model", "json.JSONDecoder")
+
+
+def test_a_users_file_that_ours_hides(here):
+    (here / "data_modules").mkdir()
+    (here / "data_modules/toy.py").write_text("class Mine: pass")
+    command = [sys.executable, str(CHECKOUT / "launch/fit.py"), "--model", "data_modules.toy.Mine"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"{here}/data_modules/toy.py cannot be imported as data_modules.toy: Rankzero has a module" in done.stderr

@@ -1,0 +1,218 @@
+"""What a user's imports find, in processes of their own: `install` changes a process for good."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rankzero.cli.import_names import CHECKOUT, SOURCES
+from running import fit, run
+
+
+def run_code(code, folder, *options):
+    """Runs code as our commands run a user's, in a folder of the user's."""
+    begin = f"import sys; sys.path[:0] = {SOURCES!r}\nfrom rankzero.cli import import_names\n"
+    done = subprocess.run([sys.executable, *options, "-c", begin + code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def write(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+EVERY_FORM = """
+import_names.install()
+import pytorch_lightning as pl, lightning.pytorch
+import pytorch_lightning.loggers as l
+import pytorch_lightning.callbacks.early_stopping
+from pytorch_lightning.utilities.types import STEP_OUTPUT
+from pytorch_lightning.callbacks import model_checkpoint
+from pytorch_lightning import LightningModule, Trainer, seed_everything
+import lightning_fabric.utilities.seed, lightning.fabric.utilities.seed
+
+assert pl is lightning.pytorch and LightningModule is lightning.pytorch.LightningModule
+assert l is lightning.pytorch.loggers
+assert pytorch_lightning.callbacks.early_stopping is lightning.pytorch.callbacks.early_stopping
+assert model_checkpoint is lightning.pytorch.callbacks.model_checkpoint
+assert lightning_fabric.utilities.seed is lightning.fabric.utilities.seed
+assert issubclass(type("Net", (pl.LightningModule,), {}), lightning.pytorch.LightningModule)
+
+import importlib, importlib.util, pickle
+for module in (pl, pl.callbacks, pytorch_lightning.callbacks.early_stopping):
+    assert module.__spec__.name == module.__name__ and module.__name__.startswith("lightning.pytorch")
+    assert sys.modules[module.__name__] is module
+named = pickle.loads(b"cpytorch_lightning.callbacks.early_stopping\\nEarlyStopping\\n.")
+assert named is lightning.pytorch.callbacks.EarlyStopping
+assert b"pytorch_lightning" not in pickle.dumps(named, 0)
+assert importlib.util.find_spec("pytorch_lightning.strategies.ddp") is not None
+assert importlib.util.find_spec("pytorch_lightning.nothing") is None
+again = importlib.reload(pytorch_lightning.callbacks.early_stopping)
+assert again is lightning.pytorch.callbacks.early_stopping is pytorch_lightning.callbacks.early_stopping
+try:
+    import pytorch_lightning.nothing
+except ModuleNotFoundError as error:
+    assert error.name == "pytorch_lightning.nothing", error
+else:
+    raise AssertionError
+"""
+
+
+def test_pytorch_lightning_is_lightning_pytorch_in_every_form_of_import_where_it_is_not_installed(tmp_path):
+    hide = (
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in import_names.ALIASES: raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    run_code(hide + EVERY_FORM, tmp_path)
+
+
+def test_an_installed_pytorch_lightning_stays_until_a_command_begins_and_then_gives_way(tmp_path):
+    pytest.importorskip("pytorch_lightning")
+    code = "import rankzero.cli.lightning_cli, pytorch_lightning, lightning.pytorch\nbefore = pytorch_lightning\n"
+    code += "assert before is not lightning.pytorch\nimport_names.install()\nimport pytorch_lightning\n"
+    run_code(code + "assert pytorch_lightning is lightning.pytorch", tmp_path)
+
+
+def test_installed_twice_is_installed_once(tmp_path):
+    code = "import_names.install(); before = list(sys.meta_path), list(sys.path)\n"
+    code += "import_names.install(); assert (sys.meta_path, sys.path) == before"
+    run_code(code, tmp_path)
+
+
+IN_CHILD = """
+import_names.install()
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import data_modules.made
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        print(pool.submit(data_modules.made.look_in_child).result())
+"""
+MADE = """
+from concurrent.futures import ProcessPoolExecutor
+
+def look_in_child():
+    with ProcessPoolExecutor(1) as pool:
+        return pool.submit(look).result()
+
+def look():
+    import lightning.fabric, lightning_fabric, data_modules.toy
+    return lightning_fabric is lightning.fabric, data_modules.toy.__file__
+"""
+
+
+def test_processes_that_a_program_starts_import_the_same_modules(tmp_path):
+    write(tmp_path, {"data_modules/__init__.py": "", "data_modules/made.py": MADE, "data_modules/toy.py": ""})
+    assert run_code(IN_CHILD, tmp_path).strip() == str((True, str(CHECKOUT / "data_modules/toy.py")))
+
+
+NET = """
+import torch
+import pytorch_lightning as pl
+from project.width import WIDTH
+
+class Net(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(WIDTH, 1)
+    def training_step(self, batch, batch_idx):
+        import evaluate, pytorch_lightning.callbacks.timer
+        loss = self.layer(batch).square().mean()
+        self.log("loss", loss, on_epoch=True)
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+"""
+DATA = """
+import torch
+from pytorch_lightning import LightningDataModule
+from pytorch_lightning.utilities.types import TRAIN_DATALOADERS
+from torch.utils.data import DataLoader, Dataset
+from data_modules.deep.rows import row
+
+class Rows(Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        import evaluate, project.width, pytorch_lightning.profilers
+        return row(index)
+
+class Unshuffled(torch.utils.data.Sampler):
+    def __init__(self, count):
+        self.count = count
+    def __iter__(self):
+        return iter(range(self.count))
+    def __len__(self):
+        return self.count
+
+class Data(LightningDataModule):
+    def __init__(self, context: str = "", sampler: bool = False):
+        super().__init__()
+        self.context, self.sampler = context, sampler
+    def train_dataloader(self) -> TRAIN_DATALOADERS:
+        workers = {}
+        if self.context:
+            workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": self.context}
+        return DataLoader(Rows(), 8, sampler=Unshuffled(32) if self.sampler else None, **workers)
+"""
+STOCK = """
+import_names.install()
+import lightning.pytorch as pl
+from data_modules.mine import Data
+from project.nets import Net
+trainer = pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Net(), datamodule=Data())
+print(trainer.callback_metrics["loss_epoch"].item())
+"""
+
+
+@pytest.fixture
+def clashing(tmp_path):
+    """A user's folder with packages of the names of ours."""
+    ours = "raise RuntimeError('the file of the user`s in the place of ours')"
+    files = {
+        "project/nets.py": NET,
+        "project/width.py": "WIDTH = 4",
+        "data_modules/__init__.py": "NAME = 1",
+        "data_modules/mine.py": DATA,
+        "data_modules/toy.py": ours,
+        "data_modules/deep/rows.py": "import torch\ndef row(index): return torch.full((4,), index / 32)",
+        "lightning_modules/__init__.py": "from .mine import Mine as Short\nfrom . import helper\n",
+        "lightning_modules/helper.py": "",
+        "lightning_modules/mine.py": "from project.nets import Net\nclass Mine(Net): pass",
+        "evaluate.py": "",
+    }
+    write(tmp_path, files)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("model", "context", "sampler", "environment"),
+    [
+        ("project.nets.Net", "fork", "false", {"PYTHONPATH": "."}),
+        ("lightning_modules.mine.Mine", "spawn", "true", {"PYTHONPATH": "."}),
+        ("lightning_modules.Short", "forkserver", "false", {}),
+    ],
+)
+def test_a_users_packages_of_the_same_names_train_as_in_stock_lightning(clashing, model, context, sampler, environment):
+    (clashing / "project/__init__.py").touch() if environment else None
+    arguments = ["--data", "data_modules.mine.Data", "--data.context", context, "--data.sampler", sampler]
+    arguments += ["--epochs", "2", "--run", "x", "--trainer.enable_progress_bar", "false"]
+    done = fit("--model", model, *arguments, folder=clashing, environment=environment)
+    stock = float(run_code(STOCK, clashing))
+    assert done.summary()["metrics"]["loss_epoch"] == pytest.approx(stock, rel=1e-6)
+
+
+def test_our_own_classes_and_ranks_are_the_checkouts_in_such_a_folder(clashing):
+    fit("--model", "MLP", "--data", "Toy", "--epochs", "1", "--devices", "2", folder=clashing)
+    environment = {"PYTHONPATH": ":".join((str(clashing), *SOURCES))}
+    command = ("python", "-m", "launch.fit", "--model", "project.nets.Net", "--data", "data_modules.mine.Data")
+    run(*command, "--epochs", "1", "--devices", "2", folder=clashing, environment=environment)

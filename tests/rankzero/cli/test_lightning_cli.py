@@ -1,0 +1,282 @@
+"""`fit` in this process: what a run does and leaves behind, and what bad input gets."""
+
+import json
+import os
+
+import pytest
+import yaml
+
+from rankzero.messages import CannotStart, RequestError
+from running import fit_here, weights
+
+TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1")
+
+
+def summary(folder, run="x"):
+    return json.loads((folder / "runs" / run / "summary.json").read_text())
+
+
+def test_a_run_leaves_what_the_design_says(here, capsys):
+    assert fit_here(*TOY, "--run", "x") == 0
+    run = here / "runs" / "x"
+    for name in ("run.json", "config.yaml", "attempts/0001/config.yaml", "logs/rank-000.log"):
+        assert (run / name).is_file(), name
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000064"]
+    assert list((run / "tensorboard").glob("events.*"))
+    found = summary(here)
+    expected = {
+        "run": "x",
+        "status": "finished",
+        "epochs": 1,
+        "steps": 64,
+        "samples": 2048,
+        "world_size": 1,
+        "nodes": 1,
+        "devices": 1,
+        "launcher": "local",
+        "attempts": 1,
+        "checkpoint": "checkpoints/step-00000064",
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert found["samples_per_second"] > 0 and found["seconds"] > 0
+    assert 0 < found["metrics"]["val/loss"] < 1
+    out = capsys.readouterr().out
+    assert "rankzero: local (no launcher's variables are set): 1 node x 1 process on cpu" in out
+    assert "tensorboard --logdir runs/x/tensorboard" in out and "run x: finished" in out
+
+
+def test_tensorboard_shows_the_run(here):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    fit_here(*TOY[:-1], "2", "--run", "x")
+    events = EventAccumulator(str(here / "runs/x/tensorboard")).Reload()
+    names = events.Tags()["scalars"]
+    assert {"train/loss", "val/loss", "val/mae", "train/samples_per_second", "train/lr"} <= set(names)
+    assert [event.step for event in events.Scalars("val/loss")] == [63, 127]
+    assert len(events.Scalars("train/loss")) == 12
+
+
+def test_the_tutorials_command(here):
+    assert (
+        fit_here(
+            *["--model", "MLP", "--data", "Toy", "--total_epochs", "50", "--save_every", "10", "--batch_size", "32"]
+        )
+        == 0
+    )
+    found = summary(here, "MLP-Toy-1")
+    assert (found["epochs"], found["steps"]) == (50, 50 * 64)
+    kept = sorted(path.name for path in (here / "runs/MLP-Toy-1/checkpoints").iterdir())
+    assert kept == ["step-00001920", "step-00002560", "step-00003200"]
+
+
+def test_the_configuration_starts_another_run_like_it(here):
+    fit_here(*TOY, "--run", "x", "--batch_size", "16", "--seed", "3", "--model.hidden_sizes", "[8, 4]")
+    config = here / "runs/x/config.yaml"
+    assert "name" not in yaml.safe_load(config.read_text())
+    fit_here("--config", str(config), "--run", "y")
+    one, other = weights(here / "runs/x"), weights(here / "runs/y")
+    assert all((one[name] == other[name]).all() for name in one) and one.keys() == other.keys()
+    assert summary(here, "y")["steps"] == 128
+
+
+def test_flags_win_over_a_config_wherever_they_stand(here):
+    (here / "c.yaml").write_text("epochs: 5\nmodel: MLP\ndata: Toy\nbatch_size: 64\n")
+    fit_here("--epochs", "1", "--config", "c.yaml", "--run", "x")
+    assert (summary(here)["epochs"], summary(here)["steps"]) == (1, 32)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--model.optimizer", "AdamW", "--model.optimizer.lr", "0.001", "--model.schedule", "OneCycle"),
+        ("--model.schedule", "Constant", "--model.schedule.warmup_steps", "5"),
+        ("--model.schedule", "torch.optim.lr_scheduler.StepLR", "--model.schedule.step_size", "1"),
+        ("--model.schedule", "lightning.pytorch.cli.ReduceLROnPlateau", "--model.schedule.monitor", "val/loss"),
+        ("--optimizer", "Adam", "--optimizer.lr", "0.01"),
+        ("--precision", "bf16-mixed"),
+        ("--trainer.accumulate_grad_batches", "4", "--trainer.gradient_clip_val", "0.5"),
+        ("--trainer.logger", "false", "--trainer.enable_checkpointing", "false"),
+        ("--save_every", "20steps", "--trainer.val_check_interval", "0.25"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+@pytest.mark.filterwarnings("ignore:.*will be overridden by")
+def test_what_can_be_set(here, arguments):
+    assert fit_here(*TOY, "--run", "x", *arguments) == 0
+    assert summary(here)["status"] == "finished"
+
+
+MINE = """
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(LightningModule):
+    def __init__(self, num_classes: int = None, width: int = 3):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, num_classes)
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch[0]).square().mean()
+        self.log("loss", loss)
+        return loss
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.layer(batch[0]).square().mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Data(LightningDataModule):
+    num_classes = 5
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.rand(50, 4)), batch_size=8, shuffle=True)
+    def val_dataloader(self):
+        return DataLoader(TensorDataset(torch.rand(21, 4)), batch_size=8)
+
+class WithLoaders(Net):
+    def __init__(self):
+        super().__init__(num_classes=2)
+    def train_dataloader(self):
+        return Data().train_dataloader()
+
+class Broken(Net):
+    def training_step(self, batch, batch_idx):
+        raise KeyError("mine")
+
+class Refuses(LightningDataModule):
+    def setup(self, stage):
+        raise ValueError("not ours to explain")
+"""
+
+
+@pytest.fixture
+def mine(here, monkeypatch):
+    (here / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(here)
+    yield
+    import sys
+
+    sys.modules.pop("mine", None)
+
+
+def test_a_users_own_classes(here, mine):
+    assert fit_here("--model", "mine.Net", "--data", "mine.Data", "--epochs", "2") == 0
+    found = summary(here, "Net-Data-1")
+    assert (found["samples"], found["steps"]) == (100, 14) and set(found["metrics"]) == {"loss", "val_loss"}
+
+
+def test_the_data_tells_a_users_model_too(here, mine):
+    fit_here("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--run", "x")
+    assert weights(here / "runs/x")["layer.bias"].shape == (5,)
+    fit_here("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--run", "y", "--model.num_classes", "2")
+    assert weights(here / "runs/y")["layer.bias"].shape == (2,)
+
+
+@pytest.mark.filterwarnings("ignore:.*you have no `val_dataloader`", "ignore:.*but have no `val_dataloader`")
+def test_a_module_with_loaders_of_its_own_needs_no_data(here, mine):
+    assert fit_here("--model", "mine.WithLoaders", "--epochs", "1") == 0
+    assert summary(here, "WithLoaders-own-1")["samples"] == 50
+    fit_here("--config", "runs/WithLoaders-own-1/config.yaml", "--run", "again")
+    assert summary(here, "again")["samples"] == 50
+
+
+def test_the_command_lines_batch_size_replaces_the_datas(here):
+    fit_here(*TOY, "--run", "x", "--data.count", "20", "--batch_size", "4")
+    assert summary(here)["steps"] == 5
+
+
+def test_steps_alone_limit_a_run(here):
+    fit_here("--model", "MLP", "--data", "Toy", "--data.count", "32", "--trainer.max_steps", "30", "--run", "x")
+    assert (summary(here)["steps"], summary(here)["epochs"]) == (30, 30)
+
+
+def test_a_failure_in_a_users_code_is_kept(here, mine):
+    with pytest.raises(KeyError):
+        fit_here("--model", "mine.Broken", "--model.num_classes", "1", "--data", "mine.Data", "--run", "x")
+    assert summary(here)["status"] == "failed"
+    assert "KeyError: 'mine'" in (here / "runs/x/logs/rank-000.log").read_text()
+
+
+def test_an_error_of_a_users_own_is_not_taken_for_a_wrong_request(here, mine):
+    with pytest.raises(ValueError, match="not ours to explain") as error:
+        fit_here("--model", "mine.Net", "--model.num_classes", "1", "--data", "mine.Refuses")
+    assert not isinstance(error.value, CannotStart)
+
+
+BAD = [
+    ("--trainer.max_epocs 3", "--trainer.max_epochs"),
+    ("--trainer.max_epochs x", "expected int"),
+    ("--trainer.precision 17", "expected one of"),
+    ("--trainer.val_check_interval 5.5", "val_check_interval"),
+    ("--trainer.strategy fsdp", "ddp_find_unused_parameters_true"),
+    ("--model no.such.Module", "No module named 'no'"),
+    ("--model json.Nothing", "no attribute 'Nothing'"),
+    ("--model ResNet --model.dept 18", "type   --model.depth"),
+    ("--model ResNet --model.depth 19", "10, 18, 34, 50, 101, 152"),
+    ("--model MLP --model.hidden_sizes x", "--model.hidden_sizes x"),
+    ("--model MLP --model.hidden_sizes [8,0]", "hidden_sizes is"),
+    ("--model ResNet --data Toy", "Type another --model or --data"),
+    ("--data ImageFolder", "--data.root"),
+    ("--data ImageFolder --data.root nowhere", "nowhere is not there"),
+    ("--data ImageFolder --data.root empty", "is empty"),
+    ("--data.batch_size 0", "1 or more"),
+    ("--data.batch_size 2000", "1,437 training samples"),
+    ("--batch_size 2000", "type   --batch_size 1437, or less"),
+    ("--batch_size 8 --global_batch_size 8", "one of the two"),
+    ("--config unknown.yaml", "type   --model.depth"),
+    ("--config trainer.yaml", "--trainer.max_epochs"),
+    ("--root file", "is a file"),
+    ("--root /proc/nowhere", "folder you may write to"),
+    ("--resume nowhere", "there is no such file or folder"),
+    ("--backend nccl --accelerator cpu", "--backend gloo"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[arguments for arguments, _ in BAD])
+def test_bad_input_is_one_message_and_nothing_is_created(here, arguments, message):
+    (here / "empty").mkdir()
+    (here / "file").write_text("")
+    (here / "unknown.yaml").write_text("model: {class_path: ResNet, init_args: {dept: 18}}")
+    (here / "trainer.yaml").write_text("trainer: {max_epoch: 3}")
+    before = sorted(os.listdir(here))
+    with pytest.raises(CannotStart) as error:
+        fit_here(*arguments.split())
+    assert message in str(error.value)
+    assert sorted(os.listdir(here)) == before
+
+
+def test_a_bad_attempt_leaves_an_earlier_one_as_it_was(here):
+    fit_here(*TOY, "--run", "x")
+    before = {
+        path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
+    }
+    with pytest.raises(CannotStart):
+        fit_here("--model", "MLP", "--data", "Toy", "--run", "x", "--epochs", "2", "--data.count", "99")
+    after = {
+        path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
+    }
+    assert {path: after[path] for path in before} == before
+
+
+def test_message_of_three_lines(here):
+    with pytest.raises(RequestError) as error:
+        fit_here("--batch_size", "2000")
+    assert str(error.value).splitlines() == [
+        "  asked  --batch_size 2000",
+        "  found  1,437 training samples",
+        "  type   --batch_size 1437, or less",
+    ]
+
+
+def test_a_run_that_diverges_still_writes_a_summary_that_can_be_read(here, capsys):
+    fit_here(*TOY, "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
+    text = (here / "runs/x/summary.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/loss"] is None
+    assert "not a finite number" in capsys.readouterr().out
+
+
+def test_steps_instead_of_epochs(here, capsys):
+    fit_here("--model", "MLP", "--data", "Toy", "--trainer.max_epochs=-1", "--trainer.max_steps", "100", "--run", "x")
+    assert summary(here)["steps"] == 100 and "/-1" not in capsys.readouterr().out
+
+
+def test_a_trial_run(here):
+    assert fit_here(*TOY, "--run", "x", "--trainer.fast_dev_run", "true") == 0

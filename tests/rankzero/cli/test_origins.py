@@ -1,0 +1,37 @@
+import pytest
+
+from rankzero.cli.origins import Origins
+
+ORIGINS = Origins(
+    typed=["--model", "my.Net", "--model.width=3", "--epochs", "2", "--flag", "--data.n", "a\x1b[31mb"],
+    names={"epochs": "trainer.max_epochs"},
+    files=[
+        ("the stored configuration", {"data": {"class_path": "my.Data", "init_args": {"n": 1, "sleep": 0.5}}}),
+        ("--config c.yaml", {"model": {"class_path": "my.Net", "init_args": {"width": 4, "depth": 5}}}),
+    ],
+    stored="the stored configuration",
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "asked"),
+    [
+        ("model.width", "--model.width 3"),
+        ("trainer.max_epochs", "--epochs 2"),
+        ("data.n", "--data.n 'a?[31mb'"),
+        ("model.depth", "model.depth: 5, in --config c.yaml"),
+        ("data.sleep", "data.sleep: 0.5, in the stored configuration"),
+        ("model.other", "--model my.Net"),
+        ("trainer.logger", "--trainer.logger given"),
+    ],
+)
+def test_a_value_is_named_as_it_was_given(key, asked):
+    assert ORIGINS.asked(key, "given") == asked
+
+
+def test_a_parsers_own_objects_are_not_shown():
+    assert Origins().asked("model", "Namespace(class_path='my.Net', init_args=Namespace())") == "--model"
+
+
+def test_the_stored_configuration_without_an_argument():
+    assert ORIGINS.without("data.sleep") == """--data '{"class_path": "my.Data", "init_args": {"n": 1}}'"""

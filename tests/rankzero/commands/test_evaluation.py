@@ -1,0 +1,141 @@
+import importlib
+import json
+import shlex
+import sys
+
+import pytest
+
+from rankzero.messages import CannotStart, RequestError
+from running import as_before, evaluate_here, fit_here
+
+
+@pytest.fixture
+def run(here):
+    fit_here("--model", "MLP", "--data", "Digits", "--epochs", "2", "--run", "x")
+    return here / "runs" / "x"
+
+
+def result(path):
+    return json.loads(path.read_text())
+
+
+def test_the_validation_split_is_what_training_saw(run, capsys):
+    assert evaluate_here("--run", "x") == 0
+    seen = json.loads((run / "summary.json").read_text())["metrics"]
+    found = result(run / "evaluate-val.json")
+    assert found["metrics"] == {name: value for name, value in seen.items() if name.startswith("val/")}
+    assert (found["run"], found["split"], found["samples"]) == ("x", "val", 180)
+    assert "180, each once" in capsys.readouterr().out
+
+
+def test_the_test_split(run):
+    evaluate_here("--run", "x", "--split", "test", "--output", "deep/in/here.json")
+    assert set(result(run.parent.parent / "deep/in/here.json")["metrics"]) == {"test/accuracy", "test/loss"}
+
+
+def test_the_samples_of_a_limited_evaluation(run):
+    evaluate_here("--run", "x", "--trainer.limit_val_batches", "2", "--batch_size", "32")
+    assert result(run / "evaluate-val.json")["samples"] == 64
+
+
+@pytest.mark.parametrize("size", ["1", "7", "180", "1000"])
+def test_the_batch_size_changes_nothing(run, size):
+    evaluate_here("--run", "x", "--output", "a.json")
+    evaluate_here("--run", "x", "--output", "b.json", "--batch_size", size)
+    a, b = (result(run.parent.parent / name)["metrics"] for name in ("a.json", "b.json"))
+    assert a == pytest.approx(b, abs=1e-6)
+
+
+def test_an_older_checkpoint_and_the_newest_run(run):
+    evaluate_here("--checkpoint", str(run / "checkpoints/step-00000023"))
+    assert result(run / "evaluate-val.json")["checkpoint"].endswith("step-00000023")
+    evaluate_here()
+    assert result(run / "evaluate-val.json")["checkpoint"].endswith("step-00000046")
+
+
+def test_a_checkpoint_that_has_left_its_run(run, tmp_path):
+    moved = (run / "checkpoints/step-00000046").rename(tmp_path / "mine")
+    evaluate_here("--checkpoint", str(moved))
+    assert result(tmp_path / "mine-evaluate-val.json")["metrics"]
+
+
+def test_lightnings_names_for_a_checkpoint(run):
+    evaluate_here("--name", "x", "--ckpt_path", "null", "--output", "a.json")
+    assert result(run.parent.parent / "a.json")["checkpoint"].endswith("step-00000046")
+    fit_here("--model", "MLP", "--data", "Digits", "--epochs", "3", "--name", "y", "--keep_best", "max:val/loss")
+    evaluate_here("--name", "y", "--ckpt_path", "best", "--output", "b.json")
+    best = json.loads((run.parent / "y/summary.json").read_text())["best"]
+    assert result(run.parent.parent / "b.json")["checkpoint"].endswith(best)
+
+
+OTHERS = """
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel, BoringDataModule
+class Net(BoringModel):
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", self.step(batch))
+class Data(BoringDataModule):
+    def __init__(self, sleep: float = 0.5, count: int = 3):
+        super().__init__()
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(torch.linspace(0, 1, 320).view(10, 32), batch_size=2)
+"""
+
+
+@pytest.fixture
+def others(here, monkeypatch):
+    (here / "others.py").write_text(OTHERS)
+    monkeypatch.syspath_prepend(here)
+    yield here
+    sys.modules.pop("others", None)
+
+
+def test_a_checkpoint_of_another_trainer_leaves_its_folder_as_it_is(others, capsys):
+    from lightning.pytorch import Trainer
+    from others import Data, Net  # type: ignore[import-not-found]
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    with as_before():
+        trainer = Trainer(max_steps=1, accelerator="cpu", enable_model_summary=False, **quiet)
+        trainer.fit(Net(), Data())
+        trainer.save_checkpoint("theirs/model.ckpt")
+        expected = trainer.validate(trainer.lightning_module, Data(), verbose=False)[0]["loss"]
+    evaluate_here("--checkpoint", "theirs/model.ckpt", "--model", "others.Net", "--data", "others.Data")
+    found = result(others / "model.ckpt-evaluate-val.json")
+    assert found["metrics"]["loss"] == pytest.approx(expected, rel=1e-6) and found["run"] == "model.ckpt"
+    assert [path.name for path in (others / "theirs").iterdir()] == ["model.ckpt"]
+    assert "val split of model.ckpt" in capsys.readouterr().out
+
+
+def test_a_removed_argument_is_named_with_the_checkpoint_that_stores_it(others):
+    fit_here("--model", "others.Net", "--data", "others.Data", "--data.count", "4", "--epochs", "1", "--name", "z")
+    (others / "others.py").write_text(OTHERS.replace("sleep: float = 0.5, ", ""))
+    del sys.modules["others"]
+    importlib.invalidate_caches()
+    with pytest.raises(RequestError) as error:
+        evaluate_here("--name", "z")
+    assert error.value.asked.startswith("data.sleep: 0.5, in the configuration stored in runs/z/checkpoints/step-")
+    assert error.value.found.startswith("sleep is no longer an argument of Data")
+    flag, _, text = error.value.instead.partition(", where")[0].partition(" ")
+    assert (flag, json.loads(shlex.split(text)[0])) == (
+        "--data",
+        {"class_path": "others.Data", "init_args": {"count": 4}},
+    )
+    assert evaluate_here("--name", "z", flag, *shlex.split(text)) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--run", "y"), "type   --name x"),
+        (
+            ("--checkpoint", "runs/x/nothing"),
+            r"there is no such file or folder\n  type   runs/x/checkpoints/step-00000046",
+        ),
+        (("--root", "elsewhere"), "there are 0"),
+        (("--run", "x", "--output", "/proc/x.json"), "folder you may write to"),
+    ],
+)
+def test_mistakes(run, arguments, message):
+    with pytest.raises(CannotStart, match=message):
+        evaluate_here(*arguments)

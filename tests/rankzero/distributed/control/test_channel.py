@@ -1,0 +1,165 @@
+"""Ranks are processes here: one that ends another cannot share a process with the test."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from rankzero.distributed.control.channel import Lifeline
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.peers import Member
+
+
+def rank_of(rank, world, pipes, work, result):
+    """One rank: exchanges through pipes, as a team does through its store."""
+
+    def exchange(value):
+        for other in range(world):
+            pipes[rank, other].put(value)
+        return [pipes[other, rank].get() for other in range(world)]
+
+    launch = Launch(rank=rank, world_size=world, local_world_size=world, launcher="env")
+    me = replace(Member.this(launch), rank=rank)
+    members = [Member(**one) for one in exchange(vars(me))]
+    lifeline = Lifeline(launch, members, exchange)
+    exchange(None)
+    result.put((rank, work(lifeline, rank, exchange)))
+    result.close()
+    result.join_thread()
+    lifeline.leave()
+
+
+def run(world, work):
+    """Runs the work on all ranks; returns what each made of it, and its exit code."""
+    context = multiprocessing.get_context("fork")
+    pipes = {pair: context.SimpleQueue() for pair in product(range(world), repeat=2)}
+    result = context.Queue()
+    ranks = [context.Process(target=rank_of, args=(rank, world, pipes, work, result)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    deadline = time.monotonic() + 40
+    while any(process.exitcode is None for process in ranks) and time.monotonic() < deadline:
+        time.sleep(0.02)  # and not join(), which waits for what a rank has forked off as well
+    found = {}
+    while not result.empty():
+        rank, value = result.get()
+        found[rank] = value
+    return [found.get(rank) for rank in range(world)], [process.exitcode for process in ranks]
+
+
+def steps_until_asked(lifeline, rank, seconds):
+    for step in range(100_000):
+        time.sleep(seconds(step))
+        if reason := lifeline.at_safe_point():
+            return step, reason
+    return None
+
+
+@pytest.mark.parametrize("asking", [(0,), (1,), (2,), (0, 1, 2), (1, 2)])
+def test_all_stop_at_one_safe_point(asking):
+    """Ranks that are in step, as those of one training are, but that hear of it at different times."""
+
+    def work(lifeline, rank, exchange):
+        for step in range(10_000):
+            if step == 20 and rank in asking:
+                lifeline.ask_to_stop(f"rank {rank}")
+            exchange(step)  # like a collective: nobody is more than a step ahead
+            if reason := lifeline.at_safe_point():
+                return step, reason
+        return None
+
+    found, codes = run(3, work)
+    assert codes == [0, 0, 0] and len(set(found)) == 1
+    step, reason = found[0]
+    assert step >= 20 and reason in {f"rank {rank}" for rank in asking}
+
+
+def test_a_rank_that_is_slow_to_come_is_waited_for_without_hurry():
+    def work(lifeline, rank, exchange):
+        if rank == 0:
+            lifeline.ask_to_stop("now")
+        time.sleep(1.5 * rank)
+        return steps_until_asked(lifeline, rank, lambda step: 0.01)
+
+    found, codes = run(2, work)
+    assert codes == [0, 0]
+    assert found[0] == found[1] == (0, "now")
+
+
+def test_one_that_is_done_holds_up_nobody():
+    def work(lifeline, rank, exchange):
+        if rank == 1:
+            return "done"
+        time.sleep(0.5)
+        lifeline.ask_to_stop("late")
+        time.sleep(0.5)
+        return lifeline.at_safe_point()
+
+    found, codes = run(2, work)
+    assert codes == [0, 0] and found == ["late", "done"]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_first_cause_is_told_once_and_the_others_are_ended(failing, capfd):
+    def work(lifeline, rank, exchange):
+        if rank == failing:
+            print("tells" if lifeline.fail(f"rank {rank} says why") else "is silent", flush=True)
+            return "failed"
+        lifeline.last_words = lambda cause: print(f"log of {rank}: {cause}", flush=True)
+        time.sleep(30)
+        return "never"
+
+    found, codes = run(3, work)
+    assert found[failing] == "failed" and codes == [0 if rank == failing else 1 for rank in range(3)]
+    out, err = capfd.readouterr()
+    assert out.count("tells") == 1 and "is silent" not in out and "ending all" not in err
+    for rank in {0, 1, 2} - {failing}:
+        assert f"log of {rank}: rank {failing} says why; the main thread was at" in out
+    assert "time.sleep(30)" in out
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_one_that_is_killed_is_missed_though_its_children_live_on(lost, capfd, tmp_path):
+    def work(lifeline, rank, exchange):
+        if rank == lost:
+            if os.fork() == 0:  # as loader processes are
+                while tmp_path.exists():
+                    time.sleep(0.1)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(30)
+
+    _, codes = run(3, work)
+    assert codes == [-signal.SIGKILL if rank == lost else 1 for rank in range(3)]
+    tmp_path.rmdir()
+    assert capfd.readouterr().err.count(f"rank {lost} on {socket.gethostname()} is gone") == 1
+
+
+def test_alone_there_is_nobody_to_agree_with(capsys):
+    lifeline = Lifeline(Launch(), [Member.this(Launch())], lambda value: [value])
+    assert lifeline.at_safe_point() is None
+    lifeline.ask_to_stop("SIGINT")
+    lifeline.ask_to_stop("SIGTERM")
+    assert lifeline.at_safe_point() == "SIGINT"
+    assert capsys.readouterr().err.count("once more to stop now") == 1
+    assert lifeline.fail("alone") and lifeline.cause() is None
+
+
+def test_strangers_are_hung_up_on():
+    def work(lifeline, rank, exchange):
+        if rank == 0:
+            port = lifeline._hub.listening.getsockname()[1]
+            for hello in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 0, "word": "wrong"}\n', b"[]\n\xff\n"):
+                with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+                    stranger.sendall(hello)
+                    stranger.settimeout(10)
+                    assert stranger.recv(10) == b""
+        exchange(None)
+        return "well"
+
+    assert run(2, work) == (["well", "well"], [0, 0])

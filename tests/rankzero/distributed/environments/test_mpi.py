@@ -1,0 +1,71 @@
+import pytest
+
+from rankzero.distributed.environments import mpi
+from rankzero.distributed.environments.launch import Asked, Variables
+from recorded import HYDRA
+
+OPEN_MPI = {  # as mpirun 4.1.4 sets them on the second of two hosts
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "2774990848.0;tcp://10.77.0.1,192.168.1.1:53847;tcp6://[fd00::2]:39667",
+    "PMIX_NAMESPACE": "2774990849",
+    "PMIX_RANK": "3",
+}
+PROXY = ["/usr/bin/hydra_pmi_proxy", "--control-port", "h1:39039", "--rmk", "user"]
+
+
+def read(variables, **asked):
+    return mpi.read(Variables(variables), Asked(**asked))
+
+
+def test_open_mpi():
+    launch = read(OPEN_MPI)
+    assert (launch.rank, launch.local_rank, launch.world_size, launch.local_world_size) == (3, 1, 4, 2)
+    assert launch.num_nodes is None  # nobody says; the roll call counts them
+    assert launch.address == "10.77.0.1,192.168.1.1"
+
+
+def test_hydra(monkeypatch):
+    monkeypatch.setattr(mpi, "ancestors", lambda: [["bash", "run.sh"], PROXY])
+    launch = read(HYDRA)
+    assert (launch.rank, launch.local_rank, launch.world_size, launch.address) == (3, 1, 4, "h1")
+    monkeypatch.setattr(mpi, "ancestors", lambda: [[*PROXY[:2], "h1:39040"]])
+    assert read(HYDRA).port != launch.port  # another mpiexec
+
+
+def test_intel_mpi(monkeypatch):
+    proxy = ["hydra_bstrap_proxy", "--upstream-host", "n7", "--upstream-port", "4711"]
+    monkeypatch.setattr(mpi, "ancestors", lambda: [proxy])
+    assert read(HYDRA | {"I_MPI_MPIRUN": "mpirun"}).address == "n7"
+
+
+def test_one_machine_meets_on_loopback():
+    launch = read(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    assert launch.address == "127.0.0.1" and launch.num_nodes == 1 and launch.node_rank == 0
+
+
+def test_where_rank_zero_is(monkeypatch, tmp_path):
+    monkeypatch.setattr(mpi, "ancestors", list)
+    nodes = tmp_path / "nodes"
+    nodes.write_text("pbs1\npbs1\npbs2\n")
+    assert read(OPEN_MPI | {"SLURM_JOB_NODELIST": "n[4-5]", "SLURM_JOB_ID": "3"}).address == "n4"
+    assert read(HYDRA | {"PBS_JOBID": "1.pbs1", "PBS_NODEFILE": str(nodes)}).address == "pbs1"
+    assert read(OPEN_MPI | {"MASTER_ADDR": "b"}).address == "b"
+    assert read(OPEN_MPI | {"MASTER_ADDR": "b"}, address="c").address == "c"
+    with pytest.raises(KeyError, match="MASTER_ADDR"):
+        read(HYDRA)
+
+
+def test_pmix_alone_does_not_tell_the_size():
+    variables = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "7", "MASTER_ADDR": "a"}
+    with pytest.raises(KeyError, match="PMIX_SIZE"):
+        read(variables)
+    assert read(variables, nodes=2, devices=2).world_size == 4
+
+
+def test_all_ranks_of_one_mpirun_meet_at_one_port_and_no_two_mpiruns_do():
+    first = read(OPEN_MPI)
+    assert read(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}).port == first.port
+    assert read(OPEN_MPI | {"PMIX_NAMESPACE": "2774990850"}).port != first.port

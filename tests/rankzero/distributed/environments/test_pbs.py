@@ -1,0 +1,61 @@
+"""The variables are those that were recorded in real jobs of OpenPBS 23.06 on two hosts."""
+
+import pytest
+
+from rankzero.distributed.environments import pbs
+from rankzero.distributed.environments.launch import Asked, Variables
+
+SCRIPT = {"PBS_JOBID": "0.pbs1", "PBS_TASKNUM": "1", "PBS_NODENUM": "0", "PBS_NODEFILE": "/var/spool/pbs/aux/0.pbs1"}
+TASKS = [("0", "00000002"), ("0", "00000003"), ("1", "20000001"), ("1", "20000002")]
+TWO_NODES = Asked(nodes=2, devices=2)
+
+
+@pytest.fixture
+def node_file(tmp_path):
+    path = tmp_path / "0.pbs1"
+    path.write_text("pbs1\npbs1\npbs2\npbs2\n")
+    return str(path)
+
+
+def task(line, node_file, **more):
+    node, number = TASKS[line]
+    variables = {"PBS_JOBID": "0.pbs1", "PBS_NODENUM": node, "PBS_TASKNUM": number, **more}
+    return Variables(variables if node == "0" else variables | {"PBS_NODEFILE": node_file})
+
+
+def test_the_script_is_no_task():
+    assert not pbs.found(Variables(SCRIPT))
+    assert all(pbs.found(task(line, "")) for line in range(4))
+
+
+def test_tasks_are_counted_by_flags_and_ranked_by_the_roll_call(node_file):
+    launches = [pbs.read(task(line, node_file), TWO_NODES) for line in range(4)]
+    assert [launch.rank for launch in launches] == [None] * 4
+    assert [launch.node_rank for launch in launches] == [0, 0, 1, 1]
+    assert all(launch.world_size == 4 and launch.num_nodes == 2 for launch in launches)
+    assert launches[0].order < launches[1].order and launches[2].order < launches[3].order
+    assert {launch.port for launch in launches} == {launches[0].port}
+    assert launches[2].address == launches[3].address == "pbs1"  # the node file is set on the second host only
+
+
+def test_a_rank_from_the_command_line(node_file):
+    launch = pbs.read(task(2, node_file, RANK="2", WORLD_SIZE="4", LOCAL_RANK="0"), Asked())
+    assert (launch.rank, launch.local_rank, launch.node_rank, launch.world_size) == (2, 0, 1, 4)
+
+
+def test_neither_rank_nor_number():
+    with pytest.raises(KeyError, match="RANK"):
+        pbs.read(task(0, ""), Asked())
+
+
+def test_one_machine(node_file):
+    launch = pbs.read(task(1, node_file), Asked(nodes=1, devices=2))
+    assert launch.address == "127.0.0.1" and launch.num_nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [("18.pbs1", "18.pbs1"), ("15[3].pbs1", "15-3.pbs1"), ("15[].pbs1", "15-.pbs1"), ("../../etc/x y", "etc-x-y")],
+)
+def test_a_jobs_id_as_a_folders_name(job, name):
+    assert pbs.job_id(Variables({"PBS_JOBID": job})) == name

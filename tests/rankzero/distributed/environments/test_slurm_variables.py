@@ -1,0 +1,63 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.distributed.environments import slurm
+from rankzero.distributed.environments.launch import Asked, Variables, derived_port
+from recorded import STEP
+
+UNEVEN = {**STEP, "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+
+
+def read(**changes):
+    return slurm.read(Variables(UNEVEN | changes), Asked())
+
+
+def test_uneven_tasks_a_node():
+    launch = read()
+    assert (launch.rank, launch.local_rank, launch.world_size, launch.node_rank) == (2, 0, 3, 1)
+    assert (launch.num_nodes, launch.local_world_size, launch.processes_a_node) == (2, 1, (2, 1))
+    assert launch.hosts == ("n1", "n2") and launch.address == "n1" and launch.job_id == "12"
+    assert launch.shape == "2 nodes with 2 and 1 processes"
+
+
+def test_no_two_jobs_steps_or_restarts_share_a_port():
+    ports = {
+        read().port,
+        read(SLURM_STEP_ID="1").port,
+        read(SLURM_JOB_ID="13").port,
+        read(SLURM_RESTART_COUNT="1").port,
+    }
+    assert len(ports) == 4 and all(20000 <= port < 32768 for port in ports)
+    assert read(MASTER_PORT="4000").port == 4000
+
+
+def test_one_node_meets_on_loopback():
+    launch = read(SLURM_STEP_NUM_NODES="1", SLURM_STEP_NODELIST="n1", SLURM_STEP_TASKS_PER_NODE="3", SLURM_NODEID="0")
+    assert launch.address == "127.0.0.1" and launch.one_machine
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n1", ("n1",)),
+        ("n[1-3]", ("n1", "n2", "n3")),
+        ("n[08-10,12]", ("n08", "n09", "n10", "n12")),
+        ("a1,b[2-3],c", ("a1", "b2", "b3", "c")),
+        ("rack[0-1]n[1-2]", ("rack0n1", "rack0n2", "rack1n1", "rack1n2")),
+        ("gpu[1-2].site.org", ("gpu1.site.org", "gpu2.site.org")),
+        ("", ()),
+    ],
+)
+def test_host_lists(text, hosts):
+    assert slurm.expand_hosts(text) == hosts
+
+
+def test_tasks_of_each_node():
+    assert slurm.expand_tasks("2(x3),1") == (2, 2, 2, 1)
+    assert slurm.expand_tasks("4") == (4,)
+
+
+@given(st.text())
+def test_every_key_has_a_port(key):
+    assert 20000 <= derived_port(key) < 32768 and derived_port(key) == derived_port(key)

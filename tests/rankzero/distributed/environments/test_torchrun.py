@@ -1,0 +1,47 @@
+import pytest
+
+from rankzero.distributed.environments import torchrun
+from rankzero.distributed.environments.ancestors import option
+from rankzero.distributed.environments.launch import Asked, Variables
+from recorded import TORCHRUN
+
+
+def read(**changes):
+    return torchrun.read(Variables(TORCHRUN | changes), Asked())
+
+
+def test_torchrun():
+    launch = read()
+    assert (launch.launcher, launch.rank, launch.local_rank, launch.world_size) == ("torchrun", 3, 1, 4)
+    assert (launch.num_nodes, launch.node_rank, launch.local_world_size, launch.job_id) == (2, 1, 2, "job-7")
+    assert launch.agent_store and launch.elastic is None and "TORCHELASTIC_RUN_ID=job-7" in launch.evidence
+
+
+@pytest.mark.parametrize(
+    ("run_id", "job_id"), [("none", None), ("221830f4-58ef-4bbe-9de5-a47d32b1b98b", "221830f4"), ("my-job", "my-job")]
+)
+def test_torchruns_id_is_the_jobs(run_id, job_id):
+    assert read(TORCHELASTIC_RUN_ID=run_id).job_id == job_id
+
+
+@pytest.mark.parametrize(
+    ("words", "elastic"),
+    [
+        (["torchrun", "--nnodes", "1:2", "fit.py"], "--nnodes 1:2"),
+        (["torchrun", "--nnodes=1:4", "fit.py"], "--nnodes 1:4"),
+        (["torchrun", "--nnodes", "2", "fit.py"], None),
+        (["torchrun", "fit.py"], None),
+        ([], None),
+    ],
+)
+def test_elastic_worlds_are_known_by_torchruns_line(monkeypatch, words, elastic):
+    monkeypatch.setattr(torchrun, "ancestors", lambda: [["sh", "-c", "x"], words])
+    assert read().elastic == elastic
+    if not elastic and not words:
+        assert read(PET_NNODES="1:3").elastic == "PET_NNODES=1:3"
+
+
+def test_options_in_all_their_forms():
+    words = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
+    assert option(words, "rdzv-endpoint") == "a:1" and option(words, "rdzv-id") == "x"
+    assert option(words, "nnodes") is None

@@ -1,0 +1,73 @@
+import pytest
+
+from rankzero.cli.arguments import read_flags
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.environments.validate import check_shape, processes_to_start
+from rankzero.messages import RequestError
+from running import command_of
+
+FIT = command_of("fit")
+TORCHRUN = Launch(launcher="torchrun", evidence="x", world_size=4, num_nodes=2, local_world_size=2, created=True)
+UNEVEN = Launch(
+    launcher="slurm", evidence="x", world_size=3, num_nodes=2, local_world_size=2, processes_a_node=(2, 1), created=True
+)
+MPI = Launch(launcher="mpi", evidence="x", world_size=4, num_nodes=None, local_world_size=2, created=True)
+
+
+def refusal(launch, *arguments):
+    with pytest.raises(RequestError) as caught:
+        check_shape(read_flags(FIT, arguments), launch)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("launch", "arguments"),
+    [
+        (TORCHRUN, ()),
+        (TORCHRUN, ("--nodes", "2")),
+        (TORCHRUN, ("--nodes", "2", "--devices", "2")),
+        (UNEVEN, ()),
+        (UNEVEN, ("--nodes", "2")),
+        (MPI, ("--nodes", "2", "--devices", "2")),
+        (MPI, ("--devices", "4")),  # not known to be wrong before all are there
+        (Launch(), ("--devices", "7")),
+        (Launch(launcher="torchrun", world_size=2, elastic="--nnodes 1:2", created=True), ("--nodes", "2")),
+    ],
+)
+def test_what_fits_or_may_fit(launch, arguments):
+    check_shape(read_flags(FIT, arguments), launch)
+
+
+@pytest.mark.parametrize(
+    ("launch", "arguments"),
+    [
+        (TORCHRUN, ("--devices", "3")),
+        (TORCHRUN, ("--devices", "4")),
+        (TORCHRUN, ("--nodes", "1")),
+        (TORCHRUN, ("--trainer.devices", "4")),
+        (UNEVEN, ("--devices", "2")),
+        (UNEVEN, ("--nodes", "3")),
+        (MPI, ("--nodes", "2", "--devices", "4")),
+        (MPI, ("--devices", "3")),
+    ],
+)
+def test_other_numbers_than_the_launchers(launch, arguments):
+    error = refusal(launch, *arguments)
+    assert f"{launch.launcher} started" in error.found
+
+
+def test_what_to_type_instead():
+    error = refusal(TORCHRUN, "--nodes", "2", "--devices", "4")
+    assert "--nodes 2 --devices 2, or leave both out" in error.instead
+    assert "torchrun --nnodes 2 --nproc-per-node 4 launch/fit.py" in error.instead
+    assert "2 nodes with 2 and 1 processes" in refusal(UNEVEN, "--devices", "2").found
+    one_task = Launch(launcher="slurm", evidence="x", processes_a_node=(1,), created=True)
+    assert "--launcher local" in refusal(one_task, "--devices", "2").instead
+
+
+def test_processes_are_started_where_no_launcher_has():
+    assert processes_to_start(read_flags(FIT, ["--devices", "2"]), Launch()) == 2
+    assert processes_to_start(read_flags(FIT, []), Launch()) == 0
+    assert processes_to_start(read_flags(FIT, ["--devices", "2"]), TORCHRUN) == 0
+    with pytest.raises(RequestError, match="cores on this machine"):
+        processes_to_start(read_flags(FIT, ["--devices", "100000"]), Launch())

@@ -1,0 +1,85 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rankzero.distributed.process import cores
+from rankzero.distributed.process.cores import cpu_quota, format_cpus, parse_cpus, usable_cores
+
+V1 = "31 23 0:28 / {mount} rw - cgroup cgroup rw,cpu,cpuacct"
+V2 = "41 31 0:38 / {mount} rw,relatime shared:5 master:1 - cgroup2 cgroup2 rw,nsdelegate"
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("0", {0}), ("0-2,8\n", {0, 1, 2, 8}), ("1,3", {1, 3}), ("", set())])
+def test_cpus_in_the_notation_of_linux(text, cpus):
+    assert parse_cpus(text) == cpus
+    assert parse_cpus(format_cpus(cpus)) == cpus
+
+
+def test_cpus_are_written_as_ranges():
+    assert format_cpus([9, 0, 1, 2, 11]) == "0-2,9,11"
+
+
+def test_a_smaller_affinity_leaves_fewer_cores():
+    code = "from rankzero.distributed.process.cores import usable_cores; print(sorted(usable_cores()))"
+    cpu = max(os.sched_getaffinity(0))
+    ran = subprocess.run(["taskset", "-c", str(cpu), sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout.strip() == str([cores._core_of(cpu)]), ran.stderr
+
+
+def test_hardware_threads_of_one_core_count_once(tmp_path, monkeypatch):
+    for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{siblings}\n")
+    cores._core_of.cache_clear()
+    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    assert usable_cores() == {0, 1}
+    cores._core_of.cache_clear()
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Writes what Linux shows of a process's cgroup: the files in it by path, the mount and the membership."""
+
+    def write(mount, membership, files):
+        for path, text in files.items():
+            (tmp_path / "mount" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "mount" / path).write_text(text)
+        (tmp_path / "cgroup").write_text(f"9:name=systemd:/\n{membership}\n")
+        (tmp_path / "mountinfo").write_text(mount.format(mount=tmp_path / "mount") + "\n")
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("mount", "membership", "files", "cpus"),
+    [
+        (V2, "0::/job/step", {"job/step/cpu.max": "150000 100000\n"}, 1.5),
+        (V2, "0::/job/step", {"job/cpu.max": "400000 100000\n", "job/step/cpu.max": "max 100000\n"}, 4),
+        (V2, "0::/job/step", {"job/cpu.max": "400000 100000\n", "job/step/cpu.max": "600000 100000\n"}, 4),
+        (V2, "0::/", {"cpu.max": "max 100000\n"}, None),
+        (V2, "0::/", {"cpu.max": "what is this\n"}, None),
+        (V2.replace(" / ", " /docker/x "), "0::/docker/x", {"cpu.max": "50000 100000\n"}, 0.5),
+        (V2, "0::/../other", {"cpu.max": "300000 100000\n"}, 3),
+        (V1, "4:cpu,cpuacct:/job", {"job/cpu.cfs_quota_us": "250000\n", "job/cpu.cfs_period_us": "100000\n"}, 2.5),
+        (V1, "4:cpu,cpuacct:/job", {"job/cpu.cfs_quota_us": "-1\n", "job/cpu.cfs_period_us": "100000\n"}, None),
+        (V1, "4:cpuset:/job", {"job/cpu.cfs_quota_us": "250000\n", "job/cpu.cfs_period_us": "100000\n"}, None),
+        (V1, "4:cpu,cpuacct:/x", {"cpu.cfs_quota_us": "200000\n", "cpu.cfs_period_us": "100000\n"}, 2),
+    ],
+)
+def test_the_lowest_quota_around_a_process_counts(process, mount, membership, files, cpus):
+    quota = cpu_quota(process(mount, membership, files))
+    assert (quota.cpus if quota else None) == cpus
+
+
+def test_processes_of_one_cgroup_know_that_they_share_its_quota(process):
+    files = {"job/cpu.max": "400000 100000\n", "job/a/cpu.max": "max 100000\n", "b/cpu.max": "400000 100000\n"}
+    shared = [cpu_quota(process(V2, f"0::{path}", files)).cgroup for path in ("/job", "/job/a")]
+    assert shared[0] == shared[1] != cpu_quota(process(V2, "0::/b", files)).cgroup
+
+
+def test_a_system_without_cgroups_has_no_quota(tmp_path):
+    assert cpu_quota(tmp_path) is None

@@ -1,0 +1,84 @@
+import logging
+import re
+
+import pytest
+
+from rankzero.distributed.process.quiet import quieten
+from running import REPOSITORY, fit, run
+
+NET = REPOSITORY / "tests" / "resuming.py"
+
+STOCK = """
+from lightning.pytorch.cli import LightningCLI
+from nets import Net
+LightningCLI(Net, save_config_callback=None, trainer_defaults={"logger": False, "accelerator": "cpu", "max_epochs": 2})
+"""
+
+REQUESTED = (
+    *("--trainer.profiler=simple", "--trainer.enable_model_summary=true", "--trainer.enable_progress_bar=false"),
+    *("--trainer.callbacks+=BatchSizeFinder", "--trainer.callbacks.max_trials=3"),
+    *("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=30"),
+    "--trainer.callbacks.early_stop_threshold=null",
+    *("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val", "--trainer.callbacks.verbose=true"),
+    *("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.dirpath=own"),
+    *("--trainer.callbacks.monitor=val", "--trainer.callbacks.verbose=true"),
+    *("--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.01", "--model.schedule=true"),
+)
+REMARKS = "GPU available|TPU available|.*Tip|`Trainer.fit` stopped|`weights_only`|Restor|Seed set|LOCAL_RANK|.*distrib"
+
+
+def module_of(folder):
+    """The tests' model in a folder, without what it takes from the tests."""
+    text = NET.read_text()
+    head, body = text.split("class Net", 1)
+    body = body.split("class Record", 1)[0]
+    imports = [line for line in head.splitlines() if line.startswith(("import torch", "from lightning", "from torch"))]
+    constants = re.findall(r"^SAMPLES.*$", head, re.MULTILINE)
+    (folder / "nets.py").write_text("\n".join([*imports, *constants, "class Net" + body]))
+
+
+def lines(result):
+    """Printed lines, without numbers, warnings and the rows of tables."""
+    text = re.sub(r"Finding best initial lr:[^\]]*\]", "\n", result.out + result.err)  # a bar that ends no line
+    texts = text.replace(str(result.folder), "").splitlines()
+    found = [re.sub(r"[\d.,]+(e-?\d+)?", "#", line).strip() for line in texts if "site-packages" not in line]
+    found = [line for line in found if line != "warning(val)" and not line.startswith("Unable to serialize instance")]
+    return {line for line in found if line and line[0] not in "|-\u2502\u2500\u250f\u2503\u2521\u2514\u250c"}
+
+
+def test_everything_that_was_requested_is_printed(tmp_path):
+    ours, stock = tmp_path / "ours", tmp_path / "stock"
+    for folder in (ours, stock):
+        folder.mkdir()
+        module_of(folder)
+    (stock / "stock.py").write_text(STOCK)
+    expected = lines(run("python", "stock.py", "fit", *REQUESTED, folder=stock))
+    expected = {line for line in expected if not re.match(REMARKS, line)}
+    printed = lines(fit("--model", "nets.Net", "--epochs", "2", *REQUESTED, folder=ours))
+    assert {"FIT Profiler Report", "Learning rate set to #"} <= expected
+    assert any("improved" in line for line in expected) and any("saving model to" in line for line in expected)
+    assert any("Batch size # succeeded" in line for line in expected) and any("params" in line for line in expected)
+    assert expected - printed == set()
+    assert not [line for line in printed if re.match(REMARKS, line)]
+
+
+def test_a_plain_run_prints_a_line_an_epoch_and_a_table(tmp_path):
+    module_of(tmp_path)
+    result = fit("--model", "nets.Net", "--epochs", "1", folder=tmp_path)
+    first, second, third, *table = result.out.splitlines()
+    assert first.startswith("rankzero: local") and second.startswith("epoch 1/1") and third.startswith("run Net-own-1")
+    assert result.err == "" and all(line[0] in "\u2502\u250c\u2514" for line in table)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_on_other_ranks_only_warnings_are_printed(rank):
+    logger, level = logging.getLogger("lightning.pytorch"), logging.getLogger("lightning.pytorch").level
+    fabric = logging.getLogger("lightning.fabric")
+    before = fabric.level
+    try:
+        quieten(rank)
+        assert logging.getLogger("lightning.pytorch.callbacks").isEnabledFor(logging.INFO) == (rank == 0)
+        assert logging.getLogger("lightning.pytorch.callbacks").isEnabledFor(logging.WARNING)
+    finally:
+        logger.setLevel(level)
+        fabric.setLevel(before)

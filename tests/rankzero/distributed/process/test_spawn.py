@@ -1,0 +1,103 @@
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from rankzero.distributed.process import spawn as processes
+from rankzero.distributed.process.spawn import run_processes
+
+REPORTING = "from rankzero.distributed.process.exit_report import report_exit; report_exit()\n"
+"""What a process does before it ends on purpose."""
+
+
+def run(code, count=2):
+    return run_processes([sys.executable, "-c", code], count)
+
+
+PLACE = """
+import os, pathlib
+e = os.environ
+pathlib.Path(e["RANK"]).write_text(f"{e['LOCAL_RANK']} {e['WORLD_SIZE']} {e['MASTER_ADDR']} {e['MASTER_PORT']}")
+"""
+
+
+def test_every_process_knows_its_place(here):
+    assert run(PLACE + REPORTING, count=3) == 0
+    texts = [(here / str(rank)).read_text().split() for rank in range(3)]
+    assert [text[0] for text in texts] == ["0", "1", "2"] and {text[1] for text in texts} == {"3"}
+    assert len({(text[2], text[3]) for text in texts}) == 1 and texts[0][2] == "127.0.0.1"
+
+
+def test_all_well():
+    assert run(REPORTING) == 0
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 75])
+def test_an_exit_code_without_a_report_is_a_failure(code, capfd):
+    leaves = f"import os; os._exit({code} if os.environ['RANK'] == '1' else 0)"
+    reports = "import os\nif os.environ['RANK'] == '0':\n    " + REPORTING
+    assert run(reports + leaves) == 1
+    said = capfd.readouterr().err
+    assert said == (
+        f"rankzero: rank 1 on {socket.gethostname()} ended with exit code {code} without a report; ending the others\n"
+    )
+
+
+@pytest.mark.parametrize("code", [1, 2, 75])
+def test_an_exit_code_that_was_reported_is_kept(code, capfd):
+    assert run(REPORTING + f"import os; os._exit({code})") == code
+    assert capfd.readouterr().err == ""
+
+
+def test_a_process_of_a_process_reports_nothing(capfd):
+    """It may have another file open under the same number."""
+    child = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {REPORTING!r}], close_fds=False, check=True)"
+    )
+    assert run(child, count=1) == 1
+    assert "ended with exit code 0 without a report" in capfd.readouterr().err
+
+
+def test_the_first_failure_is_the_exit_code_and_ends_the_others(monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
+    begun = time.monotonic()
+    assert run(REPORTING + "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
+    assert time.monotonic() - begun < 30
+
+
+def test_a_process_that_is_killed_is_named(monkeypatch, capfd):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
+    code = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
+    assert run(code) == 1
+    assert f"rank 1 on {socket.gethostname()} was ended by SIGKILL; ending the others" in capfd.readouterr().err
+
+
+WATCHED = """
+import sys
+from rankzero.distributed.process.spawn import run_processes
+child = '''
+import time
+from rankzero.distributed.process.spawn import die_with_parent
+die_with_parent()
+print("up", end="", flush=True)
+time.sleep(60)
+'''
+sys.exit(run_processes([sys.executable, "-c", child], 2))
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_when_the_first_one_is_ended(signum):
+    parent = subprocess.Popen([sys.executable, "-c", WATCHED], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    assert parent.stdout.read(4) == "upup"
+    children = psutil.Process(parent.pid).children()
+    parent.send_signal(signum)
+    parent.wait(20)
+    parent.stdout.close()
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert len(gone) == 2 and not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]

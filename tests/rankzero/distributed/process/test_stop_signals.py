@@ -1,0 +1,92 @@
+"""Each in a process of its own: signals belong to the whole process."""
+
+import subprocess
+import sys
+
+import pytest
+
+LISTENING = """
+import os, signal, subprocess, sys, threading, time
+from rankzero.distributed.process.stop_signals import SIGNALS, STOPPING
+before = {signum: signal.getsignal(signum) for signum in STOPPING}
+SIGNALS.listen()
+"""
+
+
+def run(code, seconds=30):
+    return subprocess.run(
+        [sys.executable, "-c", LISTENING + code], capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_asks_and_ends_nothing(name):
+    done = run(f"""
+heard = threading.Event()
+SIGNALS.tell(lambda signum: (print(signum.name, flush=True), heard.set()))
+os.kill(os.getpid(), signal.{name})
+heard.wait(10)
+print(SIGNALS.asked)
+""")
+    assert (done.returncode, done.stdout.split()) == (0, [name, name]), done.stderr
+
+
+def test_it_is_heard_while_the_main_thread_does_not_come_back_to_python():
+    done = run("""
+import ctypes
+SIGNALS.tell(lambda signum: os._exit(7))
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+mutex = (ctypes.c_long * 8)()
+for _ in range(2):  # the second waits without Python's lock, as a collective does, and no signal ends that
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+""")
+    assert done.returncode == 7
+
+
+def test_what_came_before_somebody_listened_is_told():
+    done = run("""
+os.kill(os.getpid(), signal.SIGUSR1)
+time.sleep(0.3)
+SIGNALS.tell(lambda signum: print(signum.name))
+""")
+    assert done.stdout.split() == ["SIGUSR1"]
+
+
+def test_ctrl_c_twice_stops_now_but_not_where_one_press_comes_twice():
+    once = run("""
+for _ in range(2): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)
+print("goes on")
+""")
+    assert (once.returncode, once.stdout.split()) == (0, ["goes", "on"])
+    twice = run("""
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(1.2)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(20)
+""")
+    assert twice.returncode == 130
+
+
+def test_what_is_forked_off_goes_by_its_own_handlers():
+    done = run("""
+import multiprocessing
+def handlers(queue):
+    queue.put([signal.getsignal(signum) == before[signum] for signum in STOPPING])
+queue = multiprocessing.get_context("fork").Queue()
+multiprocessing.get_context("fork").Process(target=handlers, args=(queue,)).start()
+print(all(queue.get(timeout=10)))
+print(SIGNALS.asked)
+""")
+    assert done.stdout.split() == ["True", "None"], done.stderr
+
+
+def test_whoever_waits_for_others_does_not_wait_for_long():
+    done = run("""
+import rankzero.distributed.process.stop_signals
+rankzero.distributed.process.stop_signals.PATIENCE_SECONDS = 0.2
+SIGNALS.leave_if_asked()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.5)
+SIGNALS.leave_if_asked()
+""")
+    assert "Stopped: SIGTERM: stopped before all processes were here" in done.stderr

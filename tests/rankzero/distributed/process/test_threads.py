@@ -1,0 +1,131 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process import threads
+from rankzero.distributed.process.threads import MARK, Threads, choose_threads, set_threads, user_setting
+from rankzero.distributed.rendezvous.peers import Member
+from running import BIN
+
+
+def members(*cores, machines=None, quotas=None):
+    """All processes: the cores of each, on one machine unless `machines` names others."""
+    machines = machines or ["a"] * len(cores)
+    quotas = quotas or [(None, "")] * len(cores)
+    return [
+        Member(rank, rank, machines.index(machines[rank]), len(cores), machines[rank], 1, 0, machines[rank], "", *mask)
+        for rank, mask in enumerate((one, *quota) for one, quota in zip(cores, quotas, strict=True))
+    ]
+
+
+def chosen(everyone, rank=0, **environ):
+    local = sum(member.boot == everyone[rank].boot for member in everyone)
+    launch = Launch(launcher="slurm", rank=rank, world_size=len(everyone), local_world_size=local, created=True)
+    threads = choose_threads(launch, everyone, environ)
+    return threads.count, threads.reason
+
+
+@pytest.mark.parametrize(
+    ("masks", "counts", "reason"),
+    [
+        (["0-11"], [12], "12 cores"),
+        (["0-11"] * 4, [3] * 4, "12 cores / 4 ranks"),
+        (["0-1"] * 2, [1] * 2, "2 cores / 2 ranks"),
+        (["0-1"] * 5, [1] * 5, "2 cores / 5 ranks"),
+        (["0-3", "4-7", "8-11"], [4] * 3, "bound to 4 cores"),
+        (["0"] * 2 + ["1"] * 2, [1] * 4, "1 core / 2 ranks"),
+        (["0-7"] * 2 + ["8-15"] * 2, [4] * 4, "8 cores / 2 ranks"),
+        (["0-3", "4"], [4, 1], "bound to 4 cores"),
+        (["0-3", "2-5"], [3, 3], "4 cores / 2 ranks"),
+    ],
+)
+def test_ranks_divide_the_cores_that_they_share(masks, counts, reason):
+    everyone = members(*masks)
+    assert [chosen(everyone, rank)[0] for rank in range(len(masks))] == counts
+    assert chosen(everyone)[1] == reason
+
+
+def test_other_machines_are_not_counted():
+    everyone = members("0-5", "0-5", "0-1", machines=["a", "a", "b"])
+    assert [chosen(everyone, rank) for rank in range(3)] == [(3, "6 cores / 2 ranks")] * 2 + [(2, "2 cores")]
+
+
+def test_a_quota_is_divided_by_the_ranks_of_its_cgroup():
+    together = members(*["0-63"] * 2, quotas=[(6.0, "job")] * 2)
+    assert chosen(together) == (3, "CPU quota of 6 cores / 2 ranks")
+    apart = members(*["0-63"] * 2, quotas=[(6.0, "one"), (4.0, "two")])
+    assert [chosen(apart, rank) for rank in range(2)] == [(6, "CPU quota of 6 cores"), (4, "CPU quota of 4 cores")]
+
+
+@pytest.mark.parametrize(("cpus", "count"), [(0.2, 1), (1.4, 1), (1.5, 2), (1.9999, 2), (3.4, 3), (100.0, 8)])
+def test_a_quota_is_rounded_to_whole_cores(cpus, count):
+    assert chosen(members("0-7", quotas=[(cpus, "job")]))[0] == count
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_the_users_number_of_threads_stays(name):
+    assert chosen(members(*["0-11"] * 4), **{name: "7"}) == (None, f"{name}=7")
+    assert chosen(members("0-1"), **{name: ""}) == (2, "2 cores")
+
+
+def test_a_number_that_an_outer_process_of_ours_set_is_not_the_users():
+    assert chosen(members("0-7"), OMP_NUM_THREADS="3", **{MARK: "3"}) == (8, "8 cores")
+    assert chosen(members("0-7"), OMP_NUM_THREADS="4", **{MARK: "3"}) == (None, "OMP_NUM_THREADS=4")
+
+
+def test_pbs_sets_the_cores_of_a_chunk_which_its_ranks_divide():
+    job = {"PBS_JOBID": "1.pbs", "NCPUS": "12", "OMP_NUM_THREADS": "12"}
+    assert chosen(members(*["0-11"] * 4), **job) == (3, "12 cores / 4 ranks")
+    assert chosen(members("0-63"), **job) == (12, "PBS set NCPUS=12")
+    assert chosen(members("0-63"), **{**job, "OMP_NUM_THREADS": "20"}) == (None, "OMP_NUM_THREADS=20")
+
+
+def alone(local_ranks, launcher="torchrun", cores="0-11"):
+    """The choice of one of several ranks that does not know the others yet."""
+    launch = Launch(launcher=launcher, world_size=local_ranks, local_world_size=local_ranks, created=True)
+    return choose_threads(launch, members(cores), {})
+
+
+def test_a_rank_that_does_not_know_the_others_yet_expects_them_to_share_its_cores(monkeypatch):
+    monkeypatch.setattr(threads, "usable_cores", lambda process: frozenset(range(12)))
+    assert alone(4) == Threads(3, "12 cores / 4 ranks")
+    assert alone(4, cores="0-1") == Threads(2, "bound to 2 cores", all_cores=True)
+    assert alone(4, launcher="local", cores="0-1") == Threads(1, "2 cores / 4 ranks")
+
+
+def test_variables_are_set_only_where_the_default_differs():
+    environ = {}
+    set_threads(Threads(2, "2 cores", all_cores=True), environ)
+    set_threads(Threads(None, "OMP_NUM_THREADS=7"), environ)
+    assert environ == {}
+    set_threads(Threads(3, "12 cores / 4 ranks"), environ)
+    assert environ == {"OMP_NUM_THREADS": "3", MARK: "3"}
+    assert user_setting(environ) is None
+    set_threads(Threads(12, "12 cores", all_cores=True), environ)
+    assert environ == {"OMP_NUM_THREADS": "12", MARK: "12"}
+
+
+SETTING = """
+import os
+from rankzero.distributed.process.threads import user_setting
+print(f"rank {os.environ['RANK']}: {os.environ['OMP_NUM_THREADS']}, set by the user: {user_setting(os.environ)}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("users", "setting", "wrapped"), [(None, "None", True), ("1", "OMP_NUM_THREADS=1", False)], ids=["torchrun", "user"]
+)
+def test_the_default_of_a_real_torchrun_is_not_the_users(tmp_path, users, setting, wrapped):
+    (tmp_path / "worker.py").write_text(SETTING)
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environ |= {"OMP_NUM_THREADS": users} if users else {}
+    worker = ["worker.py"]
+    if wrapped:
+        worker = ["--no-python", "sh", "-c", f"{sys.executable} worker.py; true"]
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", *worker]
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    said = sorted(line for line in ran.stdout.splitlines() if line.startswith("rank "))
+    assert said == [f"rank {rank}: 1, set by the user: {setting}" for rank in range(2)], ran.stderr

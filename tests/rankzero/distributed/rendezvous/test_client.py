@@ -1,0 +1,244 @@
+"""Several processes are threads here: the roll call knows nothing of either."""
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from rankzero.distributed import network
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous import client as roll_call
+from rankzero.distributed.rendezvous import peers as members
+from rankzero.distributed.rendezvous import server as hall
+from rankzero.distributed.rendezvous.client import Meeting, call_roll
+from rankzero.distributed.rendezvous.errors import GREETING
+from rankzero.messages import RequestError
+
+
+@pytest.fixture
+def port():
+    with network.listen("127.0.0.1", 0) as probe:
+        return probe.getsockname()[1]
+
+
+def launches(port, count=4, nodes=2, **more):
+    each = count // nodes
+    whole = Launch(launcher="env", world_size=count, num_nodes=nodes, port=port, key="k", created=True, **more)
+    return [
+        replace(whole, rank=rank, local_rank=rank % each, node_rank=rank // each, local_world_size=each)
+        for rank in range(count)
+    ]
+
+
+def call(all_launches, start_timeout=5.0):
+    """What each of them gets: a Meeting or an error."""
+
+    def one(launch):
+        try:
+            return call_roll(launch, start_timeout)
+        except RequestError as error:
+            return error
+
+    with ThreadPoolExecutor(len(all_launches)) as pool:
+        results = list(pool.map(one, all_launches))
+    for result in results:
+        if isinstance(result, Meeting) and result.listening:
+            result.listening.close()
+    return results
+
+
+def test_all_are_here(port):
+    meetings = call(launches(port))
+    assert all([member.rank for member in meeting.members] == [0, 1, 2, 3] for meeting in meetings)
+    assert [meeting.launch.processes_a_node for meeting in meetings] == [(2, 2)] * 4
+    assert [bool(meeting.listening) for meeting in meetings] == [True, False, False, False]
+
+
+def test_what_the_launcher_does_not_say(port, monkeypatch):
+    place = threading.local()
+    monkeypatch.setattr(members.socket, "gethostname", lambda: place.host)
+    untold = [
+        replace(launch, num_nodes=None, node_rank=None, local_rank=None, local_world_size=None)
+        for launch in launches(port, count=5, nodes=1)
+    ]
+
+    def one(pair):
+        place.host = pair[1]
+        return call_roll(pair[0], 5)
+
+    with ThreadPoolExecutor(5) as pool:
+        meetings = list(pool.map(one, zip(untold, ["b", "a", "b", "a", "b"], strict=True)))
+    meetings[0].listening.close()
+    assert [meeting.launch.local_rank for meeting in meetings] == [0, 0, 1, 1, 2]
+    assert [meeting.launch.node_rank for meeting in meetings] == [0, 1, 0, 1, 0]
+    assert meetings[0].launch.hosts == ("b", "a") and meetings[0].launch.processes_a_node == (3, 2)
+
+
+def test_ranks_are_handed_out_host_by_host(port):
+    orders = [(0, 3), (1, 0x20000001), (0, 2), (1, 0x20000002)]
+    tasks = [
+        Launch(
+            launcher="pbs", rank=None, local_rank=None, world_size=4, local_world_size=None, num_nodes=2,
+            node_rank=node, order=order, port=port, key="k", created=True,
+        )
+        for node, order in orders
+    ]  # fmt: skip
+    meetings = call(tasks)
+    assert [meeting.launch.rank for meeting in meetings] == [1, 2, 0, 3]
+    assert [meeting.launch.local_rank for meeting in meetings] == [1, 0, 0, 1]
+    assert sum(bool(meeting.listening) for meeting in meetings) == 1
+
+
+def test_a_rank_is_missing(port):
+    begun = time.monotonic()
+    errors = call(launches(port)[:3], start_timeout=1)
+    assert time.monotonic() - begun < 8
+    assert all("missing rank 3; " in error.found for error in errors)
+    assert [error.told for error in errors] == [None, True, True]  # rank zero tells it
+
+
+def test_a_machine_is_missing(port):
+    first, second, *_ = launches(port, hosts=(socket.gethostname(), "gone"))
+    assert "missing ranks 2, 3; nobody from gone" in call([first, second], start_timeout=0.5)[0].found
+    first, second, *_ = launches(port)
+    assert "nobody from node 1" in call([first, second], start_timeout=0.5)[0].found
+
+
+def test_rank_zero_is_missing(port):
+    errors = call(launches(port)[1:3], start_timeout=0.5)
+    assert all("missing rank 0" in error.found for error in errors)
+    assert [error.told for error in errors] == [True, False]  # once a machine, by its local rank zero
+
+
+def test_a_rank_twice(port):
+    first, second, *_ = launches(port)
+    errors = call([first, second, second])
+    assert all("two: process" in error.found and "of rank 1" in error.asked for error in errors)
+
+
+def test_rank_zero_twice(port):
+    first = launches(port)[0]
+    errors = call([first, first])
+    assert all("of rank 0" in error.asked for error in errors)
+
+
+def test_worlds_of_different_size(port):
+    first, second, *_ = launches(port)
+    errors = call([first, replace(second, world_size=8)])
+    assert all("rank 1" in error.found and "was told of 8" in error.found for error in errors)
+
+
+def test_another_run_on_the_port(port):
+    first, *_ = launches(port, count=2, nodes=1)
+    stranger = replace(launches(port, count=2, nodes=1)[1], key="another")
+    found = [error.found for error in call([first, stranger], start_timeout=1)]
+    assert "missing rank 1" in found[0] and "another run's rank 0" in found[1]
+
+
+@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", f"{GREETING} 3\n".encode()])
+def test_a_port_in_use_names_who_holds_it(port, reply):
+    with network.listen("127.0.0.1", port) as other, contextlib.suppress(OSError):
+        held = threading.Thread(target=answer, args=(other, reply), daemon=True)
+        held.start()
+        first, second = call(launches(port, count=2, nodes=1), start_timeout=1)
+        other.shutdown(socket.SHUT_RDWR)
+    held.join(5)
+    assert "--master_port PORT" in first.instead and "--master_port PORT" in second.instead
+    if not reply.startswith(GREETING.encode()):
+        assert f"in use by process {os.getpid()} (" in first.found
+
+
+def answer(listening, reply):
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            threading.Timer(6 if not reply else 0.1, connection.close).start()
+            connection.sendall(reply)
+
+
+def test_strangers_do_not_disturb(port):
+    rank_zero, rank_one = launches(port, count=2, nodes=1)
+    with ThreadPoolExecutor(2) as pool:
+        zero = pool.submit(call_roll, rank_zero, 10)
+        generator = random.Random(0)
+        for _ in range(50):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2) as stranger:
+                stranger.sendall(generator.randbytes(generator.choice((0, 3, 5000))) + b"\n{}\n")
+        meeting = pool.submit(call_roll, rank_one, 10).result()
+        zero.result().listening.close()
+    assert len(meeting.members) == 2
+
+
+def test_one_that_leaves_while_it_waits_is_missing(port):
+    rank_zero = launches(port, count=3, nodes=1)[0]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(call, [rank_zero], 2)
+        time.sleep(0.3)
+        with socket.create_connection(("127.0.0.1", port)) as caller:
+            caller.recv(100)
+            member = '{"rank": 1, "local_rank": 1, "node_rank": 0, "world_size": 3, "host": "a", "pid": 1, "order": 0}'
+            caller.sendall(member.encode() + b"\n")
+            time.sleep(0.3)
+        assert "missing ranks 1, 2" in waiting.result()[0].found
+
+
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "a b", "é" * 70, "..", "host\nname"])
+def test_an_address_that_does_not_resolve(port, name):
+    errors = call(launches(port, count=2, address=name), start_timeout=1)
+    assert all("does not resolve" in error.found for error in errors)
+
+
+def test_an_address_that_is_not_rank_zeros(port, monkeypatch):
+    monkeypatch.setattr(roll_call.network, "resolve", lambda address: ["192.0.2.1"])  # RFC 5737: nobody's
+    monkeypatch.setattr(roll_call, "NO_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(roll_call.socket, "create_connection", unreachable)
+    first, second = call(launches(port, count=2, address="elsewhere"), start_timeout=9)
+    assert "elsewhere (192.0.2.1) is another machine or none" in first.found
+    assert "elsewhere (192.0.2.1) does not answer" in second.found and second.own
+
+
+def unreachable(address, timeout):
+    raise OSError(113, "No route to host")
+
+
+def test_one_machine_listens_on_loopback_alone(port):
+    rank_zero = launches(port, count=2, nodes=1)[0]
+    assert hall.where_to_listen(replace(rank_zero, address="x"), ["127.0.1.1"], None) == "127.0.1.1"
+    several = replace(rank_zero, num_nodes=2, local_world_size=1)
+    assert hall.where_to_listen(replace(several, address="x"), ["127.0.1.1"], None) == ""
+    assert hall.where_to_listen(replace(several, address="x"), ["10.0.0.1"], None) == "10.0.0.1"
+    assert hall.where_to_listen(several, ["10.0.0.1"], "lo") == "127.0.0.1"
+
+
+def test_more_processes_than_were_told(port):
+    tasks = [
+        Launch(
+            launcher="pbs", rank=None, local_rank=None, world_size=2, local_world_size=None, num_nodes=1,
+            node_rank=0, order=order, port=port, key="k", created=True,
+        )
+        for order in range(4)
+    ]  # fmt: skip
+    results = call(tasks, start_timeout=2)
+    assert sum(isinstance(result, Meeting) for result in results) == 2
+    assert sum(isinstance(result, RequestError) for result in results) == 2
+
+
+def test_machines_of_one_name_are_told_apart():
+    launch = Launch(world_size=2, created=True, num_nodes=None)
+    there = [members.Member(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
+    assert members.completed(launch, there[1], there)[0].num_nodes == 2
+
+
+def test_a_port_that_may_not_be_listened_on(port, monkeypatch):
+    def refuse(ip, number):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(hall.network, "listen", refuse)
+    (error,) = call(launches(80, count=2, nodes=1)[:1], start_timeout=1)
+    assert "port 80" in error.asked and "Permission denied" in error.found

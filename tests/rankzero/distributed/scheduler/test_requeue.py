@@ -1,0 +1,129 @@
+"""What scontrol prints is as recorded with Slurm 22.05, in states that cannot be held for a test on the real one.
+
+Those that can be are in tests/system/test_slurm_requeue.py. qrerun is a stand-in: no PBS can be installed here.
+"""
+
+import pytest
+
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.scheduler import query as answer
+from rankzero.distributed.scheduler.requeue import Requeue, requeue
+from recorded import PBS_TASK, SBATCH, STEP, TORCHRUN
+from system.qstat import qstat
+
+SHOWN = (
+    "JobId=12 JobName=job.sh UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901755 Nice=0 Account=(null)"
+    " QOS=(null) JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0"
+    " ExitCode=0:15 RunTime=00:00:30 TimeLimit=00:01:00 TimeMin=N/A SubmitTime=2026-11-20T14:52:40"
+    " EligibleTime=2026-11-20T14:52:40 AccrueTime=2026-11-20T14:52:40 StartTime=2026-11-20T14:52:42"
+    " EndTime=2026-11-20T14:53:42 {preempt}Deadline=N/A SuspendTime=None SecsPreSuspend=0 Partition=main"
+    " AllocNode:Sid=localhost:27027 NodeList=n[1-2] BatchHost=n1 NumNodes=2 NumCPUs=2 NumTasks=2 OverSubscribe=OK"
+    " Command=/home/tester/job.sh WorkDir=/home/tester StdErr=/home/tester/12.out StdIn=/dev/null Power="
+)
+SLURM, PBS = Launch(launcher="slurm"), Launch(launcher="pbs")
+
+
+@pytest.fixture
+def scontrol(programs, tmp_path):
+    """Puts a scontrol in place that shows the job in this state; returns the file with what it was told to do."""
+    told = tmp_path / "told"
+
+    def add(state="RUNNING", reason="None", restarts=0, preempt="", requeue="exit 0"):
+        shown = SHOWN.format(state=state, reason=reason, restarts=restarts, preempt=preempt)
+        programs(
+            scontrol=f'if [ "$1" = show ]; then\n[ "$*" = "show job 12 --oneliner" ] && echo "{shown}"\nexit\nfi\n'
+            f"echo $* >> {told}\n{requeue}"
+        )
+        return told
+
+    return add
+
+
+def test_outside_of_a_job_there_is_nothing_to_do(programs):
+    assert requeue(Launch(), environ={}).requeue is Requeue.NO_JOB
+    assert requeue(Launch(launcher="torchrun"), environ=TORCHRUN).requeue is Requeue.NO_JOB
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {},
+        {"preempt": "PreemptEligibleTime=2026-11-20T14:52:42 PreemptTime=2026-11-20T14:54:58 "},
+        {"state": "COMPLETING", "reason": "TimeLimit"},
+        {"state": "TIMEOUT", "reason": "TimeLimit"},
+    ],
+    ids=["running", "preempted, in its grace", "past its limit, in KillWait", "past its limit"],
+)
+def test_slurm_requeues(scontrol, shown):
+    told = scontrol(**shown)
+    assert requeue(SLURM, environ=STEP).requeue is Requeue.DONE
+    assert told.read_text() == "requeue 12\n"
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING"])
+def test_what_was_cancelled_is_left_alone(scontrol, state):
+    told = scontrol(state)
+    outcome = requeue(SLURM, environ=STEP)
+    assert outcome.requeue is Requeue.ENDING and "cancelled" in outcome.message
+    assert not told.exists()
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "PENDING", "RUNNING"])
+def test_what_slurm_requeues_itself_is_left_alone(scontrol, state):
+    """After preemption, a node's failure or an order from outside; RUNNING to tasks left behind on a lost node."""
+    told = scontrol(state, restarts=1)
+    assert requeue(SLURM, environ=STEP).requeue is Requeue.ENDING
+    assert not told.exists()
+
+
+def test_a_later_attempt_is_requeued_like_the_first(scontrol):
+    scontrol(restarts=2)
+    assert requeue(SLURM, environ=STEP | {"SLURM_RESTART_COUNT": "2"}).requeue is Requeue.DONE
+
+
+def test_a_torchrun_in_a_batch_job_requeues_it_too(scontrol):
+    scontrol()
+    assert requeue(Launch(launcher="torchrun"), environ=TORCHRUN | SBATCH).requeue is Requeue.DONE
+
+
+def test_a_refusal_says_what_to_type(scontrol):
+    scontrol(requeue="echo 'Requested operation is presently disabled for job 12' >&2; exit 1")
+    outcome = requeue(SLURM, "my-run", STEP)
+    assert outcome.requeue is Requeue.REFUSED
+    assert outcome.message.splitlines() == [
+        "  asked  job 12 to be requeued, as the run has stopped before its end",
+        "  found  scontrol requeue 12: Requested operation is presently disabled for job 12",
+        "  type   sbatch /home/tester/job.sh",
+        "         The run resumes from its last checkpoint if the job's command has --name my-run.",
+    ]
+
+
+def test_no_scontrol_and_none_that_answers(programs, monkeypatch):
+    monkeypatch.setattr(answer, "PATIENCE_SECONDS", 0.2)
+    assert requeue(SLURM, environ=STEP).requeue is Requeue.REFUSED
+    programs(scontrol="exec sleep 60")
+    outcome = requeue(SLURM, environ=STEP)
+    assert outcome.requeue is Requeue.REFUSED and "no answer within 0.2 s" in outcome.message
+
+
+def test_pbs_mostly_refuses(programs):
+    programs(qstat=qstat("0.pbs1"), qrerun='echo "qrerun: Unauthorized Request $1" >&2; exit 159')
+    outcome = requeue(PBS, "my-run", PBS_TASK)
+    assert outcome.requeue is Requeue.REFUSED
+    assert "found  qrerun 0.pbs1: qrerun: Unauthorized Request 0.pbs1" in outcome.message
+    assert "type   qsub JOB_SCRIPT" in outcome.message and "--name my-run" in outcome.message
+
+
+def test_pbs_reruns_for_an_operator(programs):
+    programs(qstat=qstat("15[3].pbs1"), qrerun='[ "$*" = "15[3].pbs1" ]')
+    assert requeue(PBS, environ=PBS_TASK | {"PBS_JOBID": "15[3].pbs1"}).requeue is Requeue.DONE
+
+
+def test_a_pbs_job_that_ends_is_left_alone(programs, tmp_path):
+    programs(qstat=qstat("0.pbs1", state="E"), qrerun=f"touch {tmp_path}/told")
+    assert requeue(PBS, environ=PBS_TASK).requeue is Requeue.ENDING
+    assert not (tmp_path / "told").exists()
+
+
+def test_an_interactive_pbs_job_is_left_alone(programs):
+    assert requeue(PBS, environ=PBS_TASK | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}).requeue is Requeue.NO_JOB

@@ -1,0 +1,121 @@
+"""Several processes are threads here, each with a client of one real store."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from rankzero.cli.arguments import read_flags
+from rankzero.distributed import coordinator as team
+from rankzero.distributed import network
+from rankzero.distributed.coordinator import Team
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.client import Meeting, call_roll
+from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, lost_contact
+from running import command_of
+
+FLAGS = read_flags(command_of("fit"), ["--start_timeout", "10"])
+
+
+@pytest.fixture
+def teams(monkeypatch):
+    monkeypatch.setattr(team.network, "use_interface", lambda asked, found: found)
+    with network.listen("127.0.0.1", 0) as probe:
+        port = probe.getsockname()[1]
+    whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, key="k", created=True)
+
+    def make(rank):
+        return Team(call_roll(replace(whole, rank=rank, local_rank=rank), 10), FLAGS)
+
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(make, range(3)))
+        yield made
+        list(pool.map(lambda member: member.lifeline.leave(), made))
+
+
+def each(teams, work):
+    """What every rank gets from its work: a value or an error."""
+
+    def one(member):
+        try:
+            return work(member)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(one, teams))
+
+
+def rank(member):
+    return member.launch.rank
+
+
+def test_everybody_learns_what_everybody_says(teams):
+    assert each(teams, lambda member: member.exchange({"rank": rank(member)})) == [[{"rank": r} for r in range(3)]] * 3
+    assert each(teams, lambda member: member.exchange(rank(member) * 2)) == [[0, 2, 4]] * 3
+
+
+def test_one_process_is_a_team():
+    alone = Team(Meeting.without_roll_call(Launch()), FLAGS)
+    assert alone.exchange([1]) == [[1]] and alone.together(lambda: 7) == 7
+
+
+def test_what_all_refuse_is_told_by_rank_zero(teams):
+    def refuse():
+        raise RequestError("a", "b", "c")
+
+    errors = each(teams, lambda member: member.together(refuse))
+    assert all(isinstance(error, CannotStart) for error in errors)
+    assert [error.told for error in errors] == [False, True, True]
+
+
+def test_what_one_refuses_ends_all_and_is_told_by_that_one(teams):
+    def work(member):
+        if rank(member) == 1:
+            raise RequestError("a", "no such file here", "c")
+        return rank(member)
+
+    errors = each(teams, lambda member: member.together(lambda: work(member)))
+    assert [error.told for error in errors] == [True, False, True]
+    assert "rank 1 on " in str(errors[1]) and "no such file here" in str(errors[1])
+
+
+def test_a_bug_on_one_rank_ends_the_others(teams):
+    def work(member):
+        if rank(member) == 2:
+            raise KeyError("bug")
+
+    errors = each(teams, lambda member: member.together(lambda: work(member)))
+    assert isinstance(errors[2], KeyError)
+    assert all(isinstance(error, AnotherRankFailed) and "rank 2 on " in str(error) for error in errors[:2])
+    assert lost_contact(errors[0])
+
+
+def test_a_late_refusal_is_told_once(teams):
+    def refuse(member):
+        with member:
+            raise CannotStart("the same on every rank")
+
+    errors = each(teams, refuse)
+    assert sorted(error.told for error in errors) == [False, True, True]
+
+
+def test_who_loses_contact_to_one_that_refuses_is_silent(teams):
+    def work(member):
+        with member:
+            if rank(member) == 1:
+                raise CannotStart("only here")
+            while not member._somebody_refused():
+                pass
+            raise RuntimeError("Connection closed by peer")
+
+    errors = each(teams, work)
+    assert all(isinstance(error, CannotStart) for error in errors)
+    assert [error.told for error in errors] == [True, False, True]
+
+
+def test_somebody_who_does_not_come_along(teams, monkeypatch):
+    for member in teams:
+        member.timeout = 0.3
+    with pytest.raises(AnotherRankFailed, match="rank 1 did not come along within 0.3 s"):
+        teams[0].exchange(1)

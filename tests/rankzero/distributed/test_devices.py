@@ -1,0 +1,110 @@
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from rankzero.cli.arguments import read_flags
+from rankzero.distributed import devices as world
+from rankzero.distributed.devices import Seat, World, find_seat, resolve_world
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.peers import Member
+from rankzero.messages import CannotStart
+from running import command_of
+
+FIT = command_of("fit")
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+class TeamOf:
+    """All processes, seen from rank zero."""
+
+    def __init__(self, launch, seats=None, hosts=None):
+        self.launch, self.seats = launch, seats
+        hosts = hosts or ["a"] * launch.world_size
+        self.members = [Member(rank, rank, 0, launch.world_size, host, rank) for rank, host in enumerate(hosts)]
+
+    def together(self, work):
+        return work()
+
+    def exchange(self, value):
+        return [asdict(seat) for seat in self.seats] if self.seats else [value] * self.launch.world_size
+
+
+def resolve(*arguments, launch=None, seats=None, hosts=None):
+    return resolve_world(read_flags(FIT, arguments), TeamOf(launch or Launch(), seats, hosts))
+
+
+def launch_of(count, **more):
+    return Launch(launcher="torchrun", world_size=count, local_world_size=count, created=True, **more)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(world, "gpu_id", lambda index: f"GPU-{index}")
+
+
+@no_gpu
+def test_one_process_on_the_cpu():
+    assert resolve() == World("cpu")
+
+
+@no_gpu
+def test_several_processes_on_the_cpu():
+    assert resolve(launch=launch_of(2)) == World("cpu", size=2, devices=2)
+
+
+@no_gpu
+def test_gpus_that_are_not_there():
+    with pytest.raises(CannotStart, match="sees 0 GPUs"):
+        resolve("--accelerator", "gpu", "--devices", "2")
+
+
+def test_a_gpu_for_each_process_is_nccl(gpus):
+    seats = [Seat("cuda", 0, "GPU-0"), Seat("cuda", 1, "GPU-1")]
+    assert resolve(launch=launch_of(2), seats=seats) == World("cuda", size=2, devices=2, backend="nccl")
+    assert resolve("--backend", "gloo", launch=launch_of(2), seats=seats).backend == "gloo"
+
+
+def test_the_same_gpu_number_on_two_machines_is_two_gpus(gpus):
+    seats = [Seat("cuda", 0, "GPU-0")] * 2
+    launch = replace(launch_of(2), num_nodes=2, local_world_size=1)
+    assert resolve(launch=launch, seats=seats, hosts=["a", "b"]).backend == "nccl"
+
+
+def test_more_processes_than_gpus(gpus):
+    seats = [Seat("cuda", r % 2, f"GPU-{r % 2}") for r in range(4)]
+    shared = resolve(launch=launch_of(4), seats=seats)
+    assert shared.backend == "gloo" and shared.shared
+    with pytest.raises(CannotStart, match="2 processes share a GPU on a, and NCCL needs one for each") as caught:
+        resolve("--backend", "nccl", launch=launch_of(4), seats=seats)
+    assert "--devices 2" in str(caught.value)
+
+
+def test_a_machine_without_gpus_among_others(gpus):
+    seats = [Seat("cuda", 0, "GPU-0"), Seat("cpu")]
+    with pytest.raises(CannotStart, match="cuda on a, cpu on b"):
+        resolve(launch=launch_of(2), seats=seats, hosts=["a", "b"])
+
+
+def test_nccl_without_gpus():
+    with pytest.raises(CannotStart, match="--backend gloo"):
+        resolve("--backend", "nccl", "--accelerator", "cpu")
+
+
+def test_each_local_rank_has_its_gpu(gpus):
+    flags = read_flags(FIT, [])
+    assert [find_seat(flags, launch_of(4, local_rank=rank)).index for rank in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_process_that_sees_only_its_own_gpu(gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # srun --gpus-per-task=1
+    assert find_seat(read_flags(FIT, []), launch_of(4, local_rank=3)).index == 0
+
+
+def test_gpus_by_number(monkeypatch, gpus):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    flags = read_flags(FIT, ["--trainer.devices", "[1,3]"])
+    assert find_seat(flags, launch_of(2, local_rank=1)).index == 3
+    with pytest.raises(CannotStart, match="GPU 9"):
+        find_seat(read_flags(FIT, ["--trainer.devices", "[1,9]"]), launch_of(2))

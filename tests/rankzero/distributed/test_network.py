@@ -1,0 +1,55 @@
+import os
+import socket
+
+import pytest
+
+from rankzero.distributed import network
+from rankzero.messages import RequestError
+
+
+def test_addresses_of_this_machine():
+    assert network.is_mine("127.0.0.1") and not network.is_mine("192.0.2.1")
+    assert network.resolve("127.0.0.1,localhost")[0] == "127.0.0.1"
+    assert network.is_loopback("127.0.1.1") and not network.is_loopback("10.0.0.1")
+
+
+def test_a_name_that_nobody_has():
+    with pytest.raises(RequestError, match=r"'no-such.invalid' does not resolve"):
+        network.resolve("no-such.invalid")
+
+
+def test_who_holds_a_port():
+    with network.listen("127.0.0.1", 0) as listening:
+        assert f"process {os.getpid()}" in network.holder(listening.getsockname()[1])
+        with pytest.raises(OSError, match="in use"):
+            network.listen("127.0.0.1", listening.getsockname()[1])
+
+
+def test_the_interface_that_leads_somewhere():
+    assert network.interface_of("127.0.0.1") == "lo" and network.source_address("127.0.0.1") == "127.0.0.1"
+    assert network.address_of("lo") == "127.0.0.1"
+    with pytest.raises(RequestError, match="no interface of that name") as caught:
+        network.address_of("nosuch0")
+    assert "lo" in caught.value.found
+
+
+def test_interfaces_are_told_to_gloo_and_nccl(monkeypatch):
+    for name in (network.GLOO, network.NCCL):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert network.use_interface(None, "eth7") == "eth7" and network.NCCL not in os.environ
+    assert network.use_interface(None, "eth8") == "eth7"  # what a person, or an earlier call, has set stays
+    assert network.use_interface("lo", "eth7") == "lo" and os.environ[network.NCCL] == "lo"
+    assert network.interface_by_variable() == "lo"
+    monkeypatch.setenv(network.GLOO, "^docker")
+    monkeypatch.setenv(network.NCCL, "=lo")
+    assert network.interface_by_variable() == "lo"
+
+
+def test_a_port_is_free_again_at_once():
+    with network.listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            connection, _ = first.accept()
+            connection.close()
+    network.listen("127.0.0.1", port).close()

@@ -1,0 +1,209 @@
+import shutil
+import threading
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.write import _move_into_place
+from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, checkpoints_in, clean, newest_valid, read_manifest, verify
+from running import SOURCES, run
+
+
+def content(step, **more):
+    return {"epoch": 1, "global_step": step, "w": torch.full((3,), step), "rankzero": {"run": "x"}, **more}
+
+
+def save(folder, step, **more):
+    path = folder / f"step-{step:08d}"
+    DirectoryCheckpointIO(background=False).save_checkpoint(content(step, **more), path)
+    return path
+
+
+def load(path):
+    return DirectoryCheckpointIO().load_checkpoint(path)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    for step in (10, 20):
+        save(tmp_path, step)
+    return tmp_path
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_saved_is_read_again(saved):
+    path = saved / "step-00000020"
+    assert torch.equal(load(path)["w"], torch.full((3,), 20))
+    manifest = read_manifest(path)
+    assert (manifest["epoch"], manifest["step"], manifest["rankzero"]) == (1, 20, {"run": "x"})
+    assert (manifest["contents"], manifest["needs"]) == (["epoch", "global_step", "rankzero", "w"], [])
+    assert names(path) == [MANIFEST, STATE]
+    assert [entry.name for entry in checkpoints_in(saved)] == ["step-00000010", "step-00000020"]
+
+
+def test_saving_the_same_step_again_replaces_it(saved):
+    save(saved, 20, w=5)
+    assert load(saved / "step-00000020")["w"] == 5
+    assert names(saved) == ["step-00000010", "step-00000020"]
+
+
+@pytest.mark.parametrize("left", [["step-00000020.replaced"], ["step-00000020", "step-00000020.replaced"]])
+def test_a_step_whose_replacement_was_cut_short_is_saved_again(saved, left):
+    (saved / "step-00000020").rename(saved / "step-00000020.replaced")
+    if "step-00000020" in left:
+        save(saved, 20)
+    save(saved, 20, w=7)
+    assert names(saved) == ["step-00000010", "step-00000020"] and load(saved / "step-00000020")["w"] == 7
+
+
+def test_of_two_of_one_step_the_damaged_one_makes_room(saved):
+    place = saved / "step-00000020"
+    shutil.copytree(place, saved / "step-00000020.replaced")
+    (place / STATE).write_bytes(b"")
+    with pytest.raises(FileNotFoundError):
+        _move_into_place(saved / "what-was-never-written", place)
+    assert newest_valid(saved) == (place, [])
+
+
+def test_a_replaced_one_counts_until_the_new_one_is_there(saved):
+    (saved / "step-00000020").rename(saved / "step-00000020.replaced")
+    assert newest_valid(saved) == (saved / "step-00000020.replaced", [])
+    assert clean(saved) == []
+    save(saved, 20)
+    assert newest_valid(saved) == (saved / "step-00000020", [])
+
+
+def test_one_that_is_removed_is_gone_with_its_name_first(saved):
+    DirectoryCheckpointIO().remove_checkpoint(saved / "step-00000010")
+    assert names(saved) == ["step-00000020"]
+
+
+def test_a_folder_that_is_gone_is_made_again(tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+    assert load(save(folder, 3))["w"].tolist() == [3, 3, 3]
+
+
+def test_what_torch_cannot_write_leaves_nothing(saved):
+    with pytest.raises(Exception, match="pickle"):
+        save(saved, 30, f=lambda: None)
+    assert names(saved) == ["step-00000010", "step-00000020"]
+
+
+def test_what_needs_more_than_tensors_says_so_when_it_is_saved(saved, tmp_path, monkeypatch):
+    path = save(saved, 30, own={"batches": range(3)})
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another user"))
+    assert read_manifest(path)["needs"] == ["builtins.range"]
+    with pytest.raises(ValueError, match=r"builtins\.range(.|\n)*--trust_checkpoint yes"):
+        load(path)
+    assert DirectoryCheckpointIO(trusted=True).load_checkpoint(path)["own"] == {"batches": range(3)}
+
+
+def test_what_torch_cannot_look_into_is_saved_all_the_same(saved):
+    path = save(saved, 30, large=1 << 9000)
+    assert read_manifest(path)["needs"] == ["what torch cannot name"]
+    assert DirectoryCheckpointIO(trusted=True).load_checkpoint(path)["large"] == 1 << 9000
+
+
+def test_a_ckpt_is_one_file_as_lightnings_own(tmp_path):
+    plugin = DirectoryCheckpointIO()
+    for value in (4, 5):
+        plugin.save_checkpoint({"w": value}, tmp_path / "deep" / "best.ckpt")
+    assert names(tmp_path / "deep") == ["best.ckpt"] and load(tmp_path / "deep" / "best.ckpt") == {"w": 5}
+    plugin.remove_checkpoint(tmp_path / "deep" / "best.ckpt")
+    assert names(tmp_path / "deep") == []
+
+
+class Gate:
+    """Holds up whoever pickles it in another thread, until it is opened."""
+
+    def __init__(self):
+        self.open, self.maker = threading.Event(), threading.get_ident()
+
+    def commit(self, path):
+        self.open.wait()
+
+
+def test_what_is_saved_in_the_background_is_what_was_there_at_the_call(tmp_path):
+    gate = Gate()
+    plugin = DirectoryCheckpointIO(on_committed=gate.commit)
+    weights = torch.zeros(1000)
+    plugin.save_checkpoint({"w": weights, "step": [1]}, tmp_path / "step-1")
+    weights.fill_(1)
+    gate.open.set()
+    plugin.wait()
+    assert load(tmp_path / "step-1")["w"].sum() == 0 and plugin.last_seconds > 0
+    plugin.save_checkpoint({"w": weights, "step": [1]}, tmp_path / "step-2")
+    plugin.wait()
+    assert load(tmp_path / "step-2")["w"].sum() == 1000 and load(tmp_path / "step-1")["w"].sum() == 0
+
+
+def test_a_save_in_the_background_returns_before_it_is_done_and_the_next_one_waits(tmp_path):
+    gate, done = Gate(), []
+    plugin = DirectoryCheckpointIO(on_committed=lambda path: (gate.commit(path), done.append(path.name)))
+    plugin.save_checkpoint(content(1), tmp_path / "step-1")
+    assert done == []
+    second = threading.Thread(target=plugin.save_checkpoint, args=(content(2), tmp_path / "step-2"))
+    second.start()
+    gate.open.set()
+    second.join()
+    plugin.wait()
+    assert done == ["step-1", "step-2"]
+
+
+def test_an_error_in_the_background_is_told_by_the_thread_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    told = []
+    plugin = DirectoryCheckpointIO(on_error=lambda path, error: told.append((path, type(error))))
+    plugin.save_checkpoint(content(1), tmp_path / "file" / "step-1")
+    plugin.wait()
+    assert told in ([(tmp_path / "file" / "step-1", kind)] for kind in (NotADirectoryError, FileExistsError))
+    plugin.save_checkpoint(content(2), tmp_path / "step-2")
+    plugin.wait()
+    verify(tmp_path / "step-2")
+
+
+def test_a_process_does_not_end_before_what_it_saves(tmp_path):
+    (tmp_path / "late.py").write_text(
+        "import threading, torch\n"
+        "from pathlib import Path\n"
+        "from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO\n"
+        "def late(path):\n"
+        "    threading.main_thread().join()\n"
+        "    path.rename('step-2')\n"
+        "DirectoryCheckpointIO(on_committed=late).save_checkpoint({'w': torch.zeros(9)}, Path('step-1'))\n"
+    )
+    run("python", "late.py", folder=tmp_path, environment={"PYTHONPATH": SOURCES})
+    verify(tmp_path / "step-2")
+
+
+def test_what_cannot_be_copied_is_an_error_at_once(tmp_path):
+    plugin = DirectoryCheckpointIO()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        plugin.save_checkpoint({"lock": threading.Lock()}, tmp_path / "step-1")
+    assert names(tmp_path) == []
+
+
+def test_a_copy_is_what_torch_would_have_written(tmp_path):
+    whole = torch.arange(10.0)
+    layer = torch.nn.Linear(3, 3)
+    state = OrderedDict(whole=whole, part=whole[2:6], again=whole, turned=layer.weight.t(), own=layer.weight)
+    state["nested"] = ({"x": [whole[::3]], "none": torch.empty(0)}, torch.float16, torch.tensor(3))
+    torch.save(state, tmp_path / "plain.pt")
+    expected = torch.load(tmp_path / "plain.pt")
+    plugin = DirectoryCheckpointIO()
+    plugin.save_checkpoint(state, tmp_path / "step-1")
+    plugin.wait()
+    found = load(tmp_path / "step-1")
+    assert list(found) == list(expected) and type(found) is type(expected) and type(found["own"]) is torch.nn.Parameter
+    for name in ("whole", "part", "again", "turned", "own"):
+        assert torch.equal(found[name], expected[name]) and found[name].stride() == expected[name].stride()
+    found["whole"].fill_(7)
+    assert found["part"].tolist() == [7] * 4 and found["nested"][0]["x"][0].tolist() == [7] * 4
+    assert (tmp_path / "step-1" / STATE).stat().st_size == pytest.approx(
+        (tmp_path / "plain.pt").stat().st_size, abs=512
+    )

@@ -1,0 +1,89 @@
+"""Weights alone, for others to read."""
+
+import pytest
+import safetensors.torch
+import torch
+
+from rankzero.runs.checkpoints.write import write_directory
+from rankzero.messages import CannotStart
+from rankzero.runs.checkpoints.export import export_weights
+from running import evaluate_here, fit_here, weights
+
+READ = {".pt": lambda path: torch.load(path, weights_only=True), ".safetensors": safetensors.torch.load_file}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    root = tmp_path_factory.mktemp("export")
+    fit_here("--model", "ResNet", "--data", "Digits", "--epochs", "1", "--root", str(root), "--run", "x")
+    return root / "x"
+
+
+def model():
+    from data_modules import Digits
+    from lightning_modules import ResNet
+
+    data = Digits()
+    return ResNet(in_channels=data.in_channels, image_size=data.image_size, num_classes=data.num_classes)
+
+
+@pytest.mark.parametrize("suffix", READ)
+@pytest.mark.parametrize("of", ["run", "checkpoint"])
+def test_weights_are_written_and_load_into_the_same_model(run, here, capsys, suffix, of):
+    which = ("--root", str(run.parent), "--run", "x") if of == "run" else ("--checkpoint", str(run))
+    assert evaluate_here(*which, "--export", f"deep/model{suffix}") == 0
+    file = here / "deep" / f"model{suffix}"
+    found, expected = READ[suffix](file), weights(run)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    built = model()
+    built.load_state_dict(found)
+    assert all(torch.equal(value, expected[name]) for name, value in built.state_dict().items())
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1 and f"{len(expected)} tensors" in said[0] and f"{file.stat().st_size:,} bytes" in said[0]
+    assert f"{sum(value.numel() for value in expected.values()):,} parameters and buffers" in said[0]
+    assert "model.load_state_dict(" in said[0] and [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize("suffix", READ)
+def test_tensors_that_share_memory_and_parts_of_tensors(tmp_path, suffix):
+    whole = torch.arange(12.0).reshape(3, 4)
+    state = {"embedding": whole, "head": whole, "turned": whole.t(), "part": whole[1, 1:3], "none": torch.empty(0, 2)}
+    write_directory({"state_dict": state}, tmp_path / "step-1")
+    export_weights(tmp_path / "step-1", tmp_path / f"x{suffix}")
+    found = READ[suffix](tmp_path / f"x{suffix}")
+    assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_what_is_no_tensor_is_left_out_of_safetensors_alone(tmp_path):
+    torch.save({"state_dict": {"w": torch.ones(2), "_extra_state": {"seen": 3}}}, tmp_path / "x.ckpt")
+    for suffix in READ:
+        assert "1 tensors, 2 parameters" in export_weights(tmp_path / "x.ckpt", tmp_path / f"x{suffix}")
+    assert READ[".pt"](tmp_path / "x.pt")["_extra_state"] == {"seen": 3}
+    assert list(READ[".safetensors"](tmp_path / "x.safetensors")) == ["w"]
+
+
+def test_an_older_file_is_there_until_the_new_one_is(tmp_path):
+    torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "x.ckpt")
+    (tmp_path / "x.pt").mkdir()
+    with pytest.raises(CannotStart, match="folder you may write to"):
+        export_weights(tmp_path / "x.ckpt", tmp_path / "x.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.ckpt", "x.pt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--export", "model.onnx"), "ends in .pt or .safetensors"),
+        (("--export", "model"), "ends in .pt or .safetensors"),
+        (("--export", "/proc/model.pt"), "folder you may write to"),
+        (("--export", "x.pt", "--checkpoint", "bare.ckpt"), "holds no weights"),
+        (("--export", "x.pt", "--checkpoint", "list.ckpt"), "where a checkpoint holds a dict"),
+        (("--export", "x.pt", "--run", "y"), "type   --name x"),
+    ],
+)
+def test_mistakes(run, here, arguments, message):
+    torch.save({"epoch": 3}, "bare.ckpt")
+    torch.save([], "list.ckpt")
+    with pytest.raises(CannotStart, match=message):
+        evaluate_here("--root", str(run.parent), *arguments)
+    assert not (here / "x.pt").exists()

@@ -1,0 +1,81 @@
+"""`load_from_checkpoint` with a directory, whatever is imported first."""
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from rankzero.runs.checkpoints import from_directory
+from rankzero.runs.checkpoints.write import write_directory
+from rankzero.messages import RequestError
+from running import run
+
+LOAD = """
+import sys
+{first}
+from lightning.pytorch.demos.boring_classes import BoringModel
+{second}
+print(BoringModel.load_from_checkpoint(sys.argv[1]).layer.weight.sum().item())
+"""
+
+
+@pytest.fixture
+def saved(tmp_path):
+    trainer = Trainer(
+        max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu"
+    )
+    trainer.fit(BoringModel())
+    content = trainer._checkpoint_connector.dump_checkpoint()
+    write_directory(content, tmp_path / "step-00000001")
+    return tmp_path / "step-00000001", content["state_dict"]["layer.weight"]
+
+
+@pytest.mark.parametrize("order", [("import rankzero", ""), ("", "import rankzero")])
+def test_the_order_of_imports_does_not_matter(saved, tmp_path, order):
+    first, second = order
+    code = LOAD.format(first=first, second=second)
+    assert float(run("python", "-c", code, str(saved[0]), folder=tmp_path).out) == pytest.approx(saved[1].sum().item())
+
+
+def test_stock_lightning_reads_the_state(saved, tmp_path):
+    code = LOAD.format(first="", second="assert 'rankzero' not in sys.modules")
+    out = run("python", "-c", code, str(saved[0] / "state.pt"), folder=tmp_path).out
+    assert float(out) == pytest.approx(saved[1].sum().item())
+    failed = run("python", "-c", code, str(saved[0]), folder=tmp_path, code=1)
+    assert "IsADirectoryError" in failed.err  # why Lightning's function is replaced
+
+
+def test_import_of_our_package_loads_neither_torch_nor_lightning(tmp_path):
+    run("python", "-c", "import sys, rankzero; assert not {'torch', 'lightning'} & set(sys.modules)", folder=tmp_path)
+
+
+def test_the_function_is_replaced_once():
+    from lightning.pytorch.core import saving
+
+    before = saving.pl_load
+    from_directory.install()
+    assert saving.pl_load is before and before.reads_directories
+
+
+def test_a_damaged_directory_is_refused(saved):
+    state = saved[0] / "state.pt"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.raises(RequestError, match="truncated"):
+        BoringModel.load_from_checkpoint(saved[0])
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path):
+    with pytest.raises(RequestError, match=r"manifest\.json"):
+        BoringModel.load_from_checkpoint(tmp_path)
+
+
+def test_a_file_of_lightning_is_read_as_before(tmp_path):
+    trainer = Trainer(
+        max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu"
+    )
+    trainer.fit(BoringModel())
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    with (tmp_path / "x.ckpt").open("rb") as file:
+        loaded = [BoringModel.load_from_checkpoint(given) for given in (tmp_path / "x.ckpt", file)]
+    expected = trainer.lightning_module.layer.weight
+    assert all(torch.equal(module.layer.weight, expected) for module in loaded)

@@ -1,0 +1,282 @@
+"""A checkpoint that needs code is read without a flag only where this user's own run wrote it."""
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from rankzero.runs.checkpoints import signature
+from rankzero.runs.checkpoints.write import write_directory
+from rankzero.runs.checkpoints.safe_load import load, signed_sha256_of
+from rankzero.runs.checkpoints.manifest import MANIFEST, SIGNATURE, STATE, manifest_text, read_manifest, verify
+from rankzero.messages import CannotStart, RequestError
+from running import REPOSITORY, evaluate_here, fit, fit_here
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """The folder of a user who has no key yet."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config/rankzero"
+
+
+class Touches:
+    """Creates a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.makedirs, (str(self.path), 0o777, True)
+
+
+@pytest.fixture
+def saved(settings, tmp_path):
+    """A checkpoint with code, written by this user."""
+    content = {"state_dict": {}, "epoch": 1, "global_step": 2, "callbacks": {"own": Touches(tmp_path / "ran")}}
+    write_directory(content, tmp_path / "step-00000002")
+    return tmp_path / "step-00000002"
+
+
+def reseal(checkpoint, **changes):
+    """Gives a checkpoint a valid manifest, as an attacker can."""
+    content = {key: value for key, value in read_manifest(checkpoint).items() if key != "sha256"}
+    (checkpoint / MANIFEST).write_text(manifest_text({**content, **changes}))
+
+
+def refused(checkpoint, **options):
+    with pytest.raises(RequestError, match="--trust_checkpoint yes") as error:
+        load(checkpoint, **options)
+    assert not (checkpoint.parent / "ran").exists()
+    return str(error.value)
+
+
+def test_own_checkpoints_are_read_without_a_flag(saved, tmp_path):
+    assert read_manifest(saved)["needs"] == ["os.makedirs"]
+    load(saved)
+    assert (tmp_path / "ran").is_dir()
+
+
+def test_a_copy_is_still_ones_own(saved, tmp_path):
+    shutil.move(saved, tmp_path / "elsewhere")
+    load(tmp_path / "elsewhere")
+
+
+def test_a_checkpoint_without_code_is_not_signed_and_reads_no_key(settings, tmp_path):
+    write_directory({"state_dict": {"w": torch.ones(2)}}, tmp_path / "step-00000002")
+    load(tmp_path / "step-00000002")
+    assert SIGNATURE not in read_manifest(tmp_path / "step-00000002") and not settings.exists()
+
+
+CHANGES = {
+    "no signature": None,
+    "empty": "",
+    "of other bytes": "0" * 64,
+    "not ASCII": "\u00e9" * 64,
+    "no text": 7,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_signature_is_refused(saved, name):
+    content = {key: value for key, value in read_manifest(saved).items() if key not in ("sha256", SIGNATURE)}
+    changed = {} if CHANGES[name] is None else {SIGNATURE: CHANGES[name]}
+    (saved / MANIFEST).write_text(manifest_text({**content, **changed}))
+    assert "os.makedirs" in refused(saved)
+
+
+def test_another_state_under_a_valid_signature_is_refused(saved, tmp_path):
+    other = tmp_path / "other.pt"
+    torch.save({"state_dict": {}, "callbacks": Touches(tmp_path / "ran"), "more": 1}, other)
+    shutil.copy(other, saved / STATE)
+    with pytest.raises(RequestError, match="is not what was written"):
+        load(saved)
+    described = {"bytes": other.stat().st_size, "sha256": hashlib.sha256(other.read_bytes()).hexdigest()}
+    reseal(saved, files={STATE: described})
+    verify(saved)
+    refused(saved)
+
+
+def test_one_flipped_byte_is_refused(saved):
+    data = bytearray((saved / STATE).read_bytes())
+    data[len(data) // 2] ^= 1
+    (saved / STATE).write_bytes(data)
+    with pytest.raises(RequestError, match="sha256"):
+        load(saved)
+    assert not (saved.parent / "ran").exists()
+
+
+def test_another_users_key_is_refused(saved, settings, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    refused(saved)
+    signature.signature(STATE, {"bytes": 1, "sha256": "0"})  # creates a key of the other user
+    refused(saved)
+
+
+def test_the_file_name_and_the_size_are_signed(settings):
+    described = {"bytes": 3, "sha256": "0" * 64}
+    signed = signature.signature(STATE, described)
+    assert signature.is_signed(STATE, described, signed)
+    assert not signature.is_signed("other.pt", described, signed)
+    assert not signature.is_signed(STATE, {**described, "bytes": 4}, signed)
+
+
+def test_the_key_is_private_whatever_the_umask_is(settings):
+    for umask in (0, 0o777):
+        before = os.umask(umask)
+        try:
+            signature.signature(STATE, {"bytes": 1, "sha256": "0"})
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((settings / signature.KEY).stat().st_mode) == 0o600
+        (settings / signature.KEY).unlink()
+    assert list(settings.iterdir()) == []
+
+
+def open_to_others(settings):
+    (settings / signature.KEY).chmod(0o640)
+    return r"checkpoint\.key is open to other users; to close it: chmod go-r"
+
+
+def folder_open_to_others(settings):
+    settings.chmod(0o777)
+    return r"rankzero is open to other users; to close it: chmod go-w"
+
+
+def a_link(settings):
+    (settings / signature.KEY).rename(settings / "moved")
+    (settings / signature.KEY).symlink_to(settings / "moved")
+    return r"checkpoint\.key cannot be used"
+
+
+def a_linked_folder(settings):
+    settings.rename(settings.with_name("moved"))
+    settings.symlink_to(settings.with_name("moved"))
+    return "cannot be used"
+
+
+def a_pipe(settings):
+    (settings / signature.KEY).unlink()
+    os.mkfifo(settings / signature.KEY, 0o600)
+    return "is not a regular file"
+
+
+def damaged(settings):
+    (settings / signature.KEY).write_bytes(b"short")
+    return "is damaged; delete it"
+
+
+def another_owner(settings):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(settings / signature.KEY, 65534, 65534)
+    return r"belongs to another user \(id 65534\)"
+
+
+@pytest.mark.parametrize(
+    "change", [open_to_others, folder_open_to_others, a_link, a_linked_folder, a_pipe, damaged, another_owner]
+)
+def test_a_key_that_others_may_know_counts_for_nothing_and_the_reason_is_given(saved, settings, change):
+    reason = change(settings)
+    assert signature.key_problem() is not None
+    with pytest.raises(RequestError, match=reason):
+        load(saved)
+    assert not (saved.parent / "ran").exists()
+    write_directory({"own": Touches(saved.parent / "ran")}, saved.with_name("step-00000003"))
+    assert SIGNATURE not in read_manifest(saved.with_name("step-00000003"))
+
+
+@pytest.mark.parametrize("home", [None, "", "relative", "/proc/nothing"])
+def test_without_a_home_directory_checkpoints_are_written_unsigned(home, monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
+    write_directory({"own": Touches(tmp_path / "ran")}, tmp_path / "step-00000003")
+    assert SIGNATURE not in read_manifest(tmp_path / "step-00000003")
+    refused(tmp_path / "step-00000003")
+
+
+SIGN = "from rankzero.runs.checkpoints.signature import signature; print(signature('a', {'bytes': 1, 'sha256': '0'}))"
+
+
+def test_ranks_that_create_the_key_at_once_share_one(settings):
+    def sign(_):
+        return subprocess.run([sys.executable, "-c", SIGN], cwd=REPOSITORY, capture_output=True, text=True).stdout
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(Counter(pool.map(sign, range(8)))) == 1
+    assert [path.name for path in settings.iterdir()] == [signature.KEY]
+
+
+def test_a_rank_without_the_key_follows_rank_zero_and_checks_its_own_bytes(saved, monkeypatch, tmp_path):
+    sha256 = signed_sha256_of(saved)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another host"))
+    assert sha256 and signed_sha256_of(saved) == ""
+    refused(saved, trusted_sha256="0" * 64)
+    whole = (saved / STATE).read_bytes()
+    (saved / STATE).write_bytes(whole[:-1] + b"x")
+    with pytest.raises(RequestError, match="is not what was written"):
+        load(saved, trusted_sha256=sha256)
+    assert not (tmp_path / "ran").exists()
+    (saved / STATE).write_bytes(whole)
+    load(saved, trusted_sha256=sha256)
+    assert (tmp_path / "ran").exists()
+
+
+def test_what_is_unpickled_is_the_copy_that_was_checked(saved, tmp_path):
+    """The state is replaced in place after it was opened; the old content is read."""
+    from rankzero.runs.checkpoints.safe_load import _open_signed
+
+    with _open_signed(saved, "") as file:
+        expected = (saved / STATE).read_bytes()
+        (saved / STATE).write_bytes(b"x" * len(expected))
+        assert file.read() == expected
+
+
+CALLBACK = """
+import os
+from lightning.pytorch import Callback
+
+class Keeps(Callback):
+    def state_dict(self):
+        return {"range": range(3)}
+
+    def load_state_dict(self, state):
+        open(f"restored-{os.getpid()}", "w").write(str(state["range"]))
+"""
+KEEPS = ("--model", "MLP", "--data", "Toy", "--trainer.callbacks", "keeps.Keeps", "--run", "x")
+
+
+def test_the_same_command_resumes_on_any_number_of_ranks(here, settings):
+    (here / "keeps.py").write_text(CALLBACK)
+    first = fit(*KEEPS, "--epochs", "1", folder=here)
+    assert "Your own runs resume from them; anyone else needs --trust_checkpoint yes" in first.out + first.err
+    fit(*KEEPS, "--epochs", "2", "--devices", "2", folder=here)
+    assert [path.read_text() for path in here.glob("restored-*")] == ["range(0, 3)"] * 2
+    assert json.loads((here / "runs/x/summary.json").read_text())["attempts"] == 2
+
+
+def test_evaluation_reads_ones_own_checkpoint_and_refuses_an_edited_one(here, settings):
+    fit_here("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
+    newest = here / "runs/x/checkpoints/step-00000064"
+    content = torch.load(newest / STATE, weights_only=True)
+    shutil.rmtree(newest)
+    write_directory({**content, "own": Touches(here / "ran")}, newest)
+    assert evaluate_here("--run", "x") == 0 and (here / "ran").exists()
+    (here / "ran").rmdir()
+    reseal(newest, **{SIGNATURE: "0" * 64})
+    for work in (
+        lambda: evaluate_here("--run", "x"),
+        lambda: evaluate_here("--run", "x", "--export", "x.pt"),
+        lambda: fit_here("--model", "MLP", "--data", "Toy", "--epochs", "2", "--run", "x"),
+    ):
+        with pytest.raises(CannotStart, match=r"os\.makedirs(.|\n)*--trust_checkpoint yes"):
+            work()
+    assert not (here / "ran").exists()

@@ -1,0 +1,142 @@
+import os
+import threading
+
+import pytest
+
+from rankzero.messages import RequestError, TakenOverError
+from rankzero.runs.directory import RunDirectory, choose_run
+
+
+def test_unnamed_runs_are_numbered(tmp_path):
+    names = []
+    for _ in range(3):
+        run = choose_run(str(tmp_path), None, "MLP-Toy", None)
+        run.begin_attempt("a: 1")
+        names.append(run.name)
+    assert names == ["MLP-Toy-1", "MLP-Toy-2", "MLP-Toy-3"]
+
+
+def test_starts_at_the_same_time_never_share_a_number(tmp_path):
+    runs = [choose_run(str(tmp_path), None, "MLP-Toy", None) for _ in range(8)]
+    threads = [threading.Thread(target=run.begin_attempt, args=("a: 1",)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({run.path for run in runs}) == 8
+    assert all(len(run.read("run.json")["attempts"]) == 1 for run in runs)
+
+
+def test_a_job_finds_its_own_run_again(tmp_path):
+    first = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
+    first.begin_attempt("a: 1")
+    again = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
+    assert again.path == first.path == tmp_path / "MLP-Toy-4711" and again.exists
+
+
+def test_every_attempt_keeps_its_configuration(tmp_path):
+    for text in ("a: 1", "a: 2"):
+        run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
+        run.begin_attempt(text)
+    assert (run.path / "config.yaml").read_text() == "a: 2"
+    assert (run.path / "attempts/0001/config.yaml").read_text() == "a: 1"
+    assert [attempt["number"] for attempt in run.read("run.json")["attempts"]] == [1, 2]
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path):
+    run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
+    run.begin_attempt("a: 1")
+    (run.path / ".summary.json.17.saving").write_text("half")
+    choose_run(str(tmp_path), "x", "MLP-Toy", None).begin_attempt("a: 1")
+    assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
+
+
+def test_an_impossible_attempt_leaves_nothing(tmp_path):
+    run = choose_run(str(tmp_path / "runs"), None, "MLP-Toy", None)
+    run.begin_attempt("a: 1")
+    run.discard_attempt()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_impossible_attempt_leaves_an_earlier_one_alone(tmp_path):
+    choose_run(str(tmp_path), "x", "MLP-Toy", None).begin_attempt("a: 1")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
+    run.begin_attempt("a: 2")
+    run.discard_attempt()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_an_attempt_ends_when_a_newer_one_has_begun(tmp_path, resume):
+    first = RunDirectory(tmp_path / "x")
+    first.begin_attempt("a: 1")
+    first.check_still_ours()
+    second = RunDirectory(tmp_path / "x")
+    if resume == "never":
+        second.put_aside()  # the newer run counts its attempts from 1 again
+    second.begin_attempt("a: 1")
+    second.check_still_ours()
+    with pytest.raises(TakenOverError):
+        first.check_still_ours()
+
+
+def test_an_earlier_run_is_put_aside_never_lost(tmp_path):
+    for _ in range(2):
+        run = RunDirectory(tmp_path / "x")
+        run.begin_attempt("a: 1")
+        run.put_aside()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.before-1", "x.before-2"]
+
+
+def test_a_root_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RequestError, match="is a file"):
+            choose_run(str(root), None, "MLP-Toy", None)
+    with pytest.raises(RequestError, match="folder you may write to"):
+        choose_run("/proc/runs", None, "MLP-Toy", None).begin_attempt("a: 1")
+
+
+@pytest.mark.parametrize("mode", [0o555, 0o700], ids=["not writable", "not even readable"])
+def test_a_root_without_permission(tmp_path, mode):
+    tmp_path.chmod(mode)
+    child = os.fork()
+    if child == 0:  # root may write everywhere, so this one is somebody else
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        elif mode == 0o700:
+            os._exit(0)  # it is one's own
+        try:
+            choose_run(str(tmp_path / "runs"), "x", "MLP-Toy", None)
+        except RequestError as error:
+            os._exit(0 if "ermission" in error.found else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("refused", ["begun", "cannot begin"])
+def test_what_was_put_aside_is_put_back_where_an_attempt_does_not_come_to_be(tmp_path, refused, monkeypatch):
+    RunDirectory(tmp_path / "x").begin_attempt("a: 1")
+    for name in ("step-00000001", "step-00000002"):
+        (tmp_path / "x/checkpoints" / name).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    for put in (lambda run: run.put_aside(), lambda run: run.put_checkpoints_aside(list(run.checkpoints.iterdir()))):
+        run = RunDirectory(tmp_path / "x")
+        aside = put(run)
+        assert aside.exists() and sorted(tmp_path.rglob("*")) != before
+        if refused == "begun":
+            run.begin_attempt("a: 2")
+            run.discard_attempt()
+        else:
+            with monkeypatch.context() as patch, pytest.raises(RequestError):
+                patch.setattr("rankzero.runs.checkpoints.atomic_files.os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("full")))
+                run.begin_attempt("a: 2")
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_record_reads_as_none(tmp_path):
+    run = RunDirectory(tmp_path)
+    (tmp_path / "summary.json").write_text('{"status": "fin')
+    assert run.read("summary.json") == {} == run.read("run.json")

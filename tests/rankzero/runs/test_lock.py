@@ -1,0 +1,278 @@
+"""One start at a time trains a run. Other starts are processes; another host is one whose kernel has another id."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from dataclasses import asdict, replace
+
+import pytest
+
+from rankzero.runs import lock as run_lock
+from rankzero.distributed.environments.launch import Launch
+from rankzero.messages import RequestError
+from rankzero.runs.lock import Owner, RunLock
+
+
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path / "runs/x"
+
+
+@pytest.fixture
+def place(run):
+    return run.parent / ".x.lock"
+
+
+def files(run):
+    return sorted(path.name for path in run.parent.iterdir())
+
+
+@pytest.fixture
+def other_process(run):
+    """Starts processes that take the lock and hold it until they are killed."""
+    context = multiprocessing.get_context("fork")
+    started = []
+
+    def hold(answer, launch):
+        try:
+            RunLock(launch).acquire(run)
+        except RequestError as error:
+            answer.put(str(error))
+        else:
+            answer.put("held")
+            signal.pause()
+
+    def start(launch=None):
+        answer = context.SimpleQueue()
+        process = context.Process(target=hold, args=(answer, launch or Launch()))
+        process.start()
+        started.append(process)
+        return process, answer
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def held_elsewhere(place, **settings):
+    """The lock of a process on another host."""
+    place.parent.mkdir(exist_ok=True)
+    owner = replace(Owner.this(Launch()), host="elsewhere", boot="another kernel", **settings)
+    place.write_text(json.dumps(asdict(owner)) + "\n")
+    return owner
+
+
+def test_the_lock_says_who_holds_it_and_is_gone_when_it_is_released(run, place):
+    lock = RunLock(Launch(job_id="7", restarts=2))
+    lock.acquire(run)
+    content = json.loads(place.read_text())
+    assert (content["pid"], content["job"], content["restarts"]) == (os.getpid(), "7", 2)
+    assert files(run) == [".x.lock"]
+    lock.release()
+    lock.release()
+    assert not run.parent.exists()  # which was made for the lock
+
+
+def test_a_folder_of_runs_that_existed_is_kept(run):
+    run.parent.mkdir()
+    lock = RunLock(Launch())
+    lock.acquire(run)
+    lock.release()
+    assert files(run) == []
+
+
+def test_a_second_start_is_refused_and_names_the_first(run, other_process):
+    process, answer = other_process()
+    assert answer.get() == "held"
+    with pytest.raises(RequestError) as error:
+        RunLock(Launch()).acquire(run)
+    assert error.value.asked == "to train run x"
+    assert f"process {process.pid} on {Owner.this(Launch()).host} has been training it since 20" in error.value.found
+    assert error.value.instead == f"--name ANOTHER-NAME, or stop that process first: kill {process.pid}"
+    assert files(run) == [".x.lock"]
+
+
+def test_a_stopped_process_still_holds_its_run(run, other_process):
+    process, answer = other_process()
+    assert answer.get() == "held"
+    os.kill(process.pid, signal.SIGSTOP)
+    while run_lock._process(process.pid)[0] != "T":
+        time.sleep(0.01)
+    with pytest.raises(RequestError, match=f"kill -CONT {process.pid} resumes it"):
+        RunLock(Launch()).acquire(run)
+
+
+def test_a_killed_process_holds_nothing(run, place, other_process):
+    process, answer = other_process()
+    assert answer.get() == "held"
+    process.kill()
+    while (state := run_lock._process(process.pid)) and state[0] != "Z":
+        time.sleep(0.01)  # a zombie process counts as ended
+    lock = RunLock(Launch(), notice=pytest.fail)
+    lock.acquire(run)
+    assert json.loads(place.read_text())["pid"] == os.getpid() and files(run) == [".x.lock"]
+    lock.release()
+    assert files(run) == []
+
+
+def test_another_process_with_the_same_id_holds_nothing(run, place):
+    run.parent.mkdir()
+    place.write_text(json.dumps(asdict(replace(Owner.this(Launch()), born="1"))))
+    lock = RunLock(Launch())
+    lock.acquire(run)
+    lock.release()
+
+
+@pytest.mark.parametrize("before", ["nothing", "a killed owner", "a killed successor too", "a damaged file"])
+def test_of_many_starts_at_once_one_wins(run, place, before, other_process, monkeypatch):
+    monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.2)
+    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
+    run.parent.mkdir()
+    gone = replace(Owner.this(Launch()), born="1")
+    if before == "a damaged file":
+        place.write_text("")
+    elif before != "nothing":
+        place.write_text(json.dumps(asdict(gone)))
+    if before == "a killed successor too":
+        follower = replace(gone, token="f" * 32)
+        place.with_name(f".x.lock.{gone.token}").write_text(json.dumps(asdict(follower)))
+    answers = [other_process()[1] for _ in range(8)]
+    found = [answer.get() for answer in answers]
+    assert all(text == "held" or "to train run x" in text for text in found)
+    assert found.count("held") == 1
+    assert files(run) == [".x.lock"]
+
+
+def test_an_owner_on_another_host_that_shows_life_is_refused(run, place, monkeypatch):
+    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
+    owner, done, notes = held_elsewhere(place, pid=4711), threading.Event(), []
+
+    def beat():
+        while not done.wait(0.1):
+            os.utime(place)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(RequestError, match="process 4711 on elsewhere has been training it") as error:
+            RunLock(Launch(), notice=notes.append).acquire(run)
+    finally:
+        done.set()
+        thread.join()
+    assert error.value.instead.endswith("kill 4711 on elsewhere")
+    assert notes == [f"run x belongs to process 4711 on elsewhere since {owner.since}; waiting 60 s for a sign of life"]
+
+
+def test_an_owner_on_another_host_without_a_sign_of_life_has_died(run, place, monkeypatch):
+    monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
+    held_elsewhere(place)
+    os.utime(place, (time.time() + 9000, time.time() + 9000))  # its clock is wrong
+    notes = []
+    lock = RunLock(Launch(), notice=notes.append)
+    lock.acquire(run)
+    assert len(notes) == 1 and json.loads(place.read_text())["host"] == Owner.this(Launch()).host
+    lock.release()
+
+
+def test_an_owner_on_another_host_may_leave_during_the_wait(run, place, monkeypatch):
+    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
+    held_elsewhere(place)
+    lock = RunLock(Launch(), notice=lambda line: place.unlink())
+    lock.acquire(run)
+    lock.release()
+
+
+def test_a_signal_ends_the_wait(run, place, monkeypatch):
+    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.01)
+    held_elsewhere(place)
+    with pytest.raises(RequestError, match="SIGINT ended the wait for a sign of life"):
+        RunLock(Launch(), interrupted=lambda: "SIGINT").acquire(run)
+    assert files(run) == [".x.lock"]
+
+
+def test_the_owner_gives_signs_of_life(run, place, monkeypatch):
+    monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.01)
+    lock = RunLock(Launch())
+    lock.acquire(run)
+    first = place.stat().st_mtime_ns
+    deadline = time.monotonic() + 20
+    while place.stat().st_mtime_ns == first:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    lock.release()
+
+
+SAME_JOB = {
+    "requeued": (Launch(job_id="7"), Launch(job_id="7", restarts=1), True),
+    "requeued once more": (Launch(job_id="7", restarts=1), Launch(job_id="7", restarts=2), True),
+    "torchrun after a loss": (Launch(job_id="7"), Launch(job_id="7", elastic="--nnodes 1:2"), True),
+    "two steps of a job": (Launch(job_id="7"), Launch(job_id="7"), False),
+    "two steps of a restarted job": (Launch(job_id="7", restarts=1), Launch(job_id="7", restarts=1), False),
+    "another job": (Launch(job_id="7"), Launch(job_id="8", restarts=3), False),
+    "by hand": (Launch(), Launch(restarts=1), False),
+}
+
+
+@pytest.mark.parametrize("case", SAME_JOB)
+def test_a_restarted_job_takes_over_only_its_own_run(run, place, case, other_process):
+    first, second, takes_over = SAME_JOB[case]
+    _, answer = other_process(first)
+    assert answer.get() == "held"
+    lock = RunLock(second)
+    if takes_over:
+        lock.acquire(run)
+        assert json.loads(place.read_text())["pid"] == os.getpid()
+        lock.release()
+        return
+    with pytest.raises(RequestError):
+        lock.acquire(run)
+
+
+def test_one_that_was_taken_over_leaves_the_lock_of_its_successor(run, place):
+    first, second = RunLock(Launch(job_id="7")), RunLock(Launch(job_id="7", restarts=1))
+    first.acquire(run)
+    second.acquire(run)
+    before = place.read_text()
+    first.release()
+    assert place.read_text() == before and files(run) == [".x.lock"]
+    second.release()
+    assert files(run) == []
+
+
+def test_other_runs_and_their_files_are_left_alone(run):
+    run.parent.mkdir()
+    for name in (".x.lock.lock", ".x.lock-2", ".xy.lock", ".x.lock.before-1"):
+        (run.parent / name).write_text("{}")
+    before = files(run)
+    lock = RunLock(Launch())
+    lock.acquire(run)
+    lock.release()
+    assert files(run) == before
+
+
+def test_a_run_that_is_a_link_has_one_lock(run, tmp_path):
+    (tmp_path / "real/x").mkdir(parents=True)
+    run.parent.mkdir()
+    run.symlink_to(tmp_path / "real/x")
+    lock = RunLock(Launch())
+    lock.acquire(run)
+    with pytest.raises(RequestError):
+        RunLock(Launch()).acquire(tmp_path / "real/x")
+    lock.release()
+
+
+def test_a_file_whose_token_leads_elsewhere_is_damaged(run, place, tmp_path):
+    run.parent.mkdir()
+    place.write_text(json.dumps(asdict(replace(Owner.this(Launch()), token="/../../victim"))))
+    assert run_lock._read(place).token == "0" * 32
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="folder you may write to"):
+        RunLock(Launch()).acquire(tmp_path / "file/x")

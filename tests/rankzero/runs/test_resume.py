@@ -1,0 +1,312 @@
+"""What a run carries on from."""
+
+import json
+import re
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from rankzero.distributed.environments.launch import Launch
+from rankzero.messages import CannotStart, RequestError
+from rankzero.runs.resume import given_checkpoint
+from running import fit_here, weights
+
+TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
+
+
+class CrashError(RuntimeError):
+    pass
+
+
+class CrashAt(Callback):
+    """Raises behind a step, as a fault would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *arguments):
+        if trainer.global_step == self.step:
+            raise CrashError
+
+
+def crash_at(step, *arguments, monkeypatch, **options):
+    from rankzero.cli import lightning_cli as cli
+
+    build = cli.build_trainer
+
+    def with_crash(*parts):
+        trainer = build(*parts)
+        trainer.callbacks.append(CrashAt(step))
+        return trainer
+
+    with monkeypatch.context() as patch, pytest.raises(CrashError):
+        patch.setattr(cli, "build_trainer", with_crash)
+        fit_here(*arguments, **options)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(("step", "workers"), [(25, "0"), (64, "0"), (100, "0"), (128, "0"), (25, "1"), (150, "1")])
+def test_a_crash_anywhere_changes_nothing(here, monkeypatch, step, workers):
+    arguments = (*TOY, "--epochs", "3", "--data.num_workers", workers)
+    fit_here(*arguments, "--run", "whole")
+    crash_at(step, *arguments, "--run", "broken", monkeypatch=monkeypatch)
+    fit_here(*arguments, "--run", "broken")
+    assert same(weights(here / "runs/whole"), weights(here / "runs/broken"))
+    summary = json.loads((here / "runs/broken/summary.json").read_text())
+    assert (summary["samples"], summary["steps"], summary["attempts"]) == (3 * 2048, 192, 2)
+
+
+def test_a_finished_run_says_so(here, capsys):
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    before = (here / "runs/x/run.json").read_text()
+    capsys.readouterr()
+    assert fit_here(*TOY, "--epochs", "2", "--run", "x") == 0
+    out = capsys.readouterr().out
+    assert "already finished (2 epochs" in out and "--epochs 4" in out and "--resume never" in out
+    assert (here / "runs/x/run.json").read_text() == before
+
+
+def test_a_run_that_a_callback_ended_early_says_so_and_continues_with_more_epochs(here, capsys):
+    callback = ("--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "val/loss")
+    early = (*TOY, "--run", "x", *callback, "--trainer.callbacks.patience", "0", "--trainer.callbacks.mode", "max")
+    fit_here(*early, "--epochs", "5")
+    assert "2 of 5 (128 steps" in capsys.readouterr().out
+    fit_here(*early, "--epochs", "5")
+    assert "2 epochs of 5, ended early by a callback" in (out := capsys.readouterr().out) and "--epochs 10" in out
+    fit_here(*early, "--epochs", "10")
+    assert json.loads((here / "runs/x/summary.json").read_text())["epochs"] == 3
+
+
+def test_a_finished_run_goes_on_when_more_is_asked(here, capsys):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    fit_here(*TOY, "--epochs", "3", "--run", "x")
+    assert "carrying on from step-00000064" in capsys.readouterr().out
+    assert json.loads((here / "runs/x/summary.json").read_text())["epochs"] == 3
+
+
+def test_never_begins_anew_and_keeps_the_earlier_run(here):
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "never")
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
+    assert json.loads((here / "runs/x.before-1/summary.json").read_text())["steps"] == 128
+
+
+@pytest.mark.parametrize("path", ["runs/x", "runs/x/checkpoints/step-00000128"])
+def test_a_checkpoint_of_another_run(here, path):
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    fit_here(*TOY, "--epochs", "4", "--run", "y", "--resume", path)
+    summary = json.loads((here / "runs/y/summary.json").read_text())
+    assert (summary["epochs"], summary["samples"], summary["attempts"]) == (4, 4 * 2048, 1)
+
+
+@pytest.mark.parametrize(("step", "begins"), [(1, 128), (15, 140)])
+def test_a_job_that_is_started_again_goes_back_no_further_than_it_has_to(here, capsys, monkeypatch, step, begins):
+    """Its command says `--resume PATH`: it begins there again only where it has saved nothing since."""
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    command = (*TOY, "--epochs", "4", "--run", "y", "--resume", "runs/x")
+    crash_at(128 + step, *command, monkeypatch=monkeypatch, launch=Launch(job_id="7"))
+    capsys.readouterr()
+    fit_here(*command, launch=Launch(job_id="7", restarts=1))
+    assert f"carrying on from step-{begins:08d}" in capsys.readouterr().out
+    assert json.loads((here / "runs/y/summary.json").read_text())["samples"] == 4 * 2048
+
+
+def test_a_start_that_is_refused_leaves_the_checkpoints_where_they_are(here):
+    for run in ("x", "y"):
+        fit_here(*TOY, "--epochs", "1", "--run", run)
+    before = sorted((here / "runs").rglob("*"))
+    for flags in (("--seed", "1"), ("--model.hidden_sizes", "[7]")):
+        with pytest.raises(CannotStart):
+            fit_here(*TOY, "--epochs", "2", "--run", "x", "--resume", "runs/y", *flags)
+        assert [path for path in sorted((here / "runs").rglob("*")) if "tfevents" not in path.name] == [
+            path for path in before if "tfevents" not in path.name
+        ]
+
+
+def test_a_damaged_checkpoint_is_passed_over(here, capsys):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    (here / "runs/x/checkpoints/step-00000064/state.pt").write_bytes(b"")
+    fit_here(*TOY, "--epochs", "2", "--run", "x")
+    out = capsys.readouterr().out
+    assert "passed over" in out and "carrying on from step-00000060" in out
+
+
+def test_a_resumed_run_keeps_its_global_batch_size(here, capsys):
+    fit_here(*TOY, "--epochs", "1", "--run", "x", "--batch_size", "64")
+    assert "--batch_size" not in capsys.readouterr().out
+    fit_here(*TOY, "--epochs", "2", "--run", "x", "--batch_size", "16")
+    assert "--batch_size 16 would be 16 samples a step; run x carries on with 64" in capsys.readouterr().out
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
+
+
+@pytest.mark.parametrize(("flag", "kept"), [(("--seed", "5"), "--seed 0"), (("--global_batch_size", "8"), "32")])
+def test_another_order_is_refused_and_nothing_changes(here, flag, kept):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    before = (here / "runs/x/run.json").read_text()
+    with pytest.raises(CannotStart, match=kept):
+        fit_here(*TOY, "--epochs", "2", "--run", "x", *flag)
+    assert (here / "runs/x/run.json").read_text() == before
+
+
+@pytest.mark.parametrize("other", [("--data", "Digits"), ("--model", "ResNet", "--data", "Digits")])
+def test_another_model_or_other_data_is_refused(here, other):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    with pytest.raises(CannotStart, match=r"--model lightning_modules\.MLP --data data_modules\.Toy"):
+        fit_here(*TOY, "--epochs", "2", "--run", "x", *other)
+
+
+def test_a_checkpoint_that_does_not_fit_the_model(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    with pytest.raises(CannotStart, match="does not fit the model"):
+        fit_here(*TOY, "--epochs", "2", "--run", "x", "--model.hidden_sizes", "[7]")
+    assert len(json.loads((here / "runs/x/run.json").read_text())["attempts"]) == 1
+
+
+def test_going_back_keeps_the_newer_checkpoints(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "runs/x/checkpoints/step-00000050")
+    assert sorted(path.name for path in (here / "runs/x").glob("checkpoints*/*")) == [
+        "step-00000050",
+        "step-00000060",
+        "step-00000060",
+        "step-00000064",
+        "step-00000064",
+    ]
+
+
+def test_a_refused_way_back_leaves_the_newer_checkpoints_where_they_are(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    before = sorted((here / "runs").rglob("step-*"))
+    with pytest.raises(CannotStart):
+        fit_here(*TOY, "--data", "Digits", "--run", "x", "--resume", "runs/x/checkpoints/step-00000050")
+    assert sorted((here / "runs").rglob("step-*")) == before
+
+
+def test_a_wrong_request_to_begin_anew_takes_nothing_away(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    with pytest.raises(CannotStart):
+        fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "never", "--batch_size", "5000")
+    assert [path.name for path in (here / "runs").iterdir()] == ["x"]
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
+
+
+def test_a_run_that_its_steps_ended_within_an_epoch_goes_on_there(here, capsys):
+    arguments = (*TOY, "--model.schedule", "Constant", "--trainer.max_epochs=-1")
+    fit_here(*arguments, "--trainer.max_steps", "192", "--run", "whole")
+    for steps in ("100", "192", "192"):
+        fit_here(*arguments, "--trainer.max_steps", steps, "--run", "parts")
+    assert same(weights(here / "runs/whole"), weights(here / "runs/parts"))
+    assert "--trainer.max_steps 384" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "instead"),
+    [
+        ("missing.ckpt", "there is no such file or folder", "runs/NAME/checkpoints/step-00000100"),
+        ("lst.ckpt", r"there is no such file or folder; \S+ holds last.ckpt", "last.ckpt"),
+        ("nowhere/x.ckpt", "there is no such file or folder, and no folder nowhere", "runs/NAME/checkpoints"),
+        ("runs/y", r"there is no such file or folder; \S+ holds first", "runs/first"),
+    ],
+)
+def test_a_checkpoint_that_is_missing_is_named_as_it_was_typed(here, asked, found, instead):
+    if asked != "missing.ckpt":
+        (here / "last.ckpt").write_text("")
+    (here / "runs/first").mkdir(parents=True)
+    (here / "runs/first/run.json").write_text("{}")
+    with pytest.raises(RequestError) as error:
+        given_checkpoint(asked)
+    assert error.value.asked == f"the checkpoint {asked}" and "manifest.json" not in str(error.value)
+    assert re.fullmatch(found, error.value.found) and instead in error.value.instead
+
+
+def test_a_checkpoint_that_is_none(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    with pytest.raises(CannotStart, match="step-00000064"):
+        fit_here(*TOY, "--resume", "runs/x/checkpoints/step-00000007", "--run", "y")
+    assert not (here / "runs/y").exists()
+
+
+def ledger(run):
+    return json.loads((run / "summary.json").read_text())["ledger"]
+
+
+def test_other_data_is_refused_and_what_changed_is_said(here, monkeypatch):
+    crash_at(80, *TOY, "--epochs", "3", "--run", "x", monkeypatch=monkeypatch)
+    other = (*TOY, "--epochs", "3", "--run", "x", "--data.data_seed", "5")
+    with pytest.raises(CannotStart, match=r"inputs: was float32 \(2048, 20\), \w+, is float32 \(2048, 20\)"):
+        fit_here(*other)
+    fit_here(*other, "--accept_changed", "data")
+    assert ledger(here / "runs/x") == [f"epoch {epoch}: 2,048 of 2,048 samples, each once" for epoch in (1, 2, 3)]
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 70 + 2 * 64  # the second epoch anew
+
+
+def test_another_global_batch_goes_on_with_the_rest_of_the_epoch(here, monkeypatch):
+    crash_at(85, *TOY, "--epochs", "3", "--run", "x", monkeypatch=monkeypatch)
+    arguments = (*TOY, "--epochs", "3", "--run", "x", "--global_batch_size", "100")
+    crash_at(91, *arguments, "--accept_changed", "global_batch_size", monkeypatch=monkeypatch)
+    fit_here(*arguments)
+    assert ledger(here / "runs/x") == [f"epoch {epoch}: 2,048 of 2,048 samples, each once" for epoch in (1, 2, 3)]
+    rest = -(-(2048 - 16 * 32) // 100)
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 80 + rest + 21
+
+
+OWN = ("--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.dirpath", "own", "--trainer.callbacks.filename")
+OWN += ("{step}", "--trainer.callbacks.save_top_k=-1")
+CONSTANT = (*TOY, "--model.schedule", "Constant", "--trainer.val_check_interval", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("step", "settings"),
+    [
+        (25, ("--trainer.callbacks.every_n_train_steps=25",)),
+        (64, ("--trainer.callbacks.every_n_train_steps=64",)),
+        (96, ("--trainer.callbacks.save_on_train_epoch_end=false",)),
+        (64, ("--trainer.callbacks.save_on_train_epoch_end=false",)),
+        (64, ("--trainer.callbacks.save_on_train_epoch_end=true",)),
+        (100, ("--trainer.callbacks.save_on_train_epoch_end=true", "--trainer.max_steps=100")),
+    ],
+)
+def test_a_checkpoint_of_lightnings_own(here, monkeypatch, step, settings):
+    """Saved in its hooks: behind a step, a validation, an epoch, an epoch that was cut short. And then a crash."""
+    fit_here(*CONSTANT, "--epochs", "3", "--run", "whole")
+    fit_here(*CONSTANT, "--epochs", "3", "--run", "own", *OWN, *settings)
+    resume = ("--epochs", "3", "--run", "rest", "--resume", f"own/step={step}.ckpt")
+    crash_at(115, *CONSTANT, *resume, monkeypatch=monkeypatch)
+    fit_here(*CONSTANT, "--epochs", "3", "--run", "rest")
+    assert same(weights(here / "runs/whole"), weights(here / "runs/rest"))
+    assert ledger(here / "runs/rest")[-2:] == [f"epoch {epoch}: 2,048 of 2,048 samples, each once" for epoch in (2, 3)]
+
+
+def test_a_checkpoint_from_elsewhere_begins_its_epoch_anew(here, capsys):
+    fit_here(*TOY, "--epochs", "2", "--run", "own", *OWN, "--trainer.callbacks.every_n_train_steps=100")
+    content = torch.load("own/step=100.ckpt", weights_only=True)
+    for name in ("rankzero", "rank_states", "ledger"):
+        del content[name]
+    torch.save(content, "own/bare.ckpt")
+    fit_here(*TOY, "--epochs", "2", "--run", "bare", "--resume", "own/bare.ckpt")
+    assert "the epoch that it ends in begins anew" in capsys.readouterr().out
+    assert ledger(here / "runs/bare") == ["epoch 2: 2,048 of 2,048 samples, each once"]
+
+
+def test_a_ledger_that_does_not_come_out_is_an_error(here, monkeypatch):
+    from rankzero.training.callbacks.sample_ledger import SamplesDifferError
+    from rankzero.sampling.batch_sampler import TrainingBatches
+
+    batches = TrainingBatches._batches
+
+    def one_twice(self, given):
+        first = None
+        for number, batch in enumerate(batches(self, given)):
+            first = given[-1] if number == 0 else first
+            if number == 3:
+                given[-1] = first
+            yield batch
+
+    monkeypatch.setattr(TrainingBatches, "_batches", one_twice)
+    with pytest.raises(SamplesDifferError, match="epoch 1: 2,048 of 2,048 samples should have been used"):
+        fit_here(*TOY, "--epochs", "1", "--run", "x")
+    assert json.loads((here / "runs/x/summary.json").read_text())["status"] == "failed"

@@ -1,0 +1,49 @@
+import pytest
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from rankzero.runs.shown_metrics import in_one_line, once
+from running import train_here
+
+CASES = {
+    "step and epoch": ({"loss": 1.0, "loss_step": 2.0, "loss_epoch": 1.0}, {"loss": 1.0}),
+    "the epoch's value counts": ({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0}, {"loss": 1.0}),
+    "before the first epoch's end": ({"loss": 2.0, "loss_step": 2.0}, {"loss": 2.0}),
+    "only one": ({"loss": 1.0}, {"loss": 1.0}),
+    "a name that ends so": ({"time_step": 3.0, "best_epoch": 4.0}, {"time_step": 3.0, "best_epoch": 4.0}),
+    "two metrics": ({"time": 1.0, "time_step": 3.0}, {"time": 1.0, "time_step": 3.0}),
+    "loaders": (
+        {f"a{kind}/dataloader_idx_{n}": float(n) for kind in ("", "_step", "_epoch") for n in (0, 1)},
+        {"a/dataloader_idx_0": 0.0, "a/dataloader_idx_1": 1.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_metric_is_shown_once(name):
+    metrics, shown = CASES[name]
+    assert once(metrics) == shown
+
+
+def test_as_lightning_names_them():
+    class Logs(BoringModel):
+        def training_step(self, batch, batch_idx):
+            self.log("loss", float(batch_idx), on_step=True, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+        def on_train_end(self):
+            seen.update({name: float(value) for name, value in self.trainer.callback_metrics.items()})
+
+    seen = {}
+    train_here(model=Logs(), max_epochs=1, limit_train_batches=3)
+    assert {"loss", "loss_step", "loss_epoch"} <= set(seen)
+    assert {name: value for name, value in once(seen).items() if "loss" in name and "val" not in name} == {"loss": 1.0}
+
+
+def test_a_line_keeps_to_its_width_and_says_what_it_leaves_out():
+    metrics = {f"metric_{number:02}": float(number) for number in range(30)}
+    line = in_one_line("epoch 1/2 done  step 3", metrics, ["metric_29"], "7 s", 120)
+    assert len(line) <= 120 and line.startswith("epoch 1/2 done  step 3  metric_29 29  metric_00 0  ")
+    shown = line.count("metric_")
+    assert line.endswith(f"  +{30 - shown} more  7 s") and shown > 4
+    assert in_one_line("head", {"x" * 200: 1.0}, [], "tail", 120) == "head  +1 more  tail"
+    assert in_one_line("head", {}, [], "tail", 120) == "head  tail"

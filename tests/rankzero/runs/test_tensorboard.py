@@ -1,0 +1,44 @@
+import time
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rankzero.runs import tensorboard
+from rankzero.runs.tensorboard import CurvesLogger
+from running import disk_at
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    with disk_at(tmp_path / "disk", "64k") as disk:
+        yield disk
+
+
+def test_what_a_full_disk_does_not_take_waits(small_disk, monkeypatch, recwarn):
+    monkeypatch.setattr(tensorboard, "AGAIN_SECONDS", 1.1)  # files are read in the order of the second in their names
+    logger = CurvesLogger(small_disk, name="", version="curves", purge_step=0)
+    logger.log_metrics({"loss": 1.0}, 0)
+    logger.flush()
+    filling = small_disk / "filling"
+    with filling.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(1024))
+    for step in range(1, 400):  # the file's last page has room for some
+        logger.log_metrics({"loss": 1.0 + step}, step)
+        logger.flush()
+    filling.unlink()
+    time.sleep(1.2)
+    for step in range(400, 402):
+        logger.log_metrics({"loss": 1.0 + step}, step)
+        logger.flush()
+    logger.finalize("success")
+    assert any("TensorBoard's curves cannot be written" in str(warning.message) for warning in recwarn)
+    events = EventAccumulator(str(small_disk / "curves"))
+    events.Reload()
+    steps = [event.step for event in events.Scalars("loss")]
+    assert sorted(set(steps)) == list(range(402))
+
+
+def test_any_other_error_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="not supported"):
+        CurvesLogger(tmp_path, name="", version="curves").log_metrics({"loss": object()}, 0)

@@ -1,0 +1,163 @@
+from itertools import zip_longest
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.sampling.batch_sampler import Position, TrainingBatches
+
+worlds = st.integers(1, 6)
+sizes = st.integers(1, 40)
+counts = st.integers(1, 200)
+limits = st.one_of(st.none(), st.integers(1, 9))
+
+
+def ranks(world, count, size, epoch=0, **settings):
+    samplers = [TrainingBatches(count, size, rank, world, shuffle=True, **settings) for rank in range(world)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return samplers
+
+
+def steps(samplers):
+    """The samples of each optimiser step, over all ranks."""
+    found = []
+    for batches in zip(*samplers, strict=True):
+        number = len(found)
+        found.append((number // samplers[0].micro_batches, [i for batch in batches for i in batch]))
+    return [sorted(i for step, batch in found if step == wanted for i in batch) for wanted in range(samplers[0].steps)]
+
+
+@given(worlds, counts, sizes, limits, st.integers(0, 2**32 - 1), st.integers(0, 5))
+def test_the_steps_are_the_same_at_any_world_size(world, count, size, limit, seed, epoch):
+    here = steps(ranks(world, count, size, epoch, seed=seed, max_device_batch_size=limit))
+    assert here == steps(ranks(1, count, size, epoch, seed=seed))
+    assert sorted(i for step in here for i in step) == list(range(count))
+    assert all(len(step) == size for step in here[:-1])
+
+
+@given(worlds, counts, sizes, limits, st.integers(1, 4))
+def test_every_rank_has_as_many_batches_and_the_length_says_how_many(world, count, size, limit, micro_batches):
+    samplers = ranks(world, count, size, max_device_batch_size=limit, micro_batches=micro_batches)
+    assert {len(list(sampler)) for sampler in samplers} == {len(samplers[0])}
+    largest = max(len(batch) for sampler in samplers for batch in sampler)
+    assert limit is None or largest <= limit
+
+
+@given(worlds, counts, sizes, limits)
+def test_shares_say_what_is_dealt(world, count, size, limit):
+    samplers = ranks(world, count, size, max_device_batch_size=limit)
+    for number, batches in enumerate(zip(*samplers, strict=True)):
+        shares = [sampler.share(number) for sampler in samplers]
+        assert [share.samples for share in shares] == [len(batch) for batch in batches]
+        assert {share.total for share in shares} == {sum(map(len, batches))}
+        assert {share.idle for share in shares} == {not all(batches)}
+        assert sum(share.part for share in shares) == pytest.approx(world)
+    assert sum(samplers[0].samples_in(batch) for batch in range(len(samplers[0]) + 3)) == count
+
+
+@given(worlds, counts, sizes, limits, st.data())
+def test_weights_make_the_mean_over_ranks_and_micro_batches_that_of_the_step(world, count, size, limit, data):
+    samplers = ranks(world, count, size, max_device_batch_size=limit)
+    loss = {sample: data.draw(st.floats(-1, 1)) for sample in range(count)}
+    means, expected = [0.0] * samplers[0].steps, steps(ranks(1, count, size))
+    for number, batches in enumerate(zip(*samplers, strict=True)):
+        for sampler, batch in zip(samplers, batches, strict=True):
+            mean = sum(loss[i] for i in batch) / max(1, len(batch))
+            averaged = mean * sampler.share(number).weight / world / sampler.micro_batches
+            means[number // sampler.micro_batches] += averaged
+    assert means == pytest.approx([sum(loss[i] for i in step) / len(step) for step in expected], abs=1e-9)
+
+
+@pytest.mark.parametrize(("world", "size"), [(1, 32), (2, 32), (4, 32), (4, 8)])
+def test_an_even_share_has_no_weight_at_all(world, size):
+    assert all(
+        one.share(batch).weight == one.share(batch).part == 1.0 for one in ranks(world, 64, size) for batch in (0,)
+    )
+
+
+@given(worlds, counts, sizes, limits, st.data())
+def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed(world, count, size, limit, data):
+    whole = ranks(1, count, size, epoch=3)
+    done = data.draw(st.integers(0, whole[0].steps - 1))
+    position = whole[0].position(done)
+    rest = [TrainingBatches(count, size, rank, world, 1, limit, shuffle=True, start=position) for rank in range(world)]
+    assert rest[0].first_batch == done * rest[0].micro_batches and rest[0].epoch == 3
+    expected = steps(whole)[done:]
+    found = [[] for _ in expected]
+    for number, batches in enumerate(zip_longest(*rest, fillvalue=())):
+        found[number // rest[0].micro_batches] += [i for batch in batches for i in batch]
+    assert [sorted(step) for step in found] == expected
+    rest[0].set_epoch(4)
+    assert rest[0].first_batch == 0 and len(rest[0]) == len(ranks(world, count, size, max_device_batch_size=limit)[0])
+
+
+@given(worlds, counts, sizes, limits, st.data())
+def test_what_is_consumed_is_the_first_part_of_the_order(world, count, size, limit, data):
+    samplers = ranks(world, count, size, max_device_batch_size=limit)
+    batches = data.draw(st.integers(0, len(samplers[0])))
+    used = [i for sampler in samplers for batch in list(sampler)[:batches] for i in batch]
+    first = samplers[0].order()(np.arange(samplers[0].consumed(batches)))
+    assert sorted(used) == sorted(first.tolist())
+
+
+@given(counts, sizes, sizes, worlds, st.data())
+def test_a_run_that_is_carried_on_with_another_global_batch_misses_nothing(count, size, other, world, data):
+    before = ranks(1, count, size, epoch=2)[0]
+    done = data.draw(st.integers(0, before.steps - 1))
+    start = before.position(done)
+    after = [TrainingBatches(count, other, rank, world, shuffle=True, start=start) for rank in range(world)]
+    used = [i for batch in list(before)[:done] for i in batch] + [i for one in after for batch in one for i in batch]
+    assert sorted(used) == list(range(count))
+    assert after[0].position(len(after[0])) == Position(2, after[0].steps, count)
+
+
+def test_drop_last_drops_what_is_short():
+    sampler = TrainingBatches(10, 4, drop_last=True)
+    assert [len(batch) for batch in sampler] == [4, 4] and len(sampler) == 2
+    assert sampler.position(2) == Position(0, 2, 8)
+
+
+def test_in_order_where_nothing_is_shuffled():
+    assert [list(batch) for batch in TrainingBatches(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_what_cannot_do_without_a_sample_on_each_rank_gets_one_more_than_once(world):
+    samplers = ranks(world, 9, 8)
+    for sampler in samplers:
+        sampler.pads = True
+    last = [list(sampler)[-1] for sampler in samplers]
+    assert [len(batch) for batch in last] == [1] * world and len({batch[0] for batch in last}) == 1
+    assert [sampler.share(len(sampler) - 1).weight for sampler in samplers] == [world] + [0] * (world - 1)
+    assert not any(sampler.share(len(sampler) - 1).idle for sampler in samplers)
+    assert [sampler.given[-1].size for sampler in samplers] == [1] + [0] * (world - 1)
+
+
+def test_a_loader_that_goes_round_while_a_longer_one_goes_on():
+    sampler = TrainingBatches(4, 2, shuffle=True, seed=1)
+    rounds = [[i for batch in sampler for i in batch] for _ in range(3)]
+    assert all(sorted(one) == [0, 1, 2, 3] for one in rounds) and len({tuple(one) for one in rounds}) > 1
+    assert sampler.cycle_began_at == 4 and sampler.position(1) == Position(0, 1, 2, cycle=2)
+    carried_on = TrainingBatches(4, 2, shuffle=True, seed=1, start=Position(0, 1, 2, cycle=1))
+    assert [i for batch in carried_on for i in batch] == rounds[1][2:]
+    assert [i for batch in carried_on for i in batch] == rounds[2]
+
+
+def test_what_was_handed_out_is_noted():
+    sampler = TrainingBatches(10, 4, shuffle=True)
+    batches = list(sampler)
+    assert [given.tolist() for given in sampler.given] == [list(batch) for batch in batches]
+    iter(sampler)
+    assert not sampler.given
+
+
+@given(st.integers(1, 6), counts, st.integers(2, 40))
+def test_a_short_step_gives_nobody_a_single_sample_where_that_can_be(world, count, share):
+    samplers = ranks(world, count, share * world)
+    rest = count % (share * world)
+    single = any(len(batch) == 1 for sampler in samplers for batch in sampler)
+    assert samplers[0].leaves_single() == single
+    assert single == (rest == 1 or (share == 2 and 0 < rest < 2 * world and rest % 2 == 1))
+    assert samplers[0].leaves_idle() == any(samplers[0].share(batch).idle for batch in range(len(samplers[0])))

@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.sampling.digest import Digest, Ledger, expected
+from rankzero.sampling.permutation import Permutation
+
+
+def digest(samples):
+    ledger = Ledger()
+    for part in np.array_split(np.array(samples, dtype=np.int64), 3):
+        ledger.use(part)
+    return ledger.digest()
+
+
+@given(st.integers(1, 2000), st.integers(0, 9))
+def test_all_samples_in_any_order(count, seed):
+    assert digest(Permutation(count, seed, 0)(np.arange(count))) == Digest.of_all(count)
+
+
+def test_sums_beyond_64_bits():
+    count = 10**9
+    some = list(range(count - 1000, count))
+    powers = [sum(sample**power for sample in range(1000)) for power in range(4)]
+    shifted = [sum(sample**power for sample in some) % 2**64 for power in range(4)]
+    assert digest(range(1000)).sums == powers and digest(some).sums == shifted
+    assert Digest.of_all(count).sums[3] == (count * (count - 1) // 2) ** 2 % 2**64
+
+
+@given(st.integers(4, 500), st.data())
+def test_a_sample_that_takes_the_place_of_another_shows(count, data):
+    samples = list(range(count))
+    lost, repeated = data.draw(st.permutations(samples))[:2]
+    samples[lost] = repeated
+    assert digest(samples) != Digest.of_all(count)
+
+
+@given(st.integers(8, 500), st.data())
+def test_two_that_take_the_places_of_two_with_the_same_sum_show(count, data):
+    first = data.draw(st.integers(0, count - 4))
+    samples = list(range(count))
+    samples[first : first + 4] = [first + 1, first + 1, first + 2, first + 2]
+    assert sum(samples) == sum(range(count)) and digest(samples) != Digest.of_all(count)
+
+
+@pytest.mark.parametrize("consumed", [0, 1, 400, 600, 999, 1000])
+def test_the_first_part_of_an_order(consumed):
+    order = Permutation(1000, 3, 4)
+    assert expected(order, 1000, consumed) == digest(order(np.arange(consumed)))
+
+
+def test_one_that_is_carried_on():
+    ledger = Ledger(Digest(digest([1, 2, 3]).sums))
+    ledger.use(np.array([4, 5]))
+    assert ledger.digest() == digest([1, 2, 3, 4, 5])

@@ -1,0 +1,47 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.sampling.evaluation_sampler import EvaluationBatches
+
+worlds, sizes, counts = st.integers(1, 6), st.integers(1, 12), st.integers(0, 150)
+
+
+def ranks(world, count, size, **settings):
+    return [EvaluationBatches(count, size, rank, world, **settings) for rank in range(world)]
+
+
+@given(worlds, counts, sizes)
+def test_each_sample_once(world, count, size):
+    samplers = ranks(world, count, size)
+    assert sorted(i for one in samplers for batch in one for i in batch) == list(range(count))
+    assert all(len(batch) <= size for one in samplers for batch in one)
+
+
+@given(worlds, counts, sizes)
+def test_every_rank_has_as_many_batches(world, count, size):
+    samplers = ranks(world, count, size)
+    assert {len(list(one)) for one in samplers} == {len(samplers[0])}
+
+
+@given(worlds, counts, sizes)
+def test_idle_says_which_batches_are_empty_somewhere(world, count, size):
+    samplers = ranks(world, count, size)
+    for number, batches in enumerate(zip(*samplers, strict=True)):
+        shares = [one.share(number) for one in samplers]
+        assert [share.idle for share in shares] == [not all(batches)] * world
+        assert [share.samples for share in shares] == [len(batch) for batch in batches]
+        assert {share.total for share in shares} == {sum(map(len, batches))}
+        assert batches[0], "rank zero always has something"
+
+
+@given(worlds, counts, st.integers(2, 12))
+def test_nobody_is_left_out_where_there_are_as_many_samples_as_ranks(world, count, size):
+    if count >= world:
+        assert all(batch for one in ranks(world, count, size) for batch in one)
+
+
+@given(worlds, counts, sizes)
+def test_drop_last(world, count, size):
+    samplers = ranks(world, count, size, drop_last=True)
+    assert all(len(batch) == size for one in samplers for batch in one)
+    assert len(samplers[0]) == count // (world * size)

@@ -1,0 +1,81 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from rankzero.sampling.fingerprint import changes, fingerprint
+
+ROWS = torch.arange(3000.0).view(1000, 3)
+
+
+class Holding(Dataset):
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __getitem__(self, index):
+        raise AssertionError("no sample is to be read")
+
+
+def same(one, other):
+    return fingerprint(one, 1) == fingerprint(other, 1)
+
+
+def changed(rows, index):
+    rows = rows.clone()
+    rows[index] += 1
+    return rows
+
+
+@pytest.mark.parametrize("index", [0, 999])
+def test_tensors(index):
+    assert same(TensorDataset(ROWS), TensorDataset(ROWS.clone()))
+    assert not same(TensorDataset(ROWS), TensorDataset(changed(ROWS, index)))
+    assert not same(TensorDataset(ROWS), TensorDataset(ROWS.double()))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.arange(9), np.arange(9)[::-1]),
+        ([("cat.png", 0), ("dog.png", 1)], [("cat.png", 0), ("dog.png", 2)]),
+        ([Path("a/cat.png")], [Path("a/cow.png")]),
+        ({"a": 1}, {"a": 2}),
+        ([1.5, True, None], [1.5, True]),
+        (torch.zeros(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)),
+    ],
+)
+def test_what_is_held(one, other):
+    assert same(Holding(held=one), Holding(held=one)) and not same(Holding(held=one), Holding(held=other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("/job/1/data", "/job/2/data"),
+        ([Path("/job/1/cat.png")], [Path("/job/2/cat.png")]),
+        (1.25, 2.5),
+        (object(), object()),
+        ([object()], [object()]),
+    ],
+)
+def test_what_an_attempt_may_have_of_its_own(one, other):
+    assert not changes(fingerprint(Holding(held=one), 1), {**fingerprint(Holding(held=other), 1)})
+
+
+def test_data_sets_of_data_sets():
+    def nested(rows, part):
+        return ConcatDataset([Subset(TensorDataset(rows), part), TensorDataset(rows)])
+
+    assert same(nested(ROWS, [1, 2]), nested(ROWS, [1, 2]))
+    assert not same(nested(ROWS, [1, 2]), nested(ROWS, [1, 3]))
+    assert not same(nested(ROWS, [1, 2]), nested(changed(ROWS, 0), [1, 2]))
+
+
+def test_what_changed_is_said():
+    was, now = fingerprint(TensorDataset(ROWS), 1000), fingerprint(Holding(tensors=(ROWS, ROWS)), 1001)
+    assert changes(was, was) == []
+    said = "\n".join(changes(was, now))
+    assert "samples: was 1,000, is 1,001" in said and "class: was TensorDataset, is Holding" in said
+    assert "tensors: was tuple of 1" in said

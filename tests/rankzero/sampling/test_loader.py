@@ -1,0 +1,80 @@
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankzero.sampling.loader import OrderedLoader
+from rankzero.sampling.plan import Sharding
+from rankzero.training.fit_loop import install
+from rankzero.training.strategies import OneProcess
+from running import as_before
+
+
+class Tagged(DataLoader):
+    """A loader with attributes and methods of its own."""
+
+    tag, count = "of the class", 0
+
+    def __init__(self, *arguments, tag="given", **settings):
+        super().__init__(*arguments, **settings)
+        self.tag = tag
+
+    def counted(self):
+        self.count += 1
+        return self.count, self.tag, len(self.dataset), self.num_workers
+
+
+class Looks(BoringModel):
+    """Looks at the loader that it is trained on."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        loader = self.trainer.train_dataloader
+        self.seen = (
+            *(isinstance(loader, DataLoader), isinstance(loader, Tagged), len(loader)),
+            *(
+                loader.batch_size,
+                loader.drop_last,
+                loader.num_workers,
+                loader.pin_memory,
+                loader.multiprocessing_context,
+            ),
+            *(len(loader.dataset), loader.collate_fn, loader.worker_init_fn, getattr(loader, "missing", "no such")),
+            loader.counted() if isinstance(loader, Tagged) else None,
+        )
+
+
+@pytest.mark.parametrize("kind", [DataLoader, Tagged])
+def test_the_loader_that_a_module_sees_is_like_the_one_in_lightning(kind):
+    def observe(ours):
+        module, loader = Looks(), kind(torch.rand(12, 32), batch_size=4, shuffle=True)
+        sharding = Sharding()
+        settings = {"strategy": OneProcess(sharding, device="cpu")} if ours else {}
+        with as_before():
+            trainer = Trainer(
+                accelerator="cpu",
+                max_epochs=1,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                limit_val_batches=0,
+                **settings,
+            )
+            if ours:
+                install(trainer, sharding)
+            trainer.fit(module, loader)
+        assert isinstance(trainer.train_dataloader, OrderedLoader) == ours
+        return module.seen, getattr(loader, "count", None)
+
+    assert observe(True) == observe(False)
+
+
+def test_a_loader_that_was_trained_on_may_be_given_again():
+    sharding = Sharding(seed=1)
+    loader = Tagged(TensorDataset(torch.arange(12.0)), batch_size=4, shuffle=True)
+    once = sharding.apply(loader, training=True)
+    list(once)
+    again = sharding.apply(once, training=True)
+    assert again.users_loader is loader
+    assert sorted(torch.cat([batch[0] for batch in again]).tolist()) == list(range(12))

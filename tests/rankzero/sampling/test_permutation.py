@@ -1,0 +1,85 @@
+"""A bijection, and as evenly mixed as a shuffle."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankzero.sampling.permutation import SMALL, Permutation, epoch_key, sample_keys
+
+SHUFFLES = 5000
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**32 - 1), st.integers(0, 100), st.integers(0, 3))
+@settings(max_examples=200)
+def test_every_index_comes_once(count, seed, epoch, cycle):
+    assert sorted(Permutation(count, seed, epoch, cycle)(np.arange(count)).tolist()) == list(range(count))
+
+
+@pytest.mark.parametrize("count", [SMALL - 1, SMALL, SMALL + 1, 999_983, 10**6])
+def test_every_index_comes_once_among_many(count):
+    assert np.array_equal(np.sort(Permutation(count, 1, 2)(np.arange(count))), np.arange(count))
+
+
+@given(st.integers(2**31, 10**12), st.integers(0, 2**32 - 1), st.data())
+def test_a_window_of_a_huge_order(count, seed, data):
+    start = data.draw(st.integers(0, count - 1000))
+    indices = Permutation(count, seed, 0)(np.arange(start, start + 1000))
+    assert len(set(indices.tolist())) == 1000 and indices.min() >= 0 and indices.max() < count
+
+
+def test_parts_are_parts_of_the_whole():
+    order = Permutation(1000, 7, 3)
+    positions = np.array([[999, 0], [500, 500]])
+    assert np.array_equal(order(positions), order(np.arange(1000))[positions])
+
+
+def test_seeds_epochs_and_cycles_differ_and_repeat():
+    orders = [Permutation(1000, *key)(np.arange(1000)).tolist() for key in [(0, 0), (0, 1), (1, 0), (0, 0, 1)]]
+    assert all(one != other for i, one in enumerate(orders) for other in orders[:i])
+    assert orders[0] == Permutation(1000, 0, 0)(np.arange(1000)).tolist()
+    assert orders[0] != Permutation(1000, 2**32, 0)(np.arange(1000)).tolist()
+
+
+def is_even(counts: np.ndarray, freedom: int) -> bool:
+    """Whether counts that should be equal are as unequal as chance makes them (chi-square, five standard errors)."""
+    mean = counts.sum() / counts.size
+    chi_square = float(((counts - mean) ** 2 / mean).sum())
+    return abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("count", [3, 5, 8, 10, 31, 64])
+def test_small_orders_are_as_even_as_shuffles(count):
+    shuffles = np.stack([Permutation(count, 5, epoch)(np.arange(count)) for epoch in range(SHUFFLES)])
+    places = np.stack([np.bincount(shuffles[:, place], minlength=count) for place in range(count)])
+    assert is_even(places, (count - 1) ** 2), "where a sample stands"
+    steps = (shuffles[:, 1:] - shuffles[:, :-1]) % count
+    assert is_even(np.bincount(steps.ravel(), minlength=count)[1:], count - 2), "what follows on a sample"
+    pairs = np.bincount(shuffles[:, 0] * count + shuffles[:, -1], minlength=count**2).reshape(count, count)
+    assert is_even(pairs[~np.eye(count, dtype=bool)], count * (count - 1) - 1), "first and last"
+
+
+@pytest.mark.parametrize("count", [10_007, 100_003, 10**9])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_large_orders_are_as_even_as_shuffles(count, seed):
+    length = min(count, 100_000)
+    indices = Permutation(count, seed, 0)(np.arange(length)).astype(float)
+    for lag in (1, 2, 32, 1000):
+        correlation = np.corrcoef(indices[:-lag], indices[lag:])[0, 1]
+        assert abs(correlation) < 5 / np.sqrt(length), "serial correlation"
+    assert abs(np.corrcoef(indices, np.arange(length))[0, 1]) < 5 / np.sqrt(length)
+    cells = np.histogram2d(np.arange(length), indices, bins=(20, 20), range=[[0, length], [0, count]])[0]
+    assert is_even(cells, 19 * 19), "where samples stand"
+    steps = (np.diff(indices) % count) / count
+    assert is_even(np.histogram(steps, bins=50, range=(0, 1))[0], 49), "what follows on a sample"
+
+
+def test_keys_of_samples():
+    samples = np.arange(100_000)
+    keys = sample_keys(epoch_key(0, 0), samples)
+    assert len(set(keys.tolist())) == len(samples)
+    bits = np.unpackbits(keys.view(np.uint8)).reshape(-1, 64).mean(0)
+    assert np.abs(bits - 0.5).max() < 5 * 0.5 / np.sqrt(len(samples))
+    others = [sample_keys(epoch_key(0, 1), samples), sample_keys(epoch_key(1, 0), samples)]
+    assert all(np.abs(np.corrcoef(keys.astype(float), other.astype(float))[0, 1]) < 0.02 for other in others)
+    assert np.array_equal(sample_keys(epoch_key(0, 0), samples[50:60]), keys[50:60])

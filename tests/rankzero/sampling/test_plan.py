@@ -1,0 +1,217 @@
+import pytest
+import torch
+from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
+
+from rankzero.messages import RequestError
+from rankzero.sampling.batch_sampler import Position
+from rankzero.sampling.fingerprint import fingerprint
+from rankzero.sampling.plan import Sharding
+
+DATA = TensorDataset(torch.arange(100))
+
+
+def drawn(loader):
+    return [batch[0].tolist() for batch in loader]
+
+
+def test_the_runs_order_takes_the_place_of_the_loaders():
+    loader = DataLoader(DATA, batch_size=8, shuffle=True)
+    ranks = [Sharding(rank, 2).apply(loader, training=True) for rank in range(2)]
+    batches = [drawn(loader) for loader in ranks]
+    assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(100))
+    assert all(len(batch) == 8 for rank in batches for batch in rank[:-1])
+    assert ranks[0].dataset is DATA
+
+
+def test_what_else_the_loader_has_stays():
+    def collate(samples):
+        return [torch.stack([sample[0] for sample in samples])]
+
+    class Loader(DataLoader):
+        def __init__(self, data, name, **options):
+            super().__init__(data, **options)
+            self.name = name
+
+    from lightning.fabric.utilities.data import _replace_dunder_methods
+
+    with _replace_dunder_methods(DataLoader, "dataset"):  # Lightning makes loaders so
+        loader = Loader(DATA, "mine", batch_size=8, collate_fn=collate, num_workers=1, persistent_workers=True)
+    ours = Sharding(0, 2).apply(loader, training=False)
+    assert ours.name == "mine" and ours.collate_fn is collate
+    assert ours.num_workers == 1 and ours.persistent_workers and ours.batch_size == 8
+    assert sorted(index for (batch,) in ours for index in batch.tolist()) == list(range(0, 100, 2))
+    _shutdown_workers_and_reset_iterator(ours)
+
+
+def test_not_shuffled_means_in_order():
+    assert drawn(Sharding().apply(DataLoader(DATA, batch_size=50), training=True)) == [[*range(50)], [*range(50, 100)]]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "size"),
+    [
+        (Sharding(0, 2), 16),
+        (Sharding(0, 2, batch_size=5), 10),
+        (Sharding(0, 2, global_batch_size=30), 30),
+        (Sharding(0, 1, global_batch_size=30), 30),
+        (Sharding(0, 2, global_batch_size=7), 7),
+        (Sharding(0, 3, global_batch_size=2), 2),
+        (Sharding(0, 2, micro_batches=3), 48),
+        (Sharding(0, 2, batch_size=5, micro_batches=3), 30),
+        (Sharding(0, 2, global_batch_size=30, micro_batches=3), 30),
+    ],
+)
+def test_the_global_batch_size(sharding, size):
+    sharding.apply(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
+    assert sharding.order.global_batch_size == size
+
+
+def test_arguments_by_place(monkeypatch):
+    from lightning.fabric.utilities.data import _replace_dunder_methods
+
+    with _replace_dunder_methods(DataLoader, "dataset"):
+        loader = DataLoader(DATA, 32, True)
+    assert sorted(index for batch in drawn(Sharding().apply(loader, training=True)) for index in batch) == [*range(100)]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+@pytest.mark.parametrize(
+    ("loader", "whose"),
+    [
+        (DataLoader(Stream()), "the iterable dataset Stream"),
+        (DataLoader(DATA, sampler=SubsetRandomSampler(range(5))), "the sampler SubsetRandomSampler"),
+        (DataLoader(DATA, batch_sampler=[[1, 2], [3]]), "the batch sampler list"),
+        (DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 8, False)), "the batch sampler BatchSampler"),
+        (DataLoader(DATA, batch_size=None), "a loader without batches"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "the sampler RandomSampler"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=7)), "a sampler that draws a part"),
+        ([1, 2, 3], "a list"),
+    ],
+)
+def test_an_order_of_ones_own_is_left_alone_with_a_warning(loader, whose):
+    with pytest.warns(UserWarning, match=f"{whose}.*not promised"):
+        assert Sharding().apply(loader, training=True) is loader
+
+
+@pytest.mark.parametrize(
+    ("sharding", "asked", "instead"),
+    [
+        (Sharding(batch_size=101), "--batch_size 101", "--batch_size 100, or less"),
+        (
+            Sharding(0, 2, batch_size=51),
+            "--batch_size 51 on each of 2 processes, 102 in all",
+            "--batch_size 50, or less",
+        ),
+        (Sharding(0, 2, global_batch_size=102), "--global_batch_size 102", "--global_batch_size 100, or less"),
+        (
+            Sharding(0, 2, batch_size=51, micro_batches=2),
+            "--batch_size 51 on each of 2 processes in 2 batches a step, 204 in all",
+            "--batch_size 25, or less",
+        ),
+    ],
+)
+def test_batches_that_cannot_be(sharding, asked, instead):
+    with pytest.raises(RequestError) as error:
+        sharding.apply(DataLoader(DATA, batch_size=8), training=True)
+    assert (error.value.asked, error.value.instead) == (asked, instead)
+
+
+def test_batches_of_which_none_is_whole():
+    with pytest.raises(RequestError, match="100 training samples"):
+        Sharding(0, 2).apply(DataLoader(DATA, batch_size=64, drop_last=True), training=True)
+
+
+def carried_on(data, **settings):
+    sharding = Sharding(**settings)
+    sharding.start, sharding.kept_data, sharding.kept_sizes = [Position(3, 5, 40)], fingerprint(data, len(data)), [8]
+    return sharding
+
+
+def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed():
+    whole, rest = Sharding(), carried_on(DATA)
+    loaders = [one.apply(DataLoader(DATA, batch_size=8, shuffle=True), training=True) for one in (whole, rest)]
+    whole.order.set_epoch(3)
+    rest.order.set_epoch(3)
+    assert drawn(loaders[1]) == drawn(loaders[0])[5:] and len(loaders[1]) == len(loaders[0])
+
+
+@pytest.mark.parametrize(("count", "said"), [(90, "samples: was 90, is 100"), (100, "tensors: was ")])
+def test_a_run_that_is_carried_on_has_the_data_it_began_with(count, said):
+    other = TensorDataset(torch.arange(1000, 1000 + count))
+    with pytest.raises(RequestError, match=said):
+        carried_on(other).apply(DataLoader(DATA, batch_size=8), training=True)
+
+
+def test_changed_data_begins_the_epoch_anew_where_that_is_accepted():
+    sharding = carried_on(TensorDataset(torch.arange(90)), accept_changed_data=True)
+    loader = sharding.apply(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
+    assert sharding.order.epoch == 3 and sorted(i for batch in drawn(loader) for i in batch) == [*range(100)]
+
+
+def test_another_global_batch_size_goes_on_behind_what_was_consumed():
+    sharding = carried_on(DATA, global_batch_size=25)
+    sharding.kept_sizes = []
+    order = sharding.apply(DataLoader(DATA, batch_size=8), training=True).sampler
+    assert [list(batch) for batch in order] == [[*range(40, 65)], [*range(65, 90)], [*range(90, 100)]]
+    assert len(order) == 5 + 3 and order.is_patched
+    order.set_epoch(4)
+    assert len(order) == 4 and not order.is_patched
+
+
+def test_several_training_loaders_stay_side_by_side():
+    sharding = Sharding(0, 2)
+    loaders = [sharding.apply(DataLoader(DATA, batch_size=size), training=True) for size in (9, 33)]
+    assert sharding.order.global_batch_size == 18 and [len(loader) for loader in loaders] == [6, 2]
+    assert all(order.pads for order in sharding.training)
+
+
+def test_a_loader_beside_one_that_is_not_ours_reads_a_sample_on_every_rank():
+    sharding = Sharding(0, 2)
+    sharding.apply(DataLoader(DATA, batch_size=9), training=True)
+    assert sharding.only_order and not sharding.order.pads
+    sharding.apply(DataLoader(Stream()), training=False)
+    assert sharding.only_order
+    sharding.apply(DataLoader(Stream()), training=True)
+    assert not sharding.only_order and sharding.order.pads
+    sharding.apply(DataLoader(Stream()), training=False)
+    assert sharding.order.pads
+
+
+def test_several_training_loaders_cannot_be_cut_differently():
+    sharding = Sharding(0, 2, max_device_batch_size=10)
+    sharding.apply(DataLoader(DATA, batch_size=9), training=True)
+    with pytest.raises(RequestError, match="several training loaders"):
+        sharding.apply(DataLoader(DATA, batch_size=33), training=True)
+
+
+def test_loaders_that_are_asked_for_anew_take_the_place_of_the_former():
+    sharding = Sharding()
+    for _ in range(2):
+        list(sharding.apply(DataLoader(DATA, batch_size=9), training=True))
+    assert len(sharding.training) == 1
+
+
+def test_where_a_rank_has_nothing_and_cannot_do_without_there_is_a_warning():
+    with pytest.warns(UserWarning, match="SyncBatchNorm cannot do without a sample on each"):
+        Sharding(0, 2, global_batch_size=33).apply(DataLoader(DATA, batch_size=8), training=True, pads="SyncBatchNorm")
+
+
+def test_no_samples():
+    with pytest.raises(RequestError, match="no training samples"):
+        Sharding().apply(DataLoader(TensorDataset(torch.empty(0))), training=True)
+
+
+def test_a_users_own_batch_may_be_larger_than_the_data():
+    assert drawn(Sharding().apply(DataLoader(DATA, batch_size=512), training=True)) == [list(range(100))]

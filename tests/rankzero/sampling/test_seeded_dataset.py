@@ -1,0 +1,157 @@
+"""What is random in a sample is a function of seed, epoch and sample."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from rankzero.sampling import generators
+from rankzero.sampling.indices import Indices
+from rankzero.sampling.seeded_dataset import Reading
+
+
+class Drawing(Dataset):
+    """Draws with each of the generators that people use."""
+
+    def __init__(self, draws=lambda index: True):
+        self.draws, self.read = draws, []
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        if not self.draws(index):
+            return index
+        return index, torch.rand(1).item(), random.random(), np.random.rand(), np.random.randn()
+
+
+class InBatches(Drawing):
+    def __getitems__(self, indices):
+        self.read.append(list(indices))
+        return torch.rand(len(indices)) if self.draws(indices) else torch.tensor(indices)
+
+
+def indices(*samples, key=5):
+    return Indices(samples, key)
+
+
+def test_a_sample_is_the_same_in_any_batch():
+    reading = Reading(Drawing())
+    whole = dict(zip(range(10), reading.__getitems__(indices(*range(10))), strict=True))
+    for order in ([3], [9, 3, 4], [4, 3]):
+        assert Reading(Drawing()).__getitems__(indices(*order)) == [whole[i] for i in order]
+        assert reading.__getitems__(indices(*order)) == [whole[i] for i in order]
+    assert len({value for _, *values in whole.values() for value in values}) == 40
+
+
+def test_another_epoch_or_seed_is_another_key():
+    reading = Reading(Drawing())
+    assert reading.__getitems__(indices(1, key=1)) != reading.__getitems__(indices(1, key=2))
+
+
+def test_the_process_s_own_generators_are_left_alone():
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    generators.seed(1)
+    undisturbed = [draw() for _ in range(3)]
+    for data in (Drawing(), Drawing(lambda index: index > 50), Drawing(lambda index: False), InBatches()):
+        reading = Reading(data)
+        generators.seed(1)
+        found = []
+        for start in (0, 40, 60):
+            reading.__getitems__(indices(*range(start, start + 4)))
+            found.append(draw())
+        assert found == undisturbed
+
+
+def test_who_draws_nothing_is_read_once_and_not_seeded(monkeypatch):
+    data = Drawing(lambda index: False)
+    reading = Reading(data)
+    reading.__getitems__(indices(1, 2))
+    monkeypatch.setattr(generators, "seed", lambda key: pytest.fail("seeded"))
+    assert reading.__getitems__(indices(3, 4)) == [3, 4] and data.read == [1, 2, 3, 4]
+
+
+def test_who_draws_after_all_is_read_once_more():
+    data = Drawing(lambda index: index == 7)
+    reading = Reading(data)
+    reading.__getitems__(indices(1, 2))
+    assert reading.__getitems__(indices(6, 7)) == Reading(Drawing(lambda index: index == 7)).__getitems__(indices(6, 7))
+    assert data.read == [1, 2, 6, 7, 6, 7]
+    reading.__getitems__(indices(8))
+    assert data.read[-1:] == [8] and reading._draws
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_part_of_a_data_set_is_read_as_the_data_set_is(depth):
+    data = Drawing()
+    part = Subset(data, [9, 8, 7, 6])
+    if depth == 2:
+        part = Subset(part, [0, 1, 2, 3])
+    whole = Reading(part).__getitems__(indices(0, 1, 2, 3))
+    assert [sample for sample, *_ in whole] == [9, 8, 7, 6]
+    assert Reading(part).__getitems__(indices(2)) == whole[2:3]
+
+
+def test_keys_reach_a_data_set_that_is_read_in_part():
+    class Keyed(InBatches):
+        draws_from_keys = True
+
+        def __getitems__(self, indices):
+            return list(indices), indices.random_keys.tolist()
+
+    samples, keys = Reading(Subset(Keyed(), [9, 8, 7])).__getitems__(indices(2, 0))
+    assert samples == [7, 9] and keys == indices(2, 0).random_keys.tolist()
+
+
+def test_batches_are_read_at_once():
+    data = InBatches()
+    found = [Reading(data).__getitems__(indices(1, 2, 3)) for _ in range(2)]
+    assert data.read == [[1, 2, 3]] * 2 and torch.equal(*found)
+    assert not torch.equal(found[0], Reading(data).__getitems__(indices(4, 5, 6)))
+
+
+def test_a_data_set_that_draws_from_keys_is_not_watched(monkeypatch):
+    class Keyed(InBatches):
+        draws_from_keys = True
+
+        def __getitems__(self, indices):
+            return indices.random_keys
+
+    monkeypatch.setattr(generators, "look", lambda: pytest.fail("watched"))
+    one, other = (Reading(Keyed()).__getitems__(indices(*samples)) for samples in ([1, 2], [2, 9]))
+    assert one[1] == other[0]
+
+
+def test_tensors_are_not_watched(monkeypatch):
+    monkeypatch.setattr(generators, "look", lambda: pytest.fail("watched"))
+    assert Reading(TensorDataset(torch.arange(5))).__getitems__(indices(3)) == [(torch.tensor(3),)]
+
+
+def test_nothing_to_read():
+    assert Reading(Drawing()).__getitems__(indices()) is None
+
+
+def test_it_travels_to_a_loader_process_and_shows_what_the_data_set_has():
+    data = TensorDataset(torch.arange(5))
+    there = pickle.loads(pickle.dumps(Reading(data)))
+    assert len(there) == 5 and torch.equal(there.tensors[0], data.tensors[0])
+
+
+def test_generators_of_another_kind():
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(1))
+        state = generators.look()
+        assert not generators.drawn_since(state)
+        drawn = np.random.rand()
+        assert generators.drawn_since(state)
+        generators.put_back(state)
+        assert np.random.rand() == drawn
+    finally:
+        np.random.set_bit_generator(before)

@@ -1,0 +1,109 @@
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from rankzero.distributed.process.stop_signals import STOPPING
+from rankzero.sampling.plan import Sharding
+from rankzero.sampling.workers import DeafWorker, end_workers
+from running import SOURCES
+
+
+class Handlers(Dataset):
+    """Tells how its process takes the signals, having been sent each of them."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        for signum in STOPPING:
+            os.kill(os.getpid(), signum)
+        return torch.tensor([signal.getsignal(signum) == signal.SIG_IGN for signum in STOPPING])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([Handlers()[0]])
+
+
+def test_loader_processes_do_not_hear_the_signals():
+    loader = DataLoader(Handlers(), batch_size=2, num_workers=1)
+    heard = torch.cat(list(Sharding().apply(loader, training=True)))
+    assert heard.all() and heard.shape == (4, 4)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.filterwarnings("ignore:.*the order of the training samples is left to")
+def test_nor_do_those_of_loaders_that_keep_their_order():
+    loader = DataLoader(Stream(), batch_size=1, num_workers=1)
+    sharding = Sharding()
+    assert torch.cat(list(sharding.apply(sharding.apply(loader, training=True), training=True))).all()
+    assert not isinstance(loader.worker_init_fn.init, DeafWorker)
+
+
+def test_the_users_own_start_is_kept():
+    seen = []
+    loader = DataLoader(Handlers(), worker_init_fn=seen.append, num_workers=1)
+    worker = Sharding().apply(loader, training=True)._reader.worker_init_fn
+    before = {signum: signal.getsignal(signum) for signum in STOPPING}
+    try:
+        worker(3)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    assert seen == [3] and worker.init == seen.append
+
+
+def test_those_that_are_left_are_ended():
+    before = signal.getsignal(signal.SIGCHLD)
+    left = multiprocessing.get_context("fork").Process(target=_deaf, daemon=True)
+    left.start()
+    try:
+        end_workers()
+        left.join(10)
+        assert left.exitcode == -signal.SIGKILL
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _deaf():
+    DeafWorker(None)(0)
+    time.sleep(60)
+
+
+ORPHAN = """
+import multiprocessing, os, pathlib, time
+from rankzero.sampling.workers import DeafWorker
+
+def read():
+    time.sleep(0.5)  # by now the parent is gone
+    DeafWorker(None)(0)
+    pathlib.Path("alive").touch()
+
+multiprocessing.get_context("fork").Process(target=read).start()
+os._exit(0)
+"""
+
+
+def test_a_loader_process_whose_parent_is_gone_ends_at_once(here):
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    subprocess.run([sys.executable, "-c", ORPHAN], env=environment, cwd=here, check=True)
+    deadline = time.monotonic() + 20
+    while any(in_folder(process, here) for process in psutil.process_iter()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not (here / "alive").exists() and not any(in_folder(process, here) for process in psutil.process_iter())
+
+
+def in_folder(process, folder):
+    """Whether a process runs in a folder, this one aside."""
+    try:
+        return process.pid != os.getpid() and process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

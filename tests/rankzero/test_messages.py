@@ -1,0 +1,59 @@
+import pytest
+
+from data_modules.in_memory import at_least
+from rankzero.messages import CannotStart, RequestError, lost_contact, mistake, nearest, saying_why
+
+
+@pytest.mark.parametrize(
+    ("word", "found"), [("reznet", "ResNet"), ("mlp", "MLP"), ("Rsnet", "ResNet"), ("qqq", None), ("", None)]
+)
+def test_nearest(word, found):
+    assert nearest(word, ["MLP", "ResNet"]) == found
+
+
+def test_what_our_modules_raise_on_purpose_is_a_mistake_of_the_person():
+    with pytest.raises(ValueError, match="has to be") as error:
+        at_least(1, "batch_size", 0)
+    assert mistake(error.value) == "--data.batch_size is 0; it has to be 1 or more"
+
+
+def test_what_anybody_elses_code_raises_is_not():
+    with pytest.raises(ValueError, match="invalid literal") as error:
+        int("x")
+    assert mistake(error.value) is None
+
+
+def test_an_error_in_a_loader_process_is_known_by_its_origin():
+    from data_modules import in_memory
+
+    text = (
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        f'  File "{in_memory.__file__}", line 3, in read\n    raise ValueError(text)\nValueError: corrupt: a.png\n'
+    )
+    assert mistake(ValueError(text)) == "corrupt: a.png"
+    assert mistake(ValueError(text.replace(in_memory.__file__, "/somewhere/else.py"))) is None
+
+
+def test_mistakes_before_the_first_step_are_reasons_not_to_start():
+    with pytest.raises(CannotStart, match="has to be"), saying_why(begun=lambda: False):
+        at_least(1, "batch_size", 0)
+    with pytest.raises(ValueError, match="has to be") as error, saying_why(begun=lambda: True):
+        at_least(1, "batch_size", 0)
+    assert not isinstance(error.value, CannotStart)
+
+
+def test_a_request_error_survives_the_way_between_ranks():
+    import pickle
+
+    error = RequestError("--devices 3", "2 GPUs", "--devices 2")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_lost_contact():
+    assert lost_contact(RuntimeError("[../third_party/gloo/x.cc:81] Connection closed by peer [127.0.0.1]:1234"))
+    assert not lost_contact(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_unused_parameters_name_our_own_flag():
+    theirs = RuntimeError("... by setting the string value `strategy='ddp_find_unused_parameters_true'` or ...")
+    assert "--trainer.strategy ddp_find_unused_parameters_true" in mistake(theirs)

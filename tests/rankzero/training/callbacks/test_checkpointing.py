@@ -1,0 +1,52 @@
+import pytest
+
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.manifest import checkpoints_in
+from rankzero.runs.checkpoints.retention import Retention
+from rankzero.training.callbacks.checkpointing import Interval, SaveCheckpoints
+from running import train_here
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [
+        ("5", Interval(epochs=5)),
+        ("200steps", Interval(steps=200)),
+        ("1step", Interval(steps=1)),
+        ("90s", Interval(seconds=90)),
+        ("15min", Interval(seconds=900)),
+        ("2h", Interval(seconds=7200)),
+    ],
+)
+def test_intervals(text, interval):
+    assert Interval.read(text) == interval
+
+
+def steps_saved(folder, every, keep=100, **options):
+    saving = SaveCheckpoints(folder, every, lambda: {"run": "x"}, Retention(keep))
+    limits = {"limit_train_batches": 7, "limit_val_batches": 0, "enable_checkpointing": True}
+    train_here(saving, loops=True, plugins=[DirectoryCheckpointIO()], **limits, **options)
+    return [int(path.name.removeprefix("step-")) for path in checkpoints_in(folder)]
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"),
+    [
+        (Interval(epochs=1), [7, 14, 21]),
+        (Interval(epochs=2), [14, 21]),
+        (Interval(epochs=9), [21]),
+        (Interval(steps=5), [5, 10, 15, 20, 21]),
+        (Interval(seconds=0.001), [16, 21]),
+        (Interval(seconds=3600), [21]),
+    ],
+)
+def test_saves_at_the_interval_and_at_the_end(tmp_path, every, steps):
+    assert steps_saved(tmp_path, every, max_epochs=3) == steps
+
+
+def test_keeps_the_newest(tmp_path):
+    assert steps_saved(tmp_path, Interval(steps=2), keep=3, max_epochs=2) == [10, 12, 14]
+
+
+def test_accumulated_batches_are_one_step(tmp_path):
+    assert steps_saved(tmp_path, Interval(steps=1), max_epochs=1, accumulate_grad_batches=3) == [1, 2, 3]

@@ -1,0 +1,90 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from resuming import Net, fit_in, fit_stock, same
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rankzero.messages import RequestError
+from rankzero.training.fit_loop import fit_loop_of
+from running import fit_here
+
+SIZE = ("--trainer.callbacks+=BatchSizeFinder", "--trainer.callbacks.max_trials=5")
+RATE = ("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=30")
+DATA = ("--model.samples=640", "--model.shuffle=false", "--model.dropout=0")
+
+
+def files(folder):
+    """What a run left, without names that hold a time or a process."""
+    paths = {path.relative_to(folder) for path in folder.rglob("*") if "events.out" not in path.name}
+    return {str(path).replace(path.name, "step") if path.name.startswith("step-") else str(path) for path in paths}
+
+
+@pytest.mark.parametrize("finders", [SIZE, RATE, SIZE + RATE], ids=["batch size", "rate", "both"])
+def test_trials_do_not_count_and_what_is_found_is_used(tmp_path, finders):
+    ours = fit_in(tmp_path / "ours", *finders, *DATA)
+    stock = fit_stock(tmp_path / "stock", *finders, *DATA)
+    assert same(ours["record"], stock["record"], "record") == []
+    assert same(ours["weights"], stock["weights"], "weights") == []
+    summary = ours["summary"]
+    size = 32 if finders[0] == SIZE[0] else 8
+    assert (summary["samples"], summary["steps"]) == (4 * 640, 4 * 640 // size)
+    assert summary["ledger"] == [f"epoch {number}: 640 of 640 samples, each once" for number in range(1, 5)]
+    curves = EventAccumulator(str(tmp_path / "ours/runs/x/tensorboard")).Reload()
+    assert [event.step for event in curves.Scalars("epoch")][-1] == summary["steps"] - 1
+    assert curves.Scalars("train/lr")[0].value == pytest.approx(ours["record"][0]["rates"][0])
+    fit_in(tmp_path / "plain", *DATA, f"--model.batch_size={size}")
+    left = files(tmp_path / "ours") ^ files(tmp_path / "plain")
+    assert all("checkpoints/step" in name for name in left), left
+
+
+def fail(self, batch, batch_idx):
+    """A `training_step` that fails."""
+    raise RuntimeError("no such layer")
+
+
+@pytest.mark.parametrize("finder", [SIZE, RATE], ids=["batch size", "rate"])
+def test_an_error_in_a_trial_is_the_run_s_error(here, finder, monkeypatch):
+    monkeypatch.setattr(Net, "training_step", fail)
+    with pytest.raises(RuntimeError, match="no such layer"):
+        fit_here("--model", "resuming.Net", "--run", "x", *finder)
+    assert json.loads(Path("runs/x/summary.json").read_text())["status"] == "failed"
+    assert "no such layer" in Path("runs/x/logs/rank-000.log").read_text()
+    assert not list(here.glob(".*.ckpt"))
+
+
+def stop_in_a_trial(self, batch, batch_idx):
+    """A `training_step` that asks the run to stop in the third batch of a trial, once."""
+    loop = fit_loop_of(self.trainer)
+    if loop.is_trial and batch_idx == 2 and not Path("asked").exists():
+        Path("asked").touch()
+        loop.hooks[-1].lifeline.ask_to_stop("a test")
+    return self.loss(batch)
+
+
+@pytest.mark.parametrize("finder", [SIZE, RATE], ids=["batch size", "rate"])
+def test_a_run_that_is_stopped_in_a_trial_saves_nothing_and_starts_over(here, finder, monkeypatch):
+    monkeypatch.setattr(Net, "training_step", stop_in_a_trial)
+    steps = ("--trainer.callbacks.steps_per_trial=6",) if finder == SIZE else ()
+    command = ("--model", "resuming.Net", "--run", "x", "--epochs", "1", *finder, *steps)
+    assert fit_here(*command) == 75
+    assert not list(Path("runs/x/checkpoints").glob("*")) and not list(here.glob(".*"))
+    assert fit_here(*command) == 0
+    assert json.loads(Path("runs/x/summary.json").read_text())["samples"] == 64
+
+
+@pytest.mark.parametrize("flag", ["--batch_size", "--global_batch_size"])
+def test_a_flag_and_a_finder_cannot_both_choose_the_batch_size(here, flag):
+    with pytest.raises(RequestError, match=f"{flag} 16 with a BatchSizeFinder"):
+        fit_here("--model", "resuming.Net", *SIZE, flag, "16")
+    assert not list(here.iterdir())
+
+
+def test_a_finder_added_to_a_resumed_run_does_not_run(here, capsys):
+    command = ("--model", "resuming.Net", "--run", "x")
+    fit_here(*command, "--epochs", "1")
+    fit_here(*command, "--epochs", "2", *RATE)
+    assert "LearningRateFinder does not run again: a resumed run keeps its learning rate" in capsys.readouterr().out
+    (newest,) = Path("runs/x/checkpoints").glob("step-00000016")
+    assert torch.load(newest / "state.pt", weights_only=True)["optimizer_states"][0]["param_groups"][0]["lr"] == 0.05

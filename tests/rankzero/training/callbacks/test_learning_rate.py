@@ -1,0 +1,41 @@
+import csv
+
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
+
+from rankzero.training.callbacks.learning_rate import LearningRate
+from running import train_here
+
+
+class Optimizers(BoringModel):
+    def __init__(self, *rates):
+        super().__init__()
+        self.rates = rates
+
+    def configure_optimizers(self):
+        groups = [
+            {"params": [parameter], "lr": rate} for parameter, rate in zip(self.parameters(), self.rates, strict=False)
+        ]
+        return torch.optim.SGD(groups) if groups else None
+
+
+def logged(folder, *rates, every=1):
+    logger = CSVLogger(folder, name="", version="")
+    train_here(LearningRate(), model=Optimizers(*rates), loops=True, logger=logger, limit_train_batches=2, max_epochs=1,
+               log_every_n_steps=every)  # fmt: skip
+    file = folder / "metrics.csv"
+    rows = list(csv.DictReader(file.open())) if file.exists() else []
+    return {name: float(value) for row in rows for name, value in row.items() if name.startswith("train/lr") and value}
+
+
+def test_each_group_has_a_curve(tmp_path):
+    assert logged(tmp_path, 0.5, 0.25) == {"train/lr": 0.5, "train/lr-1": 0.25}
+
+
+def test_a_module_without_an_optimizer_trains(tmp_path):
+    assert logged(tmp_path) == {}
+
+
+def test_nothing_is_logged_at_an_interval_of_zero(tmp_path):
+    assert logged(tmp_path, 0.5, every=0) == {}

@@ -1,0 +1,97 @@
+import io
+
+import pytest
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rich import reconfigure
+
+from rankzero.training.callbacks.progress import BarProgress, PlainProgress
+from running import train_here
+
+
+class Logging(BoringModel):
+    def training_step(self, batch, batch_idx):
+        step = super().training_step(batch, batch_idx)
+        self.log("train/loss", 0.25)
+        return step
+
+
+def output(callback, capsys, **options):
+    train_here(callback, model=Logging(), enable_progress_bar=True, limit_train_batches=3, loops=True, **options)
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+
+
+def test_first_and_last_epoch_have_a_line_and_no_other_sooner_than_asked(capsys):
+    lines = output(PlainProgress(every_seconds=3600), capsys, max_epochs=5)
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/5 done", "epoch 5/5 done"]
+    assert "step 15" in lines[-1] and "train/loss 0.25" in lines[-1]
+
+
+def test_a_long_epoch_has_lines_within(capsys):
+    lines = output(PlainProgress(every_seconds=0), capsys, max_epochs=1)
+    assert [line.split("  ")[0] for line in lines][:3] == [f"epoch 1/1 batch {n}/3" for n in (1, 2, 3)]
+
+
+def test_other_ranks_print_nothing(capsys):
+    callback = PlainProgress(every_seconds=0)
+    callback.disable()
+    assert output(callback, capsys, max_epochs=1) == []
+
+
+@pytest.mark.parametrize("what", ["validate", "test", "predict"])
+def test_a_long_evaluation_has_lines_within(capsys, what):
+    trainer = Trainer(
+        callbacks=[PlainProgress(every_seconds=0)], accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_model_summary=False, **{f"limit_{'val' if what == 'validate' else what}_batches": 2}
+    )  # fmt: skip
+    getattr(trainer, what)(BoringModel())
+    name = {"validate": "validation", "predict": "prediction"}.get(what, what)
+    lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if " batch " in line]
+    assert lines == [f"{name} batch {number}/2" for number in (1, 2)]
+
+
+def test_a_long_validation_has_lines_within_an_epoch(capsys):
+    lines = output(PlainProgress(every_seconds=0), capsys, max_epochs=1, limit_val_batches=2)
+    assert [line.split("  ")[0] for line in lines if "validation" in line][-2:] == [
+        f"epoch 1/1 validation batch {number}/2" for number in (1, 2)
+    ]
+
+
+def test_the_bar_counts_epochs_from_one(capsys):
+    assert any("epoch 2/2" in line for line in output(BarProgress(), capsys, max_epochs=2))
+
+
+class LoggingMuch(BoringModel):
+    def training_step(self, batch, batch_idx):
+        for number in range(20):
+            self.log(f"train/metric_{number}", 0.123456, prog_bar=True, on_step=True, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_plain_line_has_120_columns_at_most(capsys):
+    train_here(PlainProgress(0), model=LoggingMuch(), enable_progress_bar=True, max_epochs=2, limit_train_batches=3)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert all(len(line) <= 120 for line in lines)
+    long = [line for line in lines if "  step " in line]
+    assert long and all(" more  " in line for line in long)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_bar_takes_one_line_of_a_terminal(columns):
+    from lightning.pytorch.callbacks import RichProgressBar
+
+    class Height(Callback):
+        def on_train_batch_end(self, trainer, *arguments):
+            bar = trainer.progress_bar_callback
+            self.lines = bar._console.render_lines(bar.progress.get_renderable())
+
+    heights = {}
+    for kind in (BarProgress, RichProgressBar):
+        height = Height()
+        settings = {"width": columns, "force_terminal": True, "file": io.StringIO()}
+        bar = kind(console_kwargs=settings)
+        options = {"loops": True, "enable_progress_bar": True, "max_epochs": 1, "limit_train_batches": 3}
+        train_here(bar, height, model=LoggingMuch(), **options)
+        heights[kind] = len(height.lines)
+    reconfigure()
+    assert heights[BarProgress] == 1 < heights[RichProgressBar]

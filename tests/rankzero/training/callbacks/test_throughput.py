@@ -1,0 +1,47 @@
+import time
+
+import pytest
+from lightning.pytorch import Callback
+
+from rankzero.sampling.batch_sampler import TrainingBatches
+from rankzero.sampling.plan import Sharding
+from rankzero.training.callbacks.throughput import Throughput
+from running import train_here
+
+
+class SlowValidation(Callback):
+    def on_validation_batch_end(self, *args):
+        time.sleep(0.3)
+
+
+def train(throughput, **options):
+    train_here(throughput, SlowValidation(), limit_train_batches=4, max_epochs=1, loops=True, **options)
+
+
+def test_counts_the_samples_of_our_own_order():
+    sharding = Sharding(world_size=2)
+    sharding.training = [TrainingBatches(25, 8, world_size=2)]
+    throughput = Throughput(sharding)
+    train(throughput)
+    assert throughput.samples == 25
+
+
+def test_counts_batches_of_somebody_elses_order():
+    throughput = Throughput(Sharding())
+    train(throughput)
+    assert throughput.samples == 4  # BoringModel's loaders have batches of one
+
+
+def test_validation_is_no_training_time():
+    throughput = Throughput(Sharding())
+    train(throughput)
+    assert throughput.seconds < 0.3
+    assert throughput.samples_per_second == pytest.approx(4 / throughput.seconds)
+
+
+def test_the_count_goes_on_in_the_next_attempt():
+    first, second = Throughput(Sharding()), Throughput(Sharding())
+    first.samples = 100
+    second.load_state_dict(first.state_dict())
+    train(second)
+    assert (second.samples, second.samples_now) == (104, 4)

@@ -1,0 +1,69 @@
+import math
+
+import pytest
+
+from rankzero.training.callbacks.time_limit import next_steps
+from rankzero.training.callbacks.wall_time import Kind
+from rankzero.training.hooks import LoopCallback
+from running import train_here
+
+
+class Compare(LoopCallback):
+    """Notes what was foreseen of each step, and what it was."""
+
+    def __init__(self):
+        self.foreseen, self.was, self.validated = [], [], False
+
+    def on_validation_start(self, trainer, module):
+        self.validated = not trainer.sanity_checking
+
+    def on_epoch_done(self, trainer):
+        self.note(trainer, Kind.EPOCH)
+
+    def on_step_done(self, trainer):
+        if not trainer.fit_loop.epoch_loop.is_complete:
+            self.note(trainer, Kind.PLAIN)
+
+    def note(self, trainer, kind):
+        assert trainer.fit_loop.epoch_loop.has_validated == self.validated
+        self.was.append(Kind.VALIDATION if self.validated else kind)
+
+    def on_safe_point(self, trainer):
+        self.validated = False
+        self.foreseen.append(next_steps(trainer))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"limit_val_batches": 0},
+        {"val_check_interval": 0.25},
+        {"val_check_interval": 3},
+        {"val_check_interval": 5, "check_val_every_n_epoch": None},
+        {"check_val_every_n_epoch": 2},
+        {"check_val_every_n_epoch": 3, "val_check_interval": 0.5},
+        {"accumulate_grad_batches": 2, "val_check_interval": 3},
+        {"accumulate_grad_batches": 3, "val_check_interval": 4},
+        {"accumulate_grad_batches": 20, "check_val_every_n_epoch": 2},
+        {"num_sanity_val_steps": 2},
+    ],
+    ids=str,
+)
+def test_what_belongs_to_a_step_is_foreseen_two_steps_before(settings):
+    compare = Compare()
+    train_here(compare, loops=True, max_epochs=4, limit_train_batches=8, **settings)
+    assert len(compare.was) == 4 * math.ceil(8 / settings.get("accumulate_grad_batches", 1))
+    assert [first for first, _ in compare.foreseen][: len(compare.was)] == compare.was
+    assert [second for _, second in compare.foreseen][: len(compare.was) - 1] == compare.was[1:]
+
+
+def test_behind_a_resumption_a_validation_of_the_run_before_is_none_of_this_one(tmp_path):
+    class Save(Compare):
+        def on_train_end(self, trainer, module):
+            trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    train_here(Save(), loops=True, max_epochs=2, limit_train_batches=4)
+    compare = Compare()
+    train_here(compare, loops=True, max_epochs=3, limit_train_batches=4, resume=tmp_path / "a.ckpt")
+    assert compare.was == [Kind.PLAIN, Kind.PLAIN, Kind.PLAIN, Kind.VALIDATION]

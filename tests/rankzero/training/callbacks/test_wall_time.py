@@ -1,0 +1,126 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.training.callbacks.wall_time import REMEMBERED, Kind, WallTime, seconds_of
+
+PLAIN, EPOCH, VALIDATION = Kind
+
+SECONDS = {
+    "90": 5400,
+    "30:00": 1800,
+    "90:05": 5405,
+    "01:30:00": 5400,
+    "1-0": 86400,
+    "1-12": 129600,
+    "1-12:30": 131400,
+    "2-00:00:01": 172801,
+    "90s": 90,
+    "15min": 900,
+    "2h": 7200,
+}
+
+
+@pytest.mark.parametrize(("text", "seconds"), SECONDS.items())
+def test_times_as_slurm_and_people_write_them(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0:00", "0s", "-5", "1:2:3:4", "1:60", "1.5h", "2d", "٣", "UNLIMITED", "1-"])
+def test_what_is_no_time(text):
+    with pytest.raises(ValueError, match="a time"):
+        seconds_of(text)
+
+
+@given(st.integers(1, 10**8))
+def test_every_time_is_read_back(seconds):
+    days, rest = divmod(seconds, 86400)
+    assert seconds_of(f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}") == seconds
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def wall_time(clock):
+    """1000 seconds, of which 10 must be left over; a save of 20 and a step of 3 have been seen."""
+    made = WallTime(1000.0, margin_seconds=10.0, clock=clock)
+    made.note_save(20.0)
+    made.note_step(3.0, PLAIN)
+    return made
+
+
+def last_moment(wall_time, clock, next_steps):
+    """The latest whole second at which the next steps still fit."""
+    times = range(1001)
+    fits = []
+    for clock.now in times:
+        fits.append(not wall_time.is_over(next_steps))
+    assert fits == sorted(fits, reverse=True), "once over, always over"
+    return sum(fits) - 1
+
+
+def test_it_is_over_when_the_next_steps_and_a_slow_save_no_longer_fit(wall_time, clock):
+    assert last_moment(wall_time, clock, [PLAIN]) == 1000 - 10 - 2 * 20 - 3
+    assert last_moment(wall_time, clock, [PLAIN, PLAIN]) == 1000 - 10 - 2 * 20 - 2 * 3
+
+
+def test_a_validation_ahead_counts_as_soon_as_it_is_ahead(wall_time, clock):
+    wall_time.note_step(100.0, VALIDATION)
+    assert last_moment(wall_time, clock, [PLAIN, VALIDATION]) == 1000 - 10 - 2 * 20 - 3 - 100
+    assert last_moment(wall_time, clock, [PLAIN, PLAIN]) == 1000 - 10 - 2 * 20 - 2 * 3
+
+
+def test_the_first_validation_is_a_guess(wall_time, clock):
+    wall_time.validation_guess = 60.0
+    assert last_moment(wall_time, clock, [VALIDATION]) == 1000 - 10 - 2 * 20 - 3 - 60
+    wall_time.note_step(7.0, VALIDATION)
+    assert last_moment(wall_time, clock, [VALIDATION]) == 1000 - 10 - 2 * 20 - 7
+
+
+def test_the_end_of_an_epoch_says_nothing_of_a_validation(wall_time, clock):
+    """As where only every second epoch has one."""
+    wall_time.validation_guess = 60.0
+    wall_time.note_step(5.0, EPOCH)
+    assert last_moment(wall_time, clock, [EPOCH]) == 1000 - 10 - 2 * 20 - 5
+    assert last_moment(wall_time, clock, [VALIDATION]) == 1000 - 10 - 2 * 20 - 5 - 60
+
+
+def test_before_anything_is_measured_there_is_time_to_save(clock):
+    assert last_moment(WallTime(1000.0, margin_seconds=10.0, clock=clock), clock, [PLAIN]) == 1000 - 10 - 5
+
+
+@pytest.mark.parametrize(
+    ("saves", "expected"), [([0.5], 1.0), ([2.0, 9.0, 1.0], 18.0), ([2.5], 5.0), ([2.5, 1.0], 5.0)]
+)
+def test_a_save_may_take_twice_as_long_as_the_longest(clock, saves, expected):
+    wall_time = WallTime(1000.0, clock=clock)
+    for seconds in saves:
+        wall_time.note_save(seconds)
+    assert wall_time.save_seconds == expected
+
+
+def test_a_slow_step_is_forgotten_in_the_end(wall_time, clock):
+    wall_time.note_step(300.0, PLAIN)  # the first one, say, which compiles
+    for _ in range(REMEMBERED - 1):
+        wall_time.note_step(3.0, PLAIN)
+    assert last_moment(wall_time, clock, [PLAIN]) == 1000 - 10 - 2 * 20 - 300
+    wall_time.note_step(3.0, PLAIN)
+    assert last_moment(wall_time, clock, [PLAIN]) == 1000 - 10 - 2 * 20 - 3
+
+
+def test_the_time_that_is_left(wall_time, clock):
+    clock.now = 990.0
+    assert wall_time.seconds_left == 10.0 and wall_time.is_over([])

@@ -1,0 +1,61 @@
+"""Prints the gradients of ResNets that differ between the layout that --fast chooses and the contiguous one.
+
+A program of its own, because an error of oneDNN's can corrupt the heap.
+"""
+
+import sys
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_modules.resnet import ResidualNetwork
+from rankzero.training.fast.layout import choose
+
+SHAPES = [
+    *((10, width, "small", 8) for width in (1, 4, 6, 8, 12, 16)),
+    *((10, width, "imagenet", 8) for width in (4, 16)),
+    *((50, width, "small", 8) for width in (2, 3, 4)),
+    (18, 4, "small", 8),
+    (10, 6, "small", 7),
+]
+STEPS, BATCH, TOLERANCE = 2, 8, 1e-3
+
+
+def gradients(network: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The gradients of all parameters."""
+    network.zero_grad()
+    F.cross_entropy(network(images), labels).backward()
+    return {name: parameter.grad.clone() for name, parameter in network.named_parameters()}
+
+
+def largest_difference(depth: int, width: int, stem: str, pixels: int, force: bool) -> float:
+    """The largest difference of a gradient, as a part of the largest value of its tensor."""
+    torch.manual_seed(0)
+    network = ResidualNetwork(depth, width, stem, channels=3, classes=10).eval()  # with BatchNorm as a constant
+    images, labels = torch.randn(BATCH, 3, pixels, pixels), torch.randint(10, (BATCH,))
+    expected = gradients(network, images, labels)
+    chosen = choose(network, "cpu", bf16=False, asked=None)
+    network = network.to(memory_format=torch.channels_last) if force else network
+    chosen.apply(network)
+    largest = 0.0
+    for _ in range(STEPS):
+        found = gradients(network, images, labels)
+        for name, gradient in expected.items():
+            scale = gradient.abs().max().item() or 1.0
+            largest = max(largest, (found[name] - gradient).abs().max().item() / scale)
+    return largest
+
+
+def main(threads: str, force: str = "") -> None:
+    """Prints a line for each network whose gradients differ."""
+    torch.set_num_threads(int(threads))
+    for shape in SHAPES:
+        difference = largest_difference(*shape, force=bool(force))
+        if not difference < TOLERANCE:
+            print("depth {} width {} stem {} pixels {}".format(*shape), f"differs by {difference:.2g}", flush=True)
+    print("compared", len(SHAPES), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,191 @@
+"""`--fast yes`: what it chooses, and that a run with it is a run like any other."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from rankzero.training.fast import layout as tuning
+from rankzero.training.fast.layout import choose, computes_in_bf16, layer_unsafe_in_channels_last
+from running import evaluate_here, fit, fit_here, weights
+
+RESNET = ("--model", "ResNet", "--model.width", "16", "--data", "SyntheticImages", "--data.count", "32")
+SMALL = (*RESNET, "--data.image_size", "8", "--batch_size", "8", "--run", "x", "--fast", "yes")
+
+CONVOLVES = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+
+
+@pytest.fixture
+def has_bf16(monkeypatch):
+    monkeypatch.setattr(tuning, "computes_in_bf16", lambda accelerator: True)
+
+
+@pytest.mark.parametrize(
+    ("model", "bf16", "asked", "channels_last", "precision"),
+    [
+        (CONVOLVES, True, None, True, "bf16-mixed"),
+        (CONVOLVES, False, None, True, None),
+        (CONVOLVES, True, "32", True, None),
+        (nn.Linear(2, 2), True, None, False, "bf16-mixed"),
+        (nn.Linear(2, 2), False, "16-mixed", False, None),
+    ],
+)
+def test_what_is_chosen(model, bf16, asked, channels_last, precision):
+    chosen = choose(model, "cpu", bf16, asked)
+    assert (chosen.channels_last, chosen.precision) == (channels_last, precision)
+    assert ("channels_last" in chosen.reasons, "as asked" in chosen.reasons) == (channels_last, asked is not None)
+
+
+def conv(*arguments, **settings):
+    """A model whose second layer is a convolution."""
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(*arguments, **settings))
+
+
+class Functional(nn.Module):
+    """Has a weight whose use its type does not show."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("model", "unsafe"),
+    [
+        (conv(4, 32, 1, stride=2), "1"),
+        (conv(15, 32, 1, stride=(2, 1)), "1"),
+        (conv(3, 32, 1, stride=3, padding=1), "1"),
+        (conv(32, 32, 1, stride=2, groups=4), "1"),
+        (conv(8, 8, 1, stride=2, groups=8), "1"),
+        (conv(16, 4, 1, stride=2), None),
+        (conv(4, 4, 1), None),
+        (conv(4, 4, 1, dilation=2), None),
+        (conv(4, 4, 3, stride=2), None),
+        (conv(4, 4, (1, 3), stride=2), None),
+        (nn.Sequential(nn.ConvTranspose2d(32, 4, 1, stride=2)), "0"),
+        (nn.Sequential(nn.ConvTranspose2d(4, 32, 1, stride=2)), None),
+        (nn.Conv2d(4, 4, 1, stride=2), "Conv2d"),
+        (type("Own", (nn.Conv2d,), {})(4, 4, 1, stride=2), "Own"),
+        (nn.Conv1d(4, 4, 1, stride=2), None),
+        (nn.Conv3d(4, 4, 1, stride=2), None),
+        (Functional(16, 4, 1, 1), "weight"),
+        (Functional(16, 16, 1, 1), None),
+        (Functional(16, 4, 3, 3), None),
+        (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1, stride=2))), "0"),
+    ],
+)
+def test_layers_whose_gradient_onednn_gets_wrong(model, unsafe):
+    assert layer_unsafe_in_channels_last(model) == unsafe
+    assert choose(nn.Sequential(CONVOLVES, model), "cuda", False, None).channels_last
+    chosen = choose(nn.Sequential(CONVOLVES, model), "cpu", False, None)
+    assert chosen.channels_last == (unsafe is None) == ("oneDNN" not in chosen.reasons)
+
+
+def test_layers_of_unknown_shape_stay_as_they_are():
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.LazyConv2d(16, 3))
+    chosen = choose(model, "cpu", False, None)
+    chosen.apply(model)
+    assert not chosen.channels_last and "not known yet" in chosen.reasons
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("processor", "threads"), [("AVX2", 1), ("AVX2", 2), (None, 2)])
+def test_both_layouts_have_the_same_gradients(processor, threads):
+    """On one thread oneDNN's error corrupts the heap, on two the gradients are wrong."""
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    if processor:
+        environment |= {"ONEDNN_MAX_CPU_ISA": processor, "ATEN_CPU_CAPABILITY": processor.lower()}
+    command = [sys.executable, str(Path(__file__).with_name("layouts.py")), str(threads)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout.startswith("compared"), ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "has"),
+    [
+        ("flags : avx512f avx512_bf16", True),
+        ("Features : fp asimd bf16", True),
+        ("flags : avx512f", False),
+        ("", False),
+    ],
+)
+def test_a_cpu_is_asked_of_the_kernel(monkeypatch, tmp_path, words, has):
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : bf16\n{words}\n")
+    monkeypatch.setattr(tuning, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(tuning, "_onednn_computes_in_bf16", lambda: True)
+    assert computes_in_bf16("cpu") is has
+    monkeypatch.setattr(tuning, "_onednn_computes_in_bf16", lambda: False)
+    assert not computes_in_bf16("cpu")
+    assert not computes_in_bf16("mps")
+
+
+def test_a_limit_of_onednn_counts():
+    asks = "from rankzero.training.fast.layout import _onednn_computes_in_bf16; print(_onednn_computes_in_bf16())"
+    limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    assert subprocess.check_output([sys.executable, "-c", asks], env=limited, text=True) == "False\n"
+
+
+def test_a_machine_that_says_nothing_has_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(tuning, "CPUINFO", tmp_path / "nothing")
+    assert not computes_in_bf16("cpu")
+
+
+def config(folder):
+    return yaml.safe_load((folder / "runs/x/config.yaml").read_text())
+
+
+def test_a_run_says_what_it_chose_and_keeps_it(here, capsys, has_bf16):
+    assert fit_here(*SMALL, "--epochs", "1") == 0
+    assert "rankzero: --fast: channels_last" in capsys.readouterr().out
+    assert (config(here)["fast"], config(here)["trainer"]["precision"]) == ("yes", "bf16-mixed")
+    held = weights(here / "runs/x")
+    assert not [name for name in held if "_orig_mod" in name]
+    assert held["network.conv1.weight"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_narrow_network_keeps_its_layout(here, capsys):
+    assert fit_here(*SMALL, "--model.width", "4", "--precision", "32", "--epochs", "1") == 0
+    assert "because oneDNN's gradient of network.layer2.0.downsample.0" in capsys.readouterr().out
+    assert weights(here / "runs/x")["network.layer1.0.conv1.weight"].is_contiguous()
+
+
+def test_a_run_that_was_not_asked_stays_as_it_is(here, capsys, has_bf16):
+    assert fit_here(*SMALL[:-2], "--epochs", "1") == 0
+    assert "--fast" not in capsys.readouterr().out and config(here)["trainer"]["precision"] is None
+
+
+def test_the_precision_that_was_asked_for_stays(here, has_bf16):
+    assert fit_here(*SMALL, "--precision", "32", "--epochs", "1") == 0
+    assert str(config(here)["trainer"]["precision"]) == "32"
+
+
+def test_carried_on_it_ends_with_the_same_weights(here, has_bf16, capsys):
+    fit_here(*SMALL, "--epochs", "2", "--model.schedule", "Constant")
+    whole = weights(here / "runs/x")
+    for epochs in ("1", "2"):
+        fit_here(*SMALL, "--run", "y", "--epochs", epochs, "--model.schedule", "Constant")
+    assert "precision" not in capsys.readouterr().out.partition("changed since the checkpoint")[2].partition("\n")[0]
+    again = weights(here / "runs/y")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_carried_on_where_there_is_no_bf16_it_is_told(here, has_bf16, monkeypatch, capsys):
+    fit_here(*SMALL, "--epochs", "1")
+    monkeypatch.setattr(tuning, "computes_in_bf16", lambda accelerator: False)
+    fit_here(*SMALL, "--epochs", "2")
+    assert "--trainer.precision bf16-mixed -> None" in capsys.readouterr().out
+
+
+def test_two_processes_choose_once_and_are_evaluated_as_any_other(here):
+    arguments = (*SMALL, "--epochs", "1", "--devices", "2", "--data.count", "41", "--accelerator", "cpu")
+    result = fit(*arguments, folder=here)
+    assert result.out.count("rankzero: --fast: ") == 1
+    evaluate_here("--run", "x")
+    metrics = json.loads((here / "runs/x/evaluate-val.json").read_text())["metrics"]
+    assert metrics["val/loss"] == pytest.approx(result.summary()["metrics"]["val/loss"], rel=0.05)  # not in bf16

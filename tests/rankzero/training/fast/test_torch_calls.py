@@ -1,0 +1,271 @@
+import functools
+import logging
+import sys
+
+import pytest
+import torch
+from torch.autograd import graph
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
+
+from rankzero.training.fast import replaced
+from rankzero.training.fast.torch_calls import forward_through, looks_at_forward, run_backward, step_of
+
+
+class Stock:
+    """Counts the calls of `Tensor.backward`, without taking its place."""
+
+    def __init__(self):
+        self.backwards = 0
+
+    def __call__(self, frame, event, argument):
+        self.backwards += event == "call" and frame.f_code is torch.Tensor.backward.__code__
+
+
+@pytest.fixture
+def stock():
+    counter = Stock()
+    sys.setprofile(counter)
+    yield counter
+    sys.setprofile(None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_backward_is_torchs(stock, dtype, shape):
+    def loss(weight):
+        return (weight**2).sum().reshape(shape)
+
+    weight = torch.arange(5, dtype=dtype, requires_grad=True)
+    loss(weight).backward()
+    expected, weight.grad, stock.backwards = weight.grad, None, 0
+    run_backward(loss(weight))
+    assert torch.equal(weight.grad, expected) and weight.grad.dtype == dtype and stock.backwards == 0
+    run_backward(loss(weight))
+    assert torch.equal(weight.grad, 2 * expected)  # as torch adds
+
+
+def test_a_gradient_that_is_the_seed_is_nobody_elses():
+    weight, other = torch.ones((), requires_grad=True), torch.ones((), requires_grad=True)
+    run_backward(weight.view(()))
+    weight.grad.mul_(7)
+    run_backward(other.view(()))
+    assert other.grad == 1 and weight.grad == 7
+
+
+def test_errors_of_backward_are_torchs():
+    for loss in (torch.ones(3, requires_grad=True) * 2, torch.ones(()), torch.ones((), dtype=torch.complex64)):
+        with pytest.raises(RuntimeError) as theirs:
+            loss.backward()
+        with pytest.raises(RuntimeError) as ours:
+            run_backward(loss)
+        assert str(ours.value) == str(theirs.value)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), settings=None):
+        return function(*arguments, **(settings or {}))
+
+
+def test_who_looks_on_at_backward_sees_torchs(stock, monkeypatch):
+    weight = torch.ones(3, requires_grad=True)
+
+    def goes_torchs_way(loss=lambda: (weight * 2).sum()):
+        stock.backwards = 0
+        run_backward(loss())
+        return stock.backwards > 0
+
+    assert goes_torchs_way(lambda: (weight * 2).sum().as_subclass(Subclass))
+    with Mode():
+        assert goes_torchs_way()
+    level = graph.log.level
+    graph.log.setLevel(logging.DEBUG)
+    try:
+        assert goes_torchs_way()
+    finally:
+        graph.log.setLevel(level)
+    with monkeypatch.context() as patch:
+        patch.setitem(vars(replaced.backward), "changed", ["torch.Tensor.backward"])
+        assert goes_torchs_way()
+    assert not goes_torchs_way()
+    assert torch.equal(weight.grad, torch.full((3,), 10.0))
+
+
+class Own(torch.optim.SGD):
+    def step(self, scale=None, closure=None):
+        assert scale is None
+        loss = super().step(closure)
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.mul_(0.5)
+        return loss
+
+
+def after(steps, kind, quick, schedule=False, arrange=lambda optimizer: None):
+    """The weights and losses after some steps, taken as torch does or as we do."""
+    weight = torch.nn.Parameter(torch.arange(4.0))
+    optimizer = kind([weight])
+    rates = ExponentialLR(optimizer, 0.9) if schedule else None
+    arrange(optimizer)
+    step = step_of(optimizer) if quick else lambda closure: optimizer.step(closure=closure)
+    losses = []
+
+    def closure():
+        assert torch.is_grad_enabled()
+        optimizer.zero_grad()
+        loss = ((weight - 1) ** 2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        losses.append(step(closure).item())
+        if rates:
+            rates.step()
+    return weight.tolist(), losses
+
+
+KINDS = {
+    "SGD": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
+    "AdamW": torch.optim.AdamW,
+    "LBFGS": torch.optim.LBFGS,
+    "own": lambda weights: Own(weights, lr=0.1),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("schedule", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_torchs(kind, schedule):
+    assert after(3, KINDS[kind], True, schedule) == after(3, KINDS[kind], False, schedule)
+
+
+def long_way(*arguments):
+    raise AssertionError("the long way")
+
+
+def test_a_step_goes_past_what_nobody_listens_to(monkeypatch):
+    monkeypatch.setattr(torch.optim.Optimizer, "_optimizer_step_code", long_way)
+    with pytest.raises(AssertionError, match="the long way"):
+        after(1, KINDS["SGD"], False)
+    after(1, KINDS["SGD"], True)
+    with monkeypatch.context() as patch, pytest.raises(AssertionError, match="the long way"):
+        patch.setitem(vars(replaced.step), "changed", ["torch.optim.Optimizer.profile_hook_step"])
+        after(1, KINDS["SGD"], True)
+
+
+def test_who_looks_on_at_a_step_is_called():
+    seen = []
+
+    def listen(optimizer, arguments, settings):
+        seen.append((len(arguments), [*settings]))
+
+    def locally(optimizer):
+        optimizer.register_step_pre_hook(listen)
+        optimizer.register_step_post_hook(listen)
+
+    expected = after(2, KINDS["SGD"], False)
+    assert after(2, KINDS["SGD"], True, arrange=locally) == expected and seen == [(1, ["closure"])] * 4
+    handle = register_optimizer_step_post_hook(listen)
+    try:
+        assert after(2, KINDS["SGD"], True) == expected and len(seen) == 6
+    finally:
+        handle.remove()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert after(2, KINDS["SGD"], True) == expected
+    assert any(event.key == "Optimizer.step#SGD.step" for event in profile.key_averages())
+
+
+def test_a_step_that_somebody_has_wrapped_is_called_wrapped():
+    calls = []
+
+    def wrap(optimizer):
+        step = optimizer.step
+
+        def wrapped(closure=None):
+            calls.append(1)
+            return step(closure)
+
+        wrapped.__dict__.update(getattr(step, "__dict__", {}))  # as functools.wraps does
+        optimizer.step = wrapped
+
+    for schedule in (False, True):
+        expected = after(2, KINDS["SGD"], False, schedule)
+        assert after(2, KINDS["SGD"], True, schedule, wrap) == expected
+    assert len(calls) == 4
+
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    optimizer = KINDS["SGD"]([weight])
+    step = step_of(optimizer)
+    wrap(optimizer)  # when the run is under way
+    step(lambda: None)
+    assert len(calls) == 5
+
+
+def test_a_kind_of_optimiser_that_somebody_has_wrapped_steps_wrapped(monkeypatch):
+    calls, step = [], torch.optim.SGD.step
+
+    @functools.wraps(step)
+    def wrapped(self, closure=None):
+        calls.append(1)
+        return step(self, closure)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", wrapped)
+    after(2, KINDS["SGD"], True)
+    assert len(calls) == 2
+
+
+@pytest.fixture
+def parallel():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield DistributedDataParallel(torch.nn.Linear(3, 1))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_forward_through_ddp_is_ddps(parallel):
+    inside = []
+
+    def call(inputs, scale=1):
+        inside.append(DistributedDataParallel._get_active_ddp_module())
+        return parallel.module.forward(inputs) * scale
+
+    inputs, gradients = torch.rand(4, 3), []
+    for forward in (lambda: parallel(inputs) * 2, lambda: forward_through(parallel, call, inputs, scale=2)):
+        parallel.zero_grad()
+        forward().sum().backward()
+        gradients.append(parallel.module.weight.grad.clone())
+        assert parallel.require_forward_param_sync
+    assert torch.equal(*gradients)
+    assert inside == [parallel] and DistributedDataParallel._get_active_ddp_module() is None
+    with pytest.raises(ZeroDivisionError):
+        forward_through(parallel, lambda inputs: 1 / 0, inputs)
+    assert DistributedDataParallel._get_active_ddp_module() is None
+
+
+def test_who_looks_on_at_a_forward_is_seen(parallel, monkeypatch):
+    assert not looks_at_forward(parallel)
+    for one in (parallel, parallel.module):
+        for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+            handle = getattr(one, register)(lambda *arguments: None)
+            assert looks_at_forward(parallel)
+            handle.remove()
+            assert not looks_at_forward(parallel)
+        monkeypatch.setattr(one, "_compiled_call_impl", one._call_impl)
+        assert looks_at_forward(parallel)
+        monkeypatch.undo()
+    handle = register_module_forward_hook(lambda *arguments: None)
+    assert looks_at_forward(parallel)
+    handle.remove()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert looks_at_forward(parallel)
+    monkeypatch.setitem(vars(replaced.forward), "changed", ["torch.nn.Module._call_impl"])
+    assert looks_at_forward(parallel)
