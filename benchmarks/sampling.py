@@ -16,7 +16,8 @@ import torch
 from contest import ROOT, Contest, parser
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-sys.path[:0] = [str(ROOT), str(ROOT / "project")]
+sys.path.insert(0, str(ROOT / "project"))
+sys.path.insert(0, str(ROOT))
 
 from rankzero.sampling.batch_sampler import Position
 from rankzero.sampling.plan import Sharding
