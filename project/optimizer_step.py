@@ -71,7 +71,8 @@ class OptimizerStep:
                 self._run_passes()
         else:
             counts = self.loop.automatic_optimization.optim_progress.optimizer.step
-            counts.increment_ready()
+            counts.current.ready += 1
+            counts.total.ready += 1
             of_module = self._of_module
             before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_step"
             optimizer = self.strategy.optimizers[0]
@@ -79,7 +80,8 @@ class OptimizerStep:
                 self._optimizer, self._step = optimizer, step_of(optimizer)
             self._step(self._closure)
             of_module["_current_fx_name"] = before
-            counts.increment_completed()
+            counts.current.completed += 1
+            counts.total.completed += 1
         return self._outputs()
 
     def _wants_batch_idx(self) -> bool:
@@ -159,7 +161,9 @@ class OptimizerStep:
     def _zero_gradients(self) -> None:
         optimizer = self.strategy.optimizers[0]
         counts = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
-        counts.increment_ready()
+        current, total = counts.current, counts.total
+        current.ready += 1
+        total.ready += 1
         if not self._is_quiet:
             self.hooks.call("on_before_zero_grad", optimizer)
         counts.increment_started()
@@ -170,7 +174,8 @@ class OptimizerStep:
         elif not zero_gradients(optimizer):
             self._is_quiet = False
         of_module["_current_fx_name"] = before
-        counts.increment_completed()
+        current.completed += 1
+        total.completed += 1
 
     def _run_backward(self, loss: Tensor) -> None:
         loss = self.strategy.weighed(loss)
