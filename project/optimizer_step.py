@@ -51,7 +51,7 @@ class OptimizerStep:
         self._output: Any = None
         self._result: ClosureResult | None = None
         self._is_quiet = False
-        """Whether the hooks that come next reach nobody, as found after the last code of the user's has run."""
+        """Whether the next hooks have no observers, as found after the user's code last ran."""
 
     def run(self, batch: Any, batch_idx: int, accumulates: bool) -> dict[str, Any]:
         """Takes the step, or only adds to the gradients.
@@ -130,7 +130,7 @@ class OptimizerStep:
         with self.log:
             output = (self.module if self._is_direct else self.strategy).training_step(*self._batch)
         of_module["_current_fx_name"] = before
-        self._is_quiet = self.hooks.reach_nobody
+        self._is_quiet = self.hooks.have_no_observers
         loss = self._loss_of(output)
         batches_a_step: int = self.trainer.accumulate_grad_batches
         if self._batch_idx % batches_a_step == 0:
@@ -188,7 +188,7 @@ class OptimizerStep:
         else:
             run_backward(loss)
         of_module["_current_fx_name"] = before
-        self._is_quiet = self.hooks.reach_nobody
+        self._is_quiet = self.hooks.have_no_observers
         if not self._is_quiet:
             self.hooks.call("on_after_backward")
         if self.strategy.share.idle:  # otherwise DDP has averaged, and there is nothing to do
