@@ -85,16 +85,17 @@ def _serve() -> None:
     del os.environ["PYTHONPATH"]  # what ranks start in turn finds our packages, and not tests/rankzero
     for line in sys.stdin:
         request = json.loads(line)
-        port = _free_port()
-        ranks = [
-            _fork(request["script"], request["arguments"], Path(request["folder"]), rank, request["world"], port)
-            for rank in range(request["world"])
-        ]
-        begun = time.monotonic()
-        for seconds, number, rank in request["signals"]:
-            time.sleep(max(0.0, begun + seconds - time.monotonic()))
-            os.kill(ranks[rank], number)  # which is there, or has not been waited for
-        print(json.dumps(_codes(ranks, begun + request["seconds"])), flush=True)
+        with _reserved_port() as port:
+            ranks = [
+                _fork(request["script"], request["arguments"], Path(request["folder"]), rank, request["world"], port)
+                for rank in range(request["world"])
+            ]
+            begun = time.monotonic()
+            for seconds, number, rank in request["signals"]:
+                time.sleep(max(0.0, begun + seconds - time.monotonic()))
+                os.kill(ranks[rank], number)  # which is there, or has not been waited for
+            codes = _codes(ranks, begun + request["seconds"])
+        print(json.dumps(codes), flush=True)
 
 
 def _codes(ranks: Sequence[int], deadline: float) -> list[int]:
@@ -158,10 +159,13 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
         os._exit(code)
 
 
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port that rank zero can listen on and that the kernel gives to no other process meanwhile."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -77,10 +77,12 @@ class Reading(Dataset[Any]):
             generators.put_back(before)
 
     def gather(self, samples: Positions) -> list[Tensor] | None:
-        """Gathers the rows of a batch, as `__getitems__` does where `gathers_rows`; None where there are none."""
+        """Gathers rows of the data set within, where `gathers`; None where there are none."""
         if not samples.size:
             return None
         where = torch.from_numpy(samples)
+        if self._parts:  # which may count from the end
+            where = where.remainder(len(self._source))  # type: ignore[arg-type]
         return [tensor.index_select(0, where) for tensor in self._source.tensors]  # type: ignore[attr-defined]
 
     def _within_source(self, indices: Indices) -> Indices:
@@ -91,10 +93,7 @@ class Reading(Dataset[Any]):
 
     def _read(self, indices: Indices) -> Any:
         if self.gathers:
-            where = torch.from_numpy(indices.array)
-            if self._parts:  # which may count from the end
-                where = where.remainder(len(self._source))  # type: ignore[arg-type]
-            return [tensor.index_select(0, where) for tensor in self._source.tensors]  # type: ignore[attr-defined]
+            return self.gather(indices.array)
         if self._reads_batches:
             return self._source.__getitems__(indices)  # type: ignore[attr-defined]
         return [self._source[index] for index in indices]

@@ -51,7 +51,7 @@ class OptimizerStep:
         self._output: Any = None
         self._result: ClosureResult | None = None
         self._is_quiet = False
-        """Whether the hooks that come next reach nobody, as found after the last code of the user's has run."""
+        """Whether the next hooks have no observers, as found after the user's code last ran."""
 
     def run(self, batch: Any, batch_idx: int, accumulates: bool) -> dict[str, Any]:
         """Takes the step, or only adds to the gradients.
@@ -71,7 +71,8 @@ class OptimizerStep:
                 self._run_passes()
         else:
             counts = self.loop.automatic_optimization.optim_progress.optimizer.step
-            counts.increment_ready()
+            counts.current.ready += 1
+            counts.total.ready += 1
             of_module = self._of_module
             before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_step"
             optimizer = self.strategy.optimizers[0]
@@ -79,7 +80,8 @@ class OptimizerStep:
                 self._optimizer, self._step = optimizer, step_of(optimizer)
             self._step(self._closure)
             of_module["_current_fx_name"] = before
-            counts.increment_completed()
+            counts.current.completed += 1
+            counts.total.completed += 1
         return self._outputs()
 
     def _wants_batch_idx(self) -> bool:
@@ -128,7 +130,7 @@ class OptimizerStep:
         with self.log:
             output = (self.module if self._is_direct else self.strategy).training_step(*self._batch)
         of_module["_current_fx_name"] = before
-        self._is_quiet = self.hooks.reach_nobody
+        self._is_quiet = self.hooks.have_no_observers
         loss = self._loss_of(output)
         batches_a_step: int = self.trainer.accumulate_grad_batches
         if self._batch_idx % batches_a_step == 0:
@@ -159,7 +161,9 @@ class OptimizerStep:
     def _zero_gradients(self) -> None:
         optimizer = self.strategy.optimizers[0]
         counts = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
-        counts.increment_ready()
+        current, total = counts.current, counts.total
+        current.ready += 1
+        total.ready += 1
         if not self._is_quiet:
             self.hooks.call("on_before_zero_grad", optimizer)
         counts.increment_started()
@@ -170,7 +174,8 @@ class OptimizerStep:
         elif not zero_gradients(optimizer):
             self._is_quiet = False
         of_module["_current_fx_name"] = before
-        counts.increment_completed()
+        current.completed += 1
+        total.completed += 1
 
     def _run_backward(self, loss: Tensor) -> None:
         loss = self.strategy.weighed(loss)
@@ -183,7 +188,7 @@ class OptimizerStep:
         else:
             run_backward(loss)
         of_module["_current_fx_name"] = before
-        self._is_quiet = self.hooks.reach_nobody
+        self._is_quiet = self.hooks.have_no_observers
         if not self._is_quiet:
             self.hooks.call("on_after_backward")
         if self.strategy.share.idle:  # otherwise DDP has averaged, and there is nothing to do

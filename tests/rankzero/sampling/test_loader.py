@@ -4,6 +4,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, TensorDataset
 
+from rankzero.sampling.batch_sampler import TrainingBatches
 from rankzero.sampling.loader import OrderedLoader
 from rankzero.sampling.plan import Sharding
 from rankzero.training.fit_loop import install
@@ -78,3 +79,11 @@ def test_a_loader_that_was_trained_on_may_be_given_again():
     again = sharding.apply(once, training=True)
     assert again.users_loader is loader
     assert sorted(torch.cat([batch[0] for batch in again]).tolist()) == list(range(12))
+
+
+def test_a_batch_that_is_none_leaves_the_shares_of_the_others_as_they_are():
+    data = [torch.tensor(number) for number in range(10)]
+    users = DataLoader(data, 4, collate_fn=lambda samples: None if 0 in samples else torch.stack(samples))
+    loader = OrderedLoader(users, TrainingBatches(10, 4), lambda value: value)
+    shares = [loader.next_share().samples for batch in loader if batch is not None]
+    assert shares == [4, 2]

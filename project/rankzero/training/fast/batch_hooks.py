@@ -53,7 +53,7 @@ class BatchHooks:
         """The callbacks that are not the run's own, with their places in the trainer's list."""
 
     @property
-    def reach_nobody(self) -> bool:
+    def have_no_observers(self) -> bool:
         """Whether none of the hooks of a batch, nor `optimizer_zero_grad` or `backward`, is the user's.
 
         One such look takes the place of several calls where no code of the user's runs between them.

@@ -82,7 +82,7 @@ class FastEpoch:
         else:
             for listen in self._on_batch_begun:
                 listen(trainer, batch, batch_idx)
-            is_quiet = hooks.reach_nobody
+            is_quiet = hooks.have_no_observers
             answer = None if is_quiet else hooks.call("on_train_batch_start", batch, batch_idx)
             self.strategy.take_share(self._loaders)
             if answer == -1:

@@ -101,9 +101,9 @@ def zero_gradients(optimizer: Optimizer) -> bool:
         Whether no code but torch's has run.
     """
     if (
-        type(optimizer).zero_grad is not Optimizer.zero_grad
+        type(optimizer).zero_grad is not _zero_grad
         or "zero_grad" in vars(optimizer)
-        or not _is_stock(replaced.zero_grad)
+        or replaced.zero_grad.changed
         or _is_profiled()
     ):
         optimizer.zero_grad()
@@ -113,6 +113,9 @@ def zero_gradients(optimizer: Optimizer) -> bool:
             if parameter.grad is not None:
                 parameter.grad = None
     return True
+
+
+_zero_grad = Optimizer.zero_grad
 
 
 def _is_stock(functions: replaced.Functions) -> bool:
