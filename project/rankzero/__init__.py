@@ -1,5 +1,23 @@
-"""Rankzero: a Lightning-style trainer for one process or many. Importing it loads no torch."""
+"""Rankzero: Lightning's Trainer for any launcher, with exact resume. Importing it loads no torch."""
 
-from rankzero.runs.checkpoints import from_directory
+from typing import TYPE_CHECKING, Any
 
-from_directory.install()
+if TYPE_CHECKING:
+    from rankzero.messages import Stopped
+    from rankzero.trainer import Trainer
+
+__version__ = "0.2.0"
+
+__all__ = ["Stopped", "Trainer", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Trainer":
+        from rankzero.trainer import Trainer
+
+        return Trainer
+    if name == "Stopped":
+        from rankzero.messages import Stopped
+
+        return Stopped
+    raise AttributeError(f"module 'rankzero' has no attribute {name!r}")

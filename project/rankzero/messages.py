@@ -26,8 +26,10 @@ class Exit(IntEnum):
 TIME_IS_UP = "the end of the time that there is"
 
 
-class Stopped(Exception):  # noqa: N818 - it is what a person reads
+class Stopped(SystemExit):
     """The run has stopped, on all ranks: at a safe point and saved, or before it was begun.
+
+    A SystemExit with the code 75, so that a script that does not catch it ends as the command line does.
 
     Args:
         reason: Why: a signal, or `TIME_IS_UP`.
@@ -36,6 +38,7 @@ class Stopped(Exception):  # noqa: N818 - it is what a person reads
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.code = int(Exit.STOPPED)
 
 
 class CannotStart(ValueError):  # noqa: N818 - it is what a person reads
@@ -65,8 +68,26 @@ class RequestError(CannotStart):
 
     def __str__(self) -> str:
         """The three lines that a person sees."""
-        rows = (("asked", _readable(self.asked)), ("found", _readable(self.found)), ("type", self.instead))
+        asked, found, instead = map(spelled, (self.asked, self.found, self.instead))
+        rows = (("asked", _readable(asked)), ("found", _readable(found)), ("type", instead))
         return "\n".join(f"  {label:<7}" + printable(text).replace("\n", "\n" + " " * 9) for label, text in rows)
+
+
+_spellings: list[Callable[[str], str]] = []
+
+
+def spell_with(spelling: Callable[[str], str] | None) -> None:
+    """Chooses how messages spell `--flag value` and `python launch/fit.py`.
+
+    Args:
+        spelling: Returns a text as a person would type it here; None leaves texts as they are.
+    """
+    _spellings[:] = [spelling] if spelling else []
+
+
+def spelled(text: str) -> str:
+    """A text of a message as a person would type it here, see `spell_with`."""
+    return _spellings[0](text) if _spellings else text
 
 
 def printable(text: str) -> str:
@@ -177,7 +198,7 @@ _LOST = (OSError, ValueError)
 def say(text: str, above: str = "") -> None:
     """Prints a line on stderr: what goes wrong or is about to end. `above` goes before it, as it is."""
     with contextlib.suppress(*_LOST):
-        print(f"{above}rankzero: {text}", file=sys.stderr, flush=True)
+        print(f"{above}rankzero: {spelled(text)}", file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:

@@ -1,150 +1,352 @@
-"""Puts the Trainer together: world, strategy, environment, checkpoint format, callbacks."""
+"""The Trainer: Lightning's, with launchers, an exact order of samples, durable checkpoints and agreed stops."""
 
-import sys
+import math
+import os
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
-import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, Checkpoint, ProgressBar
-from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+import lightning.pytorch as pl
+from lightning.fabric.utilities.seed import seed_everything
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.utilities.argparse import _parse_env_variables
 
-from rankzero.distributed.coordinator import Team
-from rankzero.distributed.devices import World
+from rankzero.cli.flags import TRAINER, as_arguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
-from rankzero.messages import RequestError
+from rankzero.distributed.environments.validate import requested_world
+from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.session import Session, report_uncaught_errors
+from rankzero.messages import LeftEarlyError, RequestError, Stopped, show, spell_with
+from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.manifest import newest_valid
+from rankzero.runs.checkpoints.retention import Retention
+from rankzero.runs.resume import RunOptions
+from rankzero.runs.stored_config import describe_config
+from rankzero.runs.summary import Figures, metrics_of
+from rankzero.runs.tensorboard import CurvesLogger, loggers
 from rankzero.sampling.plan import Sharding
-from rankzero.training import fit_loop as loops
-from rankzero.training.callbacks.found_settings import KeepFound
+from rankzero.training import fit_loop
+from rankzero.training.callbacks.checkpointing import Interval, SaveCheckpoints
+from rankzero.training.callbacks.failure import FailTogether
+from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes
 from rankzero.training.callbacks.learning_rate import LearningRate
-from rankzero.training.callbacks.progress import BarProgress, PlainProgress
+from rankzero.training.callbacks.progress import progress
 from rankzero.training.callbacks.sample_ledger import KeepLedger
-from rankzero.training.callbacks.stop import NoSignals
+from rankzero.training.callbacks.stop import NoSignals, StopSafely
 from rankzero.training.callbacks.throughput import Throughput
-from rankzero.training.metrics import logged as logged_metrics
+from rankzero.training.callbacks.time_limit import MindTheTime, end_of_time
+from rankzero.training.callbacks.wall_time import WallTime
+from rankzero.training.checkpoint_choice import ChosenCheckpoint
+from rankzero.training.ddp import strategy_for
+from rankzero.training.fast.layout import apply_layout, choose_precision, computes_in_bf16
+from rankzero.training.metrics import logged
+from rankzero.training.prediction_loop import PredictionLoop, complete_last_batch
 from rankzero.training.saved_state.live_settings import LiveSettings
 from rankzero.training.saved_state.optimizer_overrides import ConfiguredSettings
 from rankzero.training.saved_state.rank_states import RankStates
-from rankzero.training.strategies import DataParallel, OneProcess
-
-UNUSED_PARAMETERS = {
-    "auto": False,
-    "ddp": False,
-    "ddp_find_unused_parameters_false": False,
-    "ddp_find_unused_parameters_true": True,
-}
-"""The values of --trainer.strategy -> whether DDP looks for parameters that a step did not use."""
+from rankzero.training.saved_state.sample_order import order_of
 
 
-def build_trainer(
-    arguments: dict[str, Any], world: World, team: Team, sharding: Sharding, trusted: bool = False
-) -> Trainer:
-    """Builds the Trainer of a run, or of an evaluation. It knows nothing yet of the run's directory.
+class Trainer(pl.Trainer):
+    """Lightning's Trainer for one process or many, whatever has started them.
+
+    Takes every argument of `lightning.pytorch.Trainer`, and these, which are the flags of `rankzero fit`. A script
+    that a launcher has started (torchrun, srun, mpirun, pbsdsh or variables of its own) is recognized; without one,
+    `devices=N` starts the script in N processes.
 
     Args:
-        arguments: `--trainer.*`, instantiated.
-        world: How many processes there are, and on what.
-        team: All processes, and where this one stands.
-        sharding: How samples are shared among them.
-        trusted: Whether a checkpoint may hold what can run any code.
+        name: Name of the run; None for the job's, or the next free one.
+        root: Folder in which runs are kept.
+        resume: `auto` resumes the run, `never` begins it anew, a path names a checkpoint.
+        save_every: Epochs (5), steps ("200steps") or time ("15min") between checkpoints.
+        keep: Number of checkpoints to keep, the newest.
+        keep_best: The best one is kept too: `min:val/loss`, `max:val/accuracy`.
+        save_errors: Whether a checkpoint that cannot be written stops the run (`stop`) or not (`warn`).
+        accept_changed: What may differ from the checkpoint that is resumed: `data`, `global_batch_size`.
+        trust_checkpoint: Whether a checkpoint may run code; only for authors that you trust.
+        time_limit: Time until the run stops, saved: `2h`, `90min`, a timedelta; None for the job's own.
+        requeue: `auto` has the scheduler run a stopped job again, `never` does not.
+        max_attempts: Number of attempts after which the scheduler is not asked again.
+        fast: Whether to choose a faster memory layout and, without `precision`, bf16 where the device has it.
+        seed: Seed of everything; None leaves generators alone and orders samples by PL_GLOBAL_SEED, or 0.
+        batch_size: Samples per step on each device; None for the loaders' own.
+        global_batch_size: Samples per step over all devices; a resumed run keeps it.
+        max_device_batch_size: Most samples that a device can hold; a step then takes several rounds.
+        launcher: `auto`, or the launcher whose variables count.
+        node_rank: This machine among all, for machines that no launcher joins.
+        master_addr: Host of rank 0.
+        master_port: Port on that host.
+        interface: Network interface to use.
+        backend: `nccl` or `gloo`; None for the one that fits the devices.
+        start_timeout: Seconds to wait for all processes.
+        lightning: Arguments of `lightning.pytorch.Trainer`.
+
+    Attributes:
+        run: Directory of the run.
+        config_text: YAML that checkpoints are stored with; described from the arguments if None.
 
     Raises:
-        RequestError: `--trainer.strategy` is one that cannot keep the run's promises, or a flag and a BatchSizeFinder
-            both choose the batch size.
-    """
-    checkpoint_io = DirectoryCheckpointIO(trusted)
-    _check_finders(_as_list(arguments["callbacks"]), sharding)
-    arguments = {
-        **arguments,
-        "accelerator": world.accelerator,
-        "devices": 1 if world.accelerator == "cpu" else [world.index],
-        "num_nodes": world.nodes,
-        "strategy": _strategy(arguments["strategy"], world, team, sharding),
-        "plugins": [*_as_list(arguments["plugins"]), checkpoint_io, LaunchEnvironment(team.launch)],
-        "callbacks": [KeepLedger(sharding), *_as_list(arguments["callbacks"]), *_callbacks(arguments, sharding)],
-        "use_distributed_sampler": False,  # project.sampling shares the samples
-        "logger": False,  # the logger and our checkpoints come with the run's directory, see rankzero.runs.attempt
-        "enable_checkpointing": any(isinstance(c, Checkpoint) for c in _as_list(arguments["callbacks"])),
-        "enable_model_summary": bool(arguments["enable_model_summary"]),
-    }
-    trainer = Trainer(**arguments)
-    trainer.callbacks.insert(0, KeepFound())  # type: ignore[attr-defined]  # Lightning puts finders before all others
-    trainer._signal_connector = NoSignals(trainer)
-    trainer._checkpoint_connector = ChosenCheckpoint(trainer)
-    loops.install(trainer, sharding)
-    logged_metrics.install(trainer)
-    return trainer
-
-
-class ChosenCheckpoint(_CheckpointConnector):
-    """Carries on from what `rankzero.runs.resume` has chosen, and from nothing else.
-
-    Lightning (2.6) looks around where it is given none: for what an OnExceptionCheckpoint left, or a Slurm job.
+        RequestError: The request cannot be met; uncaught, it is printed without a traceback, with exit code 2.
     """
 
-    def _parse_ckpt_path(self, state_fn: Any, ckpt_path: Any, *arguments: Any, **settings: Any) -> Any:
-        return None if ckpt_path is None else super()._parse_ckpt_path(state_fn, ckpt_path, *arguments, **settings)
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        root: str | os.PathLike[str] = "runs",
+        resume: str | os.PathLike[str] = "auto",
+        save_every: str | int = 1,
+        keep: int = 3,
+        keep_best: str | None = None,
+        save_errors: str = "warn",
+        accept_changed: str | None = None,
+        trust_checkpoint: bool | str = False,
+        time_limit: str | int | timedelta | None = None,
+        requeue: str = "auto",
+        max_attempts: int = 100,
+        fast: bool | str = False,
+        seed: int | None = None,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        max_device_batch_size: int | None = None,
+        launcher: str = "auto",
+        node_rank: int | None = None,
+        master_addr: str | None = None,
+        master_port: int | None = None,
+        interface: str | None = None,
+        backend: str | None = None,
+        start_timeout: float = 300,
+        **lightning: Any,
+    ) -> None:
+        own = {key: value for key, value in locals().items() if key in TRAINER}
+        lightning = {**vars(_parse_env_variables(pl.Trainer)), **lightning}
+        if Session.current is None:
+            spell_with(as_arguments)
+            report_uncaught_errors()
+        self._build(own, lightning)
 
-    def restore(self, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
-        """Undoes a finder's trials, from a file that this process wrote before them.
-
-        Lightning (2.6) forgets what it had loaded to resume from, and starts from nothing where a finder ran meanwhile.
-        """
-        resumed = self._loaded_checkpoint, self._ckpt_path
-        # After an error in its trials, the LearningRateFinder leaves its own callbacks in place of the run's.
-        self.trainer.callbacks, self.trainer.loggers = loops.fit_loop_of(self.trainer).outside_trials  # type: ignore[attr-defined]
-        super().restore(checkpoint_path, weights_only=False)
-        self._loaded_checkpoint, self._ckpt_path = resumed
-
-
-def _strategy(asked: Any, world: World, team: Team, sharding: Sharding) -> Strategy:
-    if not isinstance(asked, str) or asked not in UNUSED_PARAMETERS:
-        raise RequestError(
-            f"--trainer.strategy {asked}",
-            "a strategy for which the order of samples is not known to be right",
-            f"--trainer.strategy {' or '.join(list(UNUSED_PARAMETERS)[:2])}, or ddp_find_unused_parameters_true",
+    def _build(self, own: dict[str, Any], lightning: dict[str, Any]) -> None:
+        """Decides where this process stands and what the run is called; then builds everything, once."""
+        arguments = {key: own[key] if own[key] is None else TRAINER[key].value(_as_text(own[key])) for key in own}
+        self.session = session = Session.of_trainer(requested_world(arguments, lightning))
+        team, world, barebones = session.team, session.world, bool(lightning.get("barebones"))
+        self.run = agree_on_run(arguments["root"], arguments["name"], session.title, team)
+        self.config_text: str | None = None
+        self._given = {**{key: value for key, value in own.items() if value != DEFAULTS[key]}, **lightning}
+        self._fast, self._fit_called = arguments["fast"] == "yes", False
+        self._outcome = Outcome()
+        self._options = RunOptions(
+            resume=arguments["resume"],
+            accept_changed=tuple((arguments["accept_changed"] or "").split(",")),
+            trust_checkpoint=arguments["trust_checkpoint"] == "yes",
+            keep_best=arguments["keep_best"],
+            requeue=arguments["requeue"],
+            max_attempts=arguments["max_attempts"],
         )
-    device = torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else world.accelerator
-    if world.size == 1:
-        return OneProcess(sharding, device=device)
-    unused = UNUSED_PARAMETERS[asked]
-    return DataParallel(sharding, team, process_group_backend=world.backend, find_unused_parameters=unused)
+        users = _as_list(lightning.get("callbacks"))
+        if arguments["seed"] is not None:
+            seed_everything(arguments["seed"], verbose=False)
+        self.plan = plan = Sharding(
+            rank=team.launch.rank or 0,
+            world_size=world.size,
+            seed=int(os.environ.get("PL_GLOBAL_SEED") or 0),
+            batch_size=arguments["batch_size"],
+            global_batch_size=arguments["global_batch_size"],
+            data_batch_size=None,
+            micro_batches=lightning.get("accumulate_grad_batches", 1),
+            max_device_batch_size=arguments["max_device_batch_size"],
+            accept_changed_data="data" in self._options.accept_changed,
+        )
+        check_batch_sizes(plan, users)
+        precision = lightning.get("precision")
+        if self._fast:
+            bf16 = all(team.exchange(computes_in_bf16(world.accelerator)))
+            precision, self._precision_reason = choose_precision(world.accelerator, bf16, precision)
+
+        self._saving = None
+        if not barebones and lightning.get("enable_checkpointing") is not False:
+            retention = Retention(arguments["keep"], arguments["keep_best"])
+            interval = Interval.read(arguments["save_every"])
+            asks_to_stop = team.lifeline.ask_to_stop if arguments["save_errors"] == "stop" else None
+            self._saving = SaveCheckpoints(self.run, interval, self._record, retention, asks_to_stop)
+        ends = end_of_time(arguments["time_limit"], team.launch)
+        self._ledger, self._throughput = KeepLedger(plan), Throughput(plan)
+
+        callbacks: list[Callback] = [
+            self._ledger,
+            *users,
+            self._throughput,
+            LearningRate(),
+            RankStates(plan.seed, plan.rank, plan.world_size),
+            ConfiguredSettings(),
+            LiveSettings(),
+            *progress(lightning, users),
+            *filter(None, [self._saving]),
+        ]
+        plugins = [*_as_list(lightning.get("plugins")), DirectoryCheckpointIO(self._options.trust_checkpoint)]
+        build = pl.Trainer.__init__.__wrapped__  # type: ignore[attr-defined]  # undecorated: we have read the variables
+        build(
+            self,
+            **{
+                **lightning,
+                "accelerator": world.accelerator,
+                "devices": 1 if world.accelerator == "cpu" else [world.index],
+                "num_nodes": world.nodes,
+                "precision": precision,
+                "strategy": strategy_for(lightning.get("strategy", "auto"), world, team, plan),
+                "plugins": [*plugins, LaunchEnvironment(team.launch)],
+                "callbacks": callbacks,
+                "use_distributed_sampler": False,  # the plan shares the samples
+                "logger": False if barebones else loggers(lightning.get("logger"), self.run),
+                "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
+            },
+        )
+        self._signal_connector = NoSignals(self)
+        self._checkpoint_connector = self._choice = ChosenCheckpoint(self, self.run, self._saving, team)
+        self.predict_loop = PredictionLoop(self)
+        caller = fit_loop.install(self, plan)
+        self._found = KeepFound()
+        # Lightning puts finders before all other callbacks, and these have to come before finders.
+        failing = FailTogether(team.lifeline, self._outcome)
+        self.callbacks: list[Callback] = [caller, failing, self._found, *self.callbacks]
+        fit_loop.fit_loop_of(self).hooks += [
+            MindTheTime(team.lifeline, WallTime(ends), self._saving),
+            StopSafely(team.lifeline, self._saving),
+        ]
+        logged.install(self)
+
+    def fit(
+        self,
+        model: pl.LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: pl.LightningDataModule | None = None,
+        ckpt_path: _PATH | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Trains, or resumes training; see `lightning.pytorch.Trainer.fit`. All ranks must call.
+
+        A run that is already finished is only restored: the model gets the weights of its newest checkpoint.
+
+        Args:
+            model: The model.
+            train_dataloaders: Loaders of training samples, unless the model or `datamodule` has them.
+            val_dataloaders: Loaders of validation samples.
+            datamodule: The data.
+            ckpt_path: What to resume from in place of `resume`: a path, `last` or `best`.
+            weights_only: Whether a checkpoint of plain tensors alone is read.
+
+        Raises:
+            RequestError: The run cannot begin as asked; nothing was trained and nothing is left of the attempt.
+            Stopped: The run has stopped early, saved, on all ranks: a SystemExit with code 75.
+        """
+        loaders = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
+        if self._fit_called:
+            asked, found = "to call fit once more", f"this Trainer has trained run {self.run.name} already"
+            raise RequestError(asked, found, "another Trainer; of the same name and with more epochs it resumes")
+        self._fit_called = True
+        attempt = self._attempt(model, loaders, ckpt_path)
+        if not attempt.already_finished:
+            self._train(attempt, model, weights_only, loaders)
+        elif self.session.is_script:
+            newest, _ = newest_valid(self.run.checkpoints)
+            super().fit(model, **loaders, ckpt_path=newest, weights_only=weights_only)
+
+    def _attempt(self, model: pl.LightningModule, loaders: dict[str, Any], ckpt_path: _PATH | None) -> Attempt:
+        options = self._options
+        if ckpt_path is not None:
+            options = replace(options, resume=self._choice.path_of(str(ckpt_path)) or "auto")
+        if self.config_text is None:
+            data = loaders["datamodule"] or loaders["train_dataloaders"]
+            self.config_text = describe_config(model, data, self._given)
+        attempt = Attempt(
+            self.run,
+            options,
+            self.config_text,
+            self,
+            self.plan,
+            self._outcome,
+            lambda: Figures(self._throughput.samples, self._throughput.samples_per_second, self._ledger.statements),
+            self.session.world,
+            self.session.team,
+        )
+        self._found.resumes = attempt.checkpoint is not None
+        for logger in self.loggers:
+            if isinstance(logger, CurvesLogger) and (attempt.checkpoint or self.run.attempt > 1):
+                logger.purge_from(attempt.decision.step)
+        return attempt
+
+    def _train(
+        self, attempt: Attempt, model: pl.LightningModule, weights_only: bool | None, loaders: dict[str, Any]
+    ) -> None:
+        team, listens = self.session.team, SIGNALS.listen()
+        SIGNALS.tell(lambda signum: team.lifeline.ask_to_stop(signum.name))
+        if self._fast:
+            layout = apply_layout(model, self.session.world.accelerator)
+            if self.is_global_zero:
+                show(f"rankzero: --fast: {layout}; {self._precision_reason}")
+        try:
+            with attempt:
+                super().fit(model, **loaders, ckpt_path=attempt.checkpoint, weights_only=weights_only)
+        except Stopped:
+            team.leave_together()
+            raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            if self.session.is_script and self.world_size == 1:
+                raise
+            raise LeftEarlyError(f"the code that was trained called for an end: {error!r}") from error
+        except Exception as error:
+            if self._outcome.error in (None, error):
+                raise
+            raise self._outcome.error from None
+        finally:
+            if listens:
+                SIGNALS.close()
+
+    def predict(self, *arguments: Any, **settings: Any) -> Any:
+        """Predicts, every sample once; see `lightning.pytorch.Trainer.predict`. All ranks must call.
+
+        Returns:
+            What this rank predicted: rank r of W has every W-th sample from the r-th.
+        """
+        with complete_last_batch(self):
+            return super().predict(*arguments, **settings)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a batch has been trained on."""
+        return self._outcome.begun
+
+    def _record(self) -> dict[str, Any]:
+        """What a checkpoint says of the run beside its state."""
+        return {
+            "run": self.run.name,
+            "id": self.run.id,
+            "attempt": self.run.attempt,
+            "metrics": metrics_of(self),
+            "config": self.config_text,
+            "order": order_of(self, self.plan),
+        }
 
 
-def _check_finders(callbacks: list[Callback], sharding: Sharding) -> None:
-    if not any(isinstance(callback, BatchSizeFinder) for callback in callbacks):
-        return
-    for flag in ("batch_size", "global_batch_size"):
-        if (size := getattr(sharding, flag)) is not None:
-            raise RequestError(
-                f"--{flag} {size} with a BatchSizeFinder",
-                "both choose the batch size: the flag would win over whatever the finder finds",
-                f"the same command without --{flag}, or without the finder",
-            )
+DEFAULTS: dict[str, Any] = Trainer.__init__.__kwdefaults__ or {}
+"""The defaults of our own arguments."""
 
 
-def _callbacks(arguments: dict[str, Any], sharding: Sharding) -> list[Callback]:
-    callbacks: list[Callback] = [
-        Throughput(sharding),
-        LearningRate(),
-        RankStates(sharding.seed, sharding.rank, sharding.world_size),
-        ConfiguredSettings(),
-        LiveSettings(),
-    ]
-    has_bar = any(isinstance(callback, ProgressBar) for callback in _as_list(arguments["callbacks"]))
-    if arguments["enable_progress_bar"] is not False and not has_bar:
-        callbacks.append(BarProgress() if sys.stdout.isatty() else PlainProgress())
-    return callbacks
+def _as_text(value: Any) -> str:
+    """An argument as it would be typed."""
+    if isinstance(value, timedelta):
+        return f"{math.ceil(value.total_seconds())}s"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return ",".join(map(str, value)) if isinstance(value, list | tuple | set) else str(value)
 
 
 def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def callback_of(trainer: Trainer, kind: type[Callback]) -> Any:
-    """The trainer's callback of a kind that it is known to have."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return next(callback for callback in callbacks if isinstance(callback, kind))

@@ -14,8 +14,11 @@ import yaml
 
 from rankzero.cli.command import LIGHTNING_KEYS, OTHER_SUBCOMMANDS, SUBCOMMANDS, Command
 from rankzero.cli.config_file import read_config
+from rankzero.cli.flags import RUNNING
 from rankzero.cli.foreign_flags import quoted
 from rankzero.cli.origins import Origins
+from rankzero.distributed.environments.launch import RequestedWorld
+from rankzero.distributed.environments.validate import requested_world
 from rankzero.messages import RequestError, nearest
 
 
@@ -45,19 +48,11 @@ class Flags:
         return any(re.match(r"--(help|print_config|\w+\.help)\b", token) for token in self.arguments)
 
     @property
-    def devices(self) -> int | list[int] | None:
-        """How many processes a machine, or which of its GPUs, in any of the forms that `--trainer.devices` takes."""
-        asked = self.values.get("trainer.devices")
-        if isinstance(asked, str):
-            asked = [int(index) for index in asked.split(",") if index] if "," in asked else yaml.safe_load(asked)
-        if isinstance(asked, list):
-            return asked or None
-        return asked if isinstance(asked, int) and asked > 0 else None
-
-    @property
-    def num_devices(self) -> int | None:
-        """How many processes a machine were asked for."""
-        return len(self.devices) if isinstance(self.devices, list) else self.devices
+    def requested_world(self) -> RequestedWorld:
+        """The processes that are asked for."""
+        own = {flag.name: self.get(flag.name) for flag in RUNNING if flag.key is None}
+        trainer = {key.removeprefix("trainer."): self.values[key] for key in self.values if key.startswith("trainer.")}
+        return requested_world(own, trainer)
 
     def get(self, name: str) -> Any:
         """The value of a short flag as given, or its default."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from rankzero.training.callbacks.wall_time import seconds_of
+from rankzero.distributed.scheduler.durations import seconds_of
 
 EXPORTS = (".pt", ".safetensors")
 """What the file of `--export` may end in."""

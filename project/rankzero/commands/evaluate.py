@@ -1,5 +1,8 @@
 """The command `evaluate`: computes exact metrics of a run or a checkpoint."""
 
+import sys
+from collections.abc import Sequence
+
 import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Flags
@@ -32,6 +35,6 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
     return evaluate(flags, meeting)
 
 
-def main() -> int:
-    """Runs the command that `sys.argv` says, and returns its exit code."""
-    return start(EVALUATE, evaluate)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command with these arguments, or with those of `sys.argv`; returns its exit code."""
+    return start(EVALUATE, evaluate, sys.argv[1:] if arguments is None else arguments)

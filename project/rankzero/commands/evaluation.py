@@ -4,27 +4,25 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
-
-from lightning.pytorch import Trainer
+from typing import Any
 
 from rankzero.cli.arguments import Flags
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.coordinator import Team
-from rankzero.distributed.devices import World, resolve_world, start_processes
+from rankzero.distributed.devices import processes_for_gpus
 from rankzero.distributed.process.quiet import quieten
+from rankzero.distributed.process.spawn import own_command, run_processes
 from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, nearest, saying_why, show
 from rankzero.runs import report
 from rankzero.runs.checkpoints.atomic_files import write_text
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
-from rankzero.runs.checkpoints.safe_load import signed_sha256_of
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import agreed, given_checkpoint
 from rankzero.runs.stored_config import dump_config, read_config
-from rankzero.training.strategies import strategy_of
+from rankzero.trainer import Trainer
 
 KEPT = ("model", "data", "seed_everything")
 """What an evaluation takes over from the configuration of the run."""
@@ -41,44 +39,44 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
     """
     quieten(meeting.launch.rank or 0)
     checkpoint = find_checkpoint(flags)
+    if flags.only_prints:
+        RankzeroCLI(with_configuration(flags, checkpoint))  # prints, and leaves
     if flags.get("export"):
         return export(flags, checkpoint, meeting.launch.rank)
-    if (code := start_processes(flags, meeting.launch)) is not None:
-        return code
-    with Team(meeting, flags) as team, saying_why(begun=lambda: False):
-        cli, trainer, world, checkpoint = prepare(flags, team)
+    requested = flags.requested_world
+    if count := processes_for_gpus(requested, meeting.launch):
+        return run_processes([*own_command(), f"--devices={count}"], count, meeting.launch)
+    with Session.of_command(requested, meeting) as session, saying_why(begun=lambda: False):
+        cli, trainer, checkpoint = prepare(flags, session.team)
         metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
         result = {
             "run": title_of(checkpoint),
             "checkpoint": str(checkpoint),
             "split": flags.get("split"),
             "samples": samples_read(trainer, flags.get("split")),
-            "world_size": world.size,
+            "world_size": trainer.world_size,
             "metrics": metrics,
         }
         file = output_file(flags, checkpoint)
-        agreed(trainer.strategy, team.launch.rank, lambda: write_result(file, result))
-        if team.launch.rank == 0:
+        agreed(trainer.strategy, trainer.global_rank, lambda: write_result(file, result))
+        if trainer.global_rank == 0:
             report.print_evaluation(result, file)
         return Exit.FINISHED
 
 
-def prepare(flags: Flags, team: Team) -> tuple[RankzeroCLI, Trainer, World, Path]:
+def prepare(flags: Flags, team: Team) -> tuple[RankzeroCLI, Trainer, Path]:
     """Finds the checkpoint and builds model, data and Trainer. All ranks must call.
 
     Raises:
         CannotStart: There is no such run or checkpoint, or it cannot be used as asked.
     """
     warnings.filterwarnings("ignore", message="The dirpath has changed from")  # an evaluation saves no checkpoint
-    world = resolve_world(flags, team)
     # While a run is training each rank may find another checkpoint: rank zero's counts.
-    checkpoint = Path(team.exchange(str(team.together(lambda: find_checkpoint(flags))))[0])
+    checkpoint = Path(team.from_rank_zero(lambda: str(find_checkpoint(flags))))
     cli = team.together(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
-    trainer = team.together(lambda: cli.build_trainer(world, team))
+    trainer = Trainer(**cli.trainer_arguments, logger=False, enable_checkpointing=False)
     trainer.strategy.setup_environment()
-    own = agreed(trainer.strategy, team.launch.rank, lambda: signed_sha256_of(checkpoint))
-    cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = own
-    return cli, trainer, world, checkpoint
+    return cli, trainer, checkpoint
 
 
 def export(flags: Flags, checkpoint: Path, rank: int | None) -> int:
@@ -159,7 +157,7 @@ def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) 
 
 def samples_read(trainer: Trainer, split: str) -> int:
     """Samples that an evaluation has read on all ranks, `--trainer.limit_test_batches` considered."""
-    orders = strategy_of(trainer).sharding.evaluated
+    orders = trainer.plan.evaluated
     limits = trainer.num_val_batches if split == "val" else trainer.num_test_batches
     if len(limits) != len(orders):  # some loader's order is not ours
         limits = [len(order) for order in orders]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rankzero.cli.arguments import Flags
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.environments.validate import asked_of, check_shape, processes_to_start
+from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.distributed.process.threads import choose_threads
 from rankzero.distributed.rendezvous.peers import Member
 from rankzero.distributed.reporter import speaks_for_all
@@ -17,9 +17,9 @@ def explain(flags: Flags) -> int:
     launch: Launch | None = None
     refusal: RequestError | None = None
     try:
-        launch = detect(flags.get("launcher"), asked_of(flags))
-        check_shape(flags, launch)
-        processes_to_start(flags, launch)
+        launch = detect(flags.requested_world)
+        check_world(flags.requested_world, launch)
+        processes_to_start(flags.requested_world, launch)
     except RequestError as error:
         refusal = error
     if speaks_for_all(launch):
@@ -34,7 +34,7 @@ def _lines(flags: Flags, launch: Launch | None, refusal: RequestError | None) ->
     assert launch is not None
     if launch.created:
         does = "the work of this rank, once all are there"
-    elif (count := processes_to_start(flags, launch)) > 1:
+    elif (count := processes_to_start(flags.requested_world, launch)) > 1:
         does = f"{count} processes on this machine"
     else:
         does = "one process, or one for each GPU of this machine"
@@ -62,7 +62,7 @@ def _described(flags: Flags, launch: Launch) -> list[str]:
 
 def _threads(flags: Flags, launch: Launch) -> str:
     """The threads of each process, as far as one process can know without the others."""
-    ranks = launch.local_world_size if launch.created else (flags.num_devices or 1)
+    ranks = launch.local_world_size if launch.created else (flags.requested_world.devices or 1)
     size = max(launch.world_size, ranks or 1)
     threads = choose_threads(replace(launch, local_world_size=ranks, world_size=size), [Member.this(launch)])
     if threads.count is None:

@@ -1,5 +1,8 @@
 """The command `fit`: trains a model, or resumes its training."""
 
+import sys
+from collections.abc import Sequence
+
 import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Flags
@@ -29,11 +32,11 @@ FIT = Command(
 def fit(flags: Flags, meeting: Meeting) -> int:
     """Imports torch, now that the flags are known to be sound, and trains."""
     with quick_imports():
-        from rankzero.cli.lightning_cli import fit
+        from rankzero.commands.training import fit
 
     return fit(flags, meeting)
 
 
-def main() -> int:
-    """Runs the command that `sys.argv` says, and returns its exit code."""
-    return start(FIT, fit)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command with these arguments, or with those of `sys.argv`; returns its exit code."""
+    return start(FIT, fit, sys.argv[1:] if arguments is None else arguments)

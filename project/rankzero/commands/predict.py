@@ -1,5 +1,8 @@
 """The command `predict`: writes what `predict_step` returns, each sample once, in order."""
 
+import sys
+from collections.abc import Sequence
+
 import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Flags
@@ -31,6 +34,6 @@ def predict(flags: Flags, meeting: Meeting) -> int:
     return predict(flags, meeting)
 
 
-def main() -> int:
-    """Runs the command that `sys.argv` says, and returns its exit code."""
-    return start(PREDICT, predict)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command with these arguments, or with those of `sys.argv`; returns its exit code."""
+    return start(PREDICT, predict, sys.argv[1:] if arguments is None else arguments)

@@ -1,6 +1,5 @@
 """What `predict_step` returns for each sample of a data module, in a file."""
 
-import copy
 import re
 import shutil
 from contextlib import suppress
@@ -8,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader
 
 from rankzero.cli.arguments import Flags
 from rankzero.cli.lightning_cli import RankzeroCLI
-from rankzero.commands.evaluation import prepare, title_of, write_result
-from rankzero.distributed.coordinator import Team
-from rankzero.distributed.devices import start_processes
+from rankzero.commands.evaluation import find_checkpoint, prepare, title_of, with_configuration, write_result
+from rankzero.distributed.devices import processes_for_gpus
 from rankzero.distributed.process.quiet import quieten
+from rankzero.distributed.process.spawn import own_command, run_processes
 from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, saying_why
 from rankzero.runs import report
 from rankzero.runs.directory import RunDirectory
@@ -44,17 +42,19 @@ def predict(flags: Flags, meeting: Meeting) -> int:
         CannotStart: There is no such run or checkpoint, or nothing that can be predicted and written as asked.
     """
     quieten(meeting.launch.rank or 0)
-    if (code := start_processes(flags, meeting.launch)) is not None:
-        return code
-    with Team(meeting, flags) as team, saying_why(begun=lambda: False):
-        cli, trainer, world, checkpoint = prepare(flags, team)
+    if flags.only_prints:
+        RankzeroCLI(with_configuration(flags, find_checkpoint(flags)))  # prints, and leaves
+    requested = flags.requested_world
+    if count := processes_for_gpus(requested, meeting.launch):
+        return run_processes([*own_command(), f"--devices={count}"], count, meeting.launch)
+    with Session.of_command(requested, meeting) as session, saying_why(begun=lambda: False):
+        team = session.team
+        cli, trainer, checkpoint = prepare(flags, team)
         team.together(lambda: read_split(cli, flags.get("split")))
         folder = output_folder(flags, checkpoint)
         agreed(trainer.strategy, team.launch.rank, lambda: _clear(folder))
-        trainer.predict_loop = PredictionLoop(trainer)
-        trainer._data_connector._prepare_dataloader = _with_last_batch  # type: ignore[method-assign]
-        kept = KeepPredictions(folder / PARTS, trainer.global_rank, world.size)
-        trainer.callbacks.append(kept)  # type: ignore[attr-defined]
+        kept = KeepPredictions(folder / PARTS, trainer.global_rank, trainer.world_size)
+        trainer.callbacks.append(kept)
         settings: dict[str, Any] = {"ckpt_path": checkpoint, "return_predictions": False, "weights_only": None}
         try:
             trainer.predict(cli.model, datamodule=cli.datamodule, **settings)
@@ -65,7 +65,7 @@ def predict(flags: Flags, meeting: Meeting) -> int:
                 _leave_nothing(folder)
             raise
         result = {"run": title_of(checkpoint), "checkpoint": str(checkpoint), "split": flags.get("split")}
-        result |= {"world_size": world.size, "samples": samples}
+        result |= {"world_size": trainer.world_size, "samples": samples}
         agreed(trainer.strategy, team.launch.rank, lambda: write_result(folder / "predictions.json", result))
         if team.launch.rank == 0:
             report.print_predictions(result, folder)
@@ -113,20 +113,6 @@ def output_folder(flags: Flags, checkpoint: Path) -> Path:
     return run.path / name if run.exists else Path(f"{checkpoint.name}-{name}")
 
 
-def _with_last_batch(dataloader: object, *arguments: Any, **settings: Any) -> object:
-    """A loader as the user made it, but for a short last batch, which Lightning keeps in predictions too.
-
-    Lightning (2.6) makes another DataLoader, and fails where the batch size is a positional argument. The order of
-    samples comes from `RunStrategy.process_dataloader`.
-    """
-    if not isinstance(dataloader, DataLoader) or type(dataloader.batch_sampler) is not BatchSampler:
-        return dataloader
-    loader = copy.copy(dataloader)
-    batches = BatchSampler(loader.sampler, dataloader.batch_sampler.batch_size, drop_last=False)
-    vars(loader).update(batch_sampler=batches, drop_last=False)
-    return loader
-
-
 def _clear(folder: Path) -> bool:
     """Makes the folder, without the parts of a prediction that did not finish."""
     try:
@@ -153,16 +139,6 @@ def _leave_nothing(folder: Path) -> None:
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     with suppress(OSError):
         folder.rmdir()
-
-
-class PredictionLoop(_PredictionLoop):
-    """Lightning's loop, which tells a BasePredictionWriter the samples of each batch in the run's order."""
-
-    def _get_batch_indices(self, dataloader: object) -> Any:
-        if isinstance(dataloader, OrderedLoader) and isinstance(dataloader.batch_sampler, EvaluationBatches):
-            batches = dataloader.batch_sampler
-            return [batches.samples(batch) for batch in range(len(batches))]
-        return super()._get_batch_indices(dataloader)
 
 
 class KeepPredictions(Callback):

@@ -15,10 +15,10 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from typing_extensions import Self
 
-from rankzero.cli.arguments import Flags
 from rankzero.distributed import network
 from rankzero.distributed.control.channel import Lifeline
-from rankzero.distributed.environments.validate import check_shape
+from rankzero.distributed.environments.launch import RequestedWorld
+from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.rendezvous.client import Meeting
 from rankzero.distributed.rendezvous.peers import Member, completed
 from rankzero.distributed.rendezvous.server import Progress
@@ -45,7 +45,7 @@ class Team:
 
     Args:
         meeting: All processes, as far as they have been called.
-        flags: The command line: `--start_timeout`, `--interface`.
+        requested: The processes that were asked for.
 
     Attributes:
         launch: Where this process stands, now with what the launcher did not say.
@@ -55,14 +55,12 @@ class Team:
         RequestError: The world is not the one that was asked for.
     """
 
-    def __init__(self, meeting: Meeting, flags: Flags) -> None:
-        start_timeout = float(flags.get("start_timeout"))
-        self.timeout = max(start_timeout, WORK_SECONDS)
+    def __init__(self, meeting: Meeting, requested: RequestedWorld) -> None:
+        self.timeout = max(requested.start_timeout, WORK_SECONDS)
         self.launch, self.members = meeting.launch, meeting.members
         self._store: Store | None = None
         self._agents_store: Store | None = None
         self._exchanges = 0
-        self._only_prints = flags.only_prints
         self._serves = meeting.listening is not None
         if self.launch.world_size == 1:
             if self.launch.agent_store:
@@ -76,11 +74,11 @@ class Team:
             me = self.members[0]
             everybody = [Member(**member) for member in self.exchange(vars(me))]
             self.launch, self.members = completed(self.launch, me, everybody)
-            check_shape(flags, self.launch)
+            check_world(requested, self.launch)
         # Until it is there nobody hears of a rank that is killed.
-        soon = partial(self.exchange, seconds=start_timeout)
-        self.lifeline = Lifeline(self.launch, self.members, soon, flags.get("interface"))
-        self.interface = network.use_interface(flags.get("interface"), self._interface())
+        soon = partial(self.exchange, seconds=requested.start_timeout)
+        self.lifeline = Lifeline(self.launch, self.members, soon, requested.interface)
+        self.interface = network.use_interface(requested.interface, self._interface())
 
     def _check_not_stopped(self) -> None:
         if self._agents_store and self._agents_store.check([_STOPPED]):
@@ -159,8 +157,6 @@ class Team:
         except Exception as caught:
             error = caught
         except (SystemExit, KeyboardInterrupt) as caught:
-            if self._only_prints:
-                raise
             error = LeftEarlyError(f"the code that was to be trained called for an end: {caught!r}")
         said = {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
         statements = self.exchange(said)
@@ -175,6 +171,16 @@ class Team:
             error_text, host = statements[failed]["failed"], self.members[failed].host
             raise AnotherRankFailed(f"rank {failed} on {host} failed: {error_text}")
         return result  # type: ignore[return-value]
+
+    def from_rank_zero(self, work: Callable[[], T]) -> T:
+        """Rank zero does the work, all get its result, which JSON can hold. All ranks must call.
+
+        Raises:
+            CannotStart: On every rank, where rank zero has raised it.
+            AnotherRankFailed: Where it has raised anything else.
+        """
+        result: T = self.exchange(self.together(lambda: work() if self.launch.rank == 0 else None))[0]
+        return result
 
     def _refusal(self, refusals: Sequence[str | None], first: int, own: Exception | None) -> CannotStart:
         """The error that this rank raises: its own or the first, told by the lowest rank that found the same."""
@@ -221,7 +227,7 @@ class Team:
             elif isinstance(error, Exception) and lost_contact(error) and self._somebody_refused():
                 refused = True
                 raise told_elsewhere() from None
-            elif error is not None and not refused and not self._only_prints:
+            elif error is not None and not refused:
                 self._say_that_it_failed(error)
         finally:
             left = leave_process_group()

@@ -5,10 +5,8 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from rankzero.cli.arguments import Flags
 from rankzero.distributed.coordinator import Team
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.spawn import own_command, run_processes
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.messages import RequestError
 
@@ -53,14 +51,14 @@ class World:
     threads: str = field(default="", compare=False)
 
 
-def resolve_world(flags: Flags, team: Team) -> World:
+def resolve_world(requested: RequestedWorld, team: Team) -> World:
     """Finds what every process runs on, and the backend for all. All ranks must call.
 
     Raises:
         CannotStart: What was asked for is not there, on one machine or another.
     """
     launch = team.launch
-    seat = team.together(lambda: find_seat(flags, launch))
+    seat = team.together(lambda: find_seat(requested, launch))
     seats = [Seat(**other) for other in team.exchange(asdict(seat))]
     hosts = [member.host for member in team.members]
     kinds = {other.accelerator: host for other, host in zip(seats, hosts, strict=True)}
@@ -72,7 +70,7 @@ def resolve_world(flags: Flags, team: Team) -> World:
         )
     gpus = Counter((host, other.gpu) for other, host in zip(seats, hosts, strict=True) if other.gpu)
     shared = any(count > 1 for count in gpus.values())
-    backend = flags.get("backend") or ("nccl" if seat.accelerator == "cuda" and not shared else "gloo")
+    backend = requested.backend or ("nccl" if seat.accelerator == "cuda" and not shared else "gloo")
     if backend == "nccl" and seat.accelerator != "cuda":
         raise RequestError("--backend nccl", f"NCCL needs GPUs, and this runs on {seat.accelerator}", "--backend gloo")
     if backend == "nccl" and shared:
@@ -101,20 +99,20 @@ def _share_threads(team: Team) -> str:
     return threads.reason
 
 
-def find_seat(flags: Flags, launch: Launch) -> Seat:
+def find_seat(requested: RequestedWorld, launch: Launch) -> Seat:
     """Finds what this process runs on.
 
     Raises:
         RequestError: What was asked for is not on this machine.
     """
-    accelerator = _accelerator(flags.values.get("trainer.accelerator") or "auto")
+    accelerator = _accelerator(requested.accelerator)
     processes = launch.local_world_size or 1
     if accelerator == "mps" and processes > 1:
         raise RequestError(f"{processes} processes with --accelerator mps", "one MPS device", "--accelerator cpu")
     if accelerator != "cuda":
         return Seat(accelerator)
     visible, local_rank = torch.cuda.device_count(), launch.local_rank or 0
-    indices = flags.devices if isinstance(flags.devices, list) else range(visible)
+    indices = requested.gpus or range(visible)
     if max(indices) >= visible:
         raise RequestError(f"GPU {max(indices)}", f"{visible} GPUs, counted from 0", "--trainer.devices [0]")
     # With `srun --gpus-per-task=1` every process sees one GPU, its own, as number 0.
@@ -127,20 +125,16 @@ def gpu_id(index: int) -> str:
     return str(torch.cuda.get_device_properties(index).uuid)
 
 
-def start_processes(flags: Flags, launch: Launch) -> int | None:
-    """Starts a process for each GPU there is, where nobody gave a number and no launcher has started them.
+def processes_for_gpus(requested: RequestedWorld, launch: Launch) -> int:
+    """How many processes this one has to start itself: one for each GPU, where nobody gave a number. Imports torch.
 
     Returns:
-        The exit code once all have left; None where this process is to do the work itself.
+        0 where this process does the work itself.
     """
-    if launch.created or flags.only_prints or flags.num_devices:
-        return None
-    count = (
-        torch.cuda.device_count() if _accelerator(flags.values.get("trainer.accelerator") or "auto") == "cuda" else 1
-    )
-    if count == 1 and launch.num_nodes == 1:
-        return None
-    return run_processes([*own_command(), f"--devices={count}"], count, launch)
+    if launch.created or requested.devices:
+        return 0
+    count = torch.cuda.device_count() if _accelerator(requested.accelerator) == "cuda" else 1
+    return 0 if count == 1 and launch.num_nodes == 1 else count
 
 
 def _accelerator(asked: object) -> str:

@@ -1,16 +1,32 @@
-"""Who tells a person that the run cannot start, before the processes can talk to each other. Imports no torch."""
+"""Which process reports an error to the person, and how. Imports no torch."""
 
 import os
 import signal
 import socket
 import sys
 import time
+import traceback
 from hashlib import sha256
 from pathlib import Path
 
 from rankzero.distributed.environments import slurm
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.process.exit_report import report_exit
+from rankzero.messages import (
+    CannotStart,
+    Exit,
+    RequestError,
+    is_of_package,
+    is_told,
+    lost_contact,
+    mistake,
+    say,
+)
+
+OURS = ("rankzero", "data_modules", "lightning_modules")
+
+LOST_CONTACT_SECONDS = 1.0
+"""A rank that lost another leaves so much later, so that what started them names the one that failed first."""
 
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "PBS_NODENUM")
 """What any launcher calls a process's rank; the first that is set counts."""
@@ -97,3 +113,50 @@ def leave_after_the_speaker(code: int, spoke: bool) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     time.sleep(LEAVE_SECONDS if _claim or not spoke else HEARD_SECONDS)
+
+
+def refuse(error: CannotStart, launch: Launch | None) -> Exit:
+    """Says why nothing was started, once a job, and returns the exit code.
+
+    Rank zero says it, unless the ranks have settled who does. Where the machines have terminals of their own, the
+    others point there in a line.
+    """
+    told = error.told if error.told is not None else not speaks_for_all(launch)
+    if not told:
+        say(f"cannot start\n{error}")
+    elif error.told is None and launch and speaks_for_machine(launch, error.own):
+        found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
+        who = f"rank {launch.rank} on {socket.gethostname()}"
+        say(f"{who} does not start: {found}")
+    leave_after_the_speaker(Exit.WRONG_REQUEST, spoke=not told or error.own)
+    return Exit.WRONG_REQUEST
+
+
+def tell(error: BaseException, launch: Launch) -> Exit:
+    """Says what went wrong on this rank, and returns the exit code."""
+    who = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
+    if is_told(error):
+        time.sleep(LOST_CONTACT_SECONDS)
+    elif launch.world_size > 1 and lost_contact(error):
+        say(f"{who} lost contact with another rank ({error})")
+        time.sleep(LOST_CONTACT_SECONDS)
+    elif message := mistake(error):
+        say(f"{who} failed\n  {message}")
+    else:
+        say(f"{who} failed with the error above", above="".join(user_frames(error)))
+    return Exit.FAILED
+
+
+def user_frames(error: BaseException) -> list[str]:
+    """The traceback without the frames of libraries and of the run itself, where any others are in it."""
+    whole = traceback.TracebackException.from_exception(error)
+    frames = [
+        frame
+        for frame in whole.stack
+        if "site-packages" not in frame.filename and not is_of_package(Path(frame.filename), *OURS)
+    ]
+    if not frames:
+        return list(whole.format())
+    left_out = len(whole.stack) - len(frames)
+    head = f"Traceback (most recent call last; {left_out} frames of libraries left out):\n"
+    return [head, *traceback.format_list(frames), *whole.format_exception_only()]

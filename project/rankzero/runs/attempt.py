@@ -1,38 +1,68 @@
-"""One attempt at a run: where its files are, what it carries on from, and what is known of it at the end."""
+"""One attempt at a run: where its files are, what it resumes from, and what is known of it at the end."""
 
 import logging
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, cast
 
 from lightning.pytorch import Trainer
 from typing_extensions import Self
 
-from rankzero.runs import report
-from rankzero.training.callbacks.failure import FailTogether
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.crash_log import CrashLog
-from rankzero.equipment import equip
-from rankzero.messages import CannotStart, Stopped, TakenOverError, mistake
-from rankzero.training.saved_state.sample_order import take_up_order
-from rankzero.runs.next_attempt import next_attempt, why_not_again
-from rankzero.runs.resume import Request, agreed, decide
-from rankzero.runs.lock import RunLock
-from rankzero.messages import say, show
-from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.training.strategies import strategy_of
-from rankzero.runs.summary import summarise
 from rankzero.distributed.coordinator import Team
 from rankzero.distributed.devices import World
+from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.messages import CannotStart, Stopped, TakenOverError, mistake, say, show, spelled
+from rankzero.runs import report
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.crash_log import CrashLog
+from rankzero.runs.directory import RunDirectory, choose_run
+from rankzero.runs.lock import RunLock
+from rankzero.runs.next_attempt import next_attempt, why_not_again
+from rankzero.runs.resume import RunOptions, agreed, decide
+from rankzero.runs.summary import Figures, summarise
+from rankzero.sampling.plan import Sharding
+from rankzero.sampling.resumed_order import take_up_order
+
+
+def agree_on_run(root: str, name: str | None, title: str, team: Team) -> RunDirectory:
+    """The run's directory, which rank zero chooses; see `choose_run`. All ranks must call."""
+
+    def choose() -> list[str | None]:
+        run = choose_run(root, name, title, team.launch.job_id)
+        return [str(run.path), run.title]
+
+    path, numbered = team.from_rank_zero(choose)
+    return RunDirectory(Path(str(path)), numbered)
+
+
+@dataclass
+class Outcome:
+    """How the training of an attempt goes.
+
+    Attributes:
+        begun: Whether a batch has been trained on.
+        error: What this rank has failed of; None where it has not, or only because another one has.
+    """
+
+    begun: bool = False
+    error: Exception | None = None
 
 
 class Attempt:
-    """One attempt at a run, a context manager around `trainer.fit`. All ranks must make one.
+    """One attempt at a run, a context manager around Lightning's `fit`. All ranks must make one.
 
     Args:
-        request: The command line.
-        trainer: The Trainer; it is given a logger and the callback that saves.
+        run: The run's directory, which need not exist.
+        options: What it resumes from, and whether it is requeued.
+        config_text: The YAML that it is stored with.
+        trainer: The Trainer.
+        plan: The order of samples.
+        outcome: How it goes, filled in while it trains.
+        figures: Returns what was counted.
         world: How many processes there are, and on what.
         team: All processes, and where this one stands.
 
@@ -40,33 +70,37 @@ class Attempt:
         CannotStart: On every rank, where rank zero finds that the run cannot be begun or carried on.
     """
 
-    def __init__(self, request: Request, trainer: Trainer, world: World, team: Team) -> None:
-        self.request, self.trainer, self.world, self.launch = request, trainer, world, team.launch
-        self.lifeline, launch = team.lifeline, team.launch
+    def __init__(
+        self,
+        run: RunDirectory,
+        options: RunOptions,
+        config_text: str,
+        trainer: Trainer,
+        plan: Sharding,
+        outcome: Outcome,
+        figures: Callable[[], Figures],
+        world: World,
+        team: Team,
+    ) -> None:
+        self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
+        self.outcome, self.figures, self.world = outcome, figures, world
+        self.lifeline, self.launch = team.lifeline, team.launch
+        launch = team.launch
         trainer.strategy.setup_environment()
         self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
-        self.decision = agreed(trainer.strategy, launch.rank, lambda: decide(request, trainer, launch, self._lock))
-        self.run, self.checkpoint = self.decision.run, self.decision.checkpoint
+        self.decision = agreed(
+            trainer.strategy, launch.rank, lambda: decide(run, options, config_text, trainer, launch, self._lock)
+        )
+        run.follow(self.decision.run)
+        self.checkpoint = self.decision.checkpoint
         self.already_finished = self.decision.already_finished
         if self.already_finished:
             self._lock.release()
         cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = self.decision.trusted_sha256
-        self._failing = FailTogether(team.lifeline)
-        trainer.callbacks.insert(0, self._failing)  # type: ignore[attr-defined]
         self._log = logging.getLogger("rankzero")
-        self._crash_log = CrashLog(self.run)
+        self._crash_log = CrashLog(run)
         for note in self.decision.notes:
             self._tell(note)
-
-    @property
-    def first_error(self) -> Exception | None:
-        """What this rank has failed of, whatever came of it on the way out; None where it has not."""
-        return self._failing.error
-
-    @property
-    def begun(self) -> bool:
-        """Whether a batch has been trained on."""
-        return self._failing.begun
 
     def __enter__(self) -> Self:
         try:
@@ -77,9 +111,9 @@ class Attempt:
 
     def _begin(self) -> Self:
         self._started = time.perf_counter()
-        accepts = "global_batch_size" in (self.request.config.accept_changed or "")
+        accepts = "global_batch_size" in self.options.accept_changed
         try:
-            note = take_up_order(strategy_of(self.trainer).sharding, self.decision.manifest, self.run.name, accepts)
+            note = take_up_order(self.plan, self.decision.manifest, self.run.name, accepts)
         except CannotStart:
             if self.launch.rank == 0:
                 self.run.discard_attempt()
@@ -88,7 +122,6 @@ class Attempt:
             self._tell(note)
         self._open_log()
         self.lifeline.last_words = self._last_words
-        equip(self.trainer, self.request, self.decision, self.launch, self.lifeline)
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._tell(line)
@@ -104,12 +137,12 @@ class Attempt:
             self._lock.release()
 
     def _end(self, error: BaseException | None) -> None:
-        error = self.first_error or error
+        error = self.outcome.error or error
         if isinstance(error, Stopped):
             self._log.info("stopped behind step %d: %s", self.trainer.global_step, error)
-        elif error is not None and error is not self.first_error:
+        elif error is not None and error is not self.outcome.error:
             self._log.error("".join(traceback.format_exception(error)))
-        impossible = not self.begun and isinstance(error, Exception) and mistake(error) is not None
+        impossible = not self.outcome.begun and isinstance(error, Exception) and mistake(error) is not None
         self._crash_log.disable()
         for handler in list(self._log.handlers):
             handler.close()
@@ -123,10 +156,10 @@ class Attempt:
             status = "finished" if error is None else "failed"
             report.print_table(self._summarise(status), self.run, self.world, self._log_folders())
             return
-        against = why_not_again(self.run, error, self.request.config.max_attempts, self.begun)
+        against = why_not_again(self.run, error, self.options.max_attempts, self.outcome.begun)
         summary = self._summarise("stopped", again=not against)
         report.print_table(summary, self.run, self.world, self._log_folders())
-        if self.request.config.requeue != "never" and (line := next_attempt(self.run, self.launch, against)):
+        if self.options.requeue != "never" and (line := next_attempt(self.run, self.launch, against)):
             say(line)
 
     def _log_folders(self) -> list[str]:
@@ -141,7 +174,7 @@ class Attempt:
 
     def _tell(self, text: str) -> None:
         if self.launch.rank == 0:
-            show(f"rankzero: {text}")
+            show(f"rankzero: {spelled(text)}")
 
     def _open_log(self) -> None:
         handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
@@ -163,8 +196,8 @@ class Attempt:
             self._lock.release()
 
     def _summarise(self, status: str, again: bool = False) -> dict[str, Any]:
-        seconds, best = time.perf_counter() - self._started, self.request.config.keep_best
-        summary = summarise(status, self.trainer, self.run, self.world, self.launch, best, seconds, again)
+        seconds, best = time.perf_counter() - self._started, self.options.keep_best
+        summary = summarise(status, self.trainer, self.figures(), self.run, self.world, self.launch, best, seconds, again)
         try:
             self.run.write_summary(summary)
         except OSError as error:

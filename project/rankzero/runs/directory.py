@@ -60,6 +60,10 @@ class RunDirectory:
         """Whether a run of this name has begun."""
         return (self.path / "run.json").is_file()
 
+    def follow(self, other: "RunDirectory") -> None:
+        """Takes over what rank zero has decided of this run."""
+        vars(self).update(vars(other))
+
     def log(self, rank: int) -> Path:
         """The log of one rank."""
         return self.path / "logs" / f"rank-{rank:03d}.log"
@@ -76,6 +80,20 @@ class RunDirectory:
         """Whether the newest attempt was one of this scheduler's or torchrun's job."""
         attempts = self.read("run.json").get("attempts") or [{}]
         return bool(attempts[-1].get("job") == job_id)
+
+    def check_writable(self) -> None:
+        """Holds that the directory can be made, or written, without making anything.
+
+        Raises:
+            RequestError: It cannot.
+        """
+        folder = self.path.parent
+        try:
+            _check_writable(folder)
+            if self.path.exists():
+                _check_writable(self.path)
+        except OSError as error:
+            raise cannot_write(folder, error) from None
 
     def begin_attempt(self, config: str, job_id: str | None = None) -> None:
         """Makes the directory if need be and notes that an attempt begins. Rank zero alone calls this.
@@ -197,17 +215,13 @@ def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> R
         job_id: What the scheduler calls the job, so that a requeued job finds its own run.
 
     Raises:
-        RequestError: The root cannot be written.
+        RequestError: The root cannot be read.
     """
     folder = Path(root).expanduser()
     try:
-        _check_writable(folder)
         if not (name or job_id):
             return RunDirectory(next_free(folder, title), title)
-        run = RunDirectory(folder / (name or f"{title}-{job_id}"))
-        if run.path.exists():
-            _check_writable(run.path)
-        return run
+        return RunDirectory(folder / (name or f"{title}-{job_id}"))
     except OSError as error:
         raise cannot_write(folder, error) from None
 

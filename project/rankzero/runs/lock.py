@@ -84,7 +84,7 @@ class RunLock:
     Args:
         launch: How this process was started.
         notice: Called with a line for a person, before a wait.
-        interrupted: Asked during a wait; returns what ends it early, a signal's name.
+        interrupted: RequestedWorld during a wait; returns what ends it early, a signal's name.
     """
 
     def __init__(

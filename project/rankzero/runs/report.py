@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.runs.directory import RunDirectory
-from rankzero.messages import show
+from rankzero.messages import show, spelled
 from rankzero.runs.shown_metrics import once
 from rankzero.distributed.devices import World
 
@@ -43,7 +43,7 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: World, log_fo
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
-        table.add_row("to resume", f"the same command with --name {run.name}")
+        table.add_row("to resume", spelled(f"the same command with --name {run.name}"))
     for label, where in logged(run, log_folders):
         table.add_row(label, where)
     _print(table)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
@@ -12,9 +12,9 @@ from lightning.pytorch.strategies import Strategy
 from rankzero.runs.checkpoints.safe_load import load, needs_trust, signed_sha256
 from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
 from rankzero.distributed.environments.launch import Launch
-from rankzero.messages import CannotStart, RequestError, nearest
+from rankzero.messages import CannotStart, RequestError, Stopped, nearest
 from rankzero.runs.stored_config import changes, classes_in
-from rankzero.runs.directory import RunDirectory, choose_run
+from rankzero.runs.directory import RunDirectory
 from rankzero.runs.lock import RunLock
 
 T = TypeVar("T")
@@ -22,19 +22,25 @@ T = TypeVar("T")
 _EXAMPLE = "runs/NAME/checkpoints/step-00000100"
 
 
-class Request(Protocol):
-    """What an attempt has to know of the command line; `rankzero.cli.lightning_cli.RankzeroCLI` is one."""
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is resumed and continued: the Trainer's arguments of these names.
 
-    config: Any
-    config_init: Any
+    Args:
+        resume: `auto`, `never` or the path of a checkpoint.
+        accept_changed: What may differ from the checkpoint: `data`, `global_batch_size`.
+        trust_checkpoint: Whether a checkpoint may hold what can run any code.
+        keep_best: `min:METRIC` or `max:METRIC`.
+        requeue: `auto` or `never`.
+        max_attempts: After how many attempts no other is asked for.
+    """
 
-    @property
-    def title(self) -> str:
-        """`<model>-<data>`."""
-
-    @property
-    def config_text(self) -> str:
-        """The configuration as YAML."""
+    resume: str = "auto"
+    accept_changed: tuple[str, ...] = ()
+    trust_checkpoint: bool = False
+    keep_best: str | None = None
+    requeue: str = "auto"
+    max_attempts: int = 100
 
 
 @dataclass
@@ -65,33 +71,34 @@ class Decision:
 
 def agreed(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
     """Rank zero decides, all follow; where it finds that it cannot, all raise. All ranks must call."""
-    outcome: T | Exception | None = None
+    outcome: T | BaseException | None = None
     if rank == 0:
         try:
             outcome = decide()
-        except CannotStart as error:
+        except (CannotStart, Stopped) as error:
             outcome = error
         except Exception as error:  # a bug of ours, or a user's class: it may not survive the way to the others
             outcome = RuntimeError(f"rank zero failed: {error!r}")
             outcome.__cause__ = error
     outcome = strategy.broadcast(outcome)
-    if isinstance(outcome, Exception):
+    if isinstance(outcome, BaseException):
         raise outcome
     assert outcome is not None
     return outcome
 
 
-def decide(request: Request, trainer: Trainer, launch: Launch, lock: RunLock) -> Decision:
-    """Chooses the run's directory and the checkpoint to resume from, and begins the attempt. Only rank zero calls this.
+def decide(
+    run: RunDirectory, options: RunOptions, config_text: str, trainer: Trainer, launch: Launch, lock: RunLock
+) -> Decision:
+    """Chooses the checkpoint to resume from, and begins the attempt. Only rank zero calls this.
 
     Where it returns, the lock is held. Before that, nothing of the run is touched.
     """
-    config = request.config
-    run = choose_run(config.root, config.name, request.title, launch.job_id)
+    run.check_writable()
     try:
         if run.title is None:  # otherwise its directory is one that does not exist yet
             lock.acquire(run.path)
-        decision = _decide(request, trainer, launch, run)
+        decision = _decide(run, options, config_text, trainer, launch)
         if run.title is not None:
             lock.acquire(run.path)
     except BaseException:
@@ -100,10 +107,11 @@ def decide(request: Request, trainer: Trainer, launch: Launch, lock: RunLock) ->
     return decision
 
 
-def _decide(request: Request, trainer: Trainer, launch: Launch, run: RunDirectory) -> Decision:
-    config = request.config
+def _decide(
+    run: RunDirectory, options: RunOptions, config_text: str, trainer: Trainer, launch: Launch
+) -> Decision:
     decision = Decision(run)
-    resume = config.resume
+    resume = options.resume
     clean(run.checkpoints)
     again = launch.restarts and launch.job_id and run.started_by(launch.job_id)
     if resume != "auto" and again and (resume == "never" or newest_valid(run.checkpoints)[0]):
@@ -118,23 +126,22 @@ def _decide(request: Request, trainer: Trainer, launch: Launch, run: RunDirector
     else:
         decision.checkpoint = given_checkpoint(resume)
     if decision.checkpoint:
-        trusted = config.trust_checkpoint == "yes"
-        decision.manifest = described(decision.checkpoint, trusted)
-        if (names := decision.manifest.get("needs")) and not trusted:
+        decision.manifest = described(decision.checkpoint, options.trust_checkpoint)
+        if (names := decision.manifest.get("needs")) and not options.trust_checkpoint:
             decision.trusted_sha256 = signed_sha256(decision.manifest)
             if not decision.trusted_sha256:
                 raise needs_trust(decision.checkpoint, names)
         if decision.manifest.get("rankzero") is None:
             decision.notes.append(f"{decision.checkpoint} is not ours: the epoch that it ends in begins anew")
-    _check_same_training(decision, request)
+    _check_same_training(decision, config_text)
     if stored := (decision.manifest.get("rankzero") or {}).get("config"):
-        decision.notes += changes(stored, request.config_text)
+        decision.notes += changes(stored, config_text)
     if resume == "auto" and _reached(run.read("summary.json"), trainer):
         decision.already_finished = True
         decision.notes.append(already_finished_note(run, trainer))
     else:
         _go_back(decision)
-        run.begin_attempt(request.config_text, launch.job_id)
+        run.begin_attempt(config_text, launch.job_id)
     return decision
 
 
@@ -150,12 +157,12 @@ def described(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
     return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": ours}
 
 
-def _check_same_training(decision: Decision, request: Request) -> None:
+def _check_same_training(decision: Decision, config_text: str) -> None:
     """Raises a RequestError where a checkpoint is of another model or other data than what is asked for."""
     stored = (decision.manifest.get("rankzero") or {}).get("config")
     if stored is None:
         return
-    was, asked = classes_in(stored), classes_in(request.config_text)
+    was, asked = classes_in(stored), classes_in(config_text)
     if not was:
         found = "its manifest does not say of which model and data it is"
         raise RequestError(f"the checkpoint {decision.checkpoint}", found, "the path of another checkpoint")

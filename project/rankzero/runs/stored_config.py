@@ -1,5 +1,6 @@
 """The configuration that a checkpoint remembers, as YAML. Imports no torch."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -62,6 +63,38 @@ def flattened(content: Any, prefix: str = "") -> dict[str, Any]:
         for key, part in content.items()
         for path, value in flattened(part, prefix if key == "init_args" else f"{prefix}{key}.").items()
     }
+
+
+OF_ONE_START = (
+    *("name", "resume", "accept_changed", "trust_checkpoint"),
+    *("node_rank", "master_addr", "master_port", "interface"),
+)
+"""Arguments that another run like this one does not take over."""
+
+
+def describe_config(model: object, data: object, arguments: Mapping[str, Any]) -> str:
+    """The configuration of a run that a script has built, as far as YAML can hold it.
+
+    Args:
+        model: The LightningModule.
+        data: The data module; None, or loaders, which are not described.
+        arguments: The Trainer's arguments that were given.
+    """
+    config: dict[str, Any] = {"model": {"class_path": _class_path(model)}}
+    if hasattr(data, "train_dataloader"):
+        config["data"] = {"class_path": _class_path(data)}
+    plain = {name: value for name, value in arguments.items() if name not in OF_ONE_START and _is_plain(value)}
+    return dump_config({**config, "trainer": plain})
+
+
+def _class_path(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (str, int, float, bool)
 
 
 def without_objects(config: dict[str, Any]) -> dict[str, Any]:

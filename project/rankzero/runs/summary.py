@@ -1,24 +1,39 @@
 """What `summary.json` says at the end of an attempt."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
 
-from rankzero.training.callbacks.sample_ledger import KeepLedger
-from rankzero.training.callbacks.throughput import Throughput
 from rankzero.runs.checkpoints.manifest import checkpoints_in, is_finished
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.distributed.environments.launch import Launch
 from rankzero.runs.directory import RunDirectory
-from rankzero.trainer import callback_of
 from rankzero.distributed.devices import World
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was counted in training.
+
+    Args:
+        samples: Training samples over all ranks and attempts.
+        samples_per_second: Over all ranks, in this attempt.
+        statements: What the sample ledger states of each epoch.
+    """
+
+    samples: int
+    samples_per_second: float
+    statements: Sequence[str]
 
 
 def summarise(
     status: str,
     trainer: Trainer,
+    figures: Figures,
     run: RunDirectory,
     world: World,
     launch: Launch,
@@ -31,6 +46,7 @@ def summarise(
     Args:
         status: `finished`, `stopped` or `failed`.
         trainer: The Trainer.
+        figures: What was counted.
         run: The run's directory.
         world: How many processes there were, and on what.
         launch: How they were started.
@@ -38,7 +54,6 @@ def summarise(
         seconds: How long this attempt took.
         again: Whether the run is to go on in another attempt.
     """
-    throughput, ledger = callback_of(trainer, Throughput), callback_of(trainer, KeepLedger)
 
     def within_run(checkpoint: Path | None) -> str | None:
         return str(checkpoint.relative_to(run.path)) if checkpoint else None
@@ -48,7 +63,7 @@ def summarise(
         "status": status,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
-        "samples": throughput.samples,
+        "samples": figures.samples,
         "world_size": world.size,
         "nodes": world.nodes,
         "devices": world.devices,
@@ -56,9 +71,9 @@ def summarise(
         "accelerator": world.accelerator,
         "backend": world.backend if world.size > 1 else None,
         "metrics": metrics_of(trainer),
-        "samples_per_second": round(throughput.samples_per_second, 1),
+        "samples_per_second": round(figures.samples_per_second, 1),
         "seconds": round(seconds, 3),
-        "ledger": ledger.statements,
+        "ledger": list(figures.statements),
         "attempts": run.attempt,
         "another_attempt": again,
         "checkpoint": within_run(next(filter(is_finished, reversed(checkpoints_in(run.checkpoints))), None)),

@@ -7,8 +7,10 @@ from io import BytesIO
 from typing import Any
 
 from lightning.fabric.utilities.logger import _add_prefix
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+
+from rankzero.runs.directory import RunDirectory
 
 AGAIN_SECONDS = 30.0
 MOST_WAITING = 100_000
@@ -16,18 +18,46 @@ SHOWN_SECONDS = 2.0
 """Values wait so long for one another: to hand one to the writer's thread costs more than a step of a small model."""
 
 
+def loggers(asked: Any, run: RunDirectory) -> list[Logger] | bool:
+    """The loggers of a Trainer.
+
+    Args:
+        asked: The Trainer's `logger`: loggers, None or True for the run's own curves, or False.
+        run: The run.
+    """
+    if asked in (None, True):
+        return [CurvesLogger(run)]
+    return (list(asked) if isinstance(asked, list | tuple) else [asked]) if asked else False
+
+
 class CurvesLogger(TensorBoardLogger):
     """Lightning's logger, but a disk that takes nothing more costs the run nothing (tensorboard 2.21).
 
     Its writer's thread ends with the first error, which then comes back from each call. Here a new writer is tried now
     and then, and what has been logged meanwhile waits until there is room again.
+
+    Args:
+        run: The run, whose directory it writes to.
     """
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    def __init__(self, run: RunDirectory) -> None:
         # Of ten, which is the default, each waits until the thread has written the one before.
-        super().__init__(*arguments, **{"max_queue": MOST_WAITING, **settings})
+        super().__init__(run.path, name="", version="tensorboard", default_hp_metric=False, max_queue=MOST_WAITING)
+        self.run = run
         self._again_at = self._saved_at = 0.0
         self._waiting: deque[tuple[dict[str, float], int | None, float]] = deque(maxlen=MOST_WAITING)
+
+    @property
+    def root_dir(self) -> str:
+        """The run's directory, which is settled when an attempt begins."""
+        return str(self.run.path)
+
+    def purge_from(self, step: int) -> None:
+        """Hides what a lost attempt logged after the checkpoint at `step`, so that there is one curve.
+
+        What belongs to the n-th step is logged at n - 1 (lightning 2.6).
+        """
+        self._kwargs["purge_step"] = step
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:

@@ -19,8 +19,8 @@ from rankzero.training.hooks import CallListeners, Listeners, LoopHooks
 from rankzero.training.strategies import RunStrategy
 
 
-def install(trainer: Trainer, sharding: Sharding) -> None:
-    """Puts the loops in the place of Lightning's."""
+def install(trainer: Trainer, sharding: Sharding) -> "CallListeners":
+    """Puts the loops in the place of Lightning's; returns the callback that calls their hooks, for the first place."""
     theirs = trainer.fit_loop
     ours = FitLoop(trainer, theirs.min_epochs, theirs.max_epochs)
     ours.epoch_loop = EpochLoop(trainer, theirs.epoch_loop.min_steps, theirs.epoch_loop.max_steps)
@@ -29,7 +29,7 @@ def install(trainer: Trainer, sharding: Sharding) -> None:
     if isinstance(trainer.strategy, RunStrategy):
         trainer.strategy.before_idle_step = ours.epoch_loop.results.reduce
     ours.caller = CallListeners(ours.call)
-    trainer.callbacks.insert(0, ours.caller)  # type: ignore[attr-defined]
+    return ours.caller
 
 
 def fit_loop_of(trainer: Trainer) -> "FitLoop":

@@ -48,7 +48,7 @@ class Listeners:
 
     Args:
         trainer: Whose callbacks are asked, in their order.
-        beside: Asked behind them.
+        beside: RequestedWorld behind them.
     """
 
     HOOKS = ("on_ready", "on_batch_begun", "on_batch_done", "on_step_done", "on_epoch_done", "on_safe_point")

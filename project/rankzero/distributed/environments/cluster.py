@@ -13,7 +13,7 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvir
 
 from rankzero.distributed.environments import slurm
 from rankzero.distributed.environments.detect import LAUNCHERS
-from rankzero.distributed.environments.launch import Asked, Launch, Variables, derived_port
+from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, derived_port
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class LaunchEnvironment(ClusterEnvironment):
         """What is known, or what the variables say now."""
         if self._launch is not None:
             return self._launch
-        launch: Launch = LAUNCHERS[self.launcher].read(Variables(os.environ), Asked())
+        launch: Launch = LAUNCHERS[self.launcher].read(Variables(os.environ), RequestedWorld())
         return launch
 
     @classmethod

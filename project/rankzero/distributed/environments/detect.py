@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from rankzero.distributed.environments import env, local, mpi, pbs, slurm, torchrun
-from rankzero.distributed.environments.launch import Allocation, Asked, Launch, Variables
+from rankzero.distributed.environments.launch import Allocation, Launch, RequestedWorld, Variables
 from rankzero.messages import RequestError
 
 LAUNCHERS: dict[str, ModuleType] = {
@@ -34,20 +34,19 @@ PLACES = (
 """The variables that a message shows."""
 
 
-def detect(launcher: str = "auto", asked: Asked | None = None, environ: Mapping[str, str] | None = None) -> Launch:
+def detect(asked: RequestedWorld | None = None, environ: Mapping[str, str] | None = None) -> Launch:
     """Reads the launcher's variables.
 
     Args:
-        launcher: What `--launcher` says; `auto` looks at the evidence.
-        asked: What the command line says of the world.
+        asked: The processes that were asked for; the evidence counts where their launcher is `auto`.
         environ: The variables; this process's own by default.
 
     Raises:
         RequestError: The evidence is incomplete or contradicts itself, there is none for the `launcher`, or more
             processes were meant than the launcher has started.
     """
-    environ, asked = os.environ if environ is None else environ, asked or Asked()
-    found = None
+    environ, asked = os.environ if environ is None else environ, asked or RequestedWorld()
+    found, launcher = None, asked.launcher
     try:
         found = _launcher(launcher, environ)
         if found is None:
@@ -82,7 +81,7 @@ def _launcher(asked: str, environ: Mapping[str, str]) -> str | None:
     )
 
 
-def _without_launcher(launcher: str, environ: Mapping[str, str], asked: Asked) -> Launch:
+def _without_launcher(launcher: str, environ: Mapping[str, str], asked: RequestedWorld) -> Launch:
     """A process that nobody started but the person: alone, one of several by hand, or within an allocation."""
     if launcher == "local":
         _refuse_several_alone(environ, asked)
@@ -105,7 +104,7 @@ def _without_launcher(launcher: str, environ: Mapping[str, str], asked: Asked) -
     return Launch(evidence="--launcher local" if launcher == "local" else Launch.evidence, variables=variables.read)
 
 
-def _refuse_one_of_several(name: str, allocation: Allocation, asked: Asked, explicit: bool) -> None:
+def _refuse_one_of_several(name: str, allocation: Allocation, asked: RequestedWorld, explicit: bool) -> None:
     """Refuses to train in one process where an allocation was made for more: a `srun` has been forgotten."""
     nodes, tasks = allocation.nodes, allocation.tasks
     # A line of PBS's node file may stand for a core; only Slurm's tasks are always meant as processes.
@@ -125,7 +124,7 @@ def _refuse_one_of_several(name: str, allocation: Allocation, asked: Asked, expl
     )
 
 
-def _refuse_several_alone(environ: Mapping[str, str], asked: Asked) -> None:
+def _refuse_several_alone(environ: Mapping[str, str], asked: RequestedWorld) -> None:
     """Refuses `--launcher local` in one of several tasks: each would start a run of its own."""
     for name in ("mpi", "slurm", "env"):
         outer = _around(name, environ)
@@ -145,7 +144,7 @@ def _around(name: str, environ: Mapping[str, str]) -> Launch | None:
     try:
         if not LAUNCHERS[name].found(Variables(environ)):
             return None
-        launch: Launch = LAUNCHERS[name].read(Variables(environ), Asked(address="anywhere", port=1))
+        launch: Launch = LAUNCHERS[name].read(Variables(environ), RequestedWorld(address="anywhere", port=1))
     except (KeyError, ValueError):
         return None
     return launch

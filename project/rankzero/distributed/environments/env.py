@@ -3,7 +3,7 @@
 So start containers (Docker, Kubeflow's PyTorchJob), scripts of one's own, and people in a hurry.
 """
 
-from rankzero.distributed.environments.launch import Asked, Launch, Variables, meeting_point
+from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, meeting_point
 
 
 def found(variables: Variables) -> bool:
@@ -11,7 +11,7 @@ def found(variables: Variables) -> bool:
     return any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
 
 
-def read(variables: Variables, asked: Asked) -> Launch:
+def read(variables: Variables, asked: RequestedWorld) -> Launch:
     """Reads PyTorch's variables."""
     rank, size = variables.number("RANK"), variables.number("WORLD_SIZE")
     local_size = variables.find_number("LOCAL_WORLD_SIZE")

@@ -89,22 +89,34 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the command line says of the world.
+class RequestedWorld:
+    """The processes that a person asks for: how many, on what, and how they find each other.
 
     Args:
-        nodes: `--nodes`.
-        devices: `--devices`, as a number.
-        node_rank: `--node_rank`.
-        address: `--master_addr`.
-        port: `--master_port`.
+        nodes: Machines (`--nodes`); None leaves it to the launcher.
+        devices: Processes on each machine (`--devices`); None leaves it to the launcher, or to the number of GPUs.
+        gpus: Indices of the GPUs to use on each machine, one process each; None for the first ones.
+        accelerator: `auto`, `cpu`, `gpu`, `cuda` or `mps`.
+        launcher: `auto`, or the launcher whose variables count.
+        node_rank: This machine among all, for machines that no launcher joins.
+        address: Host of rank 0.
+        port: Port on that host.
+        interface: Network interface to use.
+        backend: `nccl` or `gloo`; None for the one that fits the devices.
+        start_timeout: Seconds to wait for all processes.
     """
 
     nodes: int | None = None
     devices: int | None = None
+    gpus: tuple[int, ...] | None = None
+    accelerator: str = "auto"
+    launcher: str = "auto"
     node_rank: int | None = None
     address: str | None = None
     port: int | None = None
+    interface: str | None = None
+    backend: str | None = None
+    start_timeout: float = 300.0
 
 
 class Variables:
@@ -171,7 +183,7 @@ def derived_port(key: str) -> int:
     return 20000 + int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % 12768
 
 
-def meeting_point(variables: Variables, asked: Asked, host: str | None, key: str) -> tuple[str, int]:
+def meeting_point(variables: Variables, asked: RequestedWorld, host: str | None, key: str) -> tuple[str, int]:
     """Where the processes meet: what the person says, else the launcher's first host and a port derived from `key`.
 
     Raises:

@@ -1,6 +1,6 @@
 """No launcher: one process, the processes that `process/spawn.py` starts, and machines joined by hand."""
 
-from rankzero.distributed.environments.launch import Asked, Launch, Variables, meeting_point
+from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, meeting_point
 
 MARK = "RANKZERO_LOCAL"
 """Set for the processes that we start, to the process id of the one that watches them."""
@@ -18,7 +18,7 @@ def found(variables: Variables) -> bool:
     return MARK in variables
 
 
-def read(variables: Variables, asked: Asked) -> Launch:
+def read(variables: Variables, asked: RequestedWorld) -> Launch:
     """Reads the variables that we set."""
     devices, nodes = variables.number("LOCAL_WORLD_SIZE"), variables.number("GROUP_WORLD_SIZE")
     address, port = variables.text("MASTER_ADDR"), variables.number("MASTER_PORT")
@@ -39,7 +39,7 @@ def read(variables: Variables, asked: Asked) -> Launch:
     )
 
 
-def by_hand(variables: Variables, asked: Asked) -> Launch:
+def by_hand(variables: Variables, asked: RequestedWorld) -> Launch:
     """One of several machines that a person starts by hand, with one process on each until more are started.
 
     Raises:

@@ -11,7 +11,7 @@ import re
 
 from rankzero.distributed.environments import pbs, slurm
 from rankzero.distributed.environments.ancestors import ancestors
-from rankzero.distributed.environments.launch import Asked, Launch, Variables, folder_name, meeting_point
+from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, folder_name, meeting_point
 
 NAMES = {
     "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
@@ -29,7 +29,7 @@ def found(variables: Variables) -> bool:
     return not slurm.found(variables) and ("PMI_RANK" in variables or "PMIX_RANK" in variables)
 
 
-def read(variables: Variables, asked: Asked) -> Launch:
+def read(variables: Variables, asked: RequestedWorld) -> Launch:
     """Reads MPI's variables."""
     families = [family for family, names in NAMES.items() if names[0] in variables and _fits(family, variables)]
     if not families:

@@ -9,7 +9,14 @@ import re
 import socket
 from pathlib import Path
 
-from rankzero.distributed.environments.launch import Allocation, Asked, Launch, Variables, folder_name, meeting_point
+from rankzero.distributed.environments.launch import (
+    Allocation,
+    Launch,
+    RequestedWorld,
+    Variables,
+    folder_name,
+    meeting_point,
+)
 
 
 def found(variables: Variables) -> bool:
@@ -17,7 +24,7 @@ def found(variables: Variables) -> bool:
     return "PBS_JOBID" in variables and _task(variables) > 1
 
 
-def read(variables: Variables, asked: Asked) -> Launch:
+def read(variables: Variables, asked: RequestedWorld) -> Launch:
     """Reads a task's variables."""
     job, node_rank = variables.text("PBS_JOBID"), variables.number("PBS_NODENUM")
     rank = variables.find_number("RANK")

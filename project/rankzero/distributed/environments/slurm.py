@@ -3,7 +3,14 @@
 import re
 from itertools import product
 
-from rankzero.distributed.environments.launch import Allocation, Asked, Launch, Variables, folder_name, meeting_point
+from rankzero.distributed.environments.launch import (
+    Allocation,
+    Launch,
+    RequestedWorld,
+    Variables,
+    folder_name,
+    meeting_point,
+)
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """The steps of batch scripts and of salloc's own shell have numbers from here on (slurm.h)."""
@@ -15,7 +22,7 @@ def found(variables: Variables) -> bool:
     return step.isdigit() and int(step) < FIRST_SPECIAL_STEP and "SLURM_PROCID" in variables
 
 
-def read(variables: Variables, asked: Asked) -> Launch:
+def read(variables: Variables, asked: RequestedWorld) -> Launch:
     """Reads the step's variables."""
     job = variables.find("SLURM_JOB_ID") or "0"
     step = variables.find("SLURM_STEP_ID") or "0"

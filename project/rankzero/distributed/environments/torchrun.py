@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from rankzero.distributed.environments.ancestors import ancestor_ids, ancestors, command_of, environment_of, option
-from rankzero.distributed.environments.launch import Asked, Launch, Variables, folder_name
+from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, folder_name
 
 
 def found(variables: Variables) -> bool:
@@ -12,7 +12,7 @@ def found(variables: Variables) -> bool:
     return "TORCHELASTIC_RUN_ID" in variables
 
 
-def read(variables: Variables, asked: Asked) -> Launch:
+def read(variables: Variables, asked: RequestedWorld) -> Launch:
     """Reads torchrun's variables."""
     run_id = variables.find("TORCHELASTIC_RUN_ID") or "none"
     if drawn(run_id):

@@ -12,7 +12,7 @@ _WARNINGS = (
     r".*does not have many workers which may be a bottleneck.*",  # data in memory needs none
     r".*`srun` command is available on your system but is not used.*",  # the start line says what was detected
     r".*is smaller than the logging interval.*",
-    r".*your dataloader is not resumable.*",  # project.sampling resumes it
+    r".*your dataloader is not resumable.*",  # rankzero.sampling resumes it
     r".*No seed found.*",
     r".*isinstance\(treespec, LeafSpec\).*",  # Lightning of torch
     r"\s*Unable to serialize instance .*",  # kept_config.py leaves it out

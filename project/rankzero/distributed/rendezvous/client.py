@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rankzero.distributed import network
-from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
+from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.rendezvous import elastic
 from rankzero.distributed.rendezvous.errors import GREETING, foreign, missing, nobody_answers, not_rank_zeros
 from rankzero.distributed.rendezvous.peers import Member, completed
 from rankzero.distributed.rendezvous.server import LONGEST_LINE, Hall, Progress, open_hall, turn_away
@@ -46,6 +48,21 @@ class Meeting:
     def without_roll_call(cls, launch: Launch) -> "Meeting":
         """For a process that is alone, or that torchrun has brought together with the others."""
         return cls(launch, [Member.this(launch)], launch.address)
+
+
+def meet(launch: Launch, requested: RequestedWorld) -> Meeting:
+    """Waits until all processes are here, and checks once more that they are the requested ones.
+
+    Raises:
+        RequestError: They are not, or somebody is missing.
+    """
+    if launch.elastic and launch.agent_store:
+        launch = elastic.meeting_point(launch, requested.start_timeout)
+    if launch.world_size == 1 or not launch.created or launch.agent_store:
+        return Meeting.without_roll_call(launch)
+    meeting = call_roll(launch, requested.start_timeout, requested.interface)
+    check_world(requested, meeting.launch)
+    return meeting
 
 
 def call_roll(launch: Launch, start_timeout: float, interface: str | None = None) -> Meeting:

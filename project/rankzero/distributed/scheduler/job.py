@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankzero.distributed.environments.launch import Launch, Variables
+from rankzero.distributed.scheduler.durations import seconds_of
 from rankzero.distributed.scheduler.query import ask
-from rankzero.training.callbacks.wall_time import seconds_of
 
 MOMENT_SECONDS = 2.0
 """How long until qstat is asked again: right after a rerun it can lack `stime` once (OpenPBS 23.06)."""

@@ -1,5 +1,6 @@
 """When checkpoints are saved, and how many are kept."""
 
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -13,14 +14,15 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from rankzero.distributed.scheduler.durations import seconds_of
 from rankzero.messages import RunError, SaveError, say
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, read_manifest
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.checkpoints.signature import key_problem
 from rankzero.runs.checkpoints.write import remove_directory
+from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard import CurvesLogger
-from rankzero.training.callbacks.wall_time import seconds_of
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
@@ -54,12 +56,11 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     follows at once. Rank zero writes in the background, and deletes an older checkpoint only behind a newer one.
 
     Args:
-        folder: Where the checkpoints go.
+        run: The run that they belong to.
         every: The interval.
         record: Returns what a checkpoint says of the run beside its state: plain types, free of ranks.
         retention: Which are kept.
-        on_error: Called at once, in another thread, with what a person is told where a checkpoint cannot be written.
-        before: Called on rank zero before each save; may raise.
+        ask_to_stop: Called with a reason, in another thread, where a checkpoint cannot be written; None to go on.
 
     Attributes:
         last_seconds: How long the last save took until it was on the disk; None before the first.
@@ -68,15 +69,14 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
 
     def __init__(
         self,
-        folder: Path,
+        run: RunDirectory,
         every: Interval,
         record: Callable[[], dict[str, Any]],
         retention: Retention | None = None,
-        on_error: Callable[[str], None] = lambda text: None,
-        before: Callable[[], None] = lambda: None,
+        ask_to_stop: Callable[[str], None] | None = None,
     ) -> None:
-        self.folder, self.every, self.record = folder, every, record
-        self.retention, self.on_error, self.before = retention or Retention(), on_error, before
+        self.run, self.every, self.record = run, every, record
+        self.retention, self.ask_to_stop = retention or Retention(), ask_to_stop
         self.last_seconds: float | None = None
         self.error: str | None = None
         self.saved_at: Any = None
@@ -84,6 +84,17 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self.looked_at_clock = 0.0
         self._due = self._warned = self._validated = self._looked = self._is_over = False
         self._last_weights: dict[str, Tensor] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where the checkpoints are."""
+        return self.run.checkpoints
+
+    @property
+    def best_model_path(self) -> str:
+        """The best checkpoint by `keep_best`, as ModelCheckpoint has it; empty where none is kept."""
+        best = self.retention.best_in(self.folder)
+        return str(best) if best else ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         io = trainer.strategy.checkpoint_io
@@ -141,7 +152,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             return
         fit_loop_of(trainer).epoch_loop.settle()
         if trainer.is_global_zero:
-            self.before()
+            self.run.check_still_ours()
         for logger in trainer.loggers:  # what the checkpoint comes behind is to be on the disk before it
             logger.flush() if isinstance(logger, CurvesLogger) else logger.save()
         trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
@@ -193,7 +204,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         """Behind a save, in the thread that wrote it."""
         self.last_seconds, self.error = self._io.last_seconds, None
         try:
-            self.before()
+            self.run.check_still_ours()
             for path in self.retention.surplus(self.folder):
                 if path != saved:
                     remove_directory(path)
@@ -209,7 +220,11 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self.error, kept = f"{place.name} could not be saved: {error}", []
         with suppress(OSError):
             kept = checkpoints_in(self.folder)
-        self.on_error(f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}")
+        what = f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}"
+        if self.ask_to_stop:
+            self.ask_to_stop("a checkpoint that cannot be written")
+        say(f"{what}; {'stopping' if self.ask_to_stop else 'going on'} (--save_errors)")
+        logging.getLogger("rankzero").error(what)
 
 
 def needs_code(manifest: Mapping[str, Any]) -> str:

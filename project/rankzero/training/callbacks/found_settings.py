@@ -1,5 +1,6 @@
 """What Lightning's finders of a batch size and a learning rate have found, which a resumed run keeps."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -7,11 +8,32 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name
 from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 
-from rankzero.messages import show
+from rankzero.messages import RequestError, show
+from rankzero.sampling.plan import Sharding
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
 FINDERS: dict[type[Callback], str] = {BatchSizeFinder: "batch size", LearningRateFinder: "learning rate"}
+
+
+def check_batch_sizes(plan: Sharding, callbacks: Sequence[Callback]) -> None:
+    """Holds that one thing alone chooses the batch size.
+
+    Raises:
+        RequestError: Two do.
+    """
+    if plan.batch_size and plan.global_batch_size:
+        asked = f"--batch_size {plan.batch_size} and --global_batch_size {plan.global_batch_size}"
+        raise RequestError(asked, "they say the same thing in two ways", "one of the two")
+    if not any(isinstance(callback, BatchSizeFinder) for callback in callbacks):
+        return
+    for flag in ("batch_size", "global_batch_size"):
+        if (size := getattr(plan, flag)) is not None:
+            raise RequestError(
+                f"--{flag} {size} with a BatchSizeFinder",
+                "both choose the batch size: the flag would win over whatever the finder finds",
+                f"the same command without --{flag}, or without the finder",
+            )
 
 
 class KeepFound(LoopCallback):

@@ -1,8 +1,9 @@
 """Progress: a bar in a terminal, elsewhere a plain line now and then."""
 
 import math
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,6 +19,19 @@ EVERY_SECONDS = 10.0
 BAR_SECONDS = 0.1
 LINE_COLUMNS = 120
 """The longest line."""
+
+
+def progress(lightning: Mapping[str, Any], callbacks: Sequence[Callback]) -> list[Callback]:
+    """The progress that a Trainer shows: none where the user has a bar, or does not want any.
+
+    Args:
+        lightning: Lightning's arguments of the Trainer, as far as they were given.
+        callbacks: The user's.
+    """
+    has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    if has_bar or lightning.get("barebones") or lightning.get("enable_progress_bar") is False:
+        return []
+    return [BarProgress() if sys.stdout.isatty() else PlainProgress()]
 
 
 class BarProgress(LoopCallback, RichProgressBar):

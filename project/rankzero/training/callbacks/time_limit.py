@@ -3,9 +3,13 @@
 import math
 import time
 
+import psutil
 from lightning.pytorch import Trainer
 
 from rankzero.distributed.control.channel import Lifeline
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.scheduler.durations import seconds_of
+from rankzero.distributed.scheduler.job import end_of_allocation
 from rankzero.messages import TIME_IS_UP, Stopped, say
 from rankzero.training.callbacks.checkpointing import SaveCheckpoints
 from rankzero.training.callbacks.wall_time import Kind, WallTime
@@ -14,6 +18,21 @@ from rankzero.training.hooks import LoopHooks
 
 MEASURED_AT = 10
 """The step behind which a run whose time is limited saves for the first time, whatever `--save_every` says."""
+
+
+def end_of_time(time_limit: str | None, launch: Launch) -> float:
+    """When this attempt has to be over, by `time.monotonic`: by `time_limit` or the scheduler's, whichever is earlier.
+
+    Args:
+        time_limit: Counted from the start of this process; None for none.
+        launch: Where this process stands. Rank zero alone knows; infinity for the others.
+    """
+    if launch.rank != 0:
+        return math.inf
+    ends = [end_of_allocation(launch) or math.inf]
+    if time_limit:
+        ends.append(psutil.Process().create_time() + seconds_of(time_limit))
+    return min(ends) - time.time() + time.monotonic()
 
 
 class MindTheTime(LoopHooks):

@@ -1,6 +1,5 @@
 """Whether the time that is left is enough for the next steps and for saving what they learn. Imports no torch."""
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,8 +10,6 @@ REMEMBERED = 32
 
 UNMEASURED_SAVE_SECONDS = 5.0
 """What saving is taken to need before it has been measured."""
-
-_UNITS = {"s": 1, "min": 60, "h": 3600}
 
 
 class Kind(Enum):
@@ -71,25 +68,3 @@ class WallTime:
         if kind is Kind.VALIDATION:
             return self._step(Kind.EPOCH) + self.validation_guess
         return self._step(Kind.PLAIN) if kind is Kind.EPOCH else 0.0
-
-
-def seconds_of(text: str) -> int:
-    """Reads a time as Slurm's `--time` has it, or with a unit: `90s`, `15min`, `2h`.
-
-    Slurm's are `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` and
-    `days-hours:minutes:seconds`.
-
-    Raises:
-        ValueError: It is none of these, or no time at all.
-    """
-    if match := re.fullmatch(r"([0-9]+)(s|min|h)", text):
-        seconds = int(match[1]) * _UNITS[match[2]]
-    elif match := re.fullmatch(r"(?:([0-9]+)-)?([0-9]+(?::[0-5]?[0-9]){0,2})", text):
-        parts = [int(part) for part in match[2].split(":")]
-        unit = 3600 if match[1] or len(parts) == 3 else 60
-        seconds = int(match[1] or 0) * 86400 + sum(part * unit // 60**i for i, part in enumerate(parts))
-    else:
-        seconds = 0
-    if seconds == 0:
-        raise ValueError("a time: 90min, 2h, 90 (minutes), 30:00 (minutes:seconds), 12:00:00 or 1-12:00:00")
-    return seconds

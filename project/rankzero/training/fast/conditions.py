@@ -15,9 +15,10 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 
+from rankzero.training.ddp import DataParallel
 from rankzero.training.fast import replaced
 from rankzero.training.fast.batch_hooks import has_any, overrides
-from rankzero.training.strategies import DataParallel, OneProcess
+from rankzero.training.strategies import OneProcess
 
 OPTIMIZER_HOOKS = ("optimizer_step", "optimizer_zero_grad", "backward")
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

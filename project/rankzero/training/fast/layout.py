@@ -1,7 +1,7 @@
 """What makes a step faster without another model or other data: `--fast yes`."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,44 +17,37 @@ ONEDNN_BLOCK = 16
 """Channels that oneDNN computes together with AVX-512; 8 with AVX2."""
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """What is chosen for a run.
-
-    Args:
-        channels_last: Whether pictures and convolutions are laid out with their channels next to one another.
-        precision: Of `--precision`; None leaves it as it is.
-        reasons: What was chosen and why, for a person.
-    """
-
-    channels_last: bool
-    precision: str | None
-    reasons: str
-
-    def apply(self, model: nn.Module) -> None:
-        """Lays out the model's weights; what it computes of them follows."""
-        if self.channels_last:
-            model.to(memory_format=torch.channels_last)
-
-
-def choose(model: nn.Module, accelerator: str, bf16: bool, asked: object) -> Tuning:
-    """Chooses what pays; `benchmarks/resnet_step.py` compares it with loops written by hand.
+def choose_precision(accelerator: str, bf16: bool, asked: object) -> tuple[Any, str]:
+    """Chooses the precision that pays; `benchmarks/resnet_step.py` compares it with loops written by hand.
 
     `torch.compile` takes a minute at each start, and a few steps of a ResNet-18 on the CPU hardly gained by it: it is
     left out.
 
     Args:
-        model: The model.
         accelerator: `cuda`, `mps` or `cpu`.
         bf16: Whether all processes compute in bfloat16 without emulating it.
         asked: The precision that was asked for, which stays; None where none was.
+
+    Returns:
+        The precision, as the Trainer takes it, and the reason in words.
     """
-    channels_last, layout = _choose_layout(model, accelerator)
     if asked is not None:
-        return Tuning(channels_last, None, f"{layout}; precision {asked}, as asked")
+        return asked, f"precision {asked}, as asked"
     if bf16:
-        return Tuning(channels_last, "bf16-mixed", f"{layout}; bf16-mixed, which this {accelerator} computes in")
-    return Tuning(channels_last, None, f"{layout}; 32 bits, since this {accelerator} would have to emulate bfloat16")
+        return "bf16-mixed", f"bf16-mixed, which this {accelerator} computes in"
+    return None, f"32 bits, since this {accelerator} would have to emulate bfloat16"
+
+
+def apply_layout(model: nn.Module, accelerator: str) -> str:
+    """Lays out the model's weights in the way that pays; what it computes of them follows.
+
+    Returns:
+        The layout and the reason, in words.
+    """
+    channels_last, words = _choose_layout(model, accelerator)
+    if channels_last:
+        model.to(memory_format=torch.channels_last)
+    return words
 
 
 def _choose_layout(model: nn.Module, accelerator: str) -> tuple[bool, str]:

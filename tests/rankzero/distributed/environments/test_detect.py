@@ -1,14 +1,14 @@
 import pytest
 
 from rankzero.distributed.environments.detect import detect
-from rankzero.distributed.environments.launch import Asked, Launch
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.messages import RequestError
 from recorded import ENV, LOCAL, OPEN_MPI, PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
 
 
 def refusal(environ, launcher="auto", **asked):
     with pytest.raises(RequestError) as caught:
-        detect(launcher, Asked(**asked), environ)
+        detect(RequestedWorld(launcher=launcher, **asked), environ)
     return caught.value
 
 
@@ -80,7 +80,7 @@ def test_a_batch_script_without_srun():
 
 
 def test_a_batch_script_that_wants_to_be_alone():
-    assert detect("local", environ=SBATCH).world_size == 1
+    assert detect(RequestedWorld(launcher="local"), environ=SBATCH).world_size == 1
     assert "no task" in refusal(SBATCH, "local", nodes=2).found
 
 
@@ -104,12 +104,12 @@ def test_local_in_one_of_several_tasks():
     for variables in (STEP, OPEN_MPI, ENV):
         assert "each would start a run of its own" in refusal(variables, "local").found
     one = STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
-    assert detect("local", environ=one).launcher == "local"
+    assert detect(RequestedWorld(launcher="local"), environ=one).launcher == "local"
 
 
 def test_a_launcher_that_is_named_but_not_there():
     assert "not started by torchrun" in refusal({}, "torchrun").found
-    assert detect("slurm", environ=STEP | ENV).launcher == "slurm"
+    assert detect(RequestedWorld(launcher="slurm"), environ=STEP | ENV).launcher == "slurm"
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_alone_by_variables():
 
 
 def test_machines_by_hand():
-    asked = Asked(nodes=2, devices=2, node_rank=1, address="a", port=29500)
+    asked = RequestedWorld(nodes=2, devices=2, node_rank=1, address="a", port=29500)
     launch = detect(asked=asked, environ={})
     assert (launch.rank, launch.world_size, launch.node_rank, launch.port) == (2, 4, 1, 29500)
     assert not launch.created  # two processes are still to be started
-    one_each = detect(asked=Asked(nodes=2, devices=1, node_rank=1, address="a", port=29500), environ={})
+    one_each = detect(asked=RequestedWorld(nodes=2, devices=1, node_rank=1, address="a", port=29500), environ={})
     assert one_each.created and one_each.rank == 1
 
 
@@ -170,5 +170,5 @@ def test_two_nodes_without_a_launcher():
 
 
 def test_a_node_rank_under_a_launcher():
-    assert detect(asked=Asked(node_rank=1), environ=STEP).launcher == "slurm"
+    assert detect(asked=RequestedWorld(node_rank=1), environ=STEP).launcher == "slurm"
     assert "says that this is node 1" in refusal(STEP, node_rank=0).found

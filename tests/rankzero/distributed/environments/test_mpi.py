@@ -1,7 +1,7 @@
 import pytest
 
 from rankzero.distributed.environments import mpi
-from rankzero.distributed.environments.launch import Asked, Variables
+from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from recorded import HYDRA
 
 OPEN_MPI = {  # as mpirun 4.1.4 sets them on the second of two hosts
@@ -17,7 +17,7 @@ PROXY = ["/usr/bin/hydra_pmi_proxy", "--control-port", "h1:39039", "--rmk", "use
 
 
 def read(variables, **asked):
-    return mpi.read(Variables(variables), Asked(**asked))
+    return mpi.read(Variables(variables), RequestedWorld(**asked))
 
 
 def test_open_mpi():

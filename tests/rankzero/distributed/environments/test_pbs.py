@@ -3,11 +3,11 @@
 import pytest
 
 from rankzero.distributed.environments import pbs
-from rankzero.distributed.environments.launch import Asked, Variables
+from rankzero.distributed.environments.launch import RequestedWorld, Variables
 
 SCRIPT = {"PBS_JOBID": "0.pbs1", "PBS_TASKNUM": "1", "PBS_NODENUM": "0", "PBS_NODEFILE": "/var/spool/pbs/aux/0.pbs1"}
 TASKS = [("0", "00000002"), ("0", "00000003"), ("1", "20000001"), ("1", "20000002")]
-TWO_NODES = Asked(nodes=2, devices=2)
+TWO_NODES = RequestedWorld(nodes=2, devices=2)
 
 
 @pytest.fixture
@@ -39,17 +39,17 @@ def test_tasks_are_counted_by_flags_and_ranked_by_the_roll_call(node_file):
 
 
 def test_a_rank_from_the_command_line(node_file):
-    launch = pbs.read(task(2, node_file, RANK="2", WORLD_SIZE="4", LOCAL_RANK="0"), Asked())
+    launch = pbs.read(task(2, node_file, RANK="2", WORLD_SIZE="4", LOCAL_RANK="0"), RequestedWorld())
     assert (launch.rank, launch.local_rank, launch.node_rank, launch.world_size) == (2, 0, 1, 4)
 
 
 def test_neither_rank_nor_number():
     with pytest.raises(KeyError, match="RANK"):
-        pbs.read(task(0, ""), Asked())
+        pbs.read(task(0, ""), RequestedWorld())
 
 
 def test_one_machine(node_file):
-    launch = pbs.read(task(1, node_file), Asked(nodes=1, devices=2))
+    launch = pbs.read(task(1, node_file), RequestedWorld(nodes=1, devices=2))
     assert launch.address == "127.0.0.1" and launch.num_nodes == 1
 
 

@@ -3,14 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankzero.distributed.environments import slurm
-from rankzero.distributed.environments.launch import Asked, Variables, derived_port
+from rankzero.distributed.environments.launch import RequestedWorld, Variables, derived_port
 from recorded import STEP
 
 UNEVEN = {**STEP, "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
 
 
 def read(**changes):
-    return slurm.read(Variables(UNEVEN | changes), Asked())
+    return slurm.read(Variables(UNEVEN | changes), RequestedWorld())
 
 
 def test_uneven_tasks_a_node():

@@ -2,12 +2,12 @@ import pytest
 
 from rankzero.distributed.environments import torchrun
 from rankzero.distributed.environments.ancestors import option
-from rankzero.distributed.environments.launch import Asked, Variables
+from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from recorded import TORCHRUN
 
 
 def read(**changes):
-    return torchrun.read(Variables(TORCHRUN | changes), Asked())
+    return torchrun.read(Variables(TORCHRUN | changes), RequestedWorld())
 
 
 def test_torchrun():

@@ -2,7 +2,7 @@ import pytest
 
 from rankzero.cli.arguments import read_flags
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.environments.validate import check_shape, processes_to_start
+from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.messages import RequestError
 from running import command_of
 
@@ -16,7 +16,7 @@ MPI = Launch(launcher="mpi", evidence="x", world_size=4, num_nodes=None, local_w
 
 def refusal(launch, *arguments):
     with pytest.raises(RequestError) as caught:
-        check_shape(read_flags(FIT, arguments), launch)
+        check_world(read_flags(FIT, arguments), launch)
     return caught.value
 
 
@@ -35,7 +35,7 @@ def refusal(launch, *arguments):
     ],
 )
 def test_what_fits_or_may_fit(launch, arguments):
-    check_shape(read_flags(FIT, arguments), launch)
+    check_world(read_flags(FIT, arguments), launch)
 
 
 @pytest.mark.parametrize(

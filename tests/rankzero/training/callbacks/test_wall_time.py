@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.training.callbacks.wall_time import REMEMBERED, Kind, WallTime, seconds_of
+from rankzero.distributed.scheduler.durations import seconds_of
+from rankzero.training.callbacks.wall_time import REMEMBERED, Kind, WallTime
 
 PLAIN, EPOCH, VALIDATION = Kind
 

@@ -1,0 +1,56 @@
+"""`python -m rankzero fit ...`, and the console command `rankzero`. Imports no torch."""
+
+import sys
+from importlib import import_module
+
+from rankzero import __version__
+from rankzero.messages import Exit, RequestError, nearest, say, spell_with
+
+COMMANDS = {
+    "fit": "train a model, or resume its training",
+    "evaluate": "compute exact metrics of a run or a checkpoint",
+    "predict": "write the predictions of a run or a checkpoint, in order",
+    "explain": "say which launcher is detected and from what; start nothing",
+}
+
+SHORT_FOR = {
+    "explain": ("fit", "--explain"),
+    "validate": ("evaluate", "--split=val"),
+    "test": ("evaluate", "--split=test"),
+}
+"""A command -> the module in `rankzero.commands` that does it, and the flags that go with it."""
+
+
+def main() -> int:
+    """Runs the command that stands first on the command line; returns its exit code."""
+    spell_with(as_typed)
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        width = max(map(len, COMMANDS))
+        lines = [f"  {command:<{width}}  {purpose}" for command, purpose in COMMANDS.items()]
+        print(
+            "\n".join(["rankzero COMMAND ...", "", *lines, "", "rankzero COMMAND --help lists the flags of a command"])
+        )
+        return Exit.FINISHED
+    if name == "--version":
+        print(__version__)
+        return Exit.FINISHED
+    module, *flags = SHORT_FOR.get(name, (name,))
+    if module not in COMMANDS:
+        found = f"no such command; there are {', '.join(COMMANDS)}"
+        instead = f"rankzero {nearest(name, COMMANDS) or 'fit'}"
+        say(f"cannot start\n{RequestError(f'rankzero {name}', found, instead)}")
+        return Exit.WRONG_REQUEST
+    return int(import_module(f"rankzero.commands.{module}").main([*flags, *arguments]))
+
+
+def as_typed(text: str) -> str:
+    """Spells `python launch/fit.py` as `rankzero fit`, and after a launcher as `-m rankzero fit`."""
+    for command in COMMANDS:
+        script = f"launch/{command}.py"
+        text = text.replace(f"python {script}", f"rankzero {command}").replace(script, f"-m rankzero {command}")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

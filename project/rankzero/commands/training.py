@@ -1,0 +1,53 @@
+"""Training from the command line: the data, the model and the Trainer that the flags describe."""
+
+from rankzero.cli.arguments import Flags
+from rankzero.cli.lightning_cli import RankzeroCLI
+from rankzero.distributed.devices import processes_for_gpus
+from rankzero.distributed.process.quiet import quieten
+from rankzero.distributed.process.spawn import own_command, run_processes
+from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.distributed.session import Session
+from rankzero.messages import Exit, Stopped, saying_why
+from rankzero.trainer import Trainer
+
+
+def fit(flags: Flags, meeting: Meeting) -> int:
+    """Trains, or resumes training. All ranks must call.
+
+    Returns:
+        The exit code, see `rankzero.messages.Exit`.
+
+    Raises:
+        CannotStart: The request cannot be met; nothing was trained and nothing is left behind.
+    """
+    quieten(meeting.launch.rank or 0)
+    if flags.only_prints:
+        RankzeroCLI(flags)  # prints, and leaves
+    requested = flags.requested_world
+    if count := processes_for_gpus(requested, meeting.launch):
+        return run_processes([*own_command(), f"--devices={count}"], count, meeting.launch)
+    trainer: Trainer | None = None
+    with (
+        Session.of_command(requested, meeting) as session,
+        saying_why(begun=lambda: trainer is not None and trainer.begun),
+    ):
+        SIGNALS.tell(lambda signum: session.team.lifeline.ask_to_stop(signum.name))
+        cli = session.team.together(lambda: RankzeroCLI(flags))
+        session.title = cli.title
+        trainer = build_trainer(cli)
+        try:
+            trainer.fit(cli.model, datamodule=cli.datamodule)
+        except Stopped:
+            return Exit.STOPPED
+        return Exit.FINISHED
+
+
+def build_trainer(cli: RankzeroCLI) -> Trainer:
+    """Builds the Trainer that a command line describes. All ranks must call."""
+    trainer = Trainer(**cli.trainer_arguments)
+    trainer.plan.data_batch_size = cli.data_batch_size
+    if cli.config.fast == "yes" and trainer.precision == "bf16-mixed":
+        cli.config.trainer.precision = trainer.precision
+    trainer.config_text = cli.config_text
+    return trainer

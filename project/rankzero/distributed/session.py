@@ -1,0 +1,181 @@
+"""The processes that this program works with: started, met and placed on their devices, once per process.
+
+Every Trainer of a program shares them. The command line brings its own rendezvous, which it held before torch was
+imported; a script's first Trainer does here what the command line does at its start.
+"""
+
+import atexit
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar
+
+from rankzero.distributed.coordinator import Team
+from rankzero.distributed.devices import World, processes_for_gpus, resolve_world
+from rankzero.distributed.environments.detect import detect
+from rankzero.distributed.environments.launch import RequestedWorld
+from rankzero.distributed.environments.validate import check_world, processes_to_start
+from rankzero.distributed.network import quieten_sockets
+from rankzero.distributed.process.exit_report import report_exit
+from rankzero.distributed.process.quiet import quieten
+from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_command, run_processes
+from rankzero.distributed.process.threads import choose_threads, set_threads
+from rankzero.distributed.rendezvous.client import Meeting, meet
+from rankzero.distributed.reporter import refuse, tell
+from rankzero.messages import CannotStart, RequestError, is_told, lost_contact, settle
+
+
+@dataclass
+class Session:
+    """The processes of a program.
+
+    Args:
+        requested: What was asked for.
+        team: All processes, and where this one stands.
+        world: What they run on.
+        title: What a run without a name is called, before its number.
+        is_script: Whether a user's script made it, and not a command of ours.
+    """
+
+    requested: RequestedWorld
+    team: Team
+    world: World
+    title: str
+    is_script: bool = False
+
+    current: ClassVar["Session | None"] = None
+    """The session of this process; None before the first Trainer or command."""
+
+    @classmethod
+    @contextmanager
+    def of_command(cls, requested: RequestedWorld, meeting: Meeting) -> Iterator["Session"]:
+        """The session of a command, whose processes have met. All ranks must call.
+
+        Raises:
+            CannotStart: What was asked for is not there, on one machine or another.
+        """
+        with Team(meeting, requested) as team:
+            cls.current = session = cls(requested, team, resolve_world(requested, team), title="")
+            try:
+                yield session
+            finally:
+                cls.current = None
+
+    @classmethod
+    def of_trainer(cls, requested: RequestedWorld) -> "Session":
+        """The session that a Trainer joins: the command's, or that of the script, which its first Trainer makes.
+
+        Starts the requested processes where no launcher has; the process that a person started then only waits for
+        them and leaves with their exit code. All ranks must call.
+
+        Raises:
+            CannotStart: The processes that were asked for are not there, or differ from those of an earlier Trainer.
+            SystemExit: In the process that waited for the others.
+        """
+        if cls.current is None:
+            cls.current = _of_script(requested)
+        elif cls.current.is_script:
+            cls.current.check_same(requested)
+        return cls.current
+
+    def check_same(self, requested: RequestedWorld) -> None:
+        """Holds that a later Trainer asks for the processes that are there.
+
+        Raises:
+            RequestError: It asks for others.
+        """
+        world, launch = self.world, self.team.launch
+        there = {"nodes": world.nodes, "devices": world.devices, "accelerator": world.accelerator}
+        asked = {"nodes": requested.nodes, "devices": requested.devices, "accelerator": requested.accelerator}
+        same_kind = {"auto": True, "gpu": world.accelerator in ("cuda", "mps")}
+        for name, value in asked.items():
+            if value in (None, there[name]) or (name == "accelerator" and same_kind.get(str(value))):
+                continue
+            raise RequestError(
+                f"--{name} {value} for another Trainer of this program",
+                f"{launch.shape} on {world.accelerator}, which an earlier Trainer chose; a process keeps its place",
+                f"--{name} {there[name]} (every sample still counts once), or a script of its own",
+            )
+
+
+def _of_script(requested: RequestedWorld) -> Session:
+    launch = detect(requested)
+    check_world(requested, launch)
+    count = processes_to_start(requested, launch) or processes_for_gpus(requested, launch)
+    if count > 1:
+        _check_can_start(count)
+        raise SystemExit(run_processes(own_command(), count, launch))
+    if is_watched():
+        die_with_parent()
+    quieten_sockets()
+    meeting = meet(launch, requested)
+    set_threads(choose_threads(meeting.launch, meeting.members))
+    quieten(meeting.launch.rank or 0)
+    team = Team(meeting, requested).__enter__()
+    _teams.append(team)
+    atexit.register(_leave)
+    return Session(requested, team, resolve_world(requested, team), title=_script_name(), is_script=True)
+
+
+_teams: list[Team] = []
+"""The processes that a script has met and not left."""
+
+
+def report_uncaught_errors() -> None:
+    """Has errors that a script does not catch reported as those of a command are: a refusal without a traceback."""
+    sys.excepthook = _report_uncaught
+
+
+def _report_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Reports an error that a script did not catch: a refusal without a traceback, and once per job."""
+    launch = _teams[0].launch if _teams else None
+    try:
+        _leave_team(error)
+    except CannotStart as refusal:
+        error = refusal
+    if isinstance(error, CannotStart):
+        code = refuse(error, launch)
+        raise SystemExit(code)
+    if launch and (is_told(error) or lost_contact(error)):
+        raise SystemExit(tell(error, launch))
+    sys.__excepthook__(kind, error, trace)
+
+
+def _leave() -> None:
+    """Leaves the other processes at the end of a script."""
+    _leave_team(None)
+    settle()
+    report_exit()
+
+
+def _leave_team(error: BaseException | None) -> None:
+    if _teams:
+        _teams.pop().__exit__(type(error) if error else None, error, None)
+
+
+def _check_can_start(count: int) -> None:
+    """Refuses to start processes where there is no script that each of them could run.
+
+    Raises:
+        RequestError: This is a notebook, an interactive interpreter or a program read from standard input.
+    """
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None)
+    if script is not None and Path(script).is_file() and not hasattr(sys, "ps1"):
+        return
+    where = "a notebook" if "ipykernel" in sys.modules else "an interactive interpreter or standard input"
+    raise RequestError(
+        f"--devices {count}",
+        f"{where}: each process runs the same script file, and here is none",
+        "--devices 1 here, or save the program as train.py and run `python train.py`",
+    )
+
+
+def _script_name() -> str:
+    """What the program is called: its file without the suffix; `run` where it has none."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    name = "".join(letter if letter.isalnum() or letter in "_.+=@-" else "-" for letter in Path(script or "run").stem)
+    return name.lstrip(".-")[:64] or "run"

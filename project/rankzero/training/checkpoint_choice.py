@@ -1,0 +1,86 @@
+"""Which checkpoint a fit, a validation, a test or a prediction loads."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+from lightning.pytorch.trainer.states import TrainerFn
+
+from rankzero.distributed.coordinator import Team
+from rankzero.messages import RequestError
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.manifest import is_finished, newest_valid
+from rankzero.runs.checkpoints.safe_load import signed_sha256_of
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.resume import given_checkpoint
+from rankzero.training.callbacks.checkpointing import SaveCheckpoints
+from rankzero.training.fit_loop import fit_loop_of
+
+
+class ChosenCheckpoint(_CheckpointConnector):
+    """Loads what `rankzero.runs.resume` has chosen, or what `ckpt_path` names, and nothing else.
+
+    Lightning (2.6) looks around where it is given none: for what an OnExceptionCheckpoint left, or a Slurm job.
+
+    Args:
+        trainer: The Trainer.
+        run: The run, whose checkpoints `last` and `best` mean.
+        saving: What saves them, if anything does.
+        team: All processes.
+    """
+
+    def __init__(self, trainer: Trainer, run: RunDirectory, saving: SaveCheckpoints | None, team: Team) -> None:
+        super().__init__(trainer)
+        self.run, self.saving, self.team = run, saving, team
+
+    def path_of(self, ckpt_path: str) -> str | None:
+        """The checkpoint that a `ckpt_path` means; None for `last` where there is none. All ranks must call.
+
+        Raises:
+            RequestError: There is none.
+        """
+        return self.team.from_rank_zero(lambda: self._path_of(ckpt_path))
+
+    def _path_of(self, ckpt_path: str) -> str | None:
+        if ckpt_path in ("last", "hpc"):
+            newest, _ = newest_valid(self.run.checkpoints)
+            return str(newest) if newest else None
+        if ckpt_path != "best":
+            path = Path(ckpt_path).expanduser()
+            return str(path if path.is_file() or is_finished(path) else given_checkpoint(ckpt_path))
+        candidates = [self.saving, *self.trainer.checkpoint_callbacks]
+        best = next(filter(None, (getattr(callback, "best_model_path", "") for callback in candidates)), None)
+        if best is None:
+            raise RequestError(
+                f"the best checkpoint of run {self.run.name}",
+                "the run kept none as the best",
+                'ckpt_path="last"; a run keeps its best with keep_best="min:val/loss"',
+            )
+        return str(best)
+
+    def _parse_ckpt_path(
+        self, state_fn: TrainerFn, ckpt_path: Any, model_provided: bool, model_connected: bool
+    ) -> str | None:
+        if state_fn is TrainerFn.FITTING:
+            return None if ckpt_path is None else str(ckpt_path)
+        if ckpt_path is None:
+            if model_provided or not (self.saving and self.saving.retention.best):
+                return None
+            ckpt_path = "best"
+        path = self.path_of(str(ckpt_path))
+        io = self.trainer.strategy.checkpoint_io
+        if path is not None and isinstance(io, DirectoryCheckpointIO):
+            io.trusted_sha256 = self.team.from_rank_zero(lambda: signed_sha256_of(Path(path)))
+        return path
+
+    def restore(self, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
+        """Undoes a finder's trials, from a file that this process wrote before them.
+
+        Lightning (2.6) forgets what it had loaded to resume from, and starts from nothing where a finder ran meanwhile.
+        """
+        resumed = self._loaded_checkpoint, self._ckpt_path
+        # After an error in its trials, the LearningRateFinder leaves its own callbacks in place of the run's.
+        self.trainer.callbacks, self.trainer.loggers = fit_loop_of(self.trainer).outside_trials  # type: ignore[attr-defined]
+        super().restore(checkpoint_path, weights_only=False)
+        self._loaded_checkpoint, self._ckpt_path = resumed

@@ -1,0 +1,46 @@
+"""Predictions in the run's order of samples, the last batch included."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops.prediction_loop import _PredictionLoop
+from torch.utils.data import BatchSampler, DataLoader
+
+from rankzero.sampling.evaluation_sampler import EvaluationBatches
+from rankzero.sampling.loader import OrderedLoader
+
+
+class PredictionLoop(_PredictionLoop):
+    """Lightning's loop, which tells a BasePredictionWriter the samples of each batch in the run's order."""
+
+    def _get_batch_indices(self, dataloader: object) -> Any:
+        if isinstance(dataloader, OrderedLoader) and isinstance(dataloader.batch_sampler, EvaluationBatches):
+            batches = dataloader.batch_sampler
+            return [batches.samples(batch) for batch in range(len(batches))]
+        return super()._get_batch_indices(dataloader)
+
+
+@contextmanager
+def complete_last_batch(trainer: Trainer) -> Iterator[None]:
+    """Has predictions keep a short last batch, also of a loader that drops it, as Lightning does.
+
+    Lightning (2.6) makes another DataLoader, and fails where the batch size is a positional argument.
+    """
+    trainer._data_connector._prepare_dataloader = _with_last_batch  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del trainer._data_connector._prepare_dataloader
+
+
+def _with_last_batch(dataloader: object, *arguments: Any, **settings: Any) -> object:
+    """A loader as the user made it, but for the last batch. The strategy then puts its order of samples in."""
+    if not isinstance(dataloader, DataLoader) or type(dataloader.batch_sampler) is not BatchSampler:
+        return dataloader
+    loader = copy.copy(dataloader)
+    batches = BatchSampler(loader.sampler, dataloader.batch_sampler.batch_size, drop_last=False)
+    vars(loader).update(batch_sampler=batches, drop_last=False)
+    return loader
