@@ -146,14 +146,14 @@ def train_here(
             callbacks=list(callbacks), **{**quiet, "accelerator": "cpu", "limit_val_batches": 1, **settings}
         )
         if loops:
-            install(trainer, Sharding())
+            trainer.callbacks.insert(0, install(trainer, Sharding()))
         trainer.fit(model or BoringModel(), ckpt_path=resume)
 
 
 def fit_here(*arguments: str, launch: Launch | None = None) -> int:
     """Runs `fit` in this process; mistakes come as exceptions."""
     with as_before():
-        from rankzero.cli.lightning_cli import fit as work
+        from rankzero.commands.training import fit as work
 
         return work(read_flags(command_of("fit"), arguments), Meeting.without_roll_call(launch or Launch()))
 

@@ -148,7 +148,7 @@ def train(ours, module, callbacks=(), loaders=None, val_loaders=None, **settings
             **settings,
         )
         if ours:
-            install(trainer, sharding)
+            trainer.callbacks.insert(0, install(trainer, sharding))
         trainer.fit(module, train_dataloaders=loaders(), val_dataloaders=(val_loaders or Loaders(2 * SIZE))())
     metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
     counts = trainer.fit_loop.state_dict()

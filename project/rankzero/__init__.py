@@ -2,11 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rankzero.runs.checkpoints import from_directory
+
 if TYPE_CHECKING:
     from rankzero.messages import Stopped
     from rankzero.trainer import Trainer
 
 __version__ = "0.2.0"
+
+from_directory.install()
 
 __all__ = ["Stopped", "Trainer", "__version__"]
 

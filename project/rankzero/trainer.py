@@ -40,7 +40,7 @@ from rankzero.training.callbacks.time_limit import MindTheTime, end_of_time
 from rankzero.training.callbacks.wall_time import WallTime
 from rankzero.training.checkpoint_choice import ChosenCheckpoint
 from rankzero.training.ddp import strategy_for
-from rankzero.training.fast.layout import apply_layout, choose_precision, computes_in_bf16
+from rankzero.training.fast import layout
 from rankzero.training.metrics import logged
 from rankzero.training.prediction_loop import PredictionLoop, complete_last_batch
 from rankzero.training.saved_state.live_settings import LiveSettings
@@ -162,8 +162,8 @@ class Trainer(pl.Trainer):
         check_batch_sizes(plan, users)
         precision = lightning.get("precision")
         if self._fast:
-            bf16 = all(team.exchange(computes_in_bf16(world.accelerator)))
-            precision, self._precision_reason = choose_precision(world.accelerator, bf16, precision)
+            bf16 = all(team.exchange(layout.computes_in_bf16(world.accelerator)))
+            precision, self._precision_reason = layout.choose_precision(world.accelerator, bf16, precision)
 
         self._saving = None
         if not barebones and lightning.get("enable_checkpointing") is not False:
@@ -284,9 +284,9 @@ class Trainer(pl.Trainer):
         team, listens = self.session.team, SIGNALS.listen()
         SIGNALS.tell(lambda signum: team.lifeline.ask_to_stop(signum.name))
         if self._fast:
-            layout = apply_layout(model, self.session.world.accelerator)
+            words = layout.apply_layout(model, self.session.world.accelerator)
             if self.is_global_zero:
-                show(f"rankzero: --fast: {layout}; {self._precision_reason}")
+                show(f"rankzero: --fast: {words}; {self._precision_reason}")
         try:
             with attempt:
                 super().fit(model, **loaders, ckpt_path=attempt.checkpoint, weights_only=weights_only)

@@ -74,7 +74,7 @@ def prepare(flags: Flags, team: Team) -> tuple[RankzeroCLI, Trainer, Path]:
     # While a run is training each rank may find another checkpoint: rank zero's counts.
     checkpoint = Path(team.from_rank_zero(lambda: str(find_checkpoint(flags))))
     cli = team.together(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
-    trainer = Trainer(**cli.trainer_arguments, logger=False, enable_checkpointing=False)
+    trainer = Trainer(**{**cli.trainer_arguments, "logger": False, "enable_checkpointing": False})
     trainer.strategy.setup_environment()
     return cli, trainer, checkpoint
 

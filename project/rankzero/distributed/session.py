@@ -25,7 +25,7 @@ from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import Meeting, meet
 from rankzero.distributed.reporter import refuse, tell
-from rankzero.messages import CannotStart, RequestError, is_told, lost_contact, settle
+from rankzero.messages import CannotStart, RequestError, Stopped, is_told, lost_contact, say, settle
 
 
 @dataclass
@@ -111,7 +111,11 @@ def _of_script(requested: RequestedWorld) -> Session:
     if is_watched():
         die_with_parent()
     quieten_sockets()
-    meeting = meet(launch, requested)
+    try:
+        meeting = meet(launch, requested)
+    except Stopped as stopped:
+        say(str(stopped))
+        raise
     set_threads(choose_threads(meeting.launch, meeting.members))
     quieten(meeting.launch.rank or 0)
     team = Team(meeting, requested).__enter__()

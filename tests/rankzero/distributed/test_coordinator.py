@@ -5,16 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from rankzero.cli.arguments import read_flags
 from rankzero.distributed import coordinator as team
 from rankzero.distributed import network
 from rankzero.distributed.coordinator import Team
-from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import Meeting, call_roll
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, lost_contact
-from running import command_of
 
-FLAGS = read_flags(command_of("fit"), ["--start_timeout", "10"])
+REQUESTED = RequestedWorld(start_timeout=10)
 
 
 @pytest.fixture
@@ -25,7 +23,7 @@ def teams(monkeypatch):
     whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, key="k", created=True)
 
     def make(rank):
-        return Team(call_roll(replace(whole, rank=rank, local_rank=rank), 10), FLAGS)
+        return Team(call_roll(replace(whole, rank=rank, local_rank=rank), 10), REQUESTED)
 
     with ThreadPoolExecutor(3) as pool:
         made = list(pool.map(make, range(3)))
@@ -56,7 +54,7 @@ def test_everybody_learns_what_everybody_says(teams):
 
 
 def test_one_process_is_a_team():
-    alone = Team(Meeting.without_roll_call(Launch()), FLAGS)
+    alone = Team(Meeting.without_roll_call(Launch()), REQUESTED)
     assert alone.exchange([1]) == [[1]] and alone.together(lambda: 7) == 7
 
 

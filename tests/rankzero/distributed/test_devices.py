@@ -31,7 +31,7 @@ class TeamOf:
 
 
 def resolve(*arguments, launch=None, seats=None, hosts=None):
-    return resolve_world(read_flags(FIT, arguments), TeamOf(launch or Launch(), seats, hosts))
+    return resolve_world(read_flags(FIT, arguments).requested_world, TeamOf(launch or Launch(), seats, hosts))
 
 
 def launch_of(count, **more):
@@ -93,18 +93,18 @@ def test_nccl_without_gpus():
 
 
 def test_each_local_rank_has_its_gpu(gpus):
-    flags = read_flags(FIT, [])
+    flags = read_flags(FIT, []).requested_world
     assert [find_seat(flags, launch_of(4, local_rank=rank)).index for rank in range(4)] == [0, 1, 0, 1]
 
 
 def test_a_process_that_sees_only_its_own_gpu(gpus, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # srun --gpus-per-task=1
-    assert find_seat(read_flags(FIT, []), launch_of(4, local_rank=3)).index == 0
+    assert find_seat(read_flags(FIT, []).requested_world, launch_of(4, local_rank=3)).index == 0
 
 
 def test_gpus_by_number(monkeypatch, gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    flags = read_flags(FIT, ["--trainer.devices", "[1,3]"])
+    flags = read_flags(FIT, ["--trainer.devices", "[1,3]"]).requested_world
     assert find_seat(flags, launch_of(2, local_rank=1)).index == 3
     with pytest.raises(CannotStart, match="GPU 9"):
-        find_seat(read_flags(FIT, ["--trainer.devices", "[1,9]"]), launch_of(2))
+        find_seat(read_flags(FIT, ["--trainer.devices", "[1,9]"]).requested_world, launch_of(2))

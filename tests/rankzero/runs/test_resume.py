@@ -31,7 +31,7 @@ class CrashAt(Callback):
 
 
 def crash_at(step, *arguments, monkeypatch, **options):
-    from rankzero.cli import lightning_cli as cli
+    from rankzero.commands import training as cli
 
     build = cli.build_trainer
 

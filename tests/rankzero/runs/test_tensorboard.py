@@ -4,6 +4,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rankzero.runs import tensorboard
+from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard import CurvesLogger
 from running import disk_at
 
@@ -16,7 +17,8 @@ def small_disk(tmp_path):
 
 def test_what_a_full_disk_does_not_take_waits(small_disk, monkeypatch, recwarn):
     monkeypatch.setattr(tensorboard, "AGAIN_SECONDS", 1.1)  # files are read in the order of the second in their names
-    logger = CurvesLogger(small_disk, name="", version="curves", purge_step=0)
+    logger = CurvesLogger(RunDirectory(small_disk))
+    logger.purge_from(0)
     logger.log_metrics({"loss": 1.0}, 0)
     logger.flush()
     filling = small_disk / "filling"
@@ -33,7 +35,7 @@ def test_what_a_full_disk_does_not_take_waits(small_disk, monkeypatch, recwarn):
         logger.flush()
     logger.finalize("success")
     assert any("TensorBoard's curves cannot be written" in str(warning.message) for warning in recwarn)
-    events = EventAccumulator(str(small_disk / "curves"))
+    events = EventAccumulator(str(small_disk / "tensorboard"))
     events.Reload()
     steps = [event.step for event in events.Scalars("loss")]
     assert sorted(set(steps)) == list(range(402))
@@ -41,4 +43,4 @@ def test_what_a_full_disk_does_not_take_waits(small_disk, monkeypatch, recwarn):
 
 def test_any_other_error_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="not supported"):
-        CurvesLogger(tmp_path, name="", version="curves").log_metrics({"loss": object()}, 0)
+        CurvesLogger(RunDirectory(tmp_path)).log_metrics({"loss": object()}, 0)

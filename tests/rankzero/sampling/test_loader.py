@@ -63,7 +63,7 @@ def test_the_loader_that_a_module_sees_is_like_the_one_in_lightning(kind):
                 **settings,
             )
             if ours:
-                install(trainer, sharding)
+                trainer.callbacks.insert(0, install(trainer, sharding))
             trainer.fit(module, loader)
         assert isinstance(trainer.train_dataloader, OrderedLoader) == ours
         return module.seen, getattr(loader, "count", None)

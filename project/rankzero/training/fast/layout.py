@@ -44,13 +44,13 @@ def apply_layout(model: nn.Module, accelerator: str) -> str:
     Returns:
         The layout and the reason, in words.
     """
-    channels_last, words = _choose_layout(model, accelerator)
+    channels_last, words = choose_layout(model, accelerator)
     if channels_last:
         model.to(memory_format=torch.channels_last)
     return words
 
 
-def _choose_layout(model: nn.Module, accelerator: str) -> tuple[bool, str]:
+def choose_layout(model: nn.Module, accelerator: str) -> tuple[bool, str]:
     """Whether to use channels_last, and the layout in words.
 
     One layer that must not have it decides for the whole model, because each layer hands its layout to the next.

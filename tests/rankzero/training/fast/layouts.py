@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules.resnet import ResidualNetwork
-from rankzero.training.fast.layout import choose
+from rankzero.training.fast.layout import apply_layout
 
 SHAPES = [
     *((10, width, "small", 8) for width in (1, 4, 6, 8, 12, 16)),
@@ -35,9 +35,8 @@ def largest_difference(depth: int, width: int, stem: str, pixels: int, force: bo
     network = ResidualNetwork(depth, width, stem, channels=3, classes=10).eval()  # with BatchNorm as a constant
     images, labels = torch.randn(BATCH, 3, pixels, pixels), torch.randint(10, (BATCH,))
     expected = gradients(network, images, labels)
-    chosen = choose(network, "cpu", bf16=False, asked=None)
     network = network.to(memory_format=torch.channels_last) if force else network
-    chosen.apply(network)
+    apply_layout(network, "cpu")
     largest = 0.0
     for _ in range(STEPS):
         found = gradients(network, images, labels)

@@ -12,7 +12,13 @@ import yaml
 from torch import nn
 
 from rankzero.training.fast import layout as tuning
-from rankzero.training.fast.layout import choose, computes_in_bf16, layer_unsafe_in_channels_last
+from rankzero.training.fast.layout import (
+    apply_layout,
+    choose_layout,
+    choose_precision,
+    computes_in_bf16,
+    layer_unsafe_in_channels_last,
+)
 from running import evaluate_here, fit, fit_here, weights
 
 RESNET = ("--model", "ResNet", "--model.width", "16", "--data", "SyntheticImages", "--data.count", "32")
@@ -37,9 +43,10 @@ def has_bf16(monkeypatch):
     ],
 )
 def test_what_is_chosen(model, bf16, asked, channels_last, precision):
-    chosen = choose(model, "cpu", bf16, asked)
-    assert (chosen.channels_last, chosen.precision) == (channels_last, precision)
-    assert ("channels_last" in chosen.reasons, "as asked" in chosen.reasons) == (channels_last, asked is not None)
+    chosen, layout = choose_layout(model, "cpu")
+    kept, reason = choose_precision("cpu", bf16, asked)
+    assert (chosen, kept) == (channels_last, precision or asked)
+    assert ("channels_last" in layout, "as asked" in reason) == (channels_last, asked is not None)
 
 
 def conv(*arguments, **settings):
@@ -82,16 +89,14 @@ class Functional(nn.Module):
 )
 def test_layers_whose_gradient_onednn_gets_wrong(model, unsafe):
     assert layer_unsafe_in_channels_last(model) == unsafe
-    assert choose(nn.Sequential(CONVOLVES, model), "cuda", False, None).channels_last
-    chosen = choose(nn.Sequential(CONVOLVES, model), "cpu", False, None)
-    assert chosen.channels_last == (unsafe is None) == ("oneDNN" not in chosen.reasons)
+    assert choose_layout(nn.Sequential(CONVOLVES, model), "cuda")[0]
+    channels_last, words = choose_layout(nn.Sequential(CONVOLVES, model), "cpu")
+    assert channels_last == (unsafe is None) == ("oneDNN" not in words)
 
 
 def test_layers_of_unknown_shape_stay_as_they_are():
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.LazyConv2d(16, 3))
-    chosen = choose(model, "cpu", False, None)
-    chosen.apply(model)
-    assert not chosen.channels_last and "not known yet" in chosen.reasons
+    assert "not known yet" in apply_layout(model, "cpu") and not choose_layout(model, "cpu")[0]
 
 
 @pytest.mark.timeout(600)
