@@ -7,12 +7,11 @@ import pytest
 
 from project import team
 from project.command_line import read_flags
-from project.environments import network
 from project.environments.launch import Launch
 from project.environments.roll_call import Meeting, call_roll
 from project.errors import AnotherRankFailed, CannotStart, RequestError, lost_contact
 from project.team import Team
-from running import command_of
+from running import command_of, reserved_port
 
 FLAGS = read_flags(command_of("fit"), ["--start_timeout", "10"])
 
@@ -20,14 +19,12 @@ FLAGS = read_flags(command_of("fit"), ["--start_timeout", "10"])
 @pytest.fixture
 def teams(monkeypatch):
     monkeypatch.setattr(team.network, "use_interface", lambda asked, found: found)
-    with network.listen("127.0.0.1", 0) as probe:
-        port = probe.getsockname()[1]
-    whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, key="k", created=True)
 
     def make(rank):
         return Team(call_roll(replace(whole, rank=rank, local_rank=rank), 10), FLAGS)
 
-    with ThreadPoolExecutor(3) as pool:
+    with reserved_port() as port, ThreadPoolExecutor(3) as pool:
+        whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, key="k", created=True)
         made = list(pool.map(make, range(3)))
         yield made
         list(pool.map(lambda member: member.lifeline.leave(), made))

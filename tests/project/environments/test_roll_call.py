@@ -16,12 +16,13 @@ from project.environments.launch import Launch
 from project.environments.refusals import GREETING
 from project.environments.roll_call import Meeting, call_roll
 from project.errors import RequestError
+from running import reserved_port
 
 
 @pytest.fixture
 def port():
-    with network.listen("127.0.0.1", 0) as probe:
-        return probe.getsockname()[1]
+    with reserved_port() as port:
+        yield port
 
 
 def launches(port, count=4, nodes=2, **more):
