@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +49,15 @@ def require(part: str) -> None:
     if part in os.environ.get("RANKZERO_REQUIRE", "").split(","):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that our own processes can listen on and that the kernel gives to nobody else meanwhile."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
 
 
 @contextmanager

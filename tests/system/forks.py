@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -81,11 +80,12 @@ def _serve() -> None:
 
     import rankzero.commands.evaluation
     import rankzero.commands.start  # noqa: F401
+    from running import reserved_port
 
     del os.environ["PYTHONPATH"]  # what ranks start in turn finds our packages, and not tests/rankzero
     for line in sys.stdin:
         request = json.loads(line)
-        with _reserved_port() as port:
+        with reserved_port() as port:
             ranks = [
                 _fork(request["script"], request["arguments"], Path(request["folder"]), rank, request["world"], port)
                 for rank in range(request["world"])
@@ -157,15 +157,6 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-@contextmanager
-def _reserved_port() -> Iterator[int]:
-    """A port that rank zero can listen on and that the kernel gives to no other process meanwhile."""
-    with socket.socket() as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", 0))
-        yield int(bound.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from rankzero.distributed import coordinator as team
-from rankzero.distributed import network
 from rankzero.distributed.coordinator import Team
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import Meeting, call_roll
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, lost_contact
+from running import reserved_port
 
 REQUESTED = RequestedWorld(start_timeout=10)
 
@@ -18,14 +18,12 @@ REQUESTED = RequestedWorld(start_timeout=10)
 @pytest.fixture
 def teams(monkeypatch):
     monkeypatch.setattr(team.network, "use_interface", lambda asked, found: found)
-    with network.listen("127.0.0.1", 0) as probe:
-        port = probe.getsockname()[1]
-    whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, key="k", created=True)
 
     def make(rank):
         return Team(call_roll(replace(whole, rank=rank, local_rank=rank), 10), REQUESTED)
 
-    with ThreadPoolExecutor(3) as pool:
+    with reserved_port() as port, ThreadPoolExecutor(3) as pool:
+        whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, key="k", created=True)
         made = list(pool.map(make, range(3)))
         yield made
         list(pool.map(lambda member: member.lifeline.leave(), made))

@@ -19,12 +19,13 @@ from rankzero.distributed.rendezvous import server as hall
 from rankzero.distributed.rendezvous.client import Meeting, call_roll
 from rankzero.distributed.rendezvous.errors import GREETING
 from rankzero.messages import RequestError
+from running import reserved_port
 
 
 @pytest.fixture
 def port():
-    with network.listen("127.0.0.1", 0) as probe:
-        return probe.getsockname()[1]
+    with reserved_port() as port:
+        yield port
 
 
 def launches(port, count=4, nodes=2, **more):
