@@ -1,6 +1,5 @@
 """The Trainer: Lightning's, with launchers, an exact order of samples, durable checkpoints and agreed stops."""
 
-import math
 import os
 from dataclasses import replace
 from datetime import timedelta
@@ -12,7 +11,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.utilities.argparse import _parse_env_variables
 
-from rankzero.cli.flags import TRAINER, as_arguments
+from rankzero.cli.script_arguments import TRAINER, as_arguments, as_list, read_arguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.process.stop_signals import SIGNALS
@@ -25,7 +24,8 @@ from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import describe_config
 from rankzero.runs.summary import Figures, metrics_of
-from rankzero.runs.tensorboard import CurvesLogger, loggers
+from rankzero.runs.tensorboard import loggers
+from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import Sharding
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.checkpointing import Interval, SaveCheckpoints
@@ -38,11 +38,11 @@ from rankzero.training.callbacks.stop import NoSignals, StopSafely
 from rankzero.training.callbacks.throughput import Throughput
 from rankzero.training.callbacks.time_limit import MindTheTime, end_of_time
 from rankzero.training.callbacks.wall_time import WallTime
-from rankzero.training.checkpoint_choice import ChosenCheckpoint
 from rankzero.training.ddp import strategy_for
 from rankzero.training.fast import layout
 from rankzero.training.metrics import logged
-from rankzero.training.prediction_loop import PredictionLoop, complete_last_batch
+from rankzero.training.prediction_loop import PredictionLoop
+from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint
 from rankzero.training.saved_state.live_settings import LiveSettings
 from rankzero.training.saved_state.optimizer_overrides import ConfiguredSettings
 from rankzero.training.saved_state.rank_states import RankStates
@@ -85,6 +85,7 @@ class Trainer(pl.Trainer):
 
     Attributes:
         run: Directory of the run.
+        outcome: How training goes.
         config_text: YAML that checkpoints are stored with; described from the arguments if None.
 
     Raises:
@@ -129,32 +130,24 @@ class Trainer(pl.Trainer):
 
     def _build(self, own: dict[str, Any], lightning: dict[str, Any]) -> None:
         """Decides where this process stands and what the run is called; then builds everything, once."""
-        arguments = {key: own[key] if own[key] is None else TRAINER[key].value(_as_text(own[key])) for key in own}
+        arguments = read_arguments(own)
         self.session = session = Session.of_trainer(requested_world(arguments, lightning))
         team, world, barebones = session.team, session.world, bool(lightning.get("barebones"))
         self.run = agree_on_run(arguments["root"], arguments["name"], session.title, team)
         self.config_text: str | None = None
-        self._given = {**{key: value for key, value in own.items() if value != DEFAULTS[key]}, **lightning}
+        self._given = {key: value for key, value in arguments.items() if value != TRAINER[key].default} | lightning
         self._fast, self._fit_called = arguments["fast"] == "yes", False
-        self._outcome = Outcome()
-        self._options = RunOptions(
-            resume=arguments["resume"],
-            accept_changed=tuple((arguments["accept_changed"] or "").split(",")),
-            trust_checkpoint=arguments["trust_checkpoint"] == "yes",
-            keep_best=arguments["keep_best"],
-            requeue=arguments["requeue"],
-            max_attempts=arguments["max_attempts"],
-        )
-        users = _as_list(lightning.get("callbacks"))
+        self.outcome = Outcome()
+        self._options = RunOptions.read(arguments)
+        users = as_list(lightning.get("callbacks"))
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
         self.plan = plan = Sharding(
             rank=team.launch.rank or 0,
             world_size=world.size,
-            seed=int(os.environ.get("PL_GLOBAL_SEED") or 0),
+            seed=global_seed(),
             batch_size=arguments["batch_size"],
             global_batch_size=arguments["global_batch_size"],
-            data_batch_size=None,
             micro_batches=lightning.get("accumulate_grad_batches", 1),
             max_device_batch_size=arguments["max_device_batch_size"],
             accept_changed_data="data" in self._options.accept_changed,
@@ -179,13 +172,13 @@ class Trainer(pl.Trainer):
             *users,
             self._throughput,
             LearningRate(),
-            RankStates(plan.seed, plan.rank, plan.world_size),
+            RankStates(plan),
             ConfiguredSettings(),
             LiveSettings(),
             *progress(lightning, users),
             *filter(None, [self._saving]),
         ]
-        plugins = [*_as_list(lightning.get("plugins")), DirectoryCheckpointIO(self._options.trust_checkpoint)]
+        plugins = [*as_list(lightning.get("plugins")), DirectoryCheckpointIO(self._options.trust_checkpoint)]
         build = pl.Trainer.__init__.__wrapped__  # type: ignore[attr-defined]  # undecorated: we have read the variables
         build(
             self,
@@ -209,7 +202,7 @@ class Trainer(pl.Trainer):
         caller = fit_loop.install(self, plan)
         self._found = KeepFound()
         # Lightning puts finders before all other callbacks, and these have to come before finders.
-        failing = FailTogether(team.lifeline, self._outcome)
+        failing = FailTogether(team.lifeline, self.outcome)
         self.callbacks: list[Callback] = [caller, failing, self._found, *self.callbacks]
         fit_loop.fit_loop_of(self).hooks += [
             MindTheTime(team.lifeline, WallTime(ends), self._saving),
@@ -247,6 +240,7 @@ class Trainer(pl.Trainer):
             asked, found = "to call fit once more", f"this Trainer has trained run {self.run.name} already"
             raise RequestError(asked, found, "another Trainer; of the same name and with more epochs it resumes")
         self._fit_called = True
+        self.plan.seed = global_seed()
         attempt = self._attempt(model, loaders, ckpt_path)
         if not attempt.already_finished:
             self._train(attempt, model, weights_only, loaders)
@@ -267,28 +261,24 @@ class Trainer(pl.Trainer):
             self.config_text,
             self,
             self.plan,
-            self._outcome,
+            self.outcome,
             lambda: Figures(self._throughput.samples, self._throughput.samples_per_second, self._ledger.statements),
             self.session.world,
             self.session.team,
         )
         self._found.resumes = attempt.checkpoint is not None
-        for logger in self.loggers:
-            if isinstance(logger, CurvesLogger) and (attempt.checkpoint or self.run.attempt > 1):
-                logger.purge_from(attempt.decision.step)
         return attempt
 
     def _train(
         self, attempt: Attempt, model: pl.LightningModule, weights_only: bool | None, loaders: dict[str, Any]
     ) -> None:
-        team, listens = self.session.team, SIGNALS.listen()
-        SIGNALS.tell(lambda signum: team.lifeline.ask_to_stop(signum.name))
+        team = self.session.team
         if self._fast:
             words = layout.apply_layout(model, self.session.world.accelerator)
             if self.is_global_zero:
                 show(f"rankzero: --fast: {words}; {self._precision_reason}")
         try:
-            with attempt:
+            with SIGNALS.told_to(lambda signum: team.lifeline.ask_to_stop(signum.name)), attempt:
                 super().fit(model, **loaders, ckpt_path=attempt.checkpoint, weights_only=weights_only)
         except Stopped:
             team.leave_together()
@@ -298,26 +288,9 @@ class Trainer(pl.Trainer):
                 raise
             raise LeftEarlyError(f"the code that was trained called for an end: {error!r}") from error
         except Exception as error:
-            if self._outcome.error in (None, error):
+            if self.outcome.error in (None, error):
                 raise
-            raise self._outcome.error from None
-        finally:
-            if listens:
-                SIGNALS.close()
-
-    def predict(self, *arguments: Any, **settings: Any) -> Any:
-        """Predicts, every sample once; see `lightning.pytorch.Trainer.predict`. All ranks must call.
-
-        Returns:
-            What this rank predicted: rank r of W has every W-th sample from the r-th.
-        """
-        with complete_last_batch(self):
-            return super().predict(*arguments, **settings)
-
-    @property
-    def begun(self) -> bool:
-        """Whether a batch has been trained on."""
-        return self._outcome.begun
+            raise self.outcome.error from None
 
     def _record(self) -> dict[str, Any]:
         """What a checkpoint says of the run beside its state."""
@@ -329,24 +302,3 @@ class Trainer(pl.Trainer):
             "config": self.config_text,
             "order": order_of(self, self.plan),
         }
-
-
-DEFAULTS: dict[str, Any] = Trainer.__init__.__kwdefaults__ or {}
-"""The defaults of our own arguments."""
-
-
-def _as_text(value: Any) -> str:
-    """An argument as it would be typed."""
-    if isinstance(value, timedelta):
-        return f"{math.ceil(value.total_seconds())}s"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return ",".join(map(str, value)) if isinstance(value, list | tuple | set) else str(value)
-
-
-def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]

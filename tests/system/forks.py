@@ -78,8 +78,8 @@ def _serve() -> None:
     import tensorboard.compat.proto  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
 
-    import rankzero.commands.evaluation
-    import rankzero.commands.start  # noqa: F401
+    import rankzero.commands.prediction
+    import rankzero.commands.training  # noqa: F401
     from running import reserved_port
 
     del os.environ["PYTHONPATH"]  # what ranks start in turn finds our packages, and not tests/rankzero
@@ -137,6 +137,7 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
             place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
             place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in place.items()})
+        from rankzero.commands.start import start
         from rankzero.distributed.process.stop_signals import SIGNALS, STOPPING
         from running import command_of, script
 
@@ -145,12 +146,12 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
         sys.argv = [script(script_name), *arguments]
         work = importlib.import_module(
             {
-                "fit": "rankzero.cli.lightning_cli",
+                "fit": "rankzero.commands.training",
                 "evaluate": "rankzero.commands.evaluation",
                 "predict": "rankzero.commands.prediction",
             }[script_name]
         )
-        code = sys.modules["rankzero.commands.start"].start(command_of(script_name), getattr(work, script_name))
+        code = start(command_of(script_name), getattr(work, script_name), arguments)
     except SystemExit as leaving:  # what only prints
         code = int(leaving.code or 0)
     finally:
@@ -160,5 +161,6 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parent.parent.parent)  # and not this folder, which holds other modules
+    repository = Path(__file__).parents[2]
+    sys.path[:1] = [str(repository), str(repository / "project")]  # and not this folder, which holds other modules
     _serve()

@@ -4,11 +4,8 @@ A flag with a `key` is another name for a LightningCLI key (`--epochs` is `--tra
 command line; one without is an argument of our own, which `rankzero.cli.lightning_cli` adds to the LightningCLI.
 """
 
-import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rankzero.cli.flag_values import (
@@ -188,33 +185,6 @@ TRAINING = (
     Flag("seed", "N", a_seed, "seed of order, weights and augmentation", "0", key="seed_everything"),
     TRUST,
 )
-
-TRAINER = {flag.name: flag for flag in (*RUNNING, *TRAINING) if flag.key is None or flag.name == "seed"}
-"""The flags that are arguments of `rankzero.Trainer` too; it has Lightning's own under Lightning's names."""
-
-_KEYS = {name: flag.key for flag in (*RUNNING, *TRAINING) if flag.key for name in (flag.name, *flag.aliases)}
-
-_COMMANDS = re.compile(r"(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) ")
-
-
-def as_arguments(text: str) -> str:
-    """Spells flags as arguments of the Trainer: `--save_every 200steps` as `save_every="200steps"`.
-
-    Lines to be typed in a shell stay, but for the script that they name.
-    """
-
-    def spelled(match: re.Match[str]) -> str:
-        flag, value = match[1], match[2]
-        name = "seed" if flag == "seed" else _KEYS.get(flag, flag).rpartition(".")[2]
-        if value is None or value in ("or", "and", "with", "for", "in", "to", "is", "on"):
-            return name + (f" {value}" if value else "")
-        plain = value.isupper() or re.fullmatch(r"[0-9.]+", value)
-        return f"{name}={value}" if plain else f'{name}="{value}"'
-
-    lines = text.replace("launch/fit.py", Path(sys.argv[0]).name or "train.py").split("\n")
-    flags = r"--([a-z_.]*[a-z_])(?: ([^\s,;()]*[^\s,;().]))?"
-    return "\n".join(line if _COMMANDS.match(line) else re.sub(flags, spelled, line) for line in lines)
-
 
 CHECKPOINT = Flag(
     "checkpoint",

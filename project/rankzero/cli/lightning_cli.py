@@ -10,8 +10,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from rankzero.cli.arguments import Flags
-from rankzero.cli.flags import TRAINER
 from rankzero.cli.parser import RankzeroParser, reader, without_enums
+from rankzero.cli.script_arguments import TRAINER
 from rankzero.runs.stored_config import OF_ONE_START, dump_config, without_objects
 
 LINKED = ("in_features", "out_features", "in_channels", "image_size", "num_classes")

@@ -13,6 +13,7 @@ from torch import Tensor
 from rankzero.cli.arguments import Flags
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.commands.evaluation import find_checkpoint, prepare, title_of, with_configuration, write_result
+from rankzero.commands.prediction_files import PartWriter, leaves, merge
 from rankzero.distributed.devices import processes_for_gpus
 from rankzero.distributed.process.quiet import quieten
 from rankzero.distributed.process.spawn import own_command, run_processes
@@ -21,7 +22,6 @@ from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, saying_why
 from rankzero.runs import report
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.predictions import PartWriter, leaves, merge
 from rankzero.runs.resume import agreed
 from rankzero.sampling.evaluation_sampler import EvaluationBatches
 from rankzero.sampling.loader import OrderedLoader

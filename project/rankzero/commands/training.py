@@ -30,7 +30,7 @@ def fit(flags: Flags, meeting: Meeting) -> int:
     trainer: Trainer | None = None
     with (
         Session.of_command(requested, meeting) as session,
-        saying_why(begun=lambda: trainer is not None and trainer.begun),
+        saying_why(begun=lambda: trainer is not None and trainer.outcome.begun),
     ):
         SIGNALS.tell(lambda signum: session.team.lifeline.ask_to_stop(signum.name))
         cli = session.team.together(lambda: RankzeroCLI(flags))

@@ -86,14 +86,8 @@ class Team:
 
     def _server(self, ip: str, listening: Any) -> Store:
         """The store, on the socket that the roll was called at."""
-        return TCPStore(
-            ip,
-            self.launch.port,
-            is_master=True,
-            timeout=timedelta(seconds=self.timeout),
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
+        port, timeout, fd = self.launch.port, timedelta(seconds=self.timeout), listening.detach()
+        return TCPStore(ip, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=fd)
 
     def _client(self, ip: str) -> Store:
         timeout = timedelta(seconds=self.timeout)

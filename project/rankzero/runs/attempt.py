@@ -24,6 +24,7 @@ from rankzero.runs.lock import RunLock
 from rankzero.runs.next_attempt import next_attempt, why_not_again
 from rankzero.runs.resume import RunOptions, agreed, decide
 from rankzero.runs.summary import Figures, summarise
+from rankzero.runs.tensorboard import CurvesLogger
 from rankzero.sampling.plan import Sharding
 from rankzero.sampling.resumed_order import take_up_order
 
@@ -97,6 +98,9 @@ class Attempt:
         if self.already_finished:
             self._lock.release()
         cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = self.decision.trusted_sha256
+        for logger in trainer.loggers:
+            if isinstance(logger, CurvesLogger) and (self.checkpoint or run.attempt > 1):
+                logger.purge_from(self.decision.step)
         self._log = logging.getLogger("rankzero")
         self._crash_log = CrashLog(run)
         for note in self.decision.notes:

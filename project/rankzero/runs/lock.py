@@ -22,6 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.process_state import process_state
 from rankzero.distributed.rendezvous.peers import Member
 from rankzero.messages import RequestError, printable
 from rankzero.runs.checkpoints.atomic_files import make_folder, sync_folder, synced
@@ -69,7 +70,7 @@ class Owner:
         """This process."""
         me = Member.this(launch)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-        born = (_process(me.pid) or ("", ""))[1]
+        born = (process_state(me.pid) or ("", ""))[1]
         return cls(secrets.token_hex(16), me.host, me.pid, born, me.boot, me.pids, now, launch.job_id, launch.restarts)
 
     def is_superseded_by(self, launch: Launch) -> bool:
@@ -174,7 +175,7 @@ class RunLock:
     def _lives(self, owner: Owner, place: Path) -> bool | None:
         """Whether an owner lives; None where it has given the lock up meanwhile. May take a minute."""
         if self._is_on_this_host(owner):
-            process = _process(owner.pid)
+            process = process_state(owner.pid)
             if process is None or process[1] != owner.born or process[0] in ("Z", "X"):
                 return False
             if owner.born:
@@ -195,7 +196,7 @@ class RunLock:
 
     def _refusal(self, owner: Owner, more: str = "") -> RequestError:
         here = self._is_on_this_host(owner)
-        process = _process(owner.pid) if here else None
+        process = process_state(owner.pid) if here else None
         if process and process[0] == "T" and not more:
             more = f"; it is stopped (SIGSTOP); kill -CONT {owner.pid} resumes it"
         return RequestError(
@@ -253,7 +254,7 @@ class RunLock:
                     continue
                 kind, token = path.name[-33], path.name[-32:]
                 writer = _read(path)
-                killed = writer and self._is_on_this_host(writer) and _process(writer.pid) is None
+                killed = writer and self._is_on_this_host(writer) and process_state(writer.pid) is None
                 if token != self._owner.token if kind == "." else killed:
                     path.unlink(missing_ok=True)
 
@@ -287,18 +288,3 @@ def _sign_of_life(place: Path) -> int | None:
             return os.fstat(file.fileno()).st_mtime_ns
     except OSError:
         return None
-
-
-def _process(pid: int) -> tuple[str, str] | None:
-    """State and time of birth of a process of this host, see proc(5); None if it does not exist."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        if Path("/proc/self/stat").exists():
-            return None
-        try:  # a system without /proc
-            os.kill(pid, 0)
-        except OSError as error:
-            return ("", "") if error.errno == errno.EPERM else None
-        return "", ""
-    return fields[0], fields[19]

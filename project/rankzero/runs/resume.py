@@ -1,7 +1,7 @@
 """What a run carries on from: rank zero decides, all follow."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,18 @@ class RunOptions:
     keep_best: str | None = None
     requeue: str = "auto"
     max_attempts: int = 100
+
+    @classmethod
+    def read(cls, arguments: Mapping[str, Any]) -> "RunOptions":
+        """Reads the Trainer's arguments, as their flags have read them."""
+        return cls(
+            resume=arguments["resume"],
+            accept_changed=tuple((arguments["accept_changed"] or "").split(",")),
+            trust_checkpoint=arguments["trust_checkpoint"] == "yes",
+            keep_best=arguments["keep_best"],
+            requeue=arguments["requeue"],
+            max_attempts=arguments["max_attempts"],
+        )
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The random generators that a whole process shares: Python's, NumPy's and torch's, on the CPU."""
 
 import ctypes
+import os
 import random
 from typing import Any
 
@@ -11,6 +12,11 @@ State = tuple[Any, Any, torch.Tensor]
 
 _WORDS = 4 * 625
 """Bytes of a Mersenne twister in NumPy: 624 words, and which of them is the next."""
+
+
+def global_seed() -> int:
+    """The seed that Lightning's `seed_everything` was called with last; 0 where it was not."""
+    return int(os.environ.get("PL_GLOBAL_SEED") or 0)
 
 
 def seed(key: int) -> None:

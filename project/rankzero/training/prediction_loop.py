@@ -14,7 +14,11 @@ from rankzero.sampling.loader import OrderedLoader
 
 
 class PredictionLoop(_PredictionLoop):
-    """Lightning's loop, which tells a BasePredictionWriter the samples of each batch in the run's order."""
+    """Lightning's loop; it keeps a short last batch, and tells a BasePredictionWriter the samples of each batch."""
+
+    def setup_data(self) -> None:
+        with _complete_last_batch(self.trainer):
+            super().setup_data()
 
     def _get_batch_indices(self, dataloader: object) -> Any:
         if isinstance(dataloader, OrderedLoader) and isinstance(dataloader.batch_sampler, EvaluationBatches):
@@ -24,7 +28,7 @@ class PredictionLoop(_PredictionLoop):
 
 
 @contextmanager
-def complete_last_batch(trainer: Trainer) -> Iterator[None]:
+def _complete_last_batch(trainer: Trainer) -> Iterator[None]:
     """Has predictions keep a short last batch, also of a loader that drops it, as Lightning does.
 
     Lightning (2.6) makes another DataLoader, and fails where the batch size is a positional argument.

@@ -10,7 +10,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -70,6 +71,18 @@ class StopSignals:
             self._whom, untold, self._untold = whom, self._untold, []
         for signum in untold:
             whom(signum)
+
+    @contextmanager
+    def told_to(self, whom: Callable[[signal.Signals], None]) -> Iterator[None]:
+        """Has `whom` called with each signal meanwhile; outside the main thread only if this listens already."""
+        in_main = threading.current_thread() is threading.main_thread()
+        listens = in_main and self.listen()
+        self.tell(whom)
+        try:
+            yield
+        finally:
+            if listens:
+                self.close()
 
     def leave_if_asked(self) -> None:
         """For whoever waits before anything is begun: the others may come and all leave together, but soon.

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from rankzero.sampling import generators
+from rankzero.sampling.plan import Sharding
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.metrics import logged as logged_metrics
@@ -28,13 +29,11 @@ class RankStates(LoopCallback):
     At another world size the generators are seeded anew, from seed and step; what metrics have gathered is added up.
 
     Args:
-        seed: The run's.
-        rank: This process among all.
-        world_size: Processes in all.
+        plan: The plan of samples: seed, rank and world size.
     """
 
-    def __init__(self, seed: int, rank: int, world_size: int) -> None:
-        self.seed, self.rank, self.world_size = seed, rank, world_size
+    def __init__(self, plan: Sharding) -> None:
+        self.plan = plan
         self._loaded: list[State] | None = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -60,8 +59,8 @@ class RankStates(LoopCallback):
             if hasattr(state, "error_dict"):
                 rank_zero_warn(f"rankzero: the error feedback of {type(state).__name__} begins anew, from nothing")
         states, self._loaded = self._loaded, None
-        same_world = len(states) == self.world_size
-        mine = states[self.rank] if same_world else states[0]
+        same_world = len(states) == self.plan.world_size
+        mine = states[self.plan.rank] if same_world else states[0]
         for name, values in mine["shown"].items():
             setattr(trainer._logger_connector, name, dict(values))
         if same_world:
@@ -70,13 +69,13 @@ class RankStates(LoopCallback):
             self._seed_anew(trainer.global_step)
         if fit_loop_of(trainer).is_within_epoch:
             # At another world size rank zero goes on with what all have gathered, the others with nothing.
-            whole = [mine] if same_world else states if self.rank == 0 else []
+            whole = [mine] if same_world else states if self.plan.rank == 0 else []
             carried = logged_metrics.merged([one["gathered"] for one in whole])
             fit_loop_of(trainer).epoch_loop.results.carried = carried
             load_metrics(trainer.lightning_module, [one["metrics"] for one in whole])
 
     def _seed_anew(self, step: int) -> None:
-        key = int(np.random.SeedSequence([self.seed, step, self.rank]).generate_state(1, np.uint64)[0])
+        key = int(np.random.SeedSequence([self.plan.seed, step, self.plan.rank]).generate_state(1, np.uint64)[0])
         generators.seed(key)
         if torch.cuda.is_available():
             torch.cuda.manual_seed(key)

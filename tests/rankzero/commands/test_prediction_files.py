@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from rankzero.commands.prediction_files import PartWriter, merge, plain
 from rankzero.messages import RequestError
-from rankzero.runs.predictions import PartWriter, merge, plain
 from rankzero.sampling.evaluation_sampler import EvaluationBatches
 
 COUNT = 11
@@ -55,7 +55,7 @@ def test_rows_come_in_the_order_of_the_samples(tmp_path, batch_size, world):
 
 
 def test_large_outputs_go_through_several_parts_and_a_mapped_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("rankzero.runs.predictions.PART_BYTES", 64)
+    monkeypatch.setattr("rankzero.commands.prediction_files.PART_BYTES", 64)
     found = merged(tmp_path, lambda numbers: numbers[:, None] + torch.zeros(50), 3, 2)
     assert torch.equal(found, torch.arange(COUNT)[:, None] + torch.zeros(50))
 

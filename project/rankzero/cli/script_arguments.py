@@ -1,0 +1,64 @@
+"""The flags as arguments of `rankzero.Trainer`: how they are read, and how messages spell them. Imports no torch."""
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rankzero.cli.flags import RUNNING, TRAINING
+
+TRAINER = {flag.name: flag for flag in (*RUNNING, *TRAINING) if flag.key is None or flag.name == "seed"}
+"""The flags that are arguments of `rankzero.Trainer` too; it has Lightning's own under Lightning's names."""
+
+_KEYS = {name: flag.key for flag in (*RUNNING, *TRAINING) if flag.key for name in (flag.name, *flag.aliases)}
+
+_COMMANDS = re.compile(r"(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) ")
+
+
+def as_arguments(text: str) -> str:
+    """Spells flags as arguments of the Trainer: `--save_every 200steps` as `save_every="200steps"`.
+
+    Lines to be typed in a shell stay, but for the script that they name.
+    """
+
+    def spelled(match: re.Match[str]) -> str:
+        flag, value = match[1], match[2]
+        name = "seed" if flag == "seed" else _KEYS.get(flag, flag).rpartition(".")[2]
+        if value is None or value in ("or", "and", "with", "for", "in", "to", "is", "on"):
+            return name + (f" {value}" if value else "")
+        plain = value.isupper() or re.fullmatch(r"[0-9.]+", value)
+        return f"{name}={value}" if plain else f'{name}="{value}"'
+
+    lines = text.replace("launch/fit.py", Path(sys.argv[0]).name or "train.py").split("\n")
+    flags = r"--([a-z_.]*[a-z_])(?: ([^\s,;()]*[^\s,;().]))?"
+    return "\n".join(line if _COMMANDS.match(line) else re.sub(flags, spelled, line) for line in lines)
+
+
+def read_arguments(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads the Trainer's own arguments as the flags of the same names are read.
+
+    Raises:
+        RequestError: A value is not one that its flag takes.
+    """
+    return {name: value if value is None else TRAINER[name].value(_as_text(value)) for name, value in own.items()}
+
+
+def as_list(value: Any) -> list[Any]:
+    """An argument that may be one thing, several or None."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _as_text(value: Any) -> str:
+    """An argument as it would be typed after its flag."""
+    if isinstance(value, timedelta):
+        return f"{math.ceil(value.total_seconds())}s"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return ",".join(map(str, value)) if isinstance(value, list | tuple | set) else str(value)

@@ -1,0 +1,20 @@
+"""Whether a process of this host lives, and since when. Imports no torch."""
+
+import errno
+import os
+from pathlib import Path
+
+
+def process_state(pid: int) -> tuple[str, str] | None:
+    """State and time of birth of a process of this host, see proc(5); None if it does not exist."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+        try:  # a system without /proc
+            os.kill(pid, 0)
+        except OSError as error:
+            return ("", "") if error.errno == errno.EPERM else None
+        return "", ""
+    return fields[0], fields[19]
