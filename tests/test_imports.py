@@ -1,22 +1,28 @@
-"""Who may import whom; and what answers without torch."""
+"""The layers of the packages, the size of their files and folders, and what is imported without torch."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from running import REPOSITORY
 
-PACKAGES = ("launch", "project", "lightning_modules", "data_modules", "tests")
-ALLOWED = {
-    "launch": {"project", "lightning_modules", "data_modules"},
-    "project": set(),
-    "lightning_modules": set(),
-    "data_modules": set(),
-}
+ROOT = REPOSITORY / "project" / "rankzero"
+
+LAYERS = ("commands", "trainer", "cli", "training", "runs", "sampling", "distributed", "messages")
+"""From top to bottom: an import never points upwards."""
+
+MOST_ENTRIES, MOST_AT_ROOT, MOST_LINES = 12, 10, 300
+
 WITHOUT_TORCH = (
+    "rankzero",
+    "rankzero.__main__",
     "rankzero.commands.start",
+    "rankzero.commands.explain",
+    "rankzero.commands.fast_imports",
     "rankzero.cli.arguments",
     "rankzero.runs.directory",
     "rankzero.distributed.environments.detect",
@@ -24,49 +30,106 @@ WITHOUT_TORCH = (
     "rankzero.distributed.rendezvous.client",
     "rankzero.distributed.scheduler.job",
     "rankzero.distributed.scheduler.requeue",
-    "rankzero.commands.fast_imports",
     "rankzero.training.callbacks.wall_time",
-    "rankzero.commands.explain",
     "lightning_modules",
     "data_modules",
 )
 
-
-def imported_packages(package: str) -> set[str]:
-    """Our packages that the files of one of them import, itself left out."""
-    found = set()
-    for file in (REPOSITORY / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            else:
-                continue
-            found |= {name.split(".")[0] for name in names}
-    return found & set(PACKAGES) - {package}
+FILES = sorted(ROOT.rglob("*.py"))
 
 
-@pytest.mark.parametrize("package", ALLOWED)
-def test_a_package_imports_only_what_it_may(package):
-    assert imported_packages(package) <= ALLOWED[package]
+def imports(file: Path) -> Iterator[str]:
+    """The dotted names that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file}: a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def test_the_check_sees_imports():
-    assert imported_packages("launch") == ALLOWED["launch"]
+def layer(module: str) -> int | None:
+    """The layer of a module of ours, counted from the top; None for what stands in none, such as `rankzero` itself."""
+    _, _, rest = module.partition("rankzero.")
+    name = rest.split(".")[0]
+    return LAYERS.index(name) if name in LAYERS else None
+
+
+def module_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts)
+
+
+def pointing_upwards(files: list[Path]) -> list[str]:
+    return [
+        f"{module_of(file)} imports {name}"
+        for file in files
+        for name in imports(file)
+        if name.startswith("rankzero.") and None not in (own := layer(module_of(file)), theirs := layer(name))
+        if theirs < own
+    ]
+
+
+def test_no_import_points_upwards():
+    assert pointing_upwards(FILES) == []
+
+
+def test_the_check_sees_an_import_that_points_upwards(tmp_path, monkeypatch):
+    file = tmp_path / "rankzero" / "sampling" / "plan.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def late():\n    from rankzero.trainer import Trainer\n")
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path / "rankzero")
+    assert pointing_upwards([file]) == ["rankzero.sampling.plan imports rankzero.trainer.Trainer"]
+
+
+def test_no_package_uses_private_names_of_another():
+    found = [
+        f"{module_of(file)} imports {name}"
+        for file in FILES
+        for name in imports(file)
+        if name.startswith("rankzero.") and name.rpartition(".")[2].startswith("_") and not name.endswith("__")
+        if name.rpartition(".")[0].rpartition(".")[0] != module_of(file).rpartition(".")[0]
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("package", ["launch", "lightning_modules", "data_modules"])
+def test_the_packages_beside_ours_import_only_what_they_may(package):
+    ours = {"launch", "rankzero", "lightning_modules", "data_modules", "tests"} - {package}
+    found = {name.split(".")[0] for file in (REPOSITORY / package).rglob("*.py") for name in imports(file)}
+    assert found & ours == ({"rankzero"} if package == "launch" else set())
+
+
+def entries(folder: Path) -> list[str]:
+    """What stands in a folder, `__init__.py` left out below the root."""
+    left_out = {"__pycache__"} if folder == ROOT else {"__pycache__", "__init__.py"}
+    return [path.name for path in folder.iterdir() if path.name not in left_out]
+
+
+def test_folders_are_small_enough_to_be_read():
+    assert len(entries(ROOT)) <= MOST_AT_ROOT
+    folders = {file.parent for file in FILES if file.parent != ROOT}
+    assert {folder.name: len(entries(folder)) for folder in folders if len(entries(folder)) > MOST_ENTRIES} == {}
+
+
+def test_files_are_short_enough_to_be_read():
+    lengths = {module_of(file): len(file.read_text().splitlines()) for file in FILES}
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def test_the_wheel_holds_every_package():
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    folders = {file.parent for file in FILES}
+    missing = [name for folder in folders if f'"{(name := module_of(folder))}"' not in text]
+    assert missing == []
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_answers_without_torch(module):
+def test_imports_neither_torch_nor_lightning(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
-def test_environment_variables_are_read_in_environments_alone():
-    readers = {
-        str(file.relative_to(REPOSITORY).parent)
-        for package in ALLOWED
-        for file in (REPOSITORY / package).rglob("*.py")
-        if "os.environ" in file.read_text() or "getenv" in file.read_text()
-    }
-    assert readers == {"project/environments"}
+def test_environment_variables_are_read_at_the_bottom():
+    readers = {module_of(file) for file in FILES if "os.environ" in file.read_text() or "getenv" in file.read_text()}
+    outside = {name for name in readers if not name.startswith("rankzero.distributed.")}
+    assert outside == {"rankzero.sampling.generators"}  # PL_GLOBAL_SEED, which Lightning sets

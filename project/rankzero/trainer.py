@@ -137,8 +137,7 @@ class Trainer(pl.Trainer):
         self.config_text: str | None = None
         self._given = {key: value for key, value in arguments.items() if value != TRAINER[key].default} | lightning
         self._fast, self._fit_called = arguments["fast"] == "yes", False
-        self.outcome = Outcome()
-        self._options = RunOptions.read(arguments)
+        self.outcome, self._options = Outcome(), RunOptions.read(arguments)
         users = as_list(lightning.get("callbacks"))
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
@@ -164,7 +163,6 @@ class Trainer(pl.Trainer):
             interval = Interval.read(arguments["save_every"])
             asks_to_stop = team.lifeline.ask_to_stop if arguments["save_errors"] == "stop" else None
             self._saving = SaveCheckpoints(self.run, interval, self._record, retention, asks_to_stop)
-        ends = end_of_time(arguments["time_limit"], team.launch)
         self._ledger, self._throughput = KeepLedger(plan), Throughput(plan)
 
         callbacks: list[Callback] = [
@@ -205,7 +203,7 @@ class Trainer(pl.Trainer):
         failing = FailTogether(team.lifeline, self.outcome)
         self.callbacks: list[Callback] = [caller, failing, self._found, *self.callbacks]
         fit_loop.fit_loop_of(self).hooks += [
-            MindTheTime(team.lifeline, WallTime(ends), self._saving),
+            MindTheTime(team.lifeline, WallTime(end_of_time(arguments["time_limit"], team.launch)), self._saving),
             StopSafely(team.lifeline, self._saving),
         ]
         logged.install(self)
@@ -236,24 +234,24 @@ class Trainer(pl.Trainer):
             Stopped: The run has stopped early, saved, on all ranks: a SystemExit with code 75.
         """
         loaders = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
+        settings: dict[str, Any] = {**loaders, "weights_only": weights_only}
         if self._fit_called:
             asked, found = "to call fit once more", f"this Trainer has trained run {self.run.name} already"
             raise RequestError(asked, found, "another Trainer; of the same name and with more epochs it resumes")
         self._fit_called = True
         self.plan.seed = global_seed()
-        attempt = self._attempt(model, loaders, ckpt_path)
+        attempt = self._attempt(model, datamodule or train_dataloaders, ckpt_path)
         if not attempt.already_finished:
-            self._train(attempt, model, weights_only, loaders)
+            self._train(attempt, model, settings)
         elif self.session.is_script:
             newest, _ = newest_valid(self.run.checkpoints)
-            super().fit(model, **loaders, ckpt_path=newest, weights_only=weights_only)
+            super().fit(model, **settings, ckpt_path=newest)
 
-    def _attempt(self, model: pl.LightningModule, loaders: dict[str, Any], ckpt_path: _PATH | None) -> Attempt:
+    def _attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
         options = self._options
         if ckpt_path is not None:
             options = replace(options, resume=self._choice.path_of(str(ckpt_path)) or "auto")
         if self.config_text is None:
-            data = loaders["datamodule"] or loaders["train_dataloaders"]
             self.config_text = describe_config(model, data, self._given)
         attempt = Attempt(
             self.run,
@@ -269,9 +267,7 @@ class Trainer(pl.Trainer):
         self._found.resumes = attempt.checkpoint is not None
         return attempt
 
-    def _train(
-        self, attempt: Attempt, model: pl.LightningModule, weights_only: bool | None, loaders: dict[str, Any]
-    ) -> None:
+    def _train(self, attempt: Attempt, model: pl.LightningModule, settings: dict[str, Any]) -> None:
         team = self.session.team
         if self._fast:
             words = layout.apply_layout(model, self.session.world.accelerator)
@@ -279,7 +275,7 @@ class Trainer(pl.Trainer):
                 show(f"rankzero: --fast: {words}; {self._precision_reason}")
         try:
             with SIGNALS.told_to(lambda signum: team.lifeline.ask_to_stop(signum.name)), attempt:
-                super().fit(model, **loaders, ckpt_path=attempt.checkpoint, weights_only=weights_only)
+                super().fit(model, **settings, ckpt_path=attempt.checkpoint)
         except Stopped:
             team.leave_together()
             raise

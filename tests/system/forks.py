@@ -3,9 +3,11 @@
 As a program it is that process: it reads a request a line, and answers with the exit code of every rank.
 """
 
+import atexit
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -40,7 +42,7 @@ class Forks:
 
         Args:
             arguments: The command line.
-            script: What is run in place of `fit`.
+            script: What is run in place of `fit`: another command, or the path of a script.
             seconds: How long it may take.
             folder: Where.
             world: How many ranks.
@@ -143,6 +145,9 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
 
         SIGNALS.listen()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        if script_name.endswith(".py"):
+            code = _run_script(script_name, arguments)
+            return
         sys.argv = [script(script_name), *arguments]
         work = importlib.import_module(
             {
@@ -158,6 +163,27 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run_script(script: str, arguments: Sequence[str]) -> int:
+    """Runs a script as `python script` does, to the end of the interpreter; returns its exit code."""
+    from rankzero.distributed.process.stop_signals import SIGNALS
+
+    SIGNALS.close()  # a script listens while it trains
+    sys.argv, sys.path[:0] = [script, *arguments], [str(Path(script).parent)]
+    code = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
+    except BaseException:
+        code = 1
+        try:
+            sys.excepthook(*sys.exc_info())
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+    atexit._run_exitfuncs()
+    return code
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def as_arguments(text: str) -> str:
     def spelled(match: re.Match[str]) -> str:
         flag, value = match[1], match[2]
         name = "seed" if flag == "seed" else _KEYS.get(flag, flag).rpartition(".")[2]
-        if value is None or value in ("or", "and", "with", "for", "in", "to", "is", "on"):
+        if value is None or value in ("or", "and", "with", "for", "in", "to", "is", "on", "out"):
             return name + (f" {value}" if value else "")
         plain = value.isupper() or re.fullmatch(r"[0-9.]+", value)
         return f"{name}={value}" if plain else f'{name}="{value}"'

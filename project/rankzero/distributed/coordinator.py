@@ -198,6 +198,7 @@ class Team:
         if torch.distributed.is_initialized():
             return
         assert self._store is not None
+        hook = sys.excepthook  # torch would wrap it, and hold back what it prints until it returns
         torch.distributed.init_process_group(
             backend,
             store=PrefixStore("process group", self._store),
@@ -206,6 +207,7 @@ class Team:
             timeout=timeout,
             device_id=device if backend == "nccl" else None,
         )
+        sys.excepthook = hook
 
     def __enter__(self) -> Self:
         self.lifeline.watch_exit()

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from rankzero.distributed.process.process_state import process_state
 from rankzero.runs import lock as run_lock
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import RequestError
@@ -100,7 +101,7 @@ def test_a_stopped_process_still_holds_its_run(run, other_process):
     process, answer = other_process()
     assert answer.get() == "held"
     os.kill(process.pid, signal.SIGSTOP)
-    while run_lock._process(process.pid)[0] != "T":
+    while process_state(process.pid)[0] != "T":
         time.sleep(0.01)
     with pytest.raises(RequestError, match=f"kill -CONT {process.pid} resumes it"):
         RunLock(Launch()).acquire(run)
@@ -110,7 +111,7 @@ def test_a_killed_process_holds_nothing(run, place, other_process):
     process, answer = other_process()
     assert answer.get() == "held"
     process.kill()
-    while (state := run_lock._process(process.pid)) and state[0] != "Z":
+    while (state := process_state(process.pid)) and state[0] != "Z":
         time.sleep(0.01)  # a zombie process counts as ended
     lock = RunLock(Launch(), notice=pytest.fail)
     lock.acquire(run)

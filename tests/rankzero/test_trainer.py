@@ -1,0 +1,366 @@
+"""The Trainer as a script uses it, compared with Lightning's own."""
+
+import atexit
+import inspect
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader, TensorDataset
+
+import rankzero
+from rankzero import Trainer
+from rankzero.cli.script_arguments import TRAINER, as_arguments, read_arguments
+from rankzero.distributed import session
+from rankzero.distributed.session import Session
+from rankzero.messages import RequestError, spell_with
+from rankzero.runs.checkpoints.manifest import checkpoints_in
+from running import as_before
+
+QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
+
+
+@pytest.fixture
+def script(here, monkeypatch):
+    """A process in which no Trainer has been built, in a folder of its own."""
+    monkeypatch.setattr(Session, "current", None)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with as_before():
+        yield here
+    session._leave_team(None)
+    spell_with(None)
+    atexit.unregister(session._leave)
+
+
+class Net(BoringModel):
+    """Logs what it learns, and draws random numbers as it does."""
+
+    stops_at = None
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(32, 2)
+        self.dropout = torch.nn.Dropout(0.2)
+
+    def training_step(self, batch, batch_idx):
+        torch.manual_seed(self.global_step)  # loaders of stock Lightning draw from the same generator
+        loss = self.loss(self.dropout(self(batch[0])))
+        if self.global_step == self.stops_at:
+            self.trainer.session.team.lifeline.ask_to_stop("the test")
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(self(batch[0])))
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", self.loss(self(batch[0])))
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+
+def samples(count=21, shuffle=False):
+    data = TensorDataset(torch.randn(count, 32, generator=torch.Generator().manual_seed(1)))
+    return DataLoader(data, batch_size=4, shuffle=shuffle)
+
+
+class Hooks(pl.Callback):
+    """Notes which hooks are called, with the numbers that the user can see there."""
+
+    def __init__(self):
+        self.seen = []
+
+
+for _name in [name for name in dir(pl.Callback) if name.startswith("on_")] + ["setup", "teardown"]:
+
+    def _note(self, trainer, *arguments, _name=_name, **settings):
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self.seen.append((_name, trainer.global_step, trainer.current_epoch, metrics))
+
+    setattr(Hooks, _name, _note)
+
+
+def trained(kind, **settings):
+    hooks, model = Hooks(), Net()
+    torch.manual_seed(5)
+    trainer = kind(callbacks=[hooks], max_epochs=2, **QUIET, **settings)
+    trainer.fit(model, samples(), samples())
+    return trainer, model, hooks
+
+
+def test_every_flag_is_an_argument_with_the_same_default():
+    parameters = inspect.signature(Trainer.__init__).parameters
+    own = {
+        name: parameter.default for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    assert own.keys() == TRAINER.keys()
+    defaults = {name: flag.default if flag.default is None else str(flag.default) for name, flag in TRAINER.items()}
+    assert read_arguments(own) == read_arguments(defaults)
+    described = inspect.getdoc(Trainer)
+    assert all(f"{name}: " in described for name in own)
+
+
+def test_no_argument_is_one_of_lightnings():
+    theirs = inspect.signature(pl.Trainer.__init__).parameters
+    assert not TRAINER.keys() & theirs.keys()
+
+
+def test_what_a_user_sees_is_what_stock_lightning_shows(script):
+    _, stock_model, stock = trained(pl.Trainer, logger=False, enable_checkpointing=False)
+    _, model, hooks = trained(Trainer, name="x")
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in stock_model.state_dict().items())
+    without_saving = [entry for entry in hooks.seen if entry[0] != "on_save_checkpoint"]
+    assert without_saving == stock.seen
+
+
+def test_a_run_leaves_what_the_command_line_leaves(script, capsys):
+    trained(Trainer, name="x", save_every="3steps", keep=2)
+    out = capsys.readouterr().out
+    assert "run x: finished" in out and "epoch 2: 21 of 21 samples, each once" in out
+    summary = json.loads((script / "runs/x/summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["epochs"]) == ("finished", 12, 2)
+    assert [path.name for path in checkpoints_in(script / "runs/x/checkpoints")] == ["step-00000009", "step-00000012"]
+    assert list((script / "runs/x/tensorboard").glob("events*"))
+
+
+def test_a_run_without_a_name_is_called_after_the_script(script):
+    trainer, *_ = trained(Trainer)
+    stem = Path(sys.modules["__main__"].__file__).stem
+    assert trainer.run.path == Path("runs") / f"{stem}-1" and trainer.run.exists
+
+
+def test_another_trainer_of_the_name_resumes(script):
+    whole, model, _ = trained(Trainer, name="whole")
+    first = Trainer(name="x", max_epochs=1, **QUIET)
+    torch.manual_seed(5)
+    first.fit(Net(), samples(), samples())
+    second, again = Trainer(name="x", max_epochs=2, **QUIET), Net()
+    second.fit(again, samples(), samples())
+    assert second.global_step == whole.global_step == 12
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_a_finished_run_is_restored(script, capsys):
+    _, model, _ = trained(Trainer, name="x")
+    fresh = Net()
+    torch.nn.init.zeros_(fresh.layer.weight)
+    trainer = Trainer(name="x", max_epochs=2, **QUIET)
+    trainer.fit(fresh, samples(), samples())
+    assert torch.equal(fresh.layer.weight, model.layer.weight) and trainer.global_step == 12
+    assert "already finished" in capsys.readouterr().out
+    assert json.loads((script / "runs/x/summary.json").read_text())["attempts"] == 1
+
+
+def test_fit_twice_is_refused_in_words(script):
+    trainer, model, _ = trained(Trainer, name="x")
+    with pytest.raises(RequestError, match="has trained run x already"):
+        trainer.fit(model, samples())
+
+
+def test_another_trainer_with_other_processes_is_refused_in_words(script):
+    Trainer(name="x", **QUIET)
+    with pytest.raises(RequestError, match="devices=2 for another Trainer of this program"):
+        Trainer(name="y", devices=2, **QUIET)
+    with pytest.raises(RequestError, match="num_nodes=3"):
+        Trainer(name="y", num_nodes=3, **QUIET)
+
+
+def test_evaluations_and_predictions_before_and_after_training(script):
+    stock, ours = pl.Trainer(logger=False, **QUIET), Trainer(name="x", max_epochs=2, logger=False, **QUIET)
+    model = Net()
+    for stage in ("validate", "test"):
+        expected = getattr(stock, stage)(model, samples(), verbose=False)
+        assert getattr(ours, stage)(model, samples(), verbose=False) == expected
+    ours.fit(model, samples(), samples())
+    assert ours.test(model, samples(), verbose=False) == stock.test(model, samples(), verbose=False)
+    predicted = ours.predict(model, samples())
+    assert all(map(torch.equal, predicted, stock.predict(model, samples()))) and sum(map(len, predicted)) == 21
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_predictions_keep_the_last_batch_of_a_loader_that_drops_it(script, shuffle):
+    loader = DataLoader(samples().dataset, 4, drop_last=True)
+    assert sum(map(len, Trainer(**QUIET).predict(Net(), loader))) == 21
+
+
+def test_ckpt_path_may_be_last_best_or_a_path(script):
+    trainer, model, _ = trained(Trainer, name="x", keep_best="min:val_loss", keep=10)
+    last = trainer.test(model, samples(), verbose=False)
+    assert trainer.test(Net(), samples(), ckpt_path="last", verbose=False) == last
+    best = Path(trainer.checkpoint_callback.best_model_path)
+    assert best.parent.resolve() == (script / "runs/x/checkpoints").resolve()
+    by_path = trainer.test(Net(), samples(), ckpt_path=best, verbose=False)
+    assert trainer.test(Net(), samples(), ckpt_path="best", verbose=False) == by_path
+    other = Trainer(name="y", max_epochs=3, **QUIET)
+    other.fit(Net(), samples(), samples(), ckpt_path=best)
+    assert other.current_epoch == 3 and other.global_step == 18
+
+
+def test_ckpt_paths_that_are_not_there(script):
+    trainer, model, _ = trained(Trainer, name="x")
+    with pytest.raises(RequestError, match="kept none as the best"):
+        trainer.test(model, samples(), ckpt_path="best")
+    with pytest.raises(RequestError, match="there is no such file or folder"):
+        trainer.test(model, samples(), ckpt_path="runs/nothing")
+    with pytest.raises(RequestError, match="there is no such file or folder"):
+        Trainer(name="y", **QUIET).fit(model, samples(), ckpt_path="nothing.ckpt")
+    assert not (script / "runs/y").exists()
+
+
+def test_the_best_of_a_users_own_model_checkpoint(script):
+    own = ModelCheckpoint(dirpath="own", monitor="val_loss")
+    trainer = Trainer(name="x", max_epochs=2, callbacks=own, **QUIET)
+    model = Net()
+    trainer.fit(model, samples(), samples())
+    assert own.best_model_path
+    assert trainer.test(Net(), samples(), ckpt_path="best", verbose=False) == trainer.test(
+        Net(), samples(), ckpt_path=own.best_model_path, verbose=False
+    )
+
+
+class Fails(Net):
+    def training_step(self, batch, batch_idx):
+        if self.global_step == 3:
+            try:
+                raise LookupError("the first")
+            except LookupError as error:
+                raise KeyError("the second") from error
+        return super().training_step(batch, batch_idx)
+
+
+def test_an_error_of_the_users_comes_back_as_it_was_raised(script):
+    trainer = Trainer(name="x", max_epochs=2, **QUIET)
+    with pytest.raises(KeyError, match="the second") as raised:
+        trainer.fit(Fails(), samples())
+    assert isinstance(raised.value.__cause__, LookupError)
+    assert json.loads((script / "runs/x/summary.json").read_text())["status"] == "failed"
+    again = Trainer(name="x", max_epochs=2, save_every="2steps", **QUIET)
+    again.fit(Net(), samples())
+    assert again.global_step == 12
+
+
+def test_a_stop_is_a_system_exit_and_the_same_script_resumes(script, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(rankzero.Stopped) as stopped:
+        patch.setattr(Net, "stops_at", 3)
+        Trainer(name="x", max_epochs=2, **QUIET).fit(Net(), samples())
+    assert isinstance(stopped.value, SystemExit) and stopped.value.code == 75
+    again = Trainer(name="x", max_epochs=2, **QUIET)
+    again.fit(Net(), samples())
+    assert again.global_step == 12 and again.run.attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"save_every": "often"}, 'save_every="often"'),
+        ({"keep": 0}, "keep=0"),
+        ({"time_limit": "soon"}, 'time_limit="soon"'),
+        ({"name": "../x"}, 'name="../x"'),
+        ({"accept_changed": ["data", "weather"]}, "data,weather"),
+        ({"launcher": "torchrum"}, 'launcher="torchrun"'),
+        ({"batch_size": 4, "global_batch_size": 8}, "batch_size=4 and global_batch_size=8"),
+        ({"strategy": "fsdp"}, 'strategy="fsdp"'),
+        ({"accelerator": "gpu"}, 'accelerator="gpu"'),
+        ({"devices": 100_000}, "devices=100000"),
+        ({"num_nodes": 2}, "num_nodes=2"),
+    ],
+)
+def test_a_wrong_argument_is_refused_as_an_argument(script, settings, message):
+    if settings.get("accelerator") == "gpu" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(RequestError) as refused:
+        Trainer(**{**QUIET, **settings})
+    assert message in str(refused.value)
+    assert not (script / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"time_limit": timedelta(hours=1), "save_every": 2, "keep": 1, "trust_checkpoint": True},
+        {"time_limit": "2h", "accept_changed": "data", "fast": True, "start_timeout": 10.0},
+        {"strategy": DDPStrategy(find_unused_parameters=True)},
+        {"barebones": True, "enable_progress_bar": False},
+        {"fast_dev_run": True},
+        {"logger": False},
+        {"enable_checkpointing": False},
+        {"root": Path("elsewhere")},
+        {"seed": 3, "global_batch_size": 8},
+    ],
+    ids=lambda settings: ",".join(settings),
+)
+def test_arguments_in_every_form(script, settings):
+    trainer = Trainer(**{**QUIET, "max_epochs": 1, "name": "x", **settings})
+    trainer.fit(Net(), samples(), samples())
+    assert trainer.global_step == (1 if "fast_dev_run" in settings else 3 if "seed" in settings else 6)
+    saved = checkpoints_in(Path(settings.get("root", "runs")) / "x/checkpoints")
+    assert bool(saved) is not bool({"barebones", "fast_dev_run", "enable_checkpointing"} & settings.keys())
+
+
+def test_lightnings_environment_variables_count(script, monkeypatch):
+    monkeypatch.setenv("PL_TRAINER_MAX_EPOCHS", "1")
+    assert Trainer(**QUIET).max_epochs == 1 and Trainer(max_epochs=2, **QUIET).max_epochs == 2
+
+
+def test_loggers_of_the_users_own(script):
+    trainer = Trainer(name="x", max_epochs=1, logger=CSVLogger("csv"), log_every_n_steps=1, **QUIET)
+    trainer.fit(Net(), samples())
+    assert list(Path("csv").rglob("metrics.csv")) and not (script / "runs/x/tensorboard").exists()
+
+
+def test_the_seed_of_the_order_is_the_one_of_seed_everything_wherever_that_is_called(script):
+    def order(seed):
+        trainer = Trainer(name=f"seed-{seed}", max_epochs=1, **QUIET)
+        pl.seed_everything(seed)
+        trainer.fit(Net(), samples(shuffle=True))
+        return list(trainer.plan.order)
+
+    assert order(1) != order(2)
+
+
+def test_data_modules(script):
+    class Data(BoringDataModule):
+        def train_dataloader(self):
+            return samples()
+
+        def val_dataloader(self):
+            return samples()
+
+    trainer = Trainer(name="x", max_epochs=1, **QUIET)
+    trainer.fit(Net(), datamodule=Data())
+    assert trainer.global_step == 6
+
+
+def test_the_plan_comes_before_the_users_callbacks_and_saving_comes_last(script):
+    users = [Hooks(), ModelCheckpoint(dirpath="own")]
+    kinds = [type(callback).__name__ for callback in Trainer(callbacks=users, **QUIET).callbacks]
+    assert kinds[:5] == ["CallListeners", "FailTogether", "KeepFound", "KeepLedger", "Hooks"]
+    assert kinds[-2:] == ["ModelCheckpoint", "SaveCheckpoints"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "arguments"),
+    [
+        ("--save_every 200steps", 'save_every="200steps"'),
+        ("--epochs 4, or --backend gloo", 'max_epochs=4, or backend="gloo"'),
+        ("--trainer.strategy auto or ddp", 'strategy="auto" or ddp'),
+        ("the same command with --name ANOTHER-NAME", "the same command with name=ANOTHER-NAME"),
+        ("--global_batch_size 3 with a BatchSizeFinder", "global_batch_size=3 with a BatchSizeFinder"),
+        ("--seed 3", "seed=3"),
+        ("leave --nodes and --devices out", "leave num_nodes and devices out"),
+        ("srun --nodes=2 python launch/fit.py --epochs 3", None),
+    ],
+)
+def test_flags_are_spelled_as_arguments(flags, arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/train.py"])
+    assert as_arguments(flags) == (arguments or "srun --nodes=2 python train.py --epochs 3")

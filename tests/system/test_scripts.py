@@ -1,0 +1,45 @@
+"""Scripts that import `rankzero.Trainer`: Lightning's examples with one line changed, killed and started again."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from system.forks import Forks
+from system.public import difference
+
+pytestmark = pytest.mark.xdist_group("forks")
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+PUBLIC = Path(__file__).parent.parent / "public"
+EXAMPLES = {"autoencoder": 19, "boring": 11, "classifier": 10, "gan": 14, "transformer": 15}
+"""The example -> the batch after which one process is killed; with two it is in the middle of the first epoch."""
+
+
+@pytest.fixture
+def run(forks: Forks, tmp_path):
+    """Runs an example in a folder of its own, and returns the exit codes."""
+    for name in ("killing.py",):
+        (tmp_path / name).write_text((PUBLIC / name).read_text())
+
+    def start(example: str, *arguments: str, world: int = 1, code: int | None = 0) -> list[int]:
+        script = str(SCRIPTS / f"{example}.py")
+        return forks.fit(*arguments, folder=tmp_path, world=world, code=code, script=script)
+
+    return start
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_killed_in_mid_epoch_and_started_again_ends_as_if_never_killed(run, tmp_path, example, world):
+    run(example, "name=whole", world=world)
+    codes = run(example, "name=x", f"kill={EXAMPLES[example] // world}", world=world, code=None)
+    assert codes[0] == -9
+    assert list((tmp_path / "runs/x/checkpoints").glob("step-*")), "there was nothing to resume from"
+    run(example, "name=x", world=world)
+    whole, again = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "x"))
+    assert difference(whole, again, 0.0 if world == 1 else 1e-6) is None
+    summaries = [json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("whole", "x")]
+    assert [summary["attempts"] for summary in summaries] == [1, 2]
+    assert summaries[0]["ledger"] == summaries[1]["ledger"] and len(summaries[0]["ledger"]) == 2
