@@ -27,7 +27,7 @@ from torchvision.transforms import v2
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from data_modules.cifar10 import CIFAR10, FILES, MEAN, STD
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 
 BATCH, WORKERS = 512, 2
 LEVELS = {"mean": [value / 255 for value in MEAN], "std": [value / 255 for value in STD]}
@@ -39,7 +39,7 @@ def ours(folder: Path) -> Iterable[Any]:
     module = CIFAR10(root=str(folder), verify=False, batch_size=BATCH)
     module.prepare_data()
     module.setup("fit")
-    loader: Iterable[Any] = Sharding(rank=0, world_size=1, seed=0).apply(  # type: ignore[assignment]
+    loader: Iterable[Any] = SamplingPlan(rank=0, world_size=1, seed=0).apply(  # type: ignore[assignment]
         module.train_dataloader(), training=True
     )
     return loader
@@ -118,7 +118,7 @@ def write_noise(folder: Path) -> None:
 def main() -> None:
     """Measures all in turn."""
     arguments = parser(__doc__).parse_args()
-    shaken = transforms.Compose(
+    augmented = transforms.Compose(
         [
             transforms.RandomCrop(32, padding=4),
             transforms.RandomHorizontalFlip(),
@@ -139,7 +139,7 @@ def main() -> None:
             unit="microseconds a picture",
             measure={
                 "ours, in the main process": microseconds(lambda: ours(folder)),
-                f"torchvision, {WORKERS} loader processes": microseconds(lambda: theirs(folder, shaken)),
+                f"torchvision, {WORKERS} loader processes": microseconds(lambda: theirs(folder, augmented)),
                 f"torchvision v2, {WORKERS} loader processes": microseconds(lambda: theirs(folder, anew)),
                 f"torchvision v2 on whole batches, {WORKERS}": microseconds(lambda: by_batches(folder, whole)),
             },

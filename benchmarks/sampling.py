@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "project"))
 sys.path.insert(0, str(ROOT))
 
 from rankzero.sampling.batch_sampler import Position
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 
 BATCH, WORLD = 256, 8
 
@@ -40,7 +40,7 @@ class Virtual(Dataset[int]):
 
 def ours(count: int, start: int = 0) -> Iterable[torch.Tensor]:
     """A user's loader as the run reads it, on rank 3 of 8, from a sample on."""
-    sharding = Sharding(rank=3, world_size=WORLD, seed=0)
+    sharding = SamplingPlan(rank=3, world_size=WORLD, seed=0)
     sharding.start = [Position(0, start // (BATCH * WORLD), start)]
     loader: Iterable[torch.Tensor] = sharding.apply(  # type: ignore[assignment]
         DataLoader(Virtual(count), batch_size=BATCH, shuffle=True), training=True

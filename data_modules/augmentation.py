@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_modules.parts import by_parts
+from data_modules.parts import in_row_blocks
 
 
-class Pictures:
+class ImageTransform:
     """Normalises a batch of pictures and, for training, crops and flips each at random.
 
     What is random in a picture comes from its key alone, so that it does not depend on which batch it is read in.
 
-    All is done by numpy: its indexing copies rows where torch's copies pixels, and see `by_parts` for the threads.
+    All is done by numpy: its indexing copies rows where torch's copies pixels, and see `in_row_blocks` for the threads.
 
     Args:
         mean: Of each channel, in the units that the pictures are stored in.
@@ -53,7 +53,7 @@ class Pictures:
             normalised -= self.mean
             normalised /= self.std
 
-        by_parts(work, len(pictures))
+        in_row_blocks(work, len(pictures))
         return torch.from_numpy(seen)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_modules.augmentation import Pictures
+from data_modules.augmentation import ImageTransform
 from data_modules.in_memory import InMemory, InMemoryData, split_indices
 from data_modules.published_files import PublishedFile, check, download, folder_with
 
@@ -83,10 +83,10 @@ class CIFAR10(InMemoryData):
         pictures, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         held_out = len(pictures) // 10
         train, val = split_indices([len(pictures) - held_out, held_out], self.split_seed)
-        plain = Pictures(MEAN, STD)
-        shaken = Pictures(MEAN, STD, padding=4, flip=True) if self.augment else plain
+        plain = ImageTransform(MEAN, STD)
+        augmented = ImageTransform(MEAN, STD, padding=4, flip=True) if self.augment else plain
         return {
-            "train": InMemory(pictures[train], labels[train], shaken),
+            "train": InMemory(pictures[train], labels[train], augmented),
             "val": InMemory(pictures[val], labels[val], plain),
             "test": InMemory(*read_batch(folder / TEST_FILE.name), plain),
         }

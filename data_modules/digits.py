@@ -2,7 +2,7 @@
 
 import torch
 
-from data_modules.augmentation import Pictures
+from data_modules.augmentation import ImageTransform
 from data_modules.in_memory import InMemory, InMemoryData, split_indices
 
 SIZES = {"train": 1437, "val": 180, "test": 180}
@@ -41,7 +41,7 @@ class Digits(InMemoryData):
             split: InMemory(
                 pictures[part],
                 labels[part],
-                Pictures(MEAN, STD, padding=1 if self.augment and split == "train" else 0),
+                ImageTransform(MEAN, STD, padding=1 if self.augment and split == "train" else 0),
             )
             for split, part in parts.items()
         }

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_modules.augmentation import Pictures
+from data_modules.augmentation import ImageTransform
 from data_modules.in_memory import InMemory, InMemoryData, split_indices
 from data_modules.published_files import PublishedFile, check, download, folder_with
 
@@ -89,9 +89,11 @@ class FashionMNIST(InMemoryData):
             raise FileNotFoundError(f"missing: {', '.join(file.name for file in FILES)} in {self.root.resolve()}")
         pictures, labels, test_pictures, test_labels = (read_idx(folder / file.name) for file in FILES)
         train, val = split_indices([55_000, 5_000], self.split_seed)
-        plain = Pictures(MEAN, STD)
+        plain = ImageTransform(MEAN, STD)
         return {
-            "train": InMemory(pictures[train, None], labels[train].long(), Pictures(MEAN, STD, flip=self.augment)),
+            "train": InMemory(
+                pictures[train, None], labels[train].long(), ImageTransform(MEAN, STD, flip=self.augment)
+            ),
             "val": InMemory(pictures[val, None], labels[val].long(), plain),
             "test": InMemory(test_pictures[:, None], test_labels.long(), plain),
         }

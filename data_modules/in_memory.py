@@ -24,7 +24,7 @@ class InMemory(Dataset[Batch]):
         inputs: Of shape `(count, ...)`.
         targets: Of shape `(count, ...)`.
         transform: From a batch of inputs, and 64 random bits for each as int64 of shape `(batch,)`, to what the model
-            sees, such as `augmentation.Pictures`.
+            sees, such as `augmentation.ImageTransform`.
     """
 
     draws_from_keys = True

@@ -12,7 +12,7 @@ LEAST_ROWS = 128
 """Fewer are done sooner than a thread wakes up."""
 
 
-def by_parts(work: Callable[[slice], None], rows: int) -> None:
+def in_row_blocks(work: Callable[[slice], None], rows: int) -> None:
     """Calls `work` with slices that make up `range(rows)`, on as many threads as torch may have here.
 
     Where the other cores are busy it takes as long as one call. torch's own threads, which wait for one another in each

@@ -121,7 +121,7 @@ class StopAt(Callback):
         steps = json.loads(Path("stops.json").read_text())
         if steps and trainer.global_step >= steps[0]:
             Path("stops.json").write_text(json.dumps(steps[1:]))
-            fit_loop_of(trainer).hooks[-1].lifeline.ask_to_stop("a test")
+            fit_loop_of(trainer).hooks[-1].control_channel.request_stop("a test")
 
 
 class ThawByHand(Callback):

@@ -18,10 +18,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from rankzero.cli.arguments import read_flags
+from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import Command
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.distributed.rendezvous.client import RendezvousResult
 
 REPOSITORY = Path(__file__).parent.parent
 SOURCES = f"{REPOSITORY}:{REPOSITORY / 'project'}"
@@ -142,7 +142,7 @@ def train_here(
     **settings: Any,
 ) -> None:
     """Trains a model of Lightning's, with Lightning's Trainer, but for the callbacks and, if need be, our loops."""
-    from rankzero.sampling.plan import Sharding
+    from rankzero.sampling.plan import SamplingPlan
     from rankzero.training.fit_loop import install
 
     quiet = {
@@ -156,7 +156,7 @@ def train_here(
             callbacks=list(callbacks), **{**quiet, "accelerator": "cpu", "limit_val_batches": 1, **settings}
         )
         if loops:
-            trainer.callbacks.insert(0, install(trainer, Sharding()))
+            trainer.callbacks.insert(0, install(trainer, SamplingPlan()))
         trainer.fit(model or BoringModel(), ckpt_path=resume)
 
 
@@ -165,7 +165,9 @@ def fit_here(*arguments: str, launch: Launch | None = None) -> int:
     with as_before():
         from rankzero.commands.training import fit as work
 
-        return work(read_flags(command_of("fit"), arguments), Meeting.without_roll_call(launch or Launch()))
+        return work(
+            parse_arguments(command_of("fit"), arguments), RendezvousResult.without_roll_call(launch or Launch())
+        )
 
 
 def evaluate_here(*arguments: str) -> int:
@@ -173,7 +175,7 @@ def evaluate_here(*arguments: str) -> int:
     with as_before():
         from rankzero.commands.evaluation import evaluate as work
 
-        return work(read_flags(command_of("evaluate"), arguments), Meeting.without_roll_call(Launch()))
+        return work(parse_arguments(command_of("evaluate"), arguments), RendezvousResult.without_roll_call(Launch()))
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from lightning.pytorch.loggers.logger import Logger
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fast import batch_hooks
 from rankzero.training.fit_loop import install
 from rankzero.training.strategies import OneProcess
@@ -133,7 +133,7 @@ def train(ours, module, callbacks=(), loaders=None, val_loaders=None, **settings
     """Trains with our loop or with Lightning's own, and returns all that comes of it."""
     torch.manual_seed(5)
     curves, loaders = Curves(), loaders or Loaders()
-    sharding = Sharding(micro_batches=settings.get("accumulate_grad_batches", 1))
+    sharding = SamplingPlan(micro_batches=settings.get("accumulate_grad_batches", 1))
     settings = {"max_epochs": 2, "log_every_n_steps": 2, "accelerator": "cpu", **settings}
     if ours:
         settings["strategy"] = OneProcess(sharding, device="cpu")

@@ -108,7 +108,7 @@ def nearest(word: str, legal: Iterable[str]) -> str | None:
 
 
 @contextmanager
-def saying_why(begun: Callable[[], bool]) -> Iterator[None]:
+def as_user_errors(begun: Callable[[], bool]) -> Iterator[None]:
     """Turns a user's mistake into `CannotStart`, as long as training has not begun."""
     try:
         yield
@@ -173,13 +173,13 @@ class AnotherRankFailed(RuntimeError):  # noqa: N818 - it is what a person reads
     """Another rank has failed, and tells why."""
 
 
-def mark_told(error: BaseException) -> None:
+def mark_reported(error: BaseException) -> None:
     """Notes that a person has been told what went wrong, by another rank."""
     with suppress(AttributeError):
         error.told_elsewhere = True  # type: ignore[attr-defined]
 
 
-def is_told(error: BaseException) -> bool:
+def was_reported(error: BaseException) -> bool:
     """Whether another rank has told a person what went wrong."""
     return bool(getattr(error, "told_elsewhere", False))
 

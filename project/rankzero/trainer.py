@@ -26,17 +26,17 @@ from rankzero.runs.stored_config import describe_config
 from rankzero.runs.summary import Figures, metrics_of
 from rankzero.runs.tensorboard import loggers
 from rankzero.sampling.generators import global_seed
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training import fit_loop
-from rankzero.training.callbacks.checkpointing import Interval, SaveCheckpoints
-from rankzero.training.callbacks.failure import FailTogether
+from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
+from rankzero.training.callbacks.failure import ReportFailure
 from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes
 from rankzero.training.callbacks.learning_rate import LearningRate
 from rankzero.training.callbacks.progress import progress
-from rankzero.training.callbacks.sample_ledger import KeepLedger
-from rankzero.training.callbacks.stop import NoSignals, StopSafely
+from rankzero.training.callbacks.sample_ledger import SampleLedger
+from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.callbacks.throughput import Throughput
-from rankzero.training.callbacks.time_limit import MindTheTime, end_of_time
+from rankzero.training.callbacks.time_limit import TimeLimit, end_of_time
 from rankzero.training.callbacks.wall_time import WallTime
 from rankzero.training.ddp import strategy_for
 from rankzero.training.fast import layout
@@ -44,7 +44,7 @@ from rankzero.training.metrics import logged
 from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint
 from rankzero.training.saved_state.live_settings import LiveSettings
-from rankzero.training.saved_state.optimizer_overrides import ConfiguredSettings
+from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
 from rankzero.training.saved_state.rank_states import RankStates
 from rankzero.training.saved_state.sample_order import order_of
 
@@ -141,7 +141,7 @@ class Trainer(pl.Trainer):
         users = as_list(lightning.get("callbacks"))
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
-        self.plan = plan = Sharding(
+        self.plan = plan = SamplingPlan(
             rank=team.launch.rank or 0,
             world_size=world.size,
             seed=global_seed(),
@@ -161,9 +161,9 @@ class Trainer(pl.Trainer):
         if not barebones and lightning.get("enable_checkpointing") is not False:
             retention = Retention(arguments["keep"], arguments["keep_best"])
             interval = Interval.read(arguments["save_every"])
-            asks_to_stop = team.lifeline.ask_to_stop if arguments["save_errors"] == "stop" else None
-            self._saving = SaveCheckpoints(self.run, interval, self._record, retention, asks_to_stop)
-        self._ledger, self._throughput = KeepLedger(plan), Throughput(plan)
+            asks_to_stop = team.control_channel.request_stop if arguments["save_errors"] == "stop" else None
+            self._saving = CheckpointCallback(self.run, interval, self._record, retention, asks_to_stop)
+        self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
 
         callbacks: list[Callback] = [
             self._ledger,
@@ -171,7 +171,7 @@ class Trainer(pl.Trainer):
             self._throughput,
             LearningRate(),
             RankStates(plan),
-            ConfiguredSettings(),
+            OptimizerOverrides(),
             LiveSettings(),
             *progress(lightning, users),
             *filter(None, [self._saving]),
@@ -194,17 +194,17 @@ class Trainer(pl.Trainer):
                 "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
             },
         )
-        self._signal_connector = NoSignals(self)
+        self._signal_connector = NoSignalConnector(self)
         self._checkpoint_connector = self._choice = ChosenCheckpoint(self, self.run, self._saving, team)
         self.predict_loop = PredictionLoop(self)
         caller = fit_loop.install(self, plan)
         self._found = KeepFound()
         # Lightning puts finders before all other callbacks, and these have to come before finders.
-        failing = FailTogether(team.lifeline, self.outcome)
+        failing = ReportFailure(team.control_channel, self.outcome)
         self.callbacks: list[Callback] = [caller, failing, self._found, *self.callbacks]
         fit_loop.fit_loop_of(self).hooks += [
-            MindTheTime(team.lifeline, WallTime(end_of_time(arguments["time_limit"], team.launch)), self._saving),
-            StopSafely(team.lifeline, self._saving),
+            TimeLimit(team.control_channel, WallTime(end_of_time(arguments["time_limit"], team.launch)), self._saving),
+            StopAtSafePoint(team.control_channel, self._saving),
         ]
         logged.install(self)
 
@@ -274,10 +274,10 @@ class Trainer(pl.Trainer):
             if self.is_global_zero:
                 show(f"rankzero: --fast: {words}; {self._precision_reason}")
         try:
-            with SIGNALS.told_to(lambda signum: team.lifeline.ask_to_stop(signum.name)), attempt:
+            with SIGNALS.told_to(lambda signum: team.control_channel.request_stop(signum.name)), attempt:
                 super().fit(model, **settings, ckpt_path=attempt.checkpoint)
         except Stopped:
-            team.leave_together()
+            team.barrier_before_exit()
             raise
         except (SystemExit, KeyboardInterrupt) as error:
             if self.session.is_script and self.world_size == 1:

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from data_modules.augmentation import Pictures, crop_at_random
+from data_modules.augmentation import ImageTransform, crop_at_random
 from data_modules.digits import Digits
 from data_modules.in_memory import InMemory, as_it_is, random_keys, split_indices
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(0, 1000))
@@ -92,7 +92,7 @@ def test_crops_are_windows_of_the_padded_picture(padding):
 
 def test_pictures_are_normalised():
     picture = torch.full((1, 1, 2, 2), 14, dtype=torch.uint8)
-    batch = Pictures(mean=(10.0,), std=(2.0,))(picture, random_keys([0]))
+    batch = ImageTransform(mean=(10.0,), std=(2.0,))(picture, random_keys([0]))
     assert torch.equal(batch, torch.full((1, 1, 2, 2), 2.0))
 
 
@@ -113,7 +113,7 @@ def test_pictures_are_what_the_formula_says_to_the_last_bit(shape, padding, flip
         cut = padded[:, top : top + height, left : left + width]
         turned = cut.flip(-1) if flip and key & 1 else cut
         expected.append((turned.float() - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1))
-    batch = Pictures(mean, std, padding=padding, flip=flip)(pictures, keys)
+    batch = ImageTransform(mean, std, padding=padding, flip=flip)(pictures, keys)
     assert torch.equal(batch, torch.stack(expected)) and batch.is_contiguous() and batch.dtype is torch.float32
     assert torch.equal(pictures, before)  # what was handed in is as it was
 
@@ -132,14 +132,14 @@ def test_a_batch_is_the_readers_own(make):
 
 def test_no_pictures_at_all():
     none = torch.zeros(0, 3, 4, 4, dtype=torch.uint8)
-    batch = Pictures((0.0,) * 3, (1.0,) * 3, padding=1, flip=True)(none, random_keys([]))
+    batch = ImageTransform((0.0,) * 3, (1.0,) * 3, padding=1, flip=True)(none, random_keys([]))
     assert batch.shape == (0, 3, 4, 4) and batch.dtype is torch.float32
 
 
 def test_half_of_the_pictures_are_mirrored():
     torch.manual_seed(0)
     pictures = torch.arange(4.0).expand(1000, 1, 1, 4)
-    mirrored = (Pictures((0.0,), (1.0,), flip=True)(pictures, random_keys(range(1000)))[:, 0, 0, 0] == 3).sum()
+    mirrored = (ImageTransform((0.0,), (1.0,), flip=True)(pictures, random_keys(range(1000)))[:, 0, 0, 0] == 3).sum()
     assert 400 < mirrored < 600
 
 
@@ -168,7 +168,7 @@ def test_what_may_not_be(wrong):
 
 def ordered(data, **settings):
     """The batches as the run reads them, in the data's own order."""
-    return Sharding(batch_size=2).apply(DataLoader(data, batch_size=2, **settings), training=True)
+    return SamplingPlan(batch_size=2).apply(DataLoader(data, batch_size=2, **settings), training=True)
 
 
 def test_small_batches_are_read_many_at_once_and_are_tensors_of_their_own():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from data_modules import parts
-from data_modules.parts import LEAST_ROWS, MOST_THREADS, by_parts
+from data_modules.parts import LEAST_ROWS, MOST_THREADS, in_row_blocks
 
 
 @pytest.fixture(params=[1, 2, 3, 64])
@@ -24,7 +24,7 @@ def test_the_parts_make_up_the_whole(threads, rows):
         seen.append((part.start, part.stop))
         workers.add(threading.current_thread())
 
-    by_parts(work, rows)
+    in_row_blocks(work, rows)
     seen.sort()
     assert [start for start, _ in seen] == [0, *(stop for _, stop in seen[:-1])] and seen[-1][1] == rows
     assert len(seen) == max(1, min(threads, MOST_THREADS, rows // LEAST_ROWS))
@@ -37,7 +37,7 @@ def test_an_error_in_any_part_is_raised():
     try:
         for bad in (0, LEAST_ROWS):
             with pytest.raises(ZeroDivisionError):
-                by_parts(lambda part, bad=bad: 1 / (part.start != bad), 2 * LEAST_ROWS)
+                in_row_blocks(lambda part, bad=bad: 1 / (part.start != bad), 2 * LEAST_ROWS)
     finally:
         torch.set_num_threads(before)
 
@@ -45,7 +45,7 @@ def test_an_error_in_any_part_is_raised():
 def in_child(queue):
     torch.set_num_threads(2)
     seen = []
-    by_parts(lambda part: seen.append(part.start), 2 * LEAST_ROWS)
+    in_row_blocks(lambda part: seen.append(part.start), 2 * LEAST_ROWS)
     queue.put(sorted(seen))
 
 

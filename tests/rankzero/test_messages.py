@@ -1,7 +1,7 @@
 import pytest
 
 from data_modules.in_memory import at_least
-from rankzero.messages import CannotStart, RequestError, lost_contact, mistake, nearest, saying_why
+from rankzero.messages import CannotStart, RequestError, as_user_errors, lost_contact, mistake, nearest
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_an_error_in_a_loader_process_is_known_by_its_origin():
 
 
 def test_mistakes_before_the_first_step_are_reasons_not_to_start():
-    with pytest.raises(CannotStart, match="has to be"), saying_why(begun=lambda: False):
+    with pytest.raises(CannotStart, match="has to be"), as_user_errors(begun=lambda: False):
         at_least(1, "batch_size", 0)
-    with pytest.raises(ValueError, match="has to be") as error, saying_why(begun=lambda: True):
+    with pytest.raises(ValueError, match="has to be") as error, as_user_errors(begun=lambda: True):
         at_least(1, "batch_size", 0)
     assert not isinstance(error.value, CannotStart)
 

@@ -55,7 +55,7 @@ class Net(BoringModel):
         torch.manual_seed(self.global_step)  # loaders of stock Lightning draw from the same generator
         loss = self.loss(self.dropout(self(batch[0])))
         if self.global_step == self.stops_at:
-            self.trainer.session.team.lifeline.ask_to_stop("the test")
+            self.trainer.session.team.control_channel.request_stop("the test")
         self.log("loss", loss, on_step=True, on_epoch=True)
         return loss
 
@@ -344,8 +344,8 @@ def test_data_modules(script):
 def test_the_plan_comes_before_the_users_callbacks_and_saving_comes_last(script):
     users = [Hooks(), ModelCheckpoint(dirpath="own")]
     kinds = [type(callback).__name__ for callback in Trainer(callbacks=users, **QUIET).callbacks]
-    assert kinds[:5] == ["CallListeners", "FailTogether", "KeepFound", "KeepLedger", "Hooks"]
-    assert kinds[-2:] == ["ModelCheckpoint", "SaveCheckpoints"]
+    assert kinds[:5] == ["HookBridge", "ReportFailure", "KeepFound", "SampleLedger", "Hooks"]
+    assert kinds[-2:] == ["ModelCheckpoint", "CheckpointCallback"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from rankzero.messages import RequestError, nearest
 
 
 @dataclass(frozen=True)
-class Flags:
+class Arguments:
     """A command line that has been read: what our own flags say, and the rest for the LightningCLI.
 
     Args:
@@ -69,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
         raise RequestError(" ".join(sys.argv[1:]), message, "--help")
 
 
-def read_flags(command: Command, arguments: Sequence[str]) -> Flags:
+def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     """Reads a command line.
 
     Prints the help and leaves where that is what was asked.
@@ -123,7 +123,7 @@ def read_flags(command: Command, arguments: Sequence[str]) -> Flags:
     if known.help_all:
         translated = ["--help"]
     origins = Origins(list(arguments), command.keys, files)
-    return Flags(command, values, frozenset(given), known.explain, translated, origins)
+    return Arguments(command, values, frozenset(given), known.explain, translated, origins)
 
 
 def _check_rest(command: Command, rest: Sequence[str], first: str, model: str) -> None:

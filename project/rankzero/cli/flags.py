@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankzero.cli.flag_values import (
-    a_count,
-    a_metric,
-    a_path,
-    a_port,
-    a_rank,
-    a_run_name,
-    a_seed,
-    a_time_limit,
-    a_word,
-    an_export,
-    an_interval,
     checkpoint_of,
-    one_of,
+    choice,
+    choices,
+    export_file,
+    file_path,
+    hostname,
+    metric_to_keep,
+    non_negative_int,
+    port_number,
+    positive_int,
     resume_from,
-    some_of,
+    run_name,
+    save_interval,
+    seed_value,
+    time_limit_value,
     yes_or_no,
 )
 from rankzero.messages import RequestError, nearest
@@ -65,26 +65,26 @@ class Flag:
 
 
 RUNNING = (
-    Flag("nodes", "N", a_count, "machines", "2", key="trainer.num_nodes"),
-    Flag("devices", "N", a_count, "processes a machine, each on a GPU or on the CPU", "2", key="trainer.devices"),
+    Flag("nodes", "N", positive_int, "machines", "2", key="trainer.num_nodes"),
+    Flag("devices", "N", positive_int, "processes a machine, each on a GPU or on the CPU", "2", key="trainer.devices"),
     Flag(
         "launcher",
         "NAME",
-        one_of("auto", "local", "torchrun", "slurm", "pbs", "mpi", "env"),
+        choice("auto", "local", "torchrun", "slurm", "pbs", "mpi", "env"),
         "auto (decided from evidence), local, torchrun, slurm, pbs, mpi, env",
         "auto",
         default="auto",
     ),
-    Flag("node_rank", "R", a_rank, "machines joined by hand: which one this is, from 0", "0"),
-    Flag("master_addr", "HOST", a_word, "where all meet: the machine of rank 0", "node1"),
-    Flag("master_port", "PORT", a_port, "the port at which they meet there", "29500"),
-    Flag("interface", "NAME", a_word, "the network interface to use; left out: the one that leads to HOST", "eth0"),
-    Flag("start_timeout", "SEC", a_count, "seconds to wait for all processes (300)", "60", default=300),
-    Flag("backend", "NAME", one_of("nccl", "gloo"), "left out: nccl where each process has a GPU, else gloo", "gloo"),
+    Flag("node_rank", "R", non_negative_int, "machines joined by hand: which one this is, from 0", "0"),
+    Flag("master_addr", "HOST", hostname, "where all meet: the machine of rank 0", "node1"),
+    Flag("master_port", "PORT", port_number, "the port at which they meet there", "29500"),
+    Flag("interface", "NAME", hostname, "the network interface to use; left out: the one that leads to HOST", "eth0"),
+    Flag("start_timeout", "SEC", positive_int, "seconds to wait for all processes (300)", "60", default=300),
+    Flag("backend", "NAME", choice("nccl", "gloo"), "left out: nccl where each process has a GPU, else gloo", "gloo"),
     Flag(
         "accelerator",
         "NAME",
-        one_of("auto", "cpu", "gpu", "cuda", "mps"),
+        choice("auto", "cpu", "gpu", "cuda", "mps"),
         "auto, cpu, gpu",
         "cpu",
         key="trainer.accelerator",
@@ -92,21 +92,21 @@ RUNNING = (
     Flag(
         "precision",
         "P",
-        one_of("32", "64", "16-mixed", "bf16-mixed", "16-true", "bf16-true"),
+        choice("32", "64", "16-mixed", "bf16-mixed", "16-true", "bf16-true"),
         "32, bf16-mixed, 16-mixed, ...",
         "bf16-mixed",
         key="trainer.precision",
     ),
-    Flag("batch_size", "N", a_count, "samples a step on each device", "32"),
-    Flag("global_batch_size", "N", a_count, "samples a step over all devices; a resumed run keeps it", "128"),
+    Flag("batch_size", "N", positive_int, "samples a step on each device", "32"),
+    Flag("global_batch_size", "N", positive_int, "samples a step over all devices; a resumed run keeps it", "128"),
     Flag(
         "max_device_batch_size",
         "N",
-        a_count,
+        positive_int,
         "the most samples that a device can hold; a step takes several rounds",
         "32",
     ),
-    Flag("root", "DIR", a_path, "where runs are kept (runs)", "runs", default="runs"),
+    Flag("root", "DIR", file_path, "where runs are kept (runs)", "runs", default="runs"),
 )
 
 NAMES = ("run", "run_name")
@@ -127,23 +127,27 @@ TRUST = Flag(
 
 TRAINING = (
     Flag(
-        "name", "NAME", a_run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=NAMES
+        "name", "NAME", run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=NAMES
     ),
-    Flag("epochs", "N", a_count, "passes over the data", "10", key="trainer.max_epochs", aliases=("total_epochs",)),
+    Flag(
+        "epochs", "N", positive_int, "passes over the data", "10", key="trainer.max_epochs", aliases=("total_epochs",)
+    ),
     Flag(
         "save_every",
         "N",
-        an_interval,
+        save_interval,
         "epochs (5), steps (200steps) or time (15min) between checkpoints",
         "1",
         default="1",
     ),
-    Flag("keep", "N", a_count, "checkpoints to keep, the newest (3)", "3", default=3),
-    Flag("keep_best", "METRIC", a_metric, "keep the best one too: min:val/loss, max:val/accuracy", "min:val/loss"),
+    Flag("keep", "N", positive_int, "checkpoints to keep, the newest (3)", "3", default=3),
+    Flag(
+        "keep_best", "METRIC", metric_to_keep, "keep the best one too: min:val/loss, max:val/accuracy", "min:val/loss"
+    ),
     Flag(
         "save_errors",
         "HOW",
-        one_of("warn", "stop"),
+        choice("warn", "stop"),
         "a checkpoint that cannot be written: warn, or stop the run",
         "warn",
         default="warn",
@@ -160,20 +164,24 @@ TRAINING = (
     Flag(
         "accept_changed",
         "WHAT",
-        some_of("data", "global_batch_size"),
+        choices("data", "global_batch_size"),
         "carry on although this has changed: data, global_batch_size",
         "data",
     ),
-    Flag("time_limit", "TIME", a_time_limit, "time until the run stops (90min, 12:00:00); left out: the job's", "2h"),
+    Flag(
+        "time_limit", "TIME", time_limit_value, "time until the run stops (90min, 12:00:00); left out: the job's", "2h"
+    ),
     Flag(
         "requeue",
         "HOW",
-        one_of("auto", "never"),
+        choice("auto", "never"),
         "auto (a scheduler's job that was stopped is run again), never",
         "auto",
         default="auto",
     ),
-    Flag("max_attempts", "N", a_count, "attempts of a run after which no other is asked for (100)", "5", default=100),
+    Flag(
+        "max_attempts", "N", positive_int, "attempts of a run after which no other is asked for (100)", "5", default=100
+    ),
     Flag(
         "fast",
         "yes",
@@ -182,7 +190,7 @@ TRAINING = (
         "yes",
         default="no",
     ),
-    Flag("seed", "N", a_seed, "seed of order, weights and augmentation", "0", key="seed_everything"),
+    Flag("seed", "N", seed_value, "seed of order, weights and augmentation", "0", key="seed_everything"),
     TRUST,
 )
 
@@ -196,25 +204,25 @@ CHECKPOINT = Flag(
 )
 
 EVALUATING = (
-    Flag("name", "NAME", a_run_name, "the run to evaluate; left out: the newest", "my-run", aliases=NAMES),
+    Flag("name", "NAME", run_name, "the run to evaluate; left out: the newest", "my-run", aliases=NAMES),
     CHECKPOINT,
-    Flag("split", "NAME", one_of("val", "test"), "val or test", "test", default="val"),
-    Flag("output", "FILE", a_path, "where the JSON goes; left out: the run's directory", "metrics.json"),
-    Flag("export", "FILE", an_export, "write the weights to FILE (.pt, .safetensors); evaluates nothing", "model.pt"),
+    Flag("split", "NAME", choice("val", "test"), "val or test", "test", default="val"),
+    Flag("output", "FILE", file_path, "where the JSON goes; left out: the run's directory", "metrics.json"),
+    Flag("export", "FILE", export_file, "write the weights to FILE (.pt, .safetensors); evaluates nothing", "model.pt"),
     TRUST,
 )
 
 PREDICTING = (
-    Flag("name", "NAME", a_run_name, "the run to predict with; left out: the newest", "my-run", aliases=NAMES),
+    Flag("name", "NAME", run_name, "the run to predict with; left out: the newest", "my-run", aliases=NAMES),
     CHECKPOINT,
     Flag(
         "split",
         "NAME",
-        one_of("predict", "test", "val"),
+        choice("predict", "test", "val"),
         "samples of predict_dataloader (predict), or of test or val",
         "test",
         default="predict",
     ),
-    Flag("output", "DIR", a_path, "where the predictions go; left out: predictions/ of the run", "predictions"),
+    Flag("output", "DIR", file_path, "where the predictions go; left out: predictions/ of the run", "predictions"),
     TRUST,
 )

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from rankzero.cli.arguments import Flags
+from rankzero.cli.arguments import Arguments
 from rankzero.cli.parser import RankzeroParser, reader, without_enums
 from rankzero.cli.script_arguments import TRAINER
 from rankzero.runs.stored_config import OF_ONE_START, dump_config, without_objects
@@ -28,7 +28,7 @@ class RankzeroCLI(LightningCLI):
         flags: The command line.
     """
 
-    def __init__(self, flags: Flags) -> None:
+    def __init__(self, flags: Arguments) -> None:
         self.flags = flags
         super().__init__(
             run=False,

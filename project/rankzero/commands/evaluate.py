@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import data_modules
 import lightning_modules
-from rankzero.cli.arguments import Flags
+from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
 from rankzero.cli.flags import EVALUATING, RUNNING
-from rankzero.commands.fast_imports import quick_imports
+from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
-from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.distributed.rendezvous.client import RendezvousResult
 
 EVALUATE = Command(
     name="evaluate",
@@ -27,9 +27,9 @@ EVALUATE = Command(
 )
 
 
-def evaluate(flags: Flags, meeting: Meeting) -> int:
+def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
     """Imports torch, now that the flags are known to be sound, and evaluates."""
-    with quick_imports():
+    with fast_imports():
         from rankzero.commands.evaluation import evaluate
 
     return evaluate(flags, meeting)

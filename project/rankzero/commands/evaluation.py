@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankzero.cli.arguments import Flags
+from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
-from rankzero.distributed.coordinator import Team
+from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import processes_for_gpus
-from rankzero.distributed.process.quiet import quieten
+from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.process.spawn import own_command, run_processes
-from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
-from rankzero.messages import Exit, RequestError, nearest, saying_why, show
+from rankzero.messages import Exit, RequestError, as_user_errors, nearest, show
 from rankzero.runs import report
 from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.export import export_weights
@@ -28,7 +28,7 @@ KEPT = ("model", "data", "seed_everything")
 """What an evaluation takes over from the configuration of the run."""
 
 
-def evaluate(flags: Flags, meeting: Meeting) -> int:
+def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
     """Evaluates; every sample counts once, at any number of processes. All ranks must call.
 
     Returns:
@@ -37,7 +37,7 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
     Raises:
         CannotStart: There is no such run or checkpoint, or it cannot be evaluated as asked.
     """
-    quieten(meeting.launch.rank or 0)
+    silence_warnings(meeting.launch.rank or 0)
     checkpoint = find_checkpoint(flags)
     if flags.only_prints:
         RankzeroCLI(with_configuration(flags, checkpoint))  # prints, and leaves
@@ -46,7 +46,7 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
     requested = flags.requested_world
     if count := processes_for_gpus(requested, meeting.launch):
         return run_processes([*own_command(), f"--devices={count}"], count, meeting.launch)
-    with Session.of_command(requested, meeting) as session, saying_why(begun=lambda: False):
+    with Session.of_command(requested, meeting) as session, as_user_errors(begun=lambda: False):
         cli, trainer, checkpoint = prepare(flags, session.team)
         metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
         result = {
@@ -64,7 +64,7 @@ def evaluate(flags: Flags, meeting: Meeting) -> int:
         return Exit.FINISHED
 
 
-def prepare(flags: Flags, team: Team) -> tuple[RankzeroCLI, Trainer, Path]:
+def prepare(flags: Arguments, team: Coordinator) -> tuple[RankzeroCLI, Trainer, Path]:
     """Finds the checkpoint and builds model, data and Trainer. All ranks must call.
 
     Raises:
@@ -72,14 +72,14 @@ def prepare(flags: Flags, team: Team) -> tuple[RankzeroCLI, Trainer, Path]:
     """
     warnings.filterwarnings("ignore", message="The dirpath has changed from")  # an evaluation saves no checkpoint
     # While a run is training each rank may find another checkpoint: rank zero's counts.
-    checkpoint = Path(team.from_rank_zero(lambda: str(find_checkpoint(flags))))
+    checkpoint = Path(team.run_on_rank_zero(lambda: str(find_checkpoint(flags))))
     cli = team.together(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
     trainer = Trainer(**{**cli.trainer_arguments, "logger": False, "enable_checkpointing": False})
     trainer.strategy.setup_environment()
     return cli, trainer, checkpoint
 
 
-def export(flags: Flags, checkpoint: Path, rank: int | None) -> int:
+def export(flags: Arguments, checkpoint: Path, rank: int | None) -> int:
     """Writes the weights of the checkpoint to `--export`; rank zero does, without the others."""
     if not rank:
         file = Path(flags.get("export")).expanduser()
@@ -87,7 +87,7 @@ def export(flags: Flags, checkpoint: Path, rank: int | None) -> int:
     return Exit.FINISHED
 
 
-def find_checkpoint(flags: Flags) -> Path:
+def find_checkpoint(flags: Arguments) -> Path:
     """The requested checkpoint: `--checkpoint`, or the newest of `--name`, or of the newest run there is.
 
     Raises:
@@ -133,7 +133,7 @@ def _best(run: RunDirectory) -> Path:
     return given_checkpoint(str(run.path / best))
 
 
-def with_configuration(flags: Flags, checkpoint: Path) -> Flags:
+def with_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
     """The flags, behind what builds the model and the data that the checkpoint was trained with."""
     if not checkpoint.is_dir():
         return flags  # a .ckpt of somebody else: --model and --data have to say
@@ -170,7 +170,7 @@ def title_of(checkpoint: Path) -> str:
     return run.name if run.exists else checkpoint.name
 
 
-def output_file(flags: Flags, checkpoint: Path) -> Path:
+def output_file(flags: Arguments, checkpoint: Path) -> Path:
     """Where the JSON goes: `--output`, or the run's directory; this folder for a checkpoint of no run."""
     name = f"evaluate-{flags.get('split')}.json"
     if flags.get("output"):

@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 
-from rankzero.cli.arguments import Flags
+from rankzero.cli.arguments import Arguments
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.distributed.process.threads import choose_threads
-from rankzero.distributed.rendezvous.peers import Member
-from rankzero.distributed.reporter import speaks_for_all
+from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.reporter import is_reporting_rank
 from rankzero.messages import Exit, RequestError
 
 
-def explain(flags: Flags) -> int:
+def explain(flags: Arguments) -> int:
     """Prints the explanation, on rank zero; returns the exit code."""
     launch: Launch | None = None
     refusal: RequestError | None = None
@@ -22,12 +22,12 @@ def explain(flags: Flags) -> int:
         processes_to_start(flags.requested_world, launch)
     except RequestError as error:
         refusal = error
-    if speaks_for_all(launch):
+    if is_reporting_rank(launch):
         print("\n".join(_lines(flags, launch, refusal)))
     return Exit.FINISHED
 
 
-def _lines(flags: Flags, launch: Launch | None, refusal: RequestError | None) -> list[str]:
+def _lines(flags: Arguments, launch: Launch | None, refusal: RequestError | None) -> list[str]:
     lines = [] if launch is None else _described(flags, launch)
     if refusal:
         return [*lines, "would start: nothing", str(refusal)]
@@ -41,7 +41,7 @@ def _lines(flags: Flags, launch: Launch | None, refusal: RequestError | None) ->
     return [*lines, f"would start: {does}"]
 
 
-def _described(flags: Flags, launch: Launch) -> list[str]:
+def _described(flags: Arguments, launch: Launch) -> list[str]:
     rows = [
         ("launcher", f"{launch.launcher} ({launch.evidence})"),
         ("world", launch.shape + (f"; elastic, {launch.elastic}" if launch.elastic else "")),
@@ -60,11 +60,11 @@ def _described(flags: Flags, launch: Launch) -> list[str]:
     return [f"{label + ':':<12} {text}" for label, text in rows]
 
 
-def _threads(flags: Flags, launch: Launch) -> str:
+def _threads(flags: Arguments, launch: Launch) -> str:
     """The threads of each process, as far as one process can know without the others."""
     ranks = launch.local_world_size if launch.created else (flags.requested_world.devices or 1)
     size = max(launch.world_size, ranks or 1)
-    threads = choose_threads(replace(launch, local_world_size=ranks, world_size=size), [Member.this(launch)])
+    threads = choose_threads(replace(launch, local_world_size=ranks, world_size=size), [Peer.this(launch)])
     if threads.count is None:
         return f"as set by {threads.reason}"
     if ranks is None:

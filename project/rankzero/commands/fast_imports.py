@@ -17,7 +17,7 @@ _NEVER_USED = "scipy.signal"
 
 
 @contextmanager
-def quick_imports() -> Iterator[None]:
+def fast_imports() -> Iterator[None]:
     """For what is imported within it, once a process; where torch is there already nothing is left to be saved."""
     if "torch" in sys.modules:
         yield

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import data_modules
 import lightning_modules
-from rankzero.cli.arguments import Flags
+from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
 from rankzero.cli.flags import PREDICTING, RUNNING
-from rankzero.commands.fast_imports import quick_imports
+from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
-from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.distributed.rendezvous.client import RendezvousResult
 
 PREDICT = Command(
     name="predict",
@@ -26,9 +26,9 @@ PREDICT = Command(
 )
 
 
-def predict(flags: Flags, meeting: Meeting) -> int:
+def predict(flags: Arguments, meeting: RendezvousResult) -> int:
     """Imports torch, now that the flags are known to be sound, and predicts."""
-    with quick_imports():
+    with fast_imports():
         from rankzero.commands.prediction import predict
 
     return predict(flags, meeting)

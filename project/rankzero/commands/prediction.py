@@ -10,21 +10,21 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from rankzero.cli.arguments import Flags
+from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.commands.evaluation import find_checkpoint, prepare, title_of, with_configuration, write_result
 from rankzero.commands.prediction_files import PartWriter, leaves, merge
 from rankzero.distributed.devices import processes_for_gpus
-from rankzero.distributed.process.quiet import quieten
+from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.process.spawn import own_command, run_processes
-from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
-from rankzero.messages import Exit, RequestError, saying_why
+from rankzero.messages import Exit, RequestError, as_user_errors
 from rankzero.runs import report
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import agreed
-from rankzero.sampling.evaluation_sampler import EvaluationBatches
-from rankzero.sampling.loader import OrderedLoader
+from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
+from rankzero.sampling.loader import ManagedLoader
 
 STAGES = {"predict": "predict", "test": "test", "val": "validate"}
 """The value of `--split` -> the stage that a data module's `setup` gets."""
@@ -32,7 +32,7 @@ STAGES = {"predict": "predict", "test": "test", "val": "validate"}
 PARTS = ".parts"
 
 
-def predict(flags: Flags, meeting: Meeting) -> int:
+def predict(flags: Arguments, meeting: RendezvousResult) -> int:
     """Writes what `predict_step` returns, each sample once, at any number of processes. All ranks must call.
 
     Returns:
@@ -41,13 +41,13 @@ def predict(flags: Flags, meeting: Meeting) -> int:
     Raises:
         CannotStart: There is no such run or checkpoint, or nothing that can be predicted and written as asked.
     """
-    quieten(meeting.launch.rank or 0)
+    silence_warnings(meeting.launch.rank or 0)
     if flags.only_prints:
         RankzeroCLI(with_configuration(flags, find_checkpoint(flags)))  # prints, and leaves
     requested = flags.requested_world
     if count := processes_for_gpus(requested, meeting.launch):
         return run_processes([*own_command(), f"--devices={count}"], count, meeting.launch)
-    with Session.of_command(requested, meeting) as session, saying_why(begun=lambda: False):
+    with Session.of_command(requested, meeting) as session, as_user_errors(begun=lambda: False):
         team = session.team
         cli, trainer, checkpoint = prepare(flags, team)
         team.together(lambda: read_split(cli, flags.get("split")))
@@ -104,7 +104,7 @@ def _set_up_as(owner: Any, stage: str) -> None:
     owner.setup = set_up
 
 
-def output_folder(flags: Flags, checkpoint: Path) -> Path:
+def output_folder(flags: Arguments, checkpoint: Path) -> Path:
     """Where predictions go: `--output`, or the run's directory; this folder for a checkpoint of no run."""
     if flags.get("output"):
         return Path(flags.get("output")).expanduser()
@@ -163,7 +163,7 @@ class KeepPredictions(Callback):
         self.loaders = combined.flattened
         self.writers = [PartWriter(self.folder / str(i), self.rank) for i in range(len(self.loaders))]
         self.read = [0] * len(self.loaders)
-        unmanaged = [loader for loader in self.loaders if not isinstance(loader, OrderedLoader)]
+        unmanaged = [loader for loader in self.loaders if not isinstance(loader, ManagedLoader)]
         if unmanaged and self.world_size > 1:
             raise RequestError(
                 f"predictions on {self.world_size} processes",
@@ -186,8 +186,8 @@ class KeepPredictions(Callback):
 
     def _samples(self, outputs: Any, batch_idx: int, dataloader_idx: int) -> list[int]:
         loader = self.loaders[dataloader_idx]
-        if isinstance(loader, OrderedLoader):
-            assert isinstance(loader.batch_sampler, EvaluationBatches)
+        if isinstance(loader, ManagedLoader):
+            assert isinstance(loader.batch_sampler, EvaluationBatchSampler)
             return loader.batch_sampler.samples(batch_idx)
         begin = self.read[dataloader_idx]
         tensors = [leaf for leaf in leaves(outputs) if isinstance(leaf, Tensor) and leaf.ndim]

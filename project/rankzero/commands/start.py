@@ -5,24 +5,24 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from rankzero.cli import import_names
-from rankzero.cli.arguments import Flags, read_flags
+from rankzero.cli.arguments import Arguments, parse_arguments
 from rankzero.cli.command import SUBCOMMANDS, Command
 from rankzero.commands.explain import explain
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
-from rankzero.distributed.network import quieten_sockets
+from rankzero.distributed.network import silence_socket_warnings
 from rankzero.distributed.process.exit_report import report_exit
 from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_command, run_processes
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.process.threads import choose_threads, set_threads
-from rankzero.distributed.rendezvous.client import Meeting, meet
-from rankzero.distributed.reporter import refuse, speaks_for_all, tell
+from rankzero.distributed.rendezvous.client import RendezvousResult, meet
+from rankzero.distributed.reporter import is_reporting_rank, refuse, tell
 from rankzero.messages import CannotStart, Exit, Stopped, say, settle
 from rankzero.sampling.workers import end_workers
 
 
-def start(command: Command, work: Callable[[Flags, Meeting], int], arguments: Sequence[str]) -> int:
+def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], arguments: Sequence[str]) -> int:
     """Reads the command line and does the work, in this process or in one process a device.
 
     Args:
@@ -40,7 +40,7 @@ def start(command: Command, work: Callable[[Flags, Meeting], int], arguments: Se
     if command.stops_safely:
         SIGNALS.listen()
     try:
-        flags = read_flags(command, arguments)
+        flags = parse_arguments(command, arguments)
         if flags.explain:
             return explain(flags)
         requested = flags.requested_world
@@ -52,7 +52,7 @@ def start(command: Command, work: Callable[[Flags, Meeting], int], arguments: Se
             return run_processes(own_command(), devices, launch)
         if is_watched():
             die_with_parent()
-        quieten_sockets()
+        silence_socket_warnings()
         import_names.install()
         meeting = meet(launch, requested)
         launch = meeting.launch
@@ -61,7 +61,7 @@ def start(command: Command, work: Callable[[Flags, Meeting], int], arguments: Se
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Stopped as stopped:
-        if speaks_for_all(launch):
+        if is_reporting_rank(launch):
             say(str(stopped))
         return Exit.STOPPED
     except CannotStart as error:
@@ -85,7 +85,7 @@ def resolve_subcommand(command: Command, arguments: list[str]) -> tuple[str, lis
     return name, [*flags, *arguments[1:]]
 
 
-def print_only(flags: Flags, launch: Launch, work: Callable[[Flags, Meeting], int]) -> int:
+def print_only(flags: Arguments, launch: Launch, work: Callable[[Arguments, RendezvousResult], int]) -> int:
     """Prints a config file or help, on one rank alone; no process waits for another."""
     import_names.install()
-    return work(flags, Meeting.without_roll_call(Launch())) if speaks_for_all(launch) else Exit.FINISHED
+    return work(flags, RendezvousResult.without_roll_call(Launch())) if is_reporting_rank(launch) else Exit.FINISHED

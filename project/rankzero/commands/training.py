@@ -1,18 +1,18 @@
 """Training from the command line: the data, the model and the Trainer that the flags describe."""
 
-from rankzero.cli.arguments import Flags
+from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.devices import processes_for_gpus
-from rankzero.distributed.process.quiet import quieten
+from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.process.spawn import own_command, run_processes
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous.client import Meeting
+from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
-from rankzero.messages import Exit, Stopped, saying_why
+from rankzero.messages import Exit, Stopped, as_user_errors
 from rankzero.trainer import Trainer
 
 
-def fit(flags: Flags, meeting: Meeting) -> int:
+def fit(flags: Arguments, meeting: RendezvousResult) -> int:
     """Trains, or resumes training. All ranks must call.
 
     Returns:
@@ -21,7 +21,7 @@ def fit(flags: Flags, meeting: Meeting) -> int:
     Raises:
         CannotStart: The request cannot be met; nothing was trained and nothing is left behind.
     """
-    quieten(meeting.launch.rank or 0)
+    silence_warnings(meeting.launch.rank or 0)
     if flags.only_prints:
         RankzeroCLI(flags)  # prints, and leaves
     requested = flags.requested_world
@@ -30,9 +30,9 @@ def fit(flags: Flags, meeting: Meeting) -> int:
     trainer: Trainer | None = None
     with (
         Session.of_command(requested, meeting) as session,
-        saying_why(begun=lambda: trainer is not None and trainer.outcome.begun),
+        as_user_errors(begun=lambda: trainer is not None and trainer.outcome.begun),
     ):
-        SIGNALS.tell(lambda signum: session.team.lifeline.ask_to_stop(signum.name))
+        SIGNALS.tell(lambda signum: session.team.control_channel.request_stop(signum.name))
         cli = session.team.together(lambda: RankzeroCLI(flags))
         session.title = cli.title
         trainer = build_trainer(cli)

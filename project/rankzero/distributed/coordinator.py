@@ -16,13 +16,13 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from typing_extensions import Self
 
 from rankzero.distributed import network
-from rankzero.distributed.control.channel import Lifeline
+from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
-from rankzero.distributed.rendezvous.client import Meeting
-from rankzero.distributed.rendezvous.peers import Member, completed
+from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.rendezvous.peers import Peer, completed
 from rankzero.distributed.rendezvous.server import Progress
-from rankzero.messages import AnotherRankFailed, CannotStart, LeftEarlyError, Stopped, lost_contact, mark_told
+from rankzero.messages import AnotherRankFailed, CannotStart, LeftEarlyError, Stopped, lost_contact, mark_reported
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ WORK_SECONDS = 1800.0
 """So long, at least, one rank may take to build its data and model: the others wait for it."""
 
 
-class Team:
+class Coordinator:
     """The processes of a run, a context manager around all that they do together. All ranks must make one.
 
     Until the process group is there, and beside it, they talk through a `torch.distributed.Store`.
@@ -55,7 +55,7 @@ class Team:
         RequestError: The world is not the one that was asked for.
     """
 
-    def __init__(self, meeting: Meeting, requested: RequestedWorld) -> None:
+    def __init__(self, meeting: RendezvousResult, requested: RequestedWorld) -> None:
         self.timeout = max(requested.start_timeout, WORK_SECONDS)
         self.launch, self.members = meeting.launch, meeting.members
         self._store: Store | None = None
@@ -63,21 +63,21 @@ class Team:
         self._exchanges = 0
         self._serves = meeting.listening is not None
         if self.launch.world_size == 1:
-            if self.launch.agent_store:
+            if self.launch.uses_agent_store:
                 self._client(meeting.ip)
                 self._check_not_stopped()
-            self.lifeline = Lifeline(self.launch, self.members, self.exchange)
+            self.control_channel = ControlChannel(self.launch, self.members, self.exchange)
             return
         self._store = self._server(meeting.ip, meeting.listening) if meeting.listening else self._client(meeting.ip)
-        if self.launch.agent_store:
+        if self.launch.uses_agent_store:
             self._check_not_stopped()
             me = self.members[0]
-            everybody = [Member(**member) for member in self.exchange(vars(me))]
+            everybody = [Peer(**member) for member in self.exchange(vars(me))]
             self.launch, self.members = completed(self.launch, me, everybody)
             check_world(requested, self.launch)
         # Until it is there nobody hears of a rank that is killed.
         soon = partial(self.exchange, seconds=requested.start_timeout)
-        self.lifeline = Lifeline(self.launch, self.members, soon, requested.interface)
+        self.control_channel = ControlChannel(self.launch, self.members, soon, requested.interface)
         self.interface = network.use_interface(requested.interface, self._interface())
 
     def _check_not_stopped(self) -> None:
@@ -92,7 +92,7 @@ class Team:
     def _client(self, ip: str) -> Store:
         timeout = timedelta(seconds=self.timeout)
         store = TCPStore(ip, self.launch.port, is_master=False, timeout=timeout, wait_for_workers=False)
-        if not self.launch.agent_store:
+        if not self.launch.uses_agent_store:
             return store
         # Torchrun's store outlives its workers; but for a word, what an earlier attempt left in it is not ours.
         self._agents_store = store
@@ -166,7 +166,7 @@ class Team:
             raise AnotherRankFailed(f"rank {failed} on {host} failed: {error_text}")
         return result  # type: ignore[return-value]
 
-    def from_rank_zero(self, work: Callable[[], T]) -> T:
+    def run_on_rank_zero(self, work: Callable[[], T]) -> T:
         """Rank zero does the work, all get its result, which JSON can hold. All ranks must call.
 
         Raises:
@@ -184,7 +184,7 @@ class Team:
             return told_by_this_rank(refusal, f"rank {self.launch.rank} on {self.members[first].host}")
         return refusal
 
-    def leave_together(self) -> None:
+    def barrier_before_exit(self) -> None:
         """Leaves a run that is stopped; waits for all, since launchers end all as soon as one has left. All must call.
 
         To torchrun any code but 0 is a failure, and where `--max-restarts` allows it starts all again.
@@ -210,7 +210,7 @@ class Team:
         sys.excepthook = hook
 
     def __enter__(self) -> Self:
-        self.lifeline.watch_exit()
+        self.control_channel.watch_exit()
         return self
 
     def __exit__(
@@ -231,14 +231,14 @@ class Team:
                 self._say_that_it_failed(error)  # the others may wait in a collective
             if refused:
                 self._leave_after_all()
-            self.lifeline.leave()
+            self.control_channel.leave()
 
     def _say_that_it_failed(self, error: BaseException) -> None:
         """Has the others end, before the process group goes; no collective, for who knows where they are."""
-        if (lost_contact(error) and self.lifeline.cause(CAUSE_SECONDS)) or not self.lifeline.fail(
+        if (lost_contact(error) and self.control_channel.cause(CAUSE_SECONDS)) or not self.control_channel.fail(
             f"rank {self.launch.rank} on {socket.gethostname()} failed: {error!r}"
         ):
-            mark_told(error)
+            mark_reported(error)
 
     def _is_told(self, text: str) -> bool:
         """Whether another rank tells this; otherwise it is this one's to tell."""
@@ -258,7 +258,7 @@ class Team:
 
     def _leave_after_all(self) -> None:
         """The rank that keeps the store leaves last, so that the others can still look into it."""
-        if self._store is None or self.launch.agent_store:
+        if self._store is None or self.launch.uses_agent_store:
             return
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:

@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from rankzero.distributed.coordinator import Team
+from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.messages import RequestError
 
 
 @dataclass(frozen=True)
-class Seat:
+class DeviceAssignment:
     """What one process runs on.
 
     Args:
@@ -27,7 +27,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class World:
+class WorldInfo:
     """What all processes run on.
 
     Args:
@@ -51,15 +51,15 @@ class World:
     threads: str = field(default="", compare=False)
 
 
-def resolve_world(requested: RequestedWorld, team: Team) -> World:
+def resolve_world(requested: RequestedWorld, team: Coordinator) -> WorldInfo:
     """Finds what every process runs on, and the backend for all. All ranks must call.
 
     Raises:
         CannotStart: What was asked for is not there, on one machine or another.
     """
     launch = team.launch
-    seat = team.together(lambda: find_seat(requested, launch))
-    seats = [Seat(**other) for other in team.exchange(asdict(seat))]
+    seat = team.together(lambda: assign_device(requested, launch))
+    seats = [DeviceAssignment(**other) for other in team.exchange(asdict(seat))]
     hosts = [member.host for member in team.members]
     kinds = {other.accelerator: host for other, host in zip(seats, hosts, strict=True)}
     if len(kinds) > 1:
@@ -83,10 +83,10 @@ def resolve_world(requested: RequestedWorld, team: Team) -> World:
     assert launch.local_world_size and launch.num_nodes
     size, nodes, devices = launch.world_size, launch.num_nodes, launch.local_world_size
     threads = _share_threads(team)
-    return World(seat.accelerator, size, nodes, devices, backend, seat.index, shared, threads)
+    return WorldInfo(seat.accelerator, size, nodes, devices, backend, seat.index, shared, threads)
 
 
-def _share_threads(team: Team) -> str:
+def _share_threads(team: Coordinator) -> str:
     """Has torch compute on this rank's share of the machine's threads; returns where the number comes from.
 
     torchrun's processes know one another only now, after torch was imported.
@@ -99,7 +99,7 @@ def _share_threads(team: Team) -> str:
     return threads.reason
 
 
-def find_seat(requested: RequestedWorld, launch: Launch) -> Seat:
+def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment:
     """Finds what this process runs on.
 
     Raises:
@@ -110,14 +110,14 @@ def find_seat(requested: RequestedWorld, launch: Launch) -> Seat:
     if accelerator == "mps" and processes > 1:
         raise RequestError(f"{processes} processes with --accelerator mps", "one MPS device", "--accelerator cpu")
     if accelerator != "cuda":
-        return Seat(accelerator)
+        return DeviceAssignment(accelerator)
     visible, local_rank = torch.cuda.device_count(), launch.local_rank or 0
     indices = requested.gpus or range(visible)
     if max(indices) >= visible:
         raise RequestError(f"GPU {max(indices)}", f"{visible} GPUs, counted from 0", "--trainer.devices [0]")
     # With `srun --gpus-per-task=1` every process sees one GPU, its own, as number 0.
     index = indices[local_rank % len(indices)]
-    return Seat(accelerator, index, gpu_id(index))
+    return DeviceAssignment(accelerator, index, gpu_id(index))
 
 
 def gpu_id(index: int) -> str:

@@ -133,7 +133,7 @@ def use_interface(asked: str | None, found: str | None) -> str | None:
     return os.environ.get(GLOO)
 
 
-def quieten_sockets() -> None:
+def silence_socket_warnings() -> None:
     """Keeps torch's C++ warnings about sockets to itself, such as on clusters without reverse name lookup.
 
     It has to be said before torch is imported; what went wrong comes as an exception anyway.

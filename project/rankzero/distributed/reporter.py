@@ -17,10 +17,10 @@ from rankzero.messages import (
     Exit,
     RequestError,
     is_of_package,
-    is_told,
     lost_contact,
     mistake,
     say,
+    was_reported,
 )
 
 OURS = ("rankzero", "data_modules", "lightning_modules")
@@ -40,7 +40,7 @@ _claim: list[socket.socket] = []
 """What this process has claimed, kept until it ends."""
 
 
-def speaks_for_all(launch: Launch | None) -> bool:
+def is_reporting_rank(launch: Launch | None) -> bool:
     """Whether this process tells: rank zero, or the first one of its machine where several may be rank zero."""
     if launch is not None and launch.rank is not None and launch.launcher != "env":
         return launch.rank == 0
@@ -69,7 +69,7 @@ def speaks_for_all(launch: Launch | None) -> bool:
     return True
 
 
-def speaks_for_machine(launch: Launch, own: bool) -> bool:
+def is_node_reporter(launch: Launch, own: bool) -> bool:
     """Whether this process points its machine's terminal to rank zero: srun and mpirun bring all output together."""
     apart = launch.launcher not in ("slurm", "mpi")
     return (own or apart) and launch.rank != 0 and launch.local_rank == 0
@@ -97,7 +97,7 @@ def claims(name: str) -> bool:
     return True
 
 
-def leave_after_the_speaker(code: int, spoke: bool) -> None:
+def exit_after_reporter(code: int, spoke: bool) -> None:
     """Waits until rank zero has spoken and has been heard: srun brings lines and exit codes on different ways.
 
     One that has claimed to speak waits until the others have seen the claim. Where the launcher ends this process
@@ -121,21 +121,21 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
     Rank zero says it, unless the ranks have settled who does. Where the machines have terminals of their own, the
     others point there in a line.
     """
-    told = error.told if error.told is not None else not speaks_for_all(launch)
+    told = error.told if error.told is not None else not is_reporting_rank(launch)
     if not told:
         say(f"cannot start\n{error}")
-    elif error.told is None and launch and speaks_for_machine(launch, error.own):
+    elif error.told is None and launch and is_node_reporter(launch, error.own):
         found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
         who = f"rank {launch.rank} on {socket.gethostname()}"
         say(f"{who} does not start: {found}")
-    leave_after_the_speaker(Exit.WRONG_REQUEST, spoke=not told or error.own)
+    exit_after_reporter(Exit.WRONG_REQUEST, spoke=not told or error.own)
     return Exit.WRONG_REQUEST
 
 
 def tell(error: BaseException, launch: Launch) -> Exit:
     """Says what went wrong on this rank, and returns the exit code."""
     who = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
-    if is_told(error):
+    if was_reported(error):
         time.sleep(LOST_CONTACT_SECONDS)
     elif launch.world_size > 1 and lost_contact(error):
         say(f"{who} lost contact with another rank ({error})")

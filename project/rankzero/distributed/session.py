@@ -13,19 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
-from rankzero.distributed.coordinator import Team
-from rankzero.distributed.devices import World, processes_for_gpus, resolve_world
+from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.devices import WorldInfo, processes_for_gpus, resolve_world
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world, processes_to_start
-from rankzero.distributed.network import quieten_sockets
+from rankzero.distributed.network import silence_socket_warnings
 from rankzero.distributed.process.exit_report import report_exit
-from rankzero.distributed.process.quiet import quieten
+from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_command, run_processes
 from rankzero.distributed.process.threads import choose_threads, set_threads
-from rankzero.distributed.rendezvous.client import Meeting, meet
+from rankzero.distributed.rendezvous.client import RendezvousResult, meet
 from rankzero.distributed.reporter import refuse, tell
-from rankzero.messages import CannotStart, RequestError, Stopped, is_told, lost_contact, say, settle
+from rankzero.messages import CannotStart, RequestError, Stopped, lost_contact, say, settle, was_reported
 
 
 @dataclass
@@ -41,8 +41,8 @@ class Session:
     """
 
     requested: RequestedWorld
-    team: Team
-    world: World
+    team: Coordinator
+    world: WorldInfo
     title: str
     is_script: bool = False
 
@@ -51,13 +51,13 @@ class Session:
 
     @classmethod
     @contextmanager
-    def of_command(cls, requested: RequestedWorld, meeting: Meeting) -> Iterator["Session"]:
+    def of_command(cls, requested: RequestedWorld, meeting: RendezvousResult) -> Iterator["Session"]:
         """The session of a command, whose processes have met. All ranks must call.
 
         Raises:
             CannotStart: What was asked for is not there, on one machine or another.
         """
-        with Team(meeting, requested) as team:
+        with Coordinator(meeting, requested) as team:
             cls.current = session = cls(requested, team, resolve_world(requested, team), title="")
             try:
                 yield session
@@ -110,21 +110,21 @@ def _of_script(requested: RequestedWorld) -> Session:
         raise SystemExit(run_processes(own_command(), count, launch))
     if is_watched():
         die_with_parent()
-    quieten_sockets()
+    silence_socket_warnings()
     try:
         meeting = meet(launch, requested)
     except Stopped as stopped:
         say(str(stopped))
         raise
     set_threads(choose_threads(meeting.launch, meeting.members))
-    quieten(meeting.launch.rank or 0)
-    team = Team(meeting, requested).__enter__()
+    silence_warnings(meeting.launch.rank or 0)
+    team = Coordinator(meeting, requested).__enter__()
     _teams.append(team)
     atexit.register(_leave)
     return Session(requested, team, resolve_world(requested, team), title=_script_name(), is_script=True)
 
 
-_teams: list[Team] = []
+_teams: list[Coordinator] = []
 """The processes that a script has met and not left."""
 
 
@@ -143,7 +143,7 @@ def _report_uncaught(kind: type[BaseException], error: BaseException, trace: Tra
     if isinstance(error, CannotStart):
         code = refuse(error, launch)
         raise SystemExit(code)
-    if launch and (is_told(error) or lost_contact(error)):
+    if launch and (was_reported(error) or lost_contact(error)):
         raise SystemExit(tell(error, launch))
     sys.__excepthook__(kind, error, trace)
 

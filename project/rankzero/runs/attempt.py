@@ -12,8 +12,8 @@ from typing import Any, TextIO, cast
 from lightning.pytorch import Trainer
 from typing_extensions import Self
 
-from rankzero.distributed.coordinator import Team
-from rankzero.distributed.devices import World
+from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.messages import CannotStart, Stopped, TakenOverError, mistake, say, show, spelled
 from rankzero.runs import report
@@ -24,19 +24,19 @@ from rankzero.runs.lock import RunLock
 from rankzero.runs.next_attempt import next_attempt, why_not_again
 from rankzero.runs.resume import RunOptions, agreed, decide
 from rankzero.runs.summary import Figures, summarise
-from rankzero.runs.tensorboard import CurvesLogger
-from rankzero.sampling.plan import Sharding
-from rankzero.sampling.resumed_order import take_up_order
+from rankzero.runs.tensorboard import DurableTensorBoardLogger
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.sampling.resumed_order import resume_order
 
 
-def agree_on_run(root: str, name: str | None, title: str, team: Team) -> RunDirectory:
+def agree_on_run(root: str, name: str | None, title: str, team: Coordinator) -> RunDirectory:
     """The run's directory, which rank zero chooses; see `choose_run`. All ranks must call."""
 
     def choose() -> list[str | None]:
         run = choose_run(root, name, title, team.launch.job_id)
         return [str(run.path), run.title]
 
-    path, numbered = team.from_rank_zero(choose)
+    path, numbered = team.run_on_rank_zero(choose)
     return RunDirectory(Path(str(path)), numbered)
 
 
@@ -77,15 +77,15 @@ class Attempt:
         options: RunOptions,
         config_text: str,
         trainer: Trainer,
-        plan: Sharding,
+        plan: SamplingPlan,
         outcome: Outcome,
         figures: Callable[[], Figures],
-        world: World,
-        team: Team,
+        world: WorldInfo,
+        team: Coordinator,
     ) -> None:
         self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
         self.outcome, self.figures, self.world = outcome, figures, world
-        self.lifeline, self.launch = team.lifeline, team.launch
+        self.control_channel, self.launch = team.control_channel, team.launch
         launch = team.launch
         trainer.strategy.setup_environment()
         self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
@@ -99,7 +99,7 @@ class Attempt:
             self._lock.release()
         cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = self.decision.trusted_sha256
         for logger in trainer.loggers:
-            if isinstance(logger, CurvesLogger) and (self.checkpoint or run.attempt > 1):
+            if isinstance(logger, DurableTensorBoardLogger) and (self.checkpoint or run.attempt > 1):
                 logger.purge_from(self.decision.step)
         self._log = logging.getLogger("rankzero")
         self._crash_log = CrashLog(run)
@@ -117,7 +117,7 @@ class Attempt:
         self._started = time.perf_counter()
         accepts = "global_batch_size" in self.options.accept_changed
         try:
-            note = take_up_order(self.plan, self.decision.manifest, self.run.name, accepts)
+            note = resume_order(self.plan, self.decision.manifest, self.run.name, accepts)
         except CannotStart:
             if self.launch.rank == 0:
                 self.run.discard_attempt()
@@ -125,7 +125,7 @@ class Attempt:
         if note:
             self._tell(note)
         self._open_log()
-        self.lifeline.last_words = self._last_words
+        self.control_channel.on_abort = self._last_words
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._tell(line)
@@ -171,7 +171,7 @@ class Attempt:
 
     def _is_taken_over(self) -> bool:
         try:
-            self.run.check_still_ours()
+            self.run.assert_owner()
         except TakenOverError:
             return True
         return False
@@ -186,7 +186,7 @@ class Attempt:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._crash_log.enable(cast(TextIO, handler.stream))
-        self.lifeline.how_ended = self._crash_log.how_ended
+        self.control_channel.how_ended = self._crash_log.how_ended
         self._log.setLevel(logging.INFO)
         self._log.propagate = False
 

@@ -124,7 +124,7 @@ class RunDirectory:
                 self.discard_attempt()
             raise cannot_write(self.path, error) from None
 
-    def check_still_ours(self) -> None:
+    def assert_owner(self) -> None:
         """Holds that no other attempt has begun since: one of a job, say, that was requeued when a node was lost.
 
         Raises:
@@ -173,13 +173,13 @@ class RunDirectory:
         """Writes `summary.json`, whole or not at all."""
         write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
-    def put_aside(self) -> Path:
+    def archive(self) -> Path:
         """Renames an earlier run of this name, so that a new one can begin; returns where it is now."""
         aside = next_free(self.path.parent, f"{self.name}.before")
         self._move({self.path: aside})
         return aside
 
-    def put_checkpoints_aside(self, checkpoints: Sequence[Path]) -> Path:
+    def archive_checkpoints(self, checkpoints: Sequence[Path]) -> Path:
         """Moves checkpoints to a folder beside the others, where they are not taken for newer; returns it."""
         aside = next_free(self.path, "checkpoints.before")
         self._move({path: aside / path.name for path in checkpoints})

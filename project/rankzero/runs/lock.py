@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
-from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import RequestError, printable
 from rankzero.runs.checkpoints.atomic_files import make_folder, sync_folder, synced
 from rankzero.runs.directory import cannot_write
@@ -68,7 +68,7 @@ class Owner:
     @classmethod
     def this(cls, launch: Launch) -> "Owner":
         """This process."""
-        me = Member.this(launch)
+        me = Peer.this(launch)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
         born = (process_state(me.pid) or ("", ""))[1]
         return cls(secrets.token_hex(16), me.host, me.pid, born, me.boot, me.pids, now, launch.job_id, launch.restarts)
@@ -207,7 +207,7 @@ class RunLock:
 
     def _is_on_this_host(self, owner: Owner) -> bool:
         """Whether the owner's process id counts here: the same kernel, and the same namespace of processes."""
-        me = Member.this(self.launch)
+        me = Peer.this(self.launch)
         return (owner.boot, owner.pids) == (me.boot, me.pids) and bool(me.boot or owner.host == me.host)
 
     def _successor(self, owner: Owner) -> Path:

@@ -14,10 +14,10 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.runs.directory import RunDirectory
 from rankzero.messages import show, spelled
 from rankzero.runs.shown_metrics import once
-from rankzero.distributed.devices import World
+from rankzero.distributed.devices import WorldInfo
 
 
-def start_line(run: RunDirectory, world: World, launch: Launch, checkpoint: Path | None) -> str:
+def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | None) -> str:
     """The choice of launcher with its evidence, the world, and what is carried on."""
     processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shared}"
     threads = f", {_threads(world)} ({world.threads})"
@@ -27,7 +27,7 @@ def start_line(run: RunDirectory, world: World, launch: Launch, checkpoint: Path
     return f"{launch.launcher} ({evidence}): {processes}{threads}{backend}; run {run.path}{carried}"
 
 
-def print_table(summary: dict[str, Any], run: RunDirectory, world: World, log_folders: Iterable[str] = ()) -> None:
+def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, log_folders: Iterable[str] = ()) -> None:
     """Prints the end of an attempt; `log_folders` are those that the Trainer's loggers write to."""
     table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
     backend = f", {world.backend}" if world.size > 1 else ""
@@ -103,12 +103,12 @@ def _print(table: Table) -> None:
     show(capture.get().removesuffix("\n"))
 
 
-def _device(world: World) -> str:
+def _device(world: WorldInfo) -> str:
     if world.accelerator == "cuda":
         return str(torch.cuda.get_device_name())
     return f"{world.accelerator} ({platform.machine()}, {_threads(world)})"
 
 
-def _threads(world: World) -> str:
+def _threads(world: WorldInfo) -> str:
     count = torch.get_num_threads()
     return f"{count} thread{'s' * (count > 1)}{' each' * (world.size > 1)}"

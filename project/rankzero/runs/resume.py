@@ -56,7 +56,7 @@ class RunOptions:
 
 
 @dataclass
-class Decision:
+class ResumePlan:
     """What rank zero decides and all ranks follow.
 
     Args:
@@ -101,7 +101,7 @@ def agreed(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
 
 def decide(
     run: RunDirectory, options: RunOptions, config_text: str, trainer: Trainer, launch: Launch, lock: RunLock
-) -> Decision:
+) -> ResumePlan:
     """Chooses the checkpoint to resume from, and begins the attempt. Only rank zero calls this.
 
     Where it returns, the lock is held. Before that, nothing of the run is touched.
@@ -121,8 +121,8 @@ def decide(
 
 def _decide(
     run: RunDirectory, options: RunOptions, config_text: str, trainer: Trainer, launch: Launch
-) -> Decision:
-    decision = Decision(run)
+) -> ResumePlan:
+    decision = ResumePlan(run)
     resume = options.resume
     clean(run.checkpoints)
     again = launch.restarts and launch.job_id and run.started_by(launch.job_id)
@@ -131,7 +131,7 @@ def _decide(
         resume = "auto"
     if resume == "never":
         if run.exists:
-            decision.notes.append(f"the earlier run {run.name} is kept as {run.put_aside()}")
+            decision.notes.append(f"the earlier run {run.name} is kept as {run.archive()}")
     elif resume == "auto":
         decision.checkpoint, refused = newest_valid(run.checkpoints)
         decision.notes += [f"passed over: {reason}" for reason in refused]
@@ -152,7 +152,7 @@ def _decide(
         decision.already_finished = True
         decision.notes.append(already_finished_note(run, trainer))
     else:
-        _go_back(decision)
+        archive_newer(decision)
         run.begin_attempt(config_text, launch.job_id)
     return decision
 
@@ -169,7 +169,7 @@ def described(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
     return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": ours}
 
 
-def _check_same_training(decision: Decision, config_text: str) -> None:
+def _check_same_training(decision: ResumePlan, config_text: str) -> None:
     """Raises a RequestError where a checkpoint is of another model or other data than what is asked for."""
     stored = (decision.manifest.get("rankzero") or {}).get("config")
     if stored is None:
@@ -186,7 +186,7 @@ def _check_same_training(decision: Decision, config_text: str) -> None:
         )
 
 
-def _go_back(decision: Decision) -> None:
+def archive_newer(decision: ResumePlan) -> None:
     """Puts aside what a run has beyond the checkpoint that it carries on from: not lost, nor taken for newer."""
     folder = decision.run.checkpoints
     beyond = checkpoints_in(folder)
@@ -194,7 +194,7 @@ def _go_back(decision: Decision) -> None:
         beyond = beyond[[path.name for path in beyond].index(decision.checkpoint.name) + 1 :]
     if not beyond:
         return
-    aside = decision.run.put_checkpoints_aside(beyond)
+    aside = decision.run.archive_checkpoints(beyond)
     decision.notes.append(f"checkpoints that are not carried on from are kept in {aside}")
 
 

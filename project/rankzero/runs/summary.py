@@ -12,7 +12,7 @@ from rankzero.runs.checkpoints.manifest import checkpoints_in, is_finished
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.distributed.environments.launch import Launch
 from rankzero.runs.directory import RunDirectory
-from rankzero.distributed.devices import World
+from rankzero.distributed.devices import WorldInfo
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def summarise(
     trainer: Trainer,
     figures: Figures,
     run: RunDirectory,
-    world: World,
+    world: WorldInfo,
     launch: Launch,
     best: str | None,
     seconds: float,

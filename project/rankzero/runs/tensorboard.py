@@ -26,11 +26,11 @@ def loggers(asked: Any, run: RunDirectory) -> list[Logger] | bool:
         run: The run.
     """
     if asked in (None, True):
-        return [CurvesLogger(run)]
+        return [DurableTensorBoardLogger(run)]
     return (list(asked) if isinstance(asked, list | tuple) else [asked]) if asked else False
 
 
-class CurvesLogger(TensorBoardLogger):
+class DurableTensorBoardLogger(TensorBoardLogger):
     """Lightning's logger, but a disk that takes nothing more costs the run nothing (tensorboard 2.21).
 
     Its writer's thread ends with the first error, which then comes back from each call. Here a new writer is tried now
@@ -64,7 +64,7 @@ class CurvesLogger(TensorBoardLogger):
         try:
             self._waiting.append(({name: float(value) for name, value in metrics.items()}, step, time.time()))
         except (TypeError, ValueError):  # a dictionary of numbers; or what has no curve
-            self._sturdily(lambda: super(CurvesLogger, self).log_metrics(metrics, step))
+            self._sturdily(lambda: super(DurableTensorBoardLogger, self).log_metrics(metrics, step))
         self.save()
 
     def save(self) -> None:
@@ -79,7 +79,7 @@ class CurvesLogger(TensorBoardLogger):
 
     def finalize(self, status: str) -> None:
         self._sturdily(self._write)
-        self._sturdily(lambda: super(CurvesLogger, self).finalize(status))
+        self._sturdily(lambda: super(DurableTensorBoardLogger, self).finalize(status))
 
     def _write(self) -> None:
         """Writes what waits, all at once; the writer's thread would open the file anew for each value."""

@@ -60,7 +60,7 @@ EVEN = Share(samples=1, total=1, weight=1.0, part=1.0, idle=False)
 """What a rank has that has as much as any other one."""
 
 
-class TrainingBatches(Sampler[Indices]):
+class ElasticBatchSampler(Sampler[Indices]):
     """A batch sampler: step t of an epoch takes positions t*G to (t+1)*G of the epoch's order, at any world size.
 
     Rank r of W has every W-th of them from the r-th, in micro-batches that a device can hold. No sample is repeated or
@@ -117,7 +117,7 @@ class TrainingBatches(Sampler[Indices]):
         self.epoch = self.origin.epoch
 
     @property
-    def sampler(self) -> "TrainingBatches":
+    def sampler(self) -> "ElasticBatchSampler":
         """Where Lightning looks for `set_epoch`: at `batch_sampler.sampler`."""
         return self
 

@@ -10,7 +10,7 @@ from rankzero.sampling.indices import Indices
 from rankzero.sampling.permutation import epoch_key
 
 
-class EvaluationBatches(Sampler[Indices]):
+class EvaluationBatchSampler(Sampler[Indices]):
     """A batch sampler: rank r of W has every W-th sample from the r-th, and as many batches as every other rank.
 
     Where the last batch would leave a rank without any, that rank keeps one sample back from the batch before, so that

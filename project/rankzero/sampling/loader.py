@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from rankzero.sampling.batch_sampler import EVEN, Share, TrainingBatches
-from rankzero.sampling.evaluation_sampler import EvaluationBatches
+from rankzero.sampling.batch_sampler import EVEN, ElasticBatchSampler, Share
+from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.indices import Indices
 from rankzero.sampling.permutation import Positions, epoch_key
 from rankzero.sampling.seeded_dataset import Reading
-from rankzero.sampling.workers import DeafWorker, held_signals
+from rankzero.sampling.workers import IgnoreStopSignals, blocked_signals
 
 AHEAD_BYTES = 2**18
 """So much is read at once at the most, where a batch is less: what a processor has close at hand."""
@@ -26,7 +26,7 @@ AHEAD_BYTES = 2**18
 _OWN = ("_users", "_reader", "_broadcast", "_read", "batch_sampler", "_iterator", "__class__")
 
 
-class OrderedLoader(DataLoader[Any]):
+class ManagedLoader(DataLoader[Any]):
     """Reads what a DataLoader would, with its workers and its collate function, in another order.
 
     It is an instance of the user's class of loader, and has the attributes of the user's loader: its data set, its
@@ -39,7 +39,7 @@ class OrderedLoader(DataLoader[Any]):
         broadcast: Sends an object from rank zero to all; all ranks call it.
     """
 
-    batch_sampler: TrainingBatches | EvaluationBatches
+    batch_sampler: ElasticBatchSampler | EvaluationBatchSampler
     _users: DataLoader[Any]
     _reader: DataLoader[Any]
     _broadcast: Callable[[Any], Any]
@@ -48,7 +48,7 @@ class OrderedLoader(DataLoader[Any]):
     def __init__(
         self,
         loader: DataLoader[Any],
-        batches: TrainingBatches | EvaluationBatches,
+        batches: ElasticBatchSampler | EvaluationBatchSampler,
         broadcast: Callable[[Any], Any],
     ) -> None:
         # Not DataLoader.__init__: all attributes are those of the user's loader.
@@ -64,7 +64,7 @@ class OrderedLoader(DataLoader[Any]):
             batch_size=None,
             drop_last=False,
             collate_fn=_Collate(as_it_is if reading.gathers else loader.collate_fn),
-            worker_init_fn=DeafWorker(loader.worker_init_fn),
+            worker_init_fn=IgnoreStopSignals(loader.worker_init_fn),
             # A loader draws a seed for its workers; from a generator of its own, so that the process's is not touched.
             generator=loader.generator or torch.Generator().manual_seed(batches.seed),
             _iterator=None,
@@ -76,7 +76,7 @@ class OrderedLoader(DataLoader[Any]):
         return self._users
 
     @property
-    def sampler(self) -> TrainingBatches | EvaluationBatches:  # type: ignore[override]
+    def sampler(self) -> ElasticBatchSampler | EvaluationBatchSampler:  # type: ignore[override]
         """The order."""
         return self.batch_sampler
 
@@ -107,7 +107,7 @@ class OrderedLoader(DataLoader[Any]):
         self._read = deque()
         if self._reads_here:
             return self._batches(self._read_here())
-        with held_signals():
+        with blocked_signals():
             reader = iter(self._reader)
         return self._batches(reader)
 
@@ -126,9 +126,9 @@ class OrderedLoader(DataLoader[Any]):
         """What a DataLoader without loader processes returns."""
         reading, order = self._reader.dataset, self.batch_sampler
         assert isinstance(reading, Reading)
-        if reading.reads_ahead and isinstance(order, TrainingBatches):
+        if reading.reads_ahead and isinstance(order, ElasticBatchSampler):
             batches = read_ahead(reading, order.arrays(), epoch_key(order.seed, order.epoch))
-        elif reading.gathers_rows and isinstance(order, TrainingBatches):
+        elif reading.gathers_rows and isinstance(order, ElasticBatchSampler):
             return map(reading.gather, order.arrays())
         else:
             batches = (reading.__getitems__(indices) for indices in iter(order))
@@ -147,14 +147,14 @@ class OrderedLoader(DataLoader[Any]):
 
 
 @lru_cache
-def _class_like(kind: type["DataLoader[Any]"]) -> type[OrderedLoader]:
+def _class_like(kind: type["DataLoader[Any]"]) -> type[ManagedLoader]:
     """A class for the loaders of one class: what `isinstance` finds is both."""
     if kind is DataLoader:
-        return OrderedLoader
+        return ManagedLoader
     try:
-        return type(f"Ordered{kind.__name__}", (OrderedLoader, kind), {})
+        return type(f"Ordered{kind.__name__}", (ManagedLoader, kind), {})
     except TypeError:  # a class that cannot be subclassed
-        return OrderedLoader
+        return ManagedLoader
 
 
 def read_ahead(reading: Reading, batches: Iterator[Positions], key: int) -> Iterator[Any]:

@@ -8,15 +8,15 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from rankzero.messages import RequestError
-from rankzero.sampling.batch_sampler import Position, TrainingBatches
-from rankzero.sampling.evaluation_sampler import EvaluationBatches
+from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
+from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.fingerprint import changes, fingerprint
-from rankzero.sampling.loader import OrderedLoader
-from rankzero.sampling.workers import DeafWorker
+from rankzero.sampling.loader import ManagedLoader
+from rankzero.sampling.workers import IgnoreStopSignals
 
 
 @dataclass
-class Sharding:
+class SamplingPlan:
     """How the samples of a run are ordered, batched and shared among its ranks.
 
     Args:
@@ -54,21 +54,21 @@ class Sharding:
     start: list[Position] = field(default_factory=list, init=False)
     kept_data: Mapping[str, str] | None = field(default=None, init=False)
     kept_sizes: list[int] = field(default_factory=list, init=False)
-    training: list[TrainingBatches] = field(default_factory=list, init=False)
+    training: list[ElasticBatchSampler] = field(default_factory=list, init=False)
     data: dict[str, str] = field(default_factory=dict, init=False)
-    evaluated: list[EvaluationBatches] = field(default_factory=list, init=False)
+    evaluated: list[EvaluationBatchSampler] = field(default_factory=list, init=False)
     foreign: int = field(default=0, init=False)
     loads_training: bool | None = field(default=None, init=False)
     is_uneven: bool = field(default=False, init=False)
     _loader_sizes: dict[int, int | None] = field(default_factory=dict, init=False)
 
     @property
-    def order(self) -> TrainingBatches | None:
+    def order(self) -> ElasticBatchSampler | None:
         """The order that sets the length of an epoch; None where the order is somebody else's."""
         return max(self.training, key=len, default=None)
 
     @property
-    def only_order(self) -> TrainingBatches | None:
+    def only_order(self) -> ElasticBatchSampler | None:
         """The order of the only training loader there is; None where there are several, or it is not ours."""
         return self.training[0] if len(self.training) + self.foreign == 1 and self.training else None
 
@@ -90,14 +90,14 @@ class Sharding:
         Raises:
             RequestError: A batch would be larger than the data, or the data has changed.
         """
-        if isinstance(loader, OrderedLoader):  # what `trainer.train_dataloader` returned
+        if isinstance(loader, ManagedLoader):  # what `trainer.train_dataloader` returned
             loader = loader.users_loader
         if training and self.training and self.training[0].begun:  # Lightning asks for the loaders anew
             self.training, self.foreign = [], 0
         reason = _not_ours(loader)
         if reason:
-            if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, DeafWorker):
-                loader.worker_init_fn = DeafWorker(loader.worker_init_fn)
+            if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, IgnoreStopSignals):
+                loader.worker_init_fn = IgnoreStopSignals(loader.worker_init_fn)
             if training:
                 self.foreign += 1
                 self._pad(pads)
@@ -110,16 +110,16 @@ class Sharding:
         batches = self._train(loader) if training else self._evaluate(loader)
         if training:
             self._pad(pads)
-        return OrderedLoader(loader, batches, broadcast)
+        return ManagedLoader(loader, batches, broadcast)
 
-    def _train(self, loader: "DataLoader[Any]") -> TrainingBatches:
+    def _train(self, loader: "DataLoader[Any]") -> ElasticBatchSampler:
         count = len(loader.dataset)  # type: ignore[arg-type]
         if not count:
             raise RequestError("to train", "no training samples", "another --data")
         if not self.data:
             self.data = fingerprint(loader.dataset, count)
             self._check_data()
-        batches = TrainingBatches(
+        batches = ElasticBatchSampler(
             count,
             self._global_batch_size(loader, count),
             self.rank,
@@ -174,14 +174,14 @@ class Sharding:
             return None
         return self.start[len(self.training)] if len(self.training) < len(self.start) else Position(self.start[0].epoch)
 
-    def _evaluate(self, loader: "DataLoader[Any]") -> EvaluationBatches:
+    def _evaluate(self, loader: "DataLoader[Any]") -> EvaluationBatchSampler:
         count = len(loader.dataset)  # type: ignore[arg-type]
         self.is_uneven |= count % self.world_size != 0
         size = self.batch_size or loader.batch_size or 1
         if self.global_batch_size is not None:
             size = -(-self.global_batch_size // (self.world_size * self.micro_batches))
         size = min(size, self.max_device_batch_size or size)
-        order = EvaluationBatches(count, size, self.rank, self.world_size, self.seed, loader.drop_last)
+        order = EvaluationBatchSampler(count, size, self.rank, self.world_size, self.seed, loader.drop_last)
         self.evaluated.append(order)
         return order
 

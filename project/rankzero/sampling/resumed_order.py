@@ -4,12 +4,12 @@ from typing import Any
 
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import Position
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 
 _ANEW = "--resume never to start anew"
 
 
-def take_up_order(sharding: Sharding, manifest: dict[str, Any], run: str, accepts_another_batch: bool) -> str | None:
+def resume_order(sharding: SamplingPlan, manifest: dict[str, Any], run: str, accepts_another_batch: bool) -> str | None:
     """Has a run that is carried on keep its order: global batch, seed and data; another one would repeat samples.
 
     Args:

@@ -15,7 +15,7 @@ import psutil
 from rankzero.distributed.process.stop_signals import STOPPING
 
 
-class DeafWorker:
+class IgnoreStopSignals:
     """The start of a loader process, a DataLoader's `worker_init_fn`.
 
     Args:
@@ -49,7 +49,7 @@ def _parent_lives() -> bool:
 
 
 @contextmanager
-def held_signals() -> Iterator[None]:
+def blocked_signals() -> Iterator[None]:
     """Holds the signals back while loader processes are started, which then have them held back until they are deaf."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:

@@ -15,13 +15,13 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from rankzero.distributed.coordinator import Team
-from rankzero.distributed.devices import World
+from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.devices import WorldInfo
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import EVEN
-from rankzero.sampling.loader import OrderedLoader
-from rankzero.sampling.plan import Sharding
-from rankzero.training.fast.torch_calls import forward_through, looks_at_forward
+from rankzero.sampling.loader import ManagedLoader
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.fast.torch_calls import ddp_forward, needs_stock_forward
 from rankzero.training.gradients import average_gradients
 from rankzero.training.strategies import OneProcess, RunStrategy
 
@@ -34,7 +34,7 @@ UNUSED_PARAMETERS = {
 """The name of a strategy -> whether DDP looks for parameters that a step did not use."""
 
 
-def strategy_for(asked: object, world: World, team: Team, plan: Sharding) -> RunStrategy:
+def strategy_for(asked: object, world: WorldInfo, team: Coordinator, plan: SamplingPlan) -> RunStrategy:
     """The strategy that keeps the plan of samples.
 
     Args:
@@ -73,7 +73,7 @@ class DataParallel(RunStrategy, DDPStrategy):
         arguments: The strategy's.
     """
 
-    def __init__(self, sharding: Sharding, team: Team, **arguments: Any) -> None:
+    def __init__(self, sharding: SamplingPlan, team: Coordinator, **arguments: Any) -> None:
         super().__init__(sharding=sharding, **arguments)
         self._forward_redirection = _Redirection()
         self.team = team
@@ -183,7 +183,7 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     def _step_of(self, loader: object, step: Any, *args: Any) -> Any:
         """Takes a step, but on a rank that has nothing."""
-        self.share = loader.next_share() if isinstance(loader, OrderedLoader) else EVEN
+        self.share = loader.next_share() if isinstance(loader, ManagedLoader) else EVEN
         return None if self.share.nothing else self._alone(step, *args)
 
     def _alone(self, step: Any, *args: Any, **kwargs: Any) -> Any:
@@ -222,6 +222,6 @@ class _Redirection(_DDPForwardRedirection):
 
     def __call__(self, wrapper_module: Any, original_module: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
         by_hand = not original_module.automatic_optimization
-        if by_hand or looks_at_forward(wrapper_module) or wrapper_module.module is not original_module:
+        if by_hand or needs_stock_forward(wrapper_module) or wrapper_module.module is not original_module:
             return super().__call__(wrapper_module, original_module, method_name, *args, **kwargs)
-        return forward_through(wrapper_module, getattr(original_module, method_name), *args, **kwargs)
+        return ddp_forward(wrapper_module, getattr(original_module, method_name), *args, **kwargs)

@@ -13,11 +13,11 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from rankzero.messages import show
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fast import replaced
 from rankzero.training.fast.conditions import fallback_reason
 from rankzero.training.fast.epoch import FastEpoch
-from rankzero.training.hooks import Listeners
+from rankzero.training.hooks import Subscribers
 from rankzero.training.metrics.averages import StepAverages
 from rankzero.training.metrics.logged import Results
 from rankzero.training.strategies import RunStrategy
@@ -26,8 +26,8 @@ from rankzero.training.strategies import RunStrategy
 class EpochLoop(_TrainingEpochLoop):
     """The loop over the batches of an epoch."""
 
-    sharding: Sharding
-    listeners: Listeners
+    sharding: SamplingPlan
+    listeners: Subscribers
 
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)

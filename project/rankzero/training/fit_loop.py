@@ -12,14 +12,14 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop, _set_sampler_epoch
 
-from rankzero.sampling.batch_sampler import Position, TrainingBatches
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.epoch_loop import EpochLoop
-from rankzero.training.hooks import CallListeners, Listeners, LoopHooks
+from rankzero.training.hooks import HookBridge, LoopHooks, Subscribers
 from rankzero.training.strategies import RunStrategy
 
 
-def install(trainer: Trainer, sharding: Sharding) -> "CallListeners":
+def install(trainer: Trainer, sharding: SamplingPlan) -> "HookBridge":
     """Puts the loops in the place of Lightning's; returns the callback that calls their hooks, for the first place."""
     theirs = trainer.fit_loop
     ours = FitLoop(trainer, theirs.min_epochs, theirs.max_epochs)
@@ -28,7 +28,7 @@ def install(trainer: Trainer, sharding: Sharding) -> "CallListeners":
     trainer.fit_loop = ours
     if isinstance(trainer.strategy, RunStrategy):
         trainer.strategy.before_idle_step = ours.epoch_loop.results.reduce
-    ours.caller = CallListeners(ours.call)
+    ours.caller = HookBridge(ours.call)
     return ours.caller
 
 
@@ -41,9 +41,9 @@ def fit_loop_of(trainer: Trainer) -> "FitLoop":
 class FitLoop(_FitLoop):
     """The loop over epochs."""
 
-    sharding: Sharding
+    sharding: SamplingPlan
     epoch_loop: EpochLoop
-    caller: CallListeners
+    caller: HookBridge
 
     def __init__(self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None) -> None:
         super().__init__(trainer, min_epochs, max_epochs)
@@ -73,7 +73,7 @@ class FitLoop(_FitLoop):
         """How far the run has come within its epochs."""
         return self.position_of(self.sharding.order) if self.sharding.order else self.epochs_done
 
-    def position_of(self, order: TrainingBatches) -> Position:
+    def position_of(self, order: ElasticBatchSampler) -> Position:
         """How far an order has come, as a checkpoint of this moment has to say."""
         batches = self.epoch_loop.batches_done
         cut_short = order.epoch == self.epochs_done - 1 and not self.epoch_loop.is_complete
@@ -119,7 +119,7 @@ class FitLoop(_FitLoop):
     def on_run_start(self) -> None:
         super().on_run_start()
         hooks = [hook for hook in self.hooks if hook.in_trials or not self.is_trial]
-        self.epoch_loop.listeners = Listeners(self.trainer, hooks)
+        self.epoch_loop.listeners = Subscribers(self.trainer, hooks)
         self.call("on_ready")
         self.epoch_loop.come_to_safe_point()
 

@@ -43,7 +43,7 @@ class LoopCallback(LoopHooks, Callback):
     """A callback that is called at Lightning's places too."""
 
 
-class Listeners:
+class Subscribers:
     """Who implements which of our hooks.
 
     Args:
@@ -68,11 +68,11 @@ class Listeners:
             listen(self._trainer, *arguments)
 
 
-class CallListeners(Callback):
+class HookBridge(Callback):
     """Calls our hooks of a batch from Lightning's own, where its own loop runs. The first of all callbacks.
 
     Args:
-        call: Of `Listeners`.
+        call: Of `Subscribers`.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:

@@ -9,8 +9,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 from torch.utils.data import BatchSampler, DataLoader
 
-from rankzero.sampling.evaluation_sampler import EvaluationBatches
-from rankzero.sampling.loader import OrderedLoader
+from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
+from rankzero.sampling.loader import ManagedLoader
 
 
 class PredictionLoop(_PredictionLoop):
@@ -21,7 +21,7 @@ class PredictionLoop(_PredictionLoop):
             super().setup_data()
 
     def _get_batch_indices(self, dataloader: object) -> Any:
-        if isinstance(dataloader, OrderedLoader) and isinstance(dataloader.batch_sampler, EvaluationBatches):
+        if isinstance(dataloader, ManagedLoader) and isinstance(dataloader.batch_sampler, EvaluationBatchSampler):
             batches = dataloader.batch_sampler
             return [batches.samples(batch) for batch in range(len(batches))]
         return super()._get_batch_indices(dataloader)

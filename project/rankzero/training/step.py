@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from rankzero.training.fast.batch_hooks import BatchHooks, overrides
 from rankzero.training.fast.conditions import OPTIMIZER_HOOKS
 from rankzero.training.fast.log import FastLog
-from rankzero.training.fast.torch_calls import run_backward, step_of, zero_gradients
+from rankzero.training.fast.torch_calls import fast_backward, fast_step, zero_gradients
 from rankzero.training.strategies import OneProcess, RunStrategy
 
 
@@ -77,7 +77,7 @@ class OptimizerStep:
             before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_step"
             optimizer = self.strategy.optimizers[0]
             if optimizer is not self._optimizer:
-                self._optimizer, self._step = optimizer, step_of(optimizer)
+                self._optimizer, self._step = optimizer, fast_step(optimizer)
             self._step(self._closure)
             of_module["_current_fx_name"] = before
             counts.current.completed += 1
@@ -186,7 +186,7 @@ class OptimizerStep:
         if not self._is_quiet and self._has_own("backward"):
             self.module.backward(loss)
         else:
-            run_backward(loss)
+            fast_backward(loss)
         of_module["_current_fx_name"] = before
         self._is_quiet = self.hooks.have_no_observers
         if not self._is_quiet:

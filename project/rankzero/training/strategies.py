@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankzero.messages import RequestError
-from rankzero.sampling.batch_sampler import EVEN, TrainingBatches
-from rankzero.sampling.loader import OrderedLoader
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.batch_sampler import EVEN, ElasticBatchSampler
+from rankzero.sampling.loader import ManagedLoader
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopHooks
 from rankzero.training.saved_state.parameter_groups import add_missing_groups
 from rankzero.training.saved_state.pruning import without_pruning
@@ -29,7 +29,7 @@ class RunStrategy(Strategy):
         arguments: The strategy's.
     """
 
-    def __init__(self, sharding: Sharding, **arguments: Any) -> None:
+    def __init__(self, sharding: SamplingPlan, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.sharding = sharding
         self.share = EVEN
@@ -70,7 +70,7 @@ class RunStrategy(Strategy):
         if not schedules:
             trainer.accumulate_grad_batches = micro_batches
 
-    def _warn_of_single_samples(self, order: TrainingBatches) -> None:
+    def _warn_of_single_samples(self, order: ElasticBatchSampler) -> None:
         if order.leaves_single() and any(isinstance(module, _BatchNorm) for module in self._module.modules()):
             rank_zero_warn(
                 f"rankzero: {order.count:,} samples, {order.global_batch_size:,} a step: in some step a process has a "
@@ -115,7 +115,7 @@ class RunStrategy(Strategy):
     def take_share(self, loaders: Sequence[object]) -> None:
         """Finds out what this rank has of the batch that was read last."""
         for loader in loaders:
-            self.share = loader.next_share() if isinstance(loader, OrderedLoader) else EVEN
+            self.share = loader.next_share() if isinstance(loader, ManagedLoader) else EVEN
         if len(loaders) > 1:  # none of them can say alone what a sample's part of the loss is
             self.share = EVEN
         if self.share.idle:

@@ -1,6 +1,6 @@
 import pytest
 
-from rankzero.cli.arguments import read_flags
+from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.foreign_flags import TRAINER
 from rankzero.messages import RequestError
 from running import command_of, fit
@@ -9,7 +9,7 @@ FIT = command_of("fit")
 
 
 def read(*arguments):
-    return read_flags(FIT, arguments)
+    return parse_arguments(FIT, arguments)
 
 
 def test_short_flags_become_lightning_keys_and_come_last():

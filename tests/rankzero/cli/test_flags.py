@@ -1,7 +1,7 @@
 import pytest
 import yaml
 
-from rankzero.cli.flag_values import a_count, a_run_name, an_interval
+from rankzero.cli.flag_values import positive_int, run_name, save_interval
 from rankzero.cli.flags import RUNNING, TRAINING
 from rankzero.messages import RequestError
 
@@ -11,18 +11,18 @@ FLAGS = {flag.name: flag for flag in (*RUNNING, *TRAINING)}
 @pytest.mark.parametrize("text", ["0", "-1", "x", "", "1.5", "1e3", "٣", " 2", "0x10"])
 def test_a_count_is_a_whole_number_of_one_or_more(text):
     with pytest.raises(ValueError, match="whole number"):
-        a_count(text)
+        positive_int(text)
 
 
 @pytest.mark.parametrize("text", ["5", "200steps", "1step", "90s", "15min", "2h"])
 def test_intervals(text):
-    assert an_interval(text) == text
+    assert save_interval(text) == text
 
 
 @pytest.mark.parametrize("text", ["0", "0steps", "5epochs", "min", "-5", "1.5h"])
 def test_what_is_no_interval(text):
     with pytest.raises(ValueError, match="steps"):
-        an_interval(text)
+        save_interval(text)
 
 
 def test_a_time_limit_reads_the_same_wherever_it_is_written():
@@ -38,7 +38,7 @@ def test_what_is_no_time_limit():
 @pytest.mark.parametrize("text", ["../x", "a/b", "", ".hidden", "-x", "a b", "a\nb", "a\0b", "x" * 200, "$(rm)", "[x]"])
 def test_a_run_name_is_one_folders_name(text):
     with pytest.raises(ValueError, match="folder"):
-        a_run_name(text)
+        run_name(text)
 
 
 def test_a_wrong_value_says_asked_found_and_what_to_type():

@@ -10,7 +10,7 @@ import torch
 
 from rankzero.commands.prediction_files import PartWriter, merge, plain
 from rankzero.messages import RequestError
-from rankzero.sampling.evaluation_sampler import EvaluationBatches
+from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 
 COUNT = 11
 
@@ -18,7 +18,7 @@ COUNT = 11
 def merged(tmp_path, output_of, batch_size=4, world=1, count=COUNT):
     """Merges what every rank writes; `output_of` gets the numbers of a batch's samples."""
     for rank in range(world):
-        writer, batches = PartWriter(tmp_path / "parts", rank), EvaluationBatches(count, batch_size, rank, world)
+        writer, batches = PartWriter(tmp_path / "parts", rank), EvaluationBatchSampler(count, batch_size, rank, world)
         for batch in range(len(batches)):
             if samples := batches.samples(batch):
                 writer.add(samples, output_of(torch.tensor(samples)))

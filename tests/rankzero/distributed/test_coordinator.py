@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from rankzero.distributed import coordinator as team
-from rankzero.distributed.coordinator import Team
+from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.client import Meeting, call_roll
+from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, lost_contact
 from running import reserved_port
 
@@ -20,13 +20,13 @@ def teams(monkeypatch):
     monkeypatch.setattr(team.network, "use_interface", lambda asked, found: found)
 
     def make(rank):
-        return Team(call_roll(replace(whole, rank=rank, local_rank=rank), 10), REQUESTED)
+        return Coordinator(rendezvous(replace(whole, rank=rank, local_rank=rank), 10), REQUESTED)
 
     with reserved_port() as port, ThreadPoolExecutor(3) as pool:
         whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, key="k", created=True)
         made = list(pool.map(make, range(3)))
         yield made
-        list(pool.map(lambda member: member.lifeline.leave(), made))
+        list(pool.map(lambda member: member.control_channel.leave(), made))
 
 
 def each(teams, work):
@@ -52,7 +52,7 @@ def test_everybody_learns_what_everybody_says(teams):
 
 
 def test_one_process_is_a_team():
-    alone = Team(Meeting.without_roll_call(Launch()), REQUESTED)
+    alone = Coordinator(RendezvousResult.without_roll_call(Launch()), REQUESTED)
     assert alone.exchange([1]) == [[1]] and alone.together(lambda: 7) == 7
 
 

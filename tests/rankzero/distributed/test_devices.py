@@ -3,11 +3,11 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from rankzero.cli.arguments import read_flags
+from rankzero.cli.arguments import parse_arguments
 from rankzero.distributed import devices as world
-from rankzero.distributed.devices import Seat, World, find_seat, resolve_world
+from rankzero.distributed.devices import DeviceAssignment, WorldInfo, assign_device, resolve_world
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import CannotStart
 from running import command_of
 
@@ -21,7 +21,7 @@ class TeamOf:
     def __init__(self, launch, seats=None, hosts=None):
         self.launch, self.seats = launch, seats
         hosts = hosts or ["a"] * launch.world_size
-        self.members = [Member(rank, rank, 0, launch.world_size, host, rank) for rank, host in enumerate(hosts)]
+        self.members = [Peer(rank, rank, 0, launch.world_size, host, rank) for rank, host in enumerate(hosts)]
 
     def together(self, work):
         return work()
@@ -31,7 +31,7 @@ class TeamOf:
 
 
 def resolve(*arguments, launch=None, seats=None, hosts=None):
-    return resolve_world(read_flags(FIT, arguments).requested_world, TeamOf(launch or Launch(), seats, hosts))
+    return resolve_world(parse_arguments(FIT, arguments).requested_world, TeamOf(launch or Launch(), seats, hosts))
 
 
 def launch_of(count, **more):
@@ -46,12 +46,12 @@ def gpus(monkeypatch):
 
 @no_gpu
 def test_one_process_on_the_cpu():
-    assert resolve() == World("cpu")
+    assert resolve() == WorldInfo("cpu")
 
 
 @no_gpu
 def test_several_processes_on_the_cpu():
-    assert resolve(launch=launch_of(2)) == World("cpu", size=2, devices=2)
+    assert resolve(launch=launch_of(2)) == WorldInfo("cpu", size=2, devices=2)
 
 
 @no_gpu
@@ -61,19 +61,19 @@ def test_gpus_that_are_not_there():
 
 
 def test_a_gpu_for_each_process_is_nccl(gpus):
-    seats = [Seat("cuda", 0, "GPU-0"), Seat("cuda", 1, "GPU-1")]
-    assert resolve(launch=launch_of(2), seats=seats) == World("cuda", size=2, devices=2, backend="nccl")
+    seats = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cuda", 1, "GPU-1")]
+    assert resolve(launch=launch_of(2), seats=seats) == WorldInfo("cuda", size=2, devices=2, backend="nccl")
     assert resolve("--backend", "gloo", launch=launch_of(2), seats=seats).backend == "gloo"
 
 
 def test_the_same_gpu_number_on_two_machines_is_two_gpus(gpus):
-    seats = [Seat("cuda", 0, "GPU-0")] * 2
+    seats = [DeviceAssignment("cuda", 0, "GPU-0")] * 2
     launch = replace(launch_of(2), num_nodes=2, local_world_size=1)
     assert resolve(launch=launch, seats=seats, hosts=["a", "b"]).backend == "nccl"
 
 
 def test_more_processes_than_gpus(gpus):
-    seats = [Seat("cuda", r % 2, f"GPU-{r % 2}") for r in range(4)]
+    seats = [DeviceAssignment("cuda", r % 2, f"GPU-{r % 2}") for r in range(4)]
     shared = resolve(launch=launch_of(4), seats=seats)
     assert shared.backend == "gloo" and shared.shared
     with pytest.raises(CannotStart, match="2 processes share a GPU on a, and NCCL needs one for each") as caught:
@@ -82,7 +82,7 @@ def test_more_processes_than_gpus(gpus):
 
 
 def test_a_machine_without_gpus_among_others(gpus):
-    seats = [Seat("cuda", 0, "GPU-0"), Seat("cpu")]
+    seats = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cpu")]
     with pytest.raises(CannotStart, match="cuda on a, cpu on b"):
         resolve(launch=launch_of(2), seats=seats, hosts=["a", "b"])
 
@@ -93,18 +93,18 @@ def test_nccl_without_gpus():
 
 
 def test_each_local_rank_has_its_gpu(gpus):
-    flags = read_flags(FIT, []).requested_world
-    assert [find_seat(flags, launch_of(4, local_rank=rank)).index for rank in range(4)] == [0, 1, 0, 1]
+    flags = parse_arguments(FIT, []).requested_world
+    assert [assign_device(flags, launch_of(4, local_rank=rank)).index for rank in range(4)] == [0, 1, 0, 1]
 
 
 def test_a_process_that_sees_only_its_own_gpu(gpus, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # srun --gpus-per-task=1
-    assert find_seat(read_flags(FIT, []).requested_world, launch_of(4, local_rank=3)).index == 0
+    assert assign_device(parse_arguments(FIT, []).requested_world, launch_of(4, local_rank=3)).index == 0
 
 
 def test_gpus_by_number(monkeypatch, gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    flags = read_flags(FIT, ["--trainer.devices", "[1,3]"]).requested_world
-    assert find_seat(flags, launch_of(2, local_rank=1)).index == 3
+    flags = parse_arguments(FIT, ["--trainer.devices", "[1,3]"]).requested_world
+    assert assign_device(flags, launch_of(2, local_rank=1)).index == 3
     with pytest.raises(CannotStart, match="GPU 9"):
-        find_seat(read_flags(FIT, ["--trainer.devices", "[1,9]"]).requested_world, launch_of(2))
+        assign_device(parse_arguments(FIT, ["--trainer.devices", "[1,9]"]).requested_world, launch_of(2))

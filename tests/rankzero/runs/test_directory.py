@@ -71,21 +71,21 @@ def test_an_impossible_attempt_leaves_an_earlier_one_alone(tmp_path):
 def test_an_attempt_ends_when_a_newer_one_has_begun(tmp_path, resume):
     first = RunDirectory(tmp_path / "x")
     first.begin_attempt("a: 1")
-    first.check_still_ours()
+    first.assert_owner()
     second = RunDirectory(tmp_path / "x")
     if resume == "never":
-        second.put_aside()  # the newer run counts its attempts from 1 again
+        second.archive()  # the newer run counts its attempts from 1 again
     second.begin_attempt("a: 1")
-    second.check_still_ours()
+    second.assert_owner()
     with pytest.raises(TakenOverError):
-        first.check_still_ours()
+        first.assert_owner()
 
 
 def test_an_earlier_run_is_put_aside_never_lost(tmp_path):
     for _ in range(2):
         run = RunDirectory(tmp_path / "x")
         run.begin_attempt("a: 1")
-        run.put_aside()
+        run.archive()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.before-1", "x.before-2"]
 
 
@@ -122,7 +122,7 @@ def test_what_was_put_aside_is_put_back_where_an_attempt_does_not_come_to_be(tmp
     for name in ("step-00000001", "step-00000002"):
         (tmp_path / "x/checkpoints" / name).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    for put in (lambda run: run.put_aside(), lambda run: run.put_checkpoints_aside(list(run.checkpoints.iterdir()))):
+    for put in (lambda run: run.archive(), lambda run: run.archive_checkpoints(list(run.checkpoints.iterdir()))):
         run = RunDirectory(tmp_path / "x")
         aside = put(run)
         assert aside.exists() and sorted(tmp_path.rglob("*")) != before

@@ -2,7 +2,7 @@ from rich.table import Table
 
 from rankzero.runs.report import _print, print_table
 from rankzero.runs.directory import RunDirectory
-from rankzero.distributed.devices import World
+from rankzero.distributed.devices import WorldInfo
 from running import fit_here
 
 
@@ -44,6 +44,6 @@ def test_the_table_shows_a_metric_once(capsys, tmp_path):
         "checkpoint": None,
         "max_epochs": 1,
     }
-    print_table(summary, RunDirectory(tmp_path), World("cpu"))
+    print_table(summary, RunDirectory(tmp_path), WorldInfo("cpu"))
     out = capsys.readouterr().out
     assert out.count("loss") == 1 and "1.0000" in out and "not a finite number" in out

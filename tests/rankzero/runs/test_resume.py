@@ -294,9 +294,9 @@ def test_a_checkpoint_from_elsewhere_begins_its_epoch_anew(here, capsys):
 
 def test_a_ledger_that_does_not_come_out_is_an_error(here, monkeypatch):
     from rankzero.training.callbacks.sample_ledger import SamplesDifferError
-    from rankzero.sampling.batch_sampler import TrainingBatches
+    from rankzero.sampling.batch_sampler import ElasticBatchSampler
 
-    batches = TrainingBatches._batches
+    batches = ElasticBatchSampler._batches
 
     def one_twice(self, given):
         first = None
@@ -306,7 +306,7 @@ def test_a_ledger_that_does_not_come_out_is_an_error(here, monkeypatch):
                 given[-1] = first
             yield batch
 
-    monkeypatch.setattr(TrainingBatches, "_batches", one_twice)
+    monkeypatch.setattr(ElasticBatchSampler, "_batches", one_twice)
     with pytest.raises(SamplesDifferError, match="epoch 1: 2,048 of 2,048 samples should have been used"):
         fit_here(*TOY, "--epochs", "1", "--run", "x")
     assert json.loads((here / "runs/x/summary.json").read_text())["status"] == "failed"

@@ -5,7 +5,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rankzero.runs import tensorboard
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard import CurvesLogger
+from rankzero.runs.tensorboard import DurableTensorBoardLogger
 from running import disk_at
 
 
@@ -17,7 +17,7 @@ def small_disk(tmp_path):
 
 def test_what_a_full_disk_does_not_take_waits(small_disk, monkeypatch, recwarn):
     monkeypatch.setattr(tensorboard, "AGAIN_SECONDS", 1.1)  # files are read in the order of the second in their names
-    logger = CurvesLogger(RunDirectory(small_disk))
+    logger = DurableTensorBoardLogger(RunDirectory(small_disk))
     logger.purge_from(0)
     logger.log_metrics({"loss": 1.0}, 0)
     logger.flush()
@@ -43,4 +43,4 @@ def test_what_a_full_disk_does_not_take_waits(small_disk, monkeypatch, recwarn):
 
 def test_any_other_error_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="not supported"):
-        CurvesLogger(RunDirectory(tmp_path)).log_metrics({"loss": object()}, 0)
+        DurableTensorBoardLogger(RunDirectory(tmp_path)).log_metrics({"loss": object()}, 0)

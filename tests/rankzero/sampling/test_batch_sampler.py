@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.sampling.batch_sampler import Position, TrainingBatches
+from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 
 worlds = st.integers(1, 6)
 sizes = st.integers(1, 40)
 counts = st.integers(1, 200)
-limits = st.one_of(st.none(), st.integers(1, 9))
+limits = st.choice(st.none(), st.integers(1, 9))
 
 
 def ranks(world, count, size, epoch=0, **settings):
-    samplers = [TrainingBatches(count, size, rank, world, shuffle=True, **settings) for rank in range(world)]
+    samplers = [ElasticBatchSampler(count, size, rank, world, shuffle=True, **settings) for rank in range(world)]
     for sampler in samplers:
         sampler.set_epoch(epoch)
     return samplers
@@ -82,7 +82,9 @@ def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed(world, count,
     whole = ranks(1, count, size, epoch=3)
     done = data.draw(st.integers(0, whole[0].steps - 1))
     position = whole[0].position(done)
-    rest = [TrainingBatches(count, size, rank, world, 1, limit, shuffle=True, start=position) for rank in range(world)]
+    rest = [
+        ElasticBatchSampler(count, size, rank, world, 1, limit, shuffle=True, start=position) for rank in range(world)
+    ]
     assert rest[0].first_batch == done * rest[0].micro_batches and rest[0].epoch == 3
     expected = steps(whole)[done:]
     found = [[] for _ in expected]
@@ -107,20 +109,20 @@ def test_a_run_that_is_carried_on_with_another_global_batch_misses_nothing(count
     before = ranks(1, count, size, epoch=2)[0]
     done = data.draw(st.integers(0, before.steps - 1))
     start = before.position(done)
-    after = [TrainingBatches(count, other, rank, world, shuffle=True, start=start) for rank in range(world)]
+    after = [ElasticBatchSampler(count, other, rank, world, shuffle=True, start=start) for rank in range(world)]
     used = [i for batch in list(before)[:done] for i in batch] + [i for one in after for batch in one for i in batch]
     assert sorted(used) == list(range(count))
     assert after[0].position(len(after[0])) == Position(2, after[0].steps, count)
 
 
 def test_drop_last_drops_what_is_short():
-    sampler = TrainingBatches(10, 4, drop_last=True)
+    sampler = ElasticBatchSampler(10, 4, drop_last=True)
     assert [len(batch) for batch in sampler] == [4, 4] and len(sampler) == 2
     assert sampler.position(2) == Position(0, 2, 8)
 
 
 def test_in_order_where_nothing_is_shuffled():
-    assert [list(batch) for batch in TrainingBatches(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [list(batch) for batch in ElasticBatchSampler(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -136,17 +138,17 @@ def test_what_cannot_do_without_a_sample_on_each_rank_gets_one_more_than_once(wo
 
 
 def test_a_loader_that_goes_round_while_a_longer_one_goes_on():
-    sampler = TrainingBatches(4, 2, shuffle=True, seed=1)
+    sampler = ElasticBatchSampler(4, 2, shuffle=True, seed=1)
     rounds = [[i for batch in sampler for i in batch] for _ in range(3)]
     assert all(sorted(one) == [0, 1, 2, 3] for one in rounds) and len({tuple(one) for one in rounds}) > 1
     assert sampler.cycle_began_at == 4 and sampler.position(1) == Position(0, 1, 2, cycle=2)
-    carried_on = TrainingBatches(4, 2, shuffle=True, seed=1, start=Position(0, 1, 2, cycle=1))
+    carried_on = ElasticBatchSampler(4, 2, shuffle=True, seed=1, start=Position(0, 1, 2, cycle=1))
     assert [i for batch in carried_on for i in batch] == rounds[1][2:]
     assert [i for batch in carried_on for i in batch] == rounds[2]
 
 
 def test_what_was_handed_out_is_noted():
-    sampler = TrainingBatches(10, 4, shuffle=True)
+    sampler = ElasticBatchSampler(10, 4, shuffle=True)
     batches = list(sampler)
     assert [given.tolist() for given in sampler.given] == [list(batch) for batch in batches]
     iter(sampler)

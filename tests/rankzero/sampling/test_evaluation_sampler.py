@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.sampling.evaluation_sampler import EvaluationBatches
+from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 
 worlds, sizes, counts = st.integers(1, 6), st.integers(1, 12), st.integers(0, 150)
 
 
 def ranks(world, count, size, **settings):
-    return [EvaluationBatches(count, size, rank, world, **settings) for rank in range(world)]
+    return [EvaluationBatchSampler(count, size, rank, world, **settings) for rank in range(world)]
 
 
 @given(worlds, counts, sizes)

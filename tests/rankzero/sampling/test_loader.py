@@ -4,9 +4,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, TensorDataset
 
-from rankzero.sampling.batch_sampler import TrainingBatches
-from rankzero.sampling.loader import OrderedLoader
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.batch_sampler import ElasticBatchSampler
+from rankzero.sampling.loader import ManagedLoader
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import install
 from rankzero.training.strategies import OneProcess
 from running import as_before
@@ -49,7 +49,7 @@ class Looks(BoringModel):
 def test_the_loader_that_a_module_sees_is_like_the_one_in_lightning(kind):
     def observe(ours):
         module, loader = Looks(), kind(torch.rand(12, 32), batch_size=4, shuffle=True)
-        sharding = Sharding()
+        sharding = SamplingPlan()
         settings = {"strategy": OneProcess(sharding, device="cpu")} if ours else {}
         with as_before():
             trainer = Trainer(
@@ -65,14 +65,14 @@ def test_the_loader_that_a_module_sees_is_like_the_one_in_lightning(kind):
             if ours:
                 trainer.callbacks.insert(0, install(trainer, sharding))
             trainer.fit(module, loader)
-        assert isinstance(trainer.train_dataloader, OrderedLoader) == ours
+        assert isinstance(trainer.train_dataloader, ManagedLoader) == ours
         return module.seen, getattr(loader, "count", None)
 
     assert observe(True) == observe(False)
 
 
 def test_a_loader_that_was_trained_on_may_be_given_again():
-    sharding = Sharding(seed=1)
+    sharding = SamplingPlan(seed=1)
     loader = Tagged(TensorDataset(torch.arange(12.0)), batch_size=4, shuffle=True)
     once = sharding.apply(loader, training=True)
     list(once)
@@ -84,6 +84,6 @@ def test_a_loader_that_was_trained_on_may_be_given_again():
 def test_a_batch_that_is_none_leaves_the_shares_of_the_others_as_they_are():
     data = [torch.tensor(number) for number in range(10)]
     users = DataLoader(data, 4, collate_fn=lambda samples: None if 0 in samples else torch.stack(samples))
-    loader = OrderedLoader(users, TrainingBatches(10, 4), lambda value: value)
+    loader = ManagedLoader(users, ElasticBatchSampler(10, 4), lambda value: value)
     shares = [loader.next_share().samples for batch in loader if batch is not None]
     assert shares == [4, 2]

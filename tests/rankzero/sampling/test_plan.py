@@ -13,7 +13,7 @@ from torch.utils.data import (
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import Position
 from rankzero.sampling.fingerprint import fingerprint
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 
 DATA = TensorDataset(torch.arange(100))
 
@@ -24,7 +24,7 @@ def drawn(loader):
 
 def test_the_runs_order_takes_the_place_of_the_loaders():
     loader = DataLoader(DATA, batch_size=8, shuffle=True)
-    ranks = [Sharding(rank, 2).apply(loader, training=True) for rank in range(2)]
+    ranks = [SamplingPlan(rank, 2).apply(loader, training=True) for rank in range(2)]
     batches = [drawn(loader) for loader in ranks]
     assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(100))
     assert all(len(batch) == 8 for rank in batches for batch in rank[:-1])
@@ -44,7 +44,7 @@ def test_what_else_the_loader_has_stays():
 
     with _replace_dunder_methods(DataLoader, "dataset"):  # Lightning makes loaders so
         loader = Loader(DATA, "mine", batch_size=8, collate_fn=collate, num_workers=1, persistent_workers=True)
-    ours = Sharding(0, 2).apply(loader, training=False)
+    ours = SamplingPlan(0, 2).apply(loader, training=False)
     assert ours.name == "mine" and ours.collate_fn is collate
     assert ours.num_workers == 1 and ours.persistent_workers and ours.batch_size == 8
     assert sorted(index for (batch,) in ours for index in batch.tolist()) == list(range(0, 100, 2))
@@ -52,21 +52,24 @@ def test_what_else_the_loader_has_stays():
 
 
 def test_not_shuffled_means_in_order():
-    assert drawn(Sharding().apply(DataLoader(DATA, batch_size=50), training=True)) == [[*range(50)], [*range(50, 100)]]
+    assert drawn(SamplingPlan().apply(DataLoader(DATA, batch_size=50), training=True)) == [
+        [*range(50)],
+        [*range(50, 100)],
+    ]
 
 
 @pytest.mark.parametrize(
     ("sharding", "size"),
     [
-        (Sharding(0, 2), 16),
-        (Sharding(0, 2, batch_size=5), 10),
-        (Sharding(0, 2, global_batch_size=30), 30),
-        (Sharding(0, 1, global_batch_size=30), 30),
-        (Sharding(0, 2, global_batch_size=7), 7),
-        (Sharding(0, 3, global_batch_size=2), 2),
-        (Sharding(0, 2, micro_batches=3), 48),
-        (Sharding(0, 2, batch_size=5, micro_batches=3), 30),
-        (Sharding(0, 2, global_batch_size=30, micro_batches=3), 30),
+        (SamplingPlan(0, 2), 16),
+        (SamplingPlan(0, 2, batch_size=5), 10),
+        (SamplingPlan(0, 2, global_batch_size=30), 30),
+        (SamplingPlan(0, 1, global_batch_size=30), 30),
+        (SamplingPlan(0, 2, global_batch_size=7), 7),
+        (SamplingPlan(0, 3, global_batch_size=2), 2),
+        (SamplingPlan(0, 2, micro_batches=3), 48),
+        (SamplingPlan(0, 2, batch_size=5, micro_batches=3), 30),
+        (SamplingPlan(0, 2, global_batch_size=30, micro_batches=3), 30),
     ],
 )
 def test_the_global_batch_size(sharding, size):
@@ -79,7 +82,9 @@ def test_arguments_by_place(monkeypatch):
 
     with _replace_dunder_methods(DataLoader, "dataset"):
         loader = DataLoader(DATA, 32, True)
-    assert sorted(index for batch in drawn(Sharding().apply(loader, training=True)) for index in batch) == [*range(100)]
+    assert sorted(index for batch in drawn(SamplingPlan().apply(loader, training=True)) for index in batch) == [
+        *range(100)
+    ]
 
 
 class Stream(IterableDataset):
@@ -102,21 +107,21 @@ class Stream(IterableDataset):
 )
 def test_an_order_of_ones_own_is_left_alone_with_a_warning(loader, whose):
     with pytest.warns(UserWarning, match=f"{whose}.*not promised"):
-        assert Sharding().apply(loader, training=True) is loader
+        assert SamplingPlan().apply(loader, training=True) is loader
 
 
 @pytest.mark.parametrize(
     ("sharding", "asked", "instead"),
     [
-        (Sharding(batch_size=101), "--batch_size 101", "--batch_size 100, or less"),
+        (SamplingPlan(batch_size=101), "--batch_size 101", "--batch_size 100, or less"),
         (
-            Sharding(0, 2, batch_size=51),
+            SamplingPlan(0, 2, batch_size=51),
             "--batch_size 51 on each of 2 processes, 102 in all",
             "--batch_size 50, or less",
         ),
-        (Sharding(0, 2, global_batch_size=102), "--global_batch_size 102", "--global_batch_size 100, or less"),
+        (SamplingPlan(0, 2, global_batch_size=102), "--global_batch_size 102", "--global_batch_size 100, or less"),
         (
-            Sharding(0, 2, batch_size=51, micro_batches=2),
+            SamplingPlan(0, 2, batch_size=51, micro_batches=2),
             "--batch_size 51 on each of 2 processes in 2 batches a step, 204 in all",
             "--batch_size 25, or less",
         ),
@@ -130,17 +135,17 @@ def test_batches_that_cannot_be(sharding, asked, instead):
 
 def test_batches_of_which_none_is_whole():
     with pytest.raises(RequestError, match="100 training samples"):
-        Sharding(0, 2).apply(DataLoader(DATA, batch_size=64, drop_last=True), training=True)
+        SamplingPlan(0, 2).apply(DataLoader(DATA, batch_size=64, drop_last=True), training=True)
 
 
 def carried_on(data, **settings):
-    sharding = Sharding(**settings)
+    sharding = SamplingPlan(**settings)
     sharding.start, sharding.kept_data, sharding.kept_sizes = [Position(3, 5, 40)], fingerprint(data, len(data)), [8]
     return sharding
 
 
 def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed():
-    whole, rest = Sharding(), carried_on(DATA)
+    whole, rest = SamplingPlan(), carried_on(DATA)
     loaders = [one.apply(DataLoader(DATA, batch_size=8, shuffle=True), training=True) for one in (whole, rest)]
     whole.order.set_epoch(3)
     rest.order.set_epoch(3)
@@ -171,14 +176,14 @@ def test_another_global_batch_size_goes_on_behind_what_was_consumed():
 
 
 def test_several_training_loaders_stay_side_by_side():
-    sharding = Sharding(0, 2)
+    sharding = SamplingPlan(0, 2)
     loaders = [sharding.apply(DataLoader(DATA, batch_size=size), training=True) for size in (9, 33)]
     assert sharding.order.global_batch_size == 18 and [len(loader) for loader in loaders] == [6, 2]
     assert all(order.pads for order in sharding.training)
 
 
 def test_a_loader_beside_one_that_is_not_ours_reads_a_sample_on_every_rank():
-    sharding = Sharding(0, 2)
+    sharding = SamplingPlan(0, 2)
     sharding.apply(DataLoader(DATA, batch_size=9), training=True)
     assert sharding.only_order and not sharding.order.pads
     sharding.apply(DataLoader(Stream()), training=False)
@@ -190,14 +195,14 @@ def test_a_loader_beside_one_that_is_not_ours_reads_a_sample_on_every_rank():
 
 
 def test_several_training_loaders_cannot_be_cut_differently():
-    sharding = Sharding(0, 2, max_device_batch_size=10)
+    sharding = SamplingPlan(0, 2, max_device_batch_size=10)
     sharding.apply(DataLoader(DATA, batch_size=9), training=True)
     with pytest.raises(RequestError, match="several training loaders"):
         sharding.apply(DataLoader(DATA, batch_size=33), training=True)
 
 
 def test_loaders_that_are_asked_for_anew_take_the_place_of_the_former():
-    sharding = Sharding()
+    sharding = SamplingPlan()
     for _ in range(2):
         list(sharding.apply(DataLoader(DATA, batch_size=9), training=True))
     assert len(sharding.training) == 1
@@ -205,13 +210,15 @@ def test_loaders_that_are_asked_for_anew_take_the_place_of_the_former():
 
 def test_where_a_rank_has_nothing_and_cannot_do_without_there_is_a_warning():
     with pytest.warns(UserWarning, match="SyncBatchNorm cannot do without a sample on each"):
-        Sharding(0, 2, global_batch_size=33).apply(DataLoader(DATA, batch_size=8), training=True, pads="SyncBatchNorm")
+        SamplingPlan(0, 2, global_batch_size=33).apply(
+            DataLoader(DATA, batch_size=8), training=True, pads="SyncBatchNorm"
+        )
 
 
 def test_no_samples():
     with pytest.raises(RequestError, match="no training samples"):
-        Sharding().apply(DataLoader(TensorDataset(torch.empty(0))), training=True)
+        SamplingPlan().apply(DataLoader(TensorDataset(torch.empty(0))), training=True)
 
 
 def test_a_users_own_batch_may_be_larger_than_the_data():
-    assert drawn(Sharding().apply(DataLoader(DATA, batch_size=512), training=True)) == [list(range(100))]
+    assert drawn(SamplingPlan().apply(DataLoader(DATA, batch_size=512), training=True)) == [list(range(100))]

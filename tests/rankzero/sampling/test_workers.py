@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from rankzero.distributed.process.stop_signals import STOPPING
-from rankzero.sampling.plan import Sharding
-from rankzero.sampling.workers import DeafWorker, end_workers
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.sampling.workers import IgnoreStopSignals, end_workers
 from running import SOURCES
 
 
@@ -35,7 +35,7 @@ class Stream(IterableDataset):
 
 def test_loader_processes_do_not_hear_the_signals():
     loader = DataLoader(Handlers(), batch_size=2, num_workers=1)
-    heard = torch.cat(list(Sharding().apply(loader, training=True)))
+    heard = torch.cat(list(SamplingPlan().apply(loader, training=True)))
     assert heard.all() and heard.shape == (4, 4)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
@@ -43,15 +43,15 @@ def test_loader_processes_do_not_hear_the_signals():
 @pytest.mark.filterwarnings("ignore:.*the order of the training samples is left to")
 def test_nor_do_those_of_loaders_that_keep_their_order():
     loader = DataLoader(Stream(), batch_size=1, num_workers=1)
-    sharding = Sharding()
+    sharding = SamplingPlan()
     assert torch.cat(list(sharding.apply(sharding.apply(loader, training=True), training=True))).all()
-    assert not isinstance(loader.worker_init_fn.init, DeafWorker)
+    assert not isinstance(loader.worker_init_fn.init, IgnoreStopSignals)
 
 
 def test_the_users_own_start_is_kept():
     seen = []
     loader = DataLoader(Handlers(), worker_init_fn=seen.append, num_workers=1)
-    worker = Sharding().apply(loader, training=True)._reader.worker_init_fn
+    worker = SamplingPlan().apply(loader, training=True)._reader.worker_init_fn
     before = {signum: signal.getsignal(signum) for signum in STOPPING}
     try:
         worker(3)
@@ -74,7 +74,7 @@ def test_those_that_are_left_are_ended():
 
 
 def _deaf():
-    DeafWorker(None)(0)
+    IgnoreStopSignals(None)(0)
     time.sleep(60)
 
 

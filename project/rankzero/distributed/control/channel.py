@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankzero.distributed import network
-from rankzero.distributed.control.server import BEAT_SECONDS, NOBODY, Hub, Lines, Message, keep_alive
-from rankzero.distributed.control.watchdog import start_guard
+from rankzero.distributed.control.server import BEAT_SECONDS, NOBODY, ControlServer, Lines, Message, keep_alive
+from rankzero.distributed.control.watchdog import start_watchdog
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.early_exit import LEAVE, EarlyExit
 from rankzero.distributed.process.exit_report import report_exit
-from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import where_to_listen
 from rankzero.distributed.reporter import claims
 from rankzero.messages import say
@@ -37,7 +37,7 @@ ANSWER_SECONDS = 3.0
 CONNECT_SECONDS = 30.0
 
 
-class Lifeline:
+class ControlChannel:
     """This rank's end of it. All ranks must make one.
 
     Args:
@@ -54,12 +54,12 @@ class Lifeline:
     def __init__(
         self,
         launch: Launch,
-        members: Sequence[Member],
+        members: Sequence[Peer],
         exchange: Callable[[Any], list[Any]],
         interface: str | None = None,
     ) -> None:
         self.launch, self.members, self.rank = launch, members, launch.rank or 0
-        self.last_words: Callable[[str], None] = lambda cause: None
+        self.on_abort: Callable[[str], None] = lambda cause: None
         self.how_ended: Callable[[int], str] = lambda rank: ""
         self._safe_points = -1
         self._asked: str | None = None
@@ -69,7 +69,7 @@ class Lifeline:
         self._cause, self._teller = "", NOBODY
         self._leaving = self._tells_itself = self._done = False
         self._early_exit = EarlyExit(self._exit_early)
-        self._hub: Hub | None = None
+        self._hub: ControlServer | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._lines: Lines | None = None
         if launch.world_size > 1:
@@ -80,7 +80,7 @@ class Lifeline:
         self._watched = one_machine and self.launch.launcher == "local"
         if self.rank == 0:
             listening = network.listen("127.0.0.1" if one_machine else self._address_to_listen_at(interface), 0)
-            self._hub = Hub(listening, self.members, self._watched, lambda rank: self.how_ended(rank))
+            self._hub = ControlServer(listening, self.members, self._watched, lambda rank: self.how_ended(rank))
             where = (*listening.getsockname()[:2], self._hub.word)
         told, port, self._word = exchange(where)[0]
         self._lines = Lines(self._connection(told, port))
@@ -88,7 +88,7 @@ class Lifeline:
         me = self.members[self.rank]
         here = [other for other in self.members if (other.machine, other.pids) == (me.machine, me.pids)]
         if here[0].rank == self.rank:
-            self._guard = start_guard(here[0].host, [(member.rank or 0, member.pid) for member in here])
+            self._guard = start_watchdog(here[0].host, [(member.rank or 0, member.pid) for member in here])
         threading.Thread(target=self._listen, args=(self._lines,), name="lifeline", daemon=True).start()
 
     def _connection(self, told: str, port: int) -> socket.socket:
@@ -117,7 +117,7 @@ class Lifeline:
 
     # Stopping together
 
-    def ask_to_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str) -> None:
         """Has all ranks stop at the next safe point that they can agree on. Any thread of any rank may call."""
         if self._lines:
             self._lines.send({"stop": reason})
@@ -126,7 +126,7 @@ class Lifeline:
             self._settled.set()
             self._announce(reason)
 
-    def at_safe_point(self) -> str | None:
+    def check_stop(self) -> str | None:
         """Says that this rank has come to its next safe point; returns why all stop here, or None.
 
         Every rank comes to the same ones. One that knows of a wish to stop waits here until all have said how far they
@@ -243,7 +243,7 @@ class Lifeline:
         report_exit()
 
     def _last_words(self, words: str) -> None:
-        last = threading.Thread(target=self.last_words, args=(words,), daemon=True)  # which may wait for the disk
+        last = threading.Thread(target=self.on_abort, args=(words,), daemon=True)  # which may wait for the disk
         last.start()
         last.join(LAST_WORDS_SECONDS)
 

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.rendezvous.peers import Peer
 
 BEAT_SECONDS = 2.0
 """Between two signs of life, which nobody counts: they give the kernel something that has to be acknowledged."""
@@ -105,7 +105,7 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-class Hub:
+class ControlServer:
     """Rank zero's end, a thread.
 
     Args:
@@ -121,7 +121,7 @@ class Hub:
     def __init__(
         self,
         listening: socket.socket,
-        members: Sequence[Member],
+        members: Sequence[Peer],
         quiet: bool,
         how_ended: Callable[[int], str] = lambda rank: "",
     ) -> None:

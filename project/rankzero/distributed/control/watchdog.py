@@ -22,7 +22,7 @@ STOPPED_SECONDS = 8.0
 LOOK_SECONDS = 1.0
 
 
-def start_guard(host: str, ranks: Sequence[tuple[int, int]]) -> "subprocess.Popen[bytes] | None":
+def start_watchdog(host: str, ranks: Sequence[tuple[int, int]]) -> "subprocess.Popen[bytes] | None":
     """Starts the guard of this machine.
 
     Args:

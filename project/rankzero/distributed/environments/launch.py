@@ -51,7 +51,7 @@ class Launch:
     job_id: str | None = None
     restarts: int = 0
     created: bool = False
-    agent_store: bool = False
+    uses_agent_store: bool = False
     elastic: str | None = None
     order: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -35,7 +35,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         job_id=None if run_id == "none" else folder_name(run_id),  # older torchrun's word where --rdzv-id was not given
         restarts=attempt,
         created=True,
-        agent_store=(variables.find("TORCHELASTIC_USE_AGENT_STORE") or "False") == "True",
+        uses_agent_store=(variables.find("TORCHELASTIC_USE_AGENT_STORE") or "False") == "True",
         elastic=elastic_nodes(variables),
         variables=variables.read,
     )

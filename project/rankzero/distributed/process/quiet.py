@@ -43,7 +43,7 @@ _SOURCES = (
 """Loggers that emit the remarks. A filter on a parent logger would not see them."""
 
 
-def quieten(rank: int = 0) -> None:
+def silence_warnings(rank: int = 0) -> None:
     """Silences the remarks on rank zero, and all messages below the level of a warning on other ranks.
 
     Args:

@@ -84,7 +84,7 @@ class StopSignals:
             if listens:
                 self.close()
 
-    def leave_if_asked(self) -> None:
+    def leave_if_requested(self) -> None:
         """For whoever waits before anything is begun: the others may come and all leave together, but soon.
 
         Raises:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from rankzero.distributed.environments import torchrun
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.process.cores import parse_cpus, usable_cores
-from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.rendezvous.peers import Peer
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables by which a user sets the number of threads; torch reads both."""
@@ -32,7 +32,7 @@ class Threads:
     all_cores: bool = False
 
 
-def choose_threads(launch: Launch, members: Sequence[Member], environ: Mapping[str, str] | None = None) -> Threads:
+def choose_threads(launch: Launch, members: Sequence[Peer], environ: Mapping[str, str] | None = None) -> Threads:
     """Divides the cores that this process may use by the ranks that share them, unless the user set the threads.
 
     Args:
@@ -94,7 +94,7 @@ def _is_by_torchrun(value: str, environ: Mapping[str, str]) -> bool:
     return agents is not None and "OMP_NUM_THREADS" not in agents
 
 
-def _share(me: Member, members: Sequence[Member], local_ranks: int) -> Threads:
+def _share(me: Peer, members: Sequence[Peer], local_ranks: int) -> Threads:
     """This rank's share of the cores that it may run on, and of its cgroup's quota.
 
     A core counts in part where other ranks of this machine may run on it too: ranks that the launcher has bound to
@@ -120,14 +120,14 @@ def _divided(cores: int, ranks: int) -> str:
     return f"{cores} core{'s' * (cores > 1)}" + (f" / {ranks} ranks" if ranks > 1 else "")
 
 
-def _on_one_machine(one: Member, other: Member) -> bool:
+def _on_one_machine(one: Peer, other: Peer) -> bool:
     """Containers of one machine have names of their own, but one kernel."""
     if one.boot or other.boot:
         return one.boot == other.boot
     return one.node_rank == other.node_rank
 
 
-def _is_bound_by_parent(me: Member) -> bool:
+def _is_bound_by_parent(me: Peer) -> bool:
     """Whether this process may use fewer cores than the one that started it: srun and mpirun bind their tasks."""
     try:
         return parse_cpus(me.cores) < usable_cores(os.getppid())

@@ -18,8 +18,14 @@ from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous import elastic
 from rankzero.distributed.rendezvous.errors import GREETING, foreign, missing, nobody_answers, not_rank_zeros
-from rankzero.distributed.rendezvous.peers import Member, completed
-from rankzero.distributed.rendezvous.server import LONGEST_LINE, Hall, Progress, open_hall, turn_away
+from rankzero.distributed.rendezvous.peers import Peer, completed
+from rankzero.distributed.rendezvous.server import (
+    LONGEST_LINE,
+    Progress,
+    RendezvousServer,
+    listen_for_ranks,
+    reject_callers,
+)
 from rankzero.messages import RequestError
 
 NO_ANSWER_SECONDS = 5.0
@@ -29,7 +35,7 @@ _POLL_SECONDS = 0.1
 
 
 @dataclass
-class Meeting:
+class RendezvousResult:
     """All are here, or torchrun has seen to it.
 
     Args:
@@ -40,32 +46,32 @@ class Meeting:
     """
 
     launch: Launch
-    members: list[Member]
+    members: list[Peer]
     ip: str
     listening: socket.socket | None = None
 
     @classmethod
-    def without_roll_call(cls, launch: Launch) -> "Meeting":
+    def without_roll_call(cls, launch: Launch) -> "RendezvousResult":
         """For a process that is alone, or that torchrun has brought together with the others."""
-        return cls(launch, [Member.this(launch)], launch.address)
+        return cls(launch, [Peer.this(launch)], launch.address)
 
 
-def meet(launch: Launch, requested: RequestedWorld) -> Meeting:
+def meet(launch: Launch, requested: RequestedWorld) -> RendezvousResult:
     """Waits until all processes are here, and checks once more that they are the requested ones.
 
     Raises:
         RequestError: They are not, or somebody is missing.
     """
-    if launch.elastic and launch.agent_store:
+    if launch.elastic and launch.uses_agent_store:
         launch = elastic.meeting_point(launch, requested.start_timeout)
-    if launch.world_size == 1 or not launch.created or launch.agent_store:
-        return Meeting.without_roll_call(launch)
-    meeting = call_roll(launch, requested.start_timeout, requested.interface)
+    if launch.world_size == 1 or not launch.created or launch.uses_agent_store:
+        return RendezvousResult.without_roll_call(launch)
+    meeting = rendezvous(launch, requested.start_timeout, requested.interface)
     check_world(requested, meeting.launch)
     return meeting
 
 
-def call_roll(launch: Launch, start_timeout: float, interface: str | None = None) -> Meeting:
+def rendezvous(launch: Launch, start_timeout: float, interface: str | None = None) -> RendezvousResult:
     """Waits until all processes of the world are here. All ranks must call.
 
     Args:
@@ -76,25 +82,25 @@ def call_roll(launch: Launch, start_timeout: float, interface: str | None = None
     Raises:
         RequestError: Somebody is missing, came twice or belongs to another world, or rank zero cannot be reached.
     """
-    me, deadline = Member.this(launch), time.monotonic() + start_timeout
+    me, deadline = Peer.this(launch), time.monotonic() + start_timeout
     try:
         if interface:
             network.address_of(interface)
         listening = None
         if launch.rank == 0 or (launch.rank is None and launch.node_rank == 0):
-            listening = open_hall(launch, interface)
+            listening = listen_for_ranks(launch, interface)
         if listening is None:
             members, ip = _call(launch, me, deadline, start_timeout)
-            return Meeting(*completed(launch, me, members), ip)
+            return RendezvousResult(*completed(launch, me, members), ip)
     except RequestError as error:
         error.own = error.told is None
         raise
-    members = Hall(launch, me, listening, deadline, start_timeout).wait()
+    members = RendezvousServer(launch, me, listening, deadline, start_timeout).wait()
     ip = str(listening.getsockname()[0])
-    return Meeting(*completed(launch, me, members), "127.0.0.1" if ip == "0.0.0.0" else ip, listening)
+    return RendezvousResult(*completed(launch, me, members), "127.0.0.1" if ip == "0.0.0.0" else ip, listening)
 
 
-def _call(launch: Launch, me: Member, deadline: float, timeout: float) -> tuple[list[Member], str]:
+def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[list[Peer], str]:
     """Calls rank zero until it is there, and waits for its answer; returns all, and where it answered."""
     ips, began = network.resolve(launch.address), time.monotonic()
     first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
@@ -114,7 +120,7 @@ def _call(launch: Launch, me: Member, deadline: float, timeout: float) -> tuple[
             if members is not None:
                 return members, ip
             refused = True
-        SIGNALS.leave_if_asked()
+        SIGNALS.leave_if_requested()
         now = time.monotonic()
         if first_host and now - began > NO_ANSWER_SECONDS / 3:
             # Rank zero is there, whatever address was given; and says what is wrong with that.
@@ -127,7 +133,7 @@ def _call(launch: Launch, me: Member, deadline: float, timeout: float) -> tuple[
         if now - began > NO_ANSWER_SECONDS and not launch.one_machine and _is_at_the_wrong_machine(launch, ips):
             error = not_rank_zeros(launch, ips)
             if me.local_rank == 0:  # which points to rank zero, see rankzero.distributed.reporter
-                turn_away(launch, ips, error)
+                reject_callers(launch, ips, error)
             raise error
         if now > deadline:
             error = missing(launch, [me], timeout)
@@ -139,8 +145,8 @@ def _call(launch: Launch, me: Member, deadline: float, timeout: float) -> tuple[
 
 
 def _converse(
-    connection: socket.socket, launch: Launch, me: Member, deadline: float, timeout: float
-) -> list[Member] | None:
+    connection: socket.socket, launch: Launch, me: Peer, deadline: float, timeout: float
+) -> list[Peer] | None:
     """Tells rank zero who we are, and waits for its answer; None where it hung up, so that one can call again.
 
     Raises:
@@ -173,7 +179,7 @@ def _converse(
         refusal = RequestError(*answer["refused"])
         refusal.told = True
         raise refusal
-    return [Member(**member) for member in answer["members"]]
+    return [Peer(**member) for member in answer["members"]]
 
 
 def _is_at_the_wrong_machine(launch: Launch, ips: Sequence[str]) -> bool:

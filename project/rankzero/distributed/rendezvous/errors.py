@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import RequestError
 
 GREETING = "RANKZERO/1"
 """What rank zero says first to whoever connects."""
 
 
-def missing(launch: Launch, members: Sequence[Member], timeout: float) -> RequestError:
+def missing(launch: Launch, members: Sequence[Peer], timeout: float) -> RequestError:
     """The error that names the ranks and machines that have not come."""
     came = sorted({member.host for member in members})
     nodes = {member.node_rank for member in members}
@@ -31,7 +31,7 @@ def missing(launch: Launch, members: Sequence[Member], timeout: float) -> Reques
     )
 
 
-def missing_ranks(launch: Launch, members: Sequence[Member]) -> str:
+def missing_ranks(launch: Launch, members: Sequence[Peer]) -> str:
     """Which ranks have not come."""
     if launch.rank is None:
         return f"missing {launch.world_size - len(members)} of {launch.world_size} tasks"

@@ -11,7 +11,7 @@ from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_co
 
 
 @dataclass(frozen=True)
-class Member:
+class Peer:
     """One process, as it tells the others.
 
     Args:
@@ -43,7 +43,7 @@ class Member:
     cgroup: str = ""
 
     @classmethod
-    def this(cls, launch: Launch) -> "Member":
+    def this(cls, launch: Launch) -> "Peer":
         """This process."""
         host, pid = socket.gethostname(), os.getpid()
         place = (launch.rank, launch.local_rank, launch.node_rank)
@@ -58,7 +58,7 @@ class Member:
         return self.host, self.boot
 
 
-def completed(launch: Launch, me: Member, members: Sequence[Member]) -> tuple[Launch, list[Member]]:
+def completed(launch: Launch, me: Peer, members: Sequence[Peer]) -> tuple[Launch, list[Peer]]:
     """The launch with what the launcher did not say, and all members with it, by rank."""
     if me.rank is None:
         ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.order, member.pid))

@@ -14,7 +14,7 @@ from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import GREETING, missing, missing_ranks, not_rank_zeros
-from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import RequestError, say
 
 LONGEST_LINE = 1 << 20
@@ -26,24 +26,24 @@ LINGER_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
 
-class Hall:
+class RendezvousServer:
     """Rank zero's side: takes calls until all are here."""
 
-    def __init__(self, launch: Launch, me: Member, listening: socket.socket, deadline: float, timeout: float) -> None:
+    def __init__(self, launch: Launch, me: Peer, listening: socket.socket, deadline: float, timeout: float) -> None:
         self.launch, self.listening, self.deadline, self.timeout = launch, listening, deadline, timeout
         self.me = me
-        self.admitted: dict[socket.socket, Member] = {}
+        self.admitted: dict[socket.socket, Peer] = {}
         self.callers: dict[socket.socket, bytes] = {}
         self.selector = selectors.DefaultSelector()
         self.selector.register(listening, selectors.EVENT_READ)
         listening.setblocking(False)
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[Peer]:
         """Those who are here."""
         return [self.me, *self.admitted.values()]
 
-    def wait(self, refusal: RequestError | None = None) -> list[Member]:
+    def wait(self, refusal: RequestError | None = None) -> list[Peer]:
         """Waits for all, and answers them; returns all.
 
         Args:
@@ -58,7 +58,7 @@ class Hall:
                 if time.monotonic() > self.deadline:
                     raise refusal or missing(self.launch, self.members, self.timeout)
                 progress.tell(lambda: f"{missing_ranks(self.launch, self.members)}; {len(self.members)} are here")
-                SIGNALS.leave_if_asked()
+                SIGNALS.leave_if_requested()
                 for key, _ in self.selector.select(_POLL_SECONDS):
                     self._serve(key.fileobj)  # type: ignore[arg-type]
             if refusal:
@@ -92,7 +92,7 @@ class Hall:
         elif expected and (member := _read_member(self.callers[ready])):
             self._admit(ready, member)
 
-    def _admit(self, caller: socket.socket, member: Member) -> None:
+    def _admit(self, caller: socket.socket, member: Peer) -> None:
         self.admitted[caller] = member
         if member.world_size != self.launch.world_size:
             raise RequestError(
@@ -126,16 +126,16 @@ class Hall:
             self.listening.close()
 
 
-def _read_member(received: bytes) -> Member | None:
+def _read_member(received: bytes) -> Peer | None:
     """A member from its line; None where the line is not whole, or is somebody else's."""
     line, newline, _ = received.partition(b"\n")
     try:
-        return Member(**json.loads(line)) if newline else None
+        return Peer(**json.loads(line)) if newline else None
     except (ValueError, TypeError):
         return None
 
 
-def open_hall(launch: Launch, interface: str | None) -> socket.socket | None:
+def listen_for_ranks(launch: Launch, interface: str | None) -> socket.socket | None:
     """Rank zero's socket; None where somebody of this world listens already, so that one can call instead.
 
     Raises:
@@ -159,7 +159,9 @@ def open_hall(launch: Launch, interface: str | None) -> socket.socket | None:
         refusal = not_rank_zeros(launch, ips)
         if launch.hosts:  # the others come here next, see rankzero.distributed.rendezvous.client
             with contextlib.suppress(RequestError):
-                Hall(launch, Member.this(launch), listening, time.monotonic() + LINGER_SECONDS, 0).wait(refusal)
+                RendezvousServer(launch, Peer.this(launch), listening, time.monotonic() + LINGER_SECONDS, 0).wait(
+                    refusal
+                )
         listening.close()
         raise refusal
     return listening
@@ -198,10 +200,12 @@ def _reaches_itself(ips: Sequence[str], port: int, listening: socket.socket) -> 
     return False
 
 
-def turn_away(launch: Launch, ips: Sequence[str], error: RequestError) -> None:
+def reject_callers(launch: Launch, ips: Sequence[str], error: RequestError) -> None:
     """Tells those who come to this machine that rank zero is not here, for a moment."""
     with contextlib.suppress(OSError), network.listen(ips[0], launch.port) as listening:
-        hall = Hall(launch, Member.this(launch), listening, time.monotonic() + TURN_AWAY_SECONDS, TURN_AWAY_SECONDS)
+        hall = RendezvousServer(
+            launch, Peer.this(launch), listening, time.monotonic() + TURN_AWAY_SECONDS, TURN_AWAY_SECONDS
+        )
         with contextlib.suppress(RequestError):
             hall.wait(refusal=error)
 

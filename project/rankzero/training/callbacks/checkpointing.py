@@ -22,7 +22,7 @@ from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.checkpoints.signature import key_problem
 from rankzero.runs.checkpoints.write import remove_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard import CurvesLogger
+from rankzero.runs.tensorboard import DurableTensorBoardLogger
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
@@ -49,7 +49,7 @@ class Interval:
         return cls(steps=number) if unit.startswith("step") else cls(seconds=seconds_of(text))
 
 
-class SaveCheckpoints(LoopCallback, Checkpoint):
+class CheckpointCallback(LoopCallback, Checkpoint):
     """Saves at an interval, and at the end; keeps the newest few. All ranks must have it.
 
     It saves when nothing is half done. What falls due at an epoch's last step is saved at the epoch's end, which
@@ -73,10 +73,10 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         every: Interval,
         record: Callable[[], dict[str, Any]],
         retention: Retention | None = None,
-        ask_to_stop: Callable[[str], None] | None = None,
+        request_stop: Callable[[str], None] | None = None,
     ) -> None:
         self.run, self.every, self.record = run, every, record
-        self.retention, self.ask_to_stop = retention or Retention(), ask_to_stop
+        self.retention, self.request_stop = retention or Retention(), request_stop
         self.last_seconds: float | None = None
         self.error: str | None = None
         self.saved_at: Any = None
@@ -99,7 +99,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         io = trainer.strategy.checkpoint_io
         assert isinstance(io, DirectoryCheckpointIO)
-        io.folder, io.on_committed, io.on_error = self.folder, self._keep_house, self._tell
+        io.folder, io.on_committed, io.on_error = self.folder, self._prune, self._tell
         self._io = io
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -135,7 +135,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         )
         if trainer.strategy.reduce_boolean_decision(exchanged, all=False):
             self.saved_at, self._is_over = None, False
-        self.save_for_good(trainer)
+        self.save_and_wait(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["rankzero"] = self.record()
@@ -152,13 +152,13 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             return
         fit_loop_of(trainer).epoch_loop.settle()
         if trainer.is_global_zero:
-            self.run.check_still_ours()
+            self.run.assert_owner()
         for logger in trainer.loggers:  # what the checkpoint comes behind is to be on the disk before it
-            logger.flush() if isinstance(logger, CurvesLogger) else logger.save()
+            logger.flush() if isinstance(logger, DurableTensorBoardLogger) else logger.save()
         trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
         self.saved_at = self._place(trainer)
 
-    def save_for_good(self, trainer: Trainer) -> None:
+    def save_and_wait(self, trainer: Trainer) -> None:
         """Saves, and waits until it is on the disk; what could not be written is tried once more. All ranks must call.
 
         Raises:
@@ -200,11 +200,11 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         """How far the run has come; an epoch's end is further than its last step."""
         return trainer.global_step, fit_loop_of(trainer).place
 
-    def _keep_house(self, saved: Path) -> None:
+    def _prune(self, saved: Path) -> None:
         """Behind a save, in the thread that wrote it."""
         self.last_seconds, self.error = self._io.last_seconds, None
         try:
-            self.run.check_still_ours()
+            self.run.assert_owner()
             for path in self.retention.surplus(self.folder):
                 if path != saved:
                     remove_directory(path)
@@ -221,9 +221,9 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         with suppress(OSError):
             kept = checkpoints_in(self.folder)
         what = f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}"
-        if self.ask_to_stop:
-            self.ask_to_stop("a checkpoint that cannot be written")
-        say(f"{what}; {'stopping' if self.ask_to_stop else 'going on'} (--save_errors)")
+        if self.request_stop:
+            self.request_stop("a checkpoint that cannot be written")
+        say(f"{what}; {'stopping' if self.request_stop else 'going on'} (--save_errors)")
         logging.getLogger("rankzero").error(what)
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from rankzero.distributed.control.channel import Lifeline
+from rankzero.distributed.control.channel import ControlChannel
 from rankzero.messages import Stopped, lost_contact, mistake
 from rankzero.runs.attempt import Outcome
 from rankzero.training.hooks import LoopCallback
 
 
-class FailTogether(LoopCallback):
+class ReportFailure(LoopCallback):
     """Tells all ranks at once, as the first callback: one behind it may wait for them, as `OnExceptionCheckpoint` does.
 
     Args:
@@ -21,8 +21,8 @@ class FailTogether(LoopCallback):
         outcome: How the training goes, which this callback fills in.
     """
 
-    def __init__(self, lifeline: Lifeline, outcome: Outcome) -> None:
-        self.lifeline, self.outcome = lifeline, outcome
+    def __init__(self, control_channel: ControlChannel, outcome: Outcome) -> None:
+        self.control_channel, self.outcome = control_channel, outcome
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         self.outcome.begun = True
@@ -34,4 +34,4 @@ class FailTogether(LoopCallback):
             return  # the run is not begun, and whoever started it is told why
         self.outcome.error = exception
         logging.getLogger("rankzero").error("".join(traceback.format_exception(exception)))
-        self.lifeline.fail(f"rank {trainer.global_rank} on {socket.gethostname()} failed: {exception!r}")
+        self.control_channel.fail(f"rank {trainer.global_rank} on {socket.gethostname()} failed: {exception!r}")

@@ -9,14 +9,14 @@ from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name
 from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 
 from rankzero.messages import RequestError, show
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
 FINDERS: dict[type[Callback], str] = {BatchSizeFinder: "batch size", LearningRateFinder: "learning rate"}
 
 
-def check_batch_sizes(plan: Sharding, callbacks: Sequence[Callback]) -> None:
+def check_batch_sizes(plan: SamplingPlan, callbacks: Sequence[Callback]) -> None:
     """Holds that one thing alone chooses the batch size.
 
     Raises:

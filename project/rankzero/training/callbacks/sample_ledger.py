@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.sampling.digest import Digest, Ledger, expected
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.strategies import strategy_of
@@ -16,14 +16,14 @@ class SamplesDifferError(RuntimeError):
     """An epoch did not use every sample once. Always a bug of ours, never the user's."""
 
 
-class KeepLedger(LoopCallback):
+class SampleLedger(LoopCallback):
     """States at the end of each epoch which samples were used, over all ranks and attempts.
 
     Args:
         sharding: The order of samples; of several training loaders nothing is stated.
     """
 
-    def __init__(self, sharding: Sharding) -> None:
+    def __init__(self, sharding: SamplingPlan) -> None:
         self.sharding = sharding
         self._statements: list[str] = []
         self._so_far: str | None = None

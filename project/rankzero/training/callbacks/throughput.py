@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from rankzero.sampling.batch_sampler import EVEN
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopCallback
 
 
@@ -19,7 +19,7 @@ class Throughput(LoopCallback):
         sharding: Knows how many samples each global batch holds.
     """
 
-    def __init__(self, sharding: Sharding) -> None:
+    def __init__(self, sharding: SamplingPlan) -> None:
         self.sharding = sharding
         self.samples = 0
         """Over all attempts."""

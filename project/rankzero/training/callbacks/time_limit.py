@@ -6,12 +6,12 @@ import time
 import psutil
 from lightning.pytorch import Trainer
 
-from rankzero.distributed.control.channel import Lifeline
+from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.scheduler.durations import seconds_of
 from rankzero.distributed.scheduler.job import end_of_allocation
 from rankzero.messages import TIME_IS_UP, Stopped, say
-from rankzero.training.callbacks.checkpointing import SaveCheckpoints
+from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.wall_time import Kind, WallTime
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopHooks
@@ -35,7 +35,7 @@ def end_of_time(time_limit: str | None, launch: Launch) -> float:
     return min(ends) - time.time() + time.monotonic()
 
 
-class MindTheTime(LoopHooks):
+class TimeLimit(LoopHooks):
     """Measures steps, validations and saves, and has all ranks stop in time. All ranks must have it, behind what saves.
 
     Args:
@@ -44,8 +44,8 @@ class MindTheTime(LoopHooks):
         saving: What saves; None where checkpoints are not wanted.
     """
 
-    def __init__(self, lifeline: Lifeline, wall_time: WallTime, saving: SaveCheckpoints | None) -> None:
-        self.lifeline, self.wall_time, self.saving = lifeline, wall_time, saving
+    def __init__(self, control_channel: ControlChannel, wall_time: WallTime, saving: CheckpointCallback | None) -> None:
+        self.control_channel, self.wall_time, self.saving = control_channel, wall_time, saving
         self._since = time.monotonic()
         self._plain_seconds = 0.0
         self._steps, self._limited = 0, False
@@ -85,7 +85,7 @@ class MindTheTime(LoopHooks):
         batches = sum(trainer.num_val_batches)
         self.wall_time.validation_guess = batches * self._plain_seconds if math.isfinite(batches) else 0.0
         if self.wall_time.is_over(next_steps(trainer)):
-            self.lifeline.ask_to_stop(TIME_IS_UP)
+            self.control_channel.request_stop(TIME_IS_UP)
 
     def _note(self, trainer: Trainer, kind: Kind) -> None:
         if not self._limited:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from rankzero.training.hooks import CallListeners, LoopHooks
+from rankzero.training.hooks import HookBridge, LoopHooks
 
 BATCH_HOOKS = (
     "on_train_batch_start",
@@ -111,7 +111,7 @@ class BatchHooks:
     def _call_from(self, place: int, callbacks: list[Callback], hook: str, arguments: tuple[Any, ...]) -> None:
         """Calls the callbacks from this place on, as an iteration over a list that changes meanwhile finds them."""
         while place < len(callbacks):
-            if not isinstance(callbacks[place], CallListeners):
+            if not isinstance(callbacks[place], HookBridge):
                 self._call_one(callbacks[place], hook, arguments)
             place += 1
 
@@ -123,7 +123,7 @@ class BatchHooks:
 
 def _is_own(callback: Callback) -> bool:
     """Whether a callback belongs to the run itself and implements none of the hooks of a batch."""
-    if isinstance(callback, CallListeners):
+    if isinstance(callback, HookBridge):
         return True
     return isinstance(callback, LoopHooks) and not any(overrides(callback, hook, Callback) for hook in BATCH_HOOKS)
 

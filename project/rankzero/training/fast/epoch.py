@@ -13,7 +13,7 @@ from torch import Tensor
 from rankzero.training.fast.batch_hooks import BatchHooks, overrides
 from rankzero.training.fast.conditions import look, needs_transfer, optimizes_plainly
 from rankzero.training.fast.log import FastLog
-from rankzero.training.hooks import Listeners
+from rankzero.training.hooks import Subscribers
 from rankzero.training.metrics.logged import Results, is_held
 from rankzero.training.step import OptimizerStep
 from rankzero.training.strategies import RunStrategy
@@ -31,7 +31,7 @@ class FastEpoch:
         data_fetcher: Where the batches come from.
     """
 
-    def __init__(self, loop: Any, listeners: Listeners, data_fetcher: _DataFetcher) -> None:
+    def __init__(self, loop: Any, listeners: Subscribers, data_fetcher: _DataFetcher) -> None:
         self.loop = loop
         self.trainer, self.data_fetcher = loop.trainer, data_fetcher
         self.module: LightningModule = self.trainer.lightning_module

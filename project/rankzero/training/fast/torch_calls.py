@@ -23,7 +23,7 @@ from torch.overrides import has_torch_function_unary
 from rankzero.training.fast import replaced
 
 
-def looks_at_forward(parallel: DistributedDataParallel) -> bool:
+def needs_stock_forward(parallel: DistributedDataParallel) -> bool:
     """Whether anybody might look on at the forward pass of DDP and of the module that it is around."""
     if not _is_stock(replaced.forward) or _is_profiled() or torch._C._is_tracing():
         return True
@@ -37,9 +37,7 @@ def looks_at_forward(parallel: DistributedDataParallel) -> bool:
     return modules._has_any_global_hook() or parallel._use_python_reducer or parallel._delay_all_reduce_all_params
 
 
-def forward_through(
-    parallel: DistributedDataParallel, call: Callable[..., Any], *arguments: Any, **settings: Any
-) -> Any:
+def ddp_forward(parallel: DistributedDataParallel, call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
     """As `parallel(*arguments, **settings)`, where nobody looks, with `call` in place of its module."""
     arguments, settings = parallel._pre_forward(*arguments, **settings)
     around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, parallel
@@ -50,7 +48,7 @@ def forward_through(
     return parallel._post_forward(output)
 
 
-def run_backward(loss: Tensor) -> None:
+def fast_backward(loss: Tensor) -> None:
     """As `loss.backward()`.
 
     Args:
@@ -75,7 +73,7 @@ def run_backward(loss: Tensor) -> None:
     engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
-def step_of(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
+def fast_step(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
     """What takes an optimiser's steps: as `optimizer.step(closure=closure)`."""
     hooked, own = type(optimizer).step, vars(optimizer).get("step")
     if not (_is_stock(replaced.step) and _is_of(optimizers, hooked) and (own is None or _is_of_schedule(own, hooked))):

@@ -7,14 +7,14 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
-from rankzero.distributed.coordinator import Team
+from rankzero.distributed.coordinator import Coordinator
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import is_finished, newest_valid
 from rankzero.runs.checkpoints.safe_load import signed_sha256_of
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import given_checkpoint
-from rankzero.training.callbacks.checkpointing import SaveCheckpoints
+from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.fit_loop import fit_loop_of
 
 
@@ -30,7 +30,9 @@ class ChosenCheckpoint(_CheckpointConnector):
         team: All processes.
     """
 
-    def __init__(self, trainer: Trainer, run: RunDirectory, saving: SaveCheckpoints | None, team: Team) -> None:
+    def __init__(
+        self, trainer: Trainer, run: RunDirectory, saving: CheckpointCallback | None, team: Coordinator
+    ) -> None:
         super().__init__(trainer)
         self.run, self.saving, self.team = run, saving, team
 
@@ -40,7 +42,7 @@ class ChosenCheckpoint(_CheckpointConnector):
         Raises:
             RequestError: There is none.
         """
-        return self.team.from_rank_zero(lambda: self._path_of(ckpt_path))
+        return self.team.run_on_rank_zero(lambda: self._path_of(ckpt_path))
 
     def _path_of(self, ckpt_path: str) -> str | None:
         if ckpt_path in ("last", "hpc"):
@@ -71,7 +73,7 @@ class ChosenCheckpoint(_CheckpointConnector):
         path = self.path_of(str(ckpt_path))
         io = self.trainer.strategy.checkpoint_io
         if path is not None and isinstance(io, DirectoryCheckpointIO):
-            io.trusted_sha256 = self.team.from_rank_zero(lambda: signed_sha256_of(Path(path)))
+            io.trusted_sha256 = self.team.run_on_rank_zero(lambda: signed_sha256_of(Path(path)))
         return path
 
     def restore(self, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:

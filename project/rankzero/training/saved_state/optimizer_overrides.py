@@ -16,7 +16,7 @@ Settings = dict[str, Any]
 _PROGRESS = ("last_epoch", "_step_count", "_last_lr", "best", "num_bad_epochs", "cooldown_counter", "lr")
 
 
-class ConfiguredSettings(LoopCallback):
+class OptimizerOverrides(LoopCallback):
     """Saves the settings of optimisers and schedules, and has those that are changed win."""
 
     def __init__(self) -> None:

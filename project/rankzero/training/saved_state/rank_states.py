@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from rankzero.sampling import generators
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.metrics import logged as logged_metrics
@@ -32,7 +32,7 @@ class RankStates(LoopCallback):
         plan: The plan of samples: seed, rank and world size.
     """
 
-    def __init__(self, plan: Sharding) -> None:
+    def __init__(self, plan: SamplingPlan) -> None:
         self.plan = plan
         self._loaded: list[State] | None = None
 

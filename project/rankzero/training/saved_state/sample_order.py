@@ -4,11 +4,11 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 
 
-def order_of(trainer: Trainer, sharding: Sharding) -> dict[str, Any] | None:
+def order_of(trainer: Trainer, sharding: SamplingPlan) -> dict[str, Any] | None:
     """What the order of samples is made of, and how far it has come. Free of ranks; None where it is not ours."""
     if sharding.order is None:
         return None

@@ -10,9 +10,9 @@ from itertools import product
 
 import pytest
 
-from rankzero.distributed.control.channel import Lifeline
+from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.rendezvous.peers import Peer
 
 
 def rank_of(rank, world, pipes, work, result):
@@ -24,14 +24,14 @@ def rank_of(rank, world, pipes, work, result):
         return [pipes[other, rank].get() for other in range(world)]
 
     launch = Launch(rank=rank, world_size=world, local_world_size=world, launcher="env")
-    me = replace(Member.this(launch), rank=rank)
-    members = [Member(**one) for one in exchange(vars(me))]
-    lifeline = Lifeline(launch, members, exchange)
+    me = replace(Peer.this(launch), rank=rank)
+    members = [Peer(**one) for one in exchange(vars(me))]
+    control_channel = ControlChannel(launch, members, exchange)
     exchange(None)
-    result.put((rank, work(lifeline, rank, exchange)))
+    result.put((rank, work(control_channel, rank, exchange)))
     result.close()
     result.join_thread()
-    lifeline.leave()
+    control_channel.leave()
 
 
 def run(world, work):
@@ -52,10 +52,10 @@ def run(world, work):
     return [found.get(rank) for rank in range(world)], [process.exitcode for process in ranks]
 
 
-def steps_until_asked(lifeline, rank, seconds):
+def steps_until_asked(control_channel, rank, seconds):
     for step in range(100_000):
         time.sleep(seconds(step))
-        if reason := lifeline.at_safe_point():
+        if reason := control_channel.check_stop():
             return step, reason
     return None
 
@@ -64,12 +64,12 @@ def steps_until_asked(lifeline, rank, seconds):
 def test_all_stop_at_one_safe_point(asking):
     """Ranks that are in step, as those of one training are, but that hear of it at different times."""
 
-    def work(lifeline, rank, exchange):
+    def work(control_channel, rank, exchange):
         for step in range(10_000):
             if step == 20 and rank in asking:
-                lifeline.ask_to_stop(f"rank {rank}")
+                control_channel.request_stop(f"rank {rank}")
             exchange(step)  # like a collective: nobody is more than a step ahead
-            if reason := lifeline.at_safe_point():
+            if reason := control_channel.check_stop():
                 return step, reason
         return None
 
@@ -80,11 +80,11 @@ def test_all_stop_at_one_safe_point(asking):
 
 
 def test_a_rank_that_is_slow_to_come_is_waited_for_without_hurry():
-    def work(lifeline, rank, exchange):
+    def work(control_channel, rank, exchange):
         if rank == 0:
-            lifeline.ask_to_stop("now")
+            control_channel.request_stop("now")
         time.sleep(1.5 * rank)
-        return steps_until_asked(lifeline, rank, lambda step: 0.01)
+        return steps_until_asked(control_channel, rank, lambda step: 0.01)
 
     found, codes = run(2, work)
     assert codes == [0, 0]
@@ -92,13 +92,13 @@ def test_a_rank_that_is_slow_to_come_is_waited_for_without_hurry():
 
 
 def test_one_that_is_done_holds_up_nobody():
-    def work(lifeline, rank, exchange):
+    def work(control_channel, rank, exchange):
         if rank == 1:
             return "done"
         time.sleep(0.5)
-        lifeline.ask_to_stop("late")
+        control_channel.request_stop("late")
         time.sleep(0.5)
-        return lifeline.at_safe_point()
+        return control_channel.check_stop()
 
     found, codes = run(2, work)
     assert codes == [0, 0] and found == ["late", "done"]
@@ -106,11 +106,11 @@ def test_one_that_is_done_holds_up_nobody():
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_the_first_cause_is_told_once_and_the_others_are_ended(failing, capfd):
-    def work(lifeline, rank, exchange):
+    def work(control_channel, rank, exchange):
         if rank == failing:
-            print("tells" if lifeline.fail(f"rank {rank} says why") else "is silent", flush=True)
+            print("tells" if control_channel.fail(f"rank {rank} says why") else "is silent", flush=True)
             return "failed"
-        lifeline.last_words = lambda cause: print(f"log of {rank}: {cause}", flush=True)
+        control_channel.on_abort = lambda cause: print(f"log of {rank}: {cause}", flush=True)
         time.sleep(30)
         return "never"
 
@@ -125,7 +125,7 @@ def test_the_first_cause_is_told_once_and_the_others_are_ended(failing, capfd):
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_one_that_is_killed_is_missed_though_its_children_live_on(lost, capfd, tmp_path):
-    def work(lifeline, rank, exchange):
+    def work(control_channel, rank, exchange):
         if rank == lost:
             if os.fork() == 0:  # as loader processes are
                 while tmp_path.exists():
@@ -141,19 +141,19 @@ def test_one_that_is_killed_is_missed_though_its_children_live_on(lost, capfd, t
 
 
 def test_alone_there_is_nobody_to_agree_with(capsys):
-    lifeline = Lifeline(Launch(), [Member.this(Launch())], lambda value: [value])
-    assert lifeline.at_safe_point() is None
-    lifeline.ask_to_stop("SIGINT")
-    lifeline.ask_to_stop("SIGTERM")
-    assert lifeline.at_safe_point() == "SIGINT"
+    control_channel = ControlChannel(Launch(), [Peer.this(Launch())], lambda value: [value])
+    assert control_channel.check_stop() is None
+    control_channel.request_stop("SIGINT")
+    control_channel.request_stop("SIGTERM")
+    assert control_channel.check_stop() == "SIGINT"
     assert capsys.readouterr().err.count("once more to stop now") == 1
-    assert lifeline.fail("alone") and lifeline.cause() is None
+    assert control_channel.fail("alone") and control_channel.cause() is None
 
 
 def test_strangers_are_hung_up_on():
-    def work(lifeline, rank, exchange):
+    def work(control_channel, rank, exchange):
         if rank == 0:
-            port = lifeline._hub.listening.getsockname()[1]
+            port = control_channel._hub.listening.getsockname()[1]
             for hello in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 0, "word": "wrong"}\n', b"[]\n\xff\n"):
                 with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
                     stranger.sendall(hello)

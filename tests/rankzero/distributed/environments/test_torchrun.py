@@ -14,7 +14,7 @@ def test_torchrun():
     launch = read()
     assert (launch.launcher, launch.rank, launch.local_rank, launch.world_size) == ("torchrun", 3, 1, 4)
     assert (launch.num_nodes, launch.node_rank, launch.local_world_size, launch.job_id) == (2, 1, 2, "job-7")
-    assert launch.agent_store and launch.elastic is None and "TORCHELASTIC_RUN_ID=job-7" in launch.evidence
+    assert launch.uses_agent_store and launch.elastic is None and "TORCHELASTIC_RUN_ID=job-7" in launch.evidence
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from rankzero.cli.arguments import read_flags
+from rankzero.cli.arguments import parse_arguments
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.messages import RequestError
@@ -16,7 +16,7 @@ MPI = Launch(launcher="mpi", evidence="x", world_size=4, num_nodes=None, local_w
 
 def refusal(launch, *arguments):
     with pytest.raises(RequestError) as caught:
-        check_world(read_flags(FIT, arguments).requested_world, launch)
+        check_world(parse_arguments(FIT, arguments).requested_world, launch)
     return caught.value
 
 
@@ -35,7 +35,7 @@ def refusal(launch, *arguments):
     ],
 )
 def test_what_fits_or_may_fit(launch, arguments):
-    check_world(read_flags(FIT, arguments).requested_world, launch)
+    check_world(parse_arguments(FIT, arguments).requested_world, launch)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_what_to_type_instead():
 
 
 def test_processes_are_started_where_no_launcher_has():
-    assert processes_to_start(read_flags(FIT, ["--devices", "2"]).requested_world, Launch()) == 2
-    assert processes_to_start(read_flags(FIT, []).requested_world, Launch()) == 0
-    assert processes_to_start(read_flags(FIT, ["--devices", "2"]).requested_world, TORCHRUN) == 0
+    assert processes_to_start(parse_arguments(FIT, ["--devices", "2"]).requested_world, Launch()) == 2
+    assert processes_to_start(parse_arguments(FIT, []).requested_world, Launch()) == 0
+    assert processes_to_start(parse_arguments(FIT, ["--devices", "2"]).requested_world, TORCHRUN) == 0
     with pytest.raises(RequestError, match="cores on this machine"):
-        processes_to_start(read_flags(FIT, ["--devices", "100000"]).requested_world, Launch())
+        processes_to_start(parse_arguments(FIT, ["--devices", "100000"]).requested_world, Launch())

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from rankzero.distributed.process.quiet import quieten
+from rankzero.distributed.process.quiet import silence_warnings
 from running import REPOSITORY, fit, run
 
 NET = REPOSITORY / "tests" / "resuming.py"
@@ -76,7 +76,7 @@ def test_on_other_ranks_only_warnings_are_printed(rank):
     fabric = logging.getLogger("lightning.fabric")
     before = fabric.level
     try:
-        quieten(rank)
+        silence_warnings(rank)
         assert logging.getLogger("lightning.pytorch.callbacks").isEnabledFor(logging.INFO) == (rank == 0)
         assert logging.getLogger("lightning.pytorch.callbacks").isEnabledFor(logging.WARNING)
     finally:

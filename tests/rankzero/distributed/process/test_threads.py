@@ -7,7 +7,7 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process import threads
 from rankzero.distributed.process.threads import MARK, Threads, choose_threads, set_threads, user_setting
-from rankzero.distributed.rendezvous.peers import Member
+from rankzero.distributed.rendezvous.peers import Peer
 from running import BIN
 
 
@@ -16,7 +16,7 @@ def members(*cores, machines=None, quotas=None):
     machines = machines or ["a"] * len(cores)
     quotas = quotas or [(None, "")] * len(cores)
     return [
-        Member(rank, rank, machines.index(machines[rank]), len(cores), machines[rank], 1, 0, machines[rank], "", *mask)
+        Peer(rank, rank, machines.index(machines[rank]), len(cores), machines[rank], 1, 0, machines[rank], "", *mask)
         for rank, mask in enumerate((one, *quota) for one, quota in zip(cores, quotas, strict=True))
     ]
 

@@ -16,7 +16,7 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous import client as roll_call
 from rankzero.distributed.rendezvous import peers as members
 from rankzero.distributed.rendezvous import server as hall
-from rankzero.distributed.rendezvous.client import Meeting, call_roll
+from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
 from rankzero.distributed.rendezvous.errors import GREETING
 from rankzero.messages import RequestError
 from running import reserved_port
@@ -42,14 +42,14 @@ def call(all_launches, start_timeout=5.0):
 
     def one(launch):
         try:
-            return call_roll(launch, start_timeout)
+            return rendezvous(launch, start_timeout)
         except RequestError as error:
             return error
 
     with ThreadPoolExecutor(len(all_launches)) as pool:
         results = list(pool.map(one, all_launches))
     for result in results:
-        if isinstance(result, Meeting) and result.listening:
+        if isinstance(result, RendezvousResult) and result.listening:
             result.listening.close()
     return results
 
@@ -71,7 +71,7 @@ def test_what_the_launcher_does_not_say(port, monkeypatch):
 
     def one(pair):
         place.host = pair[1]
-        return call_roll(pair[0], 5)
+        return rendezvous(pair[0], 5)
 
     with ThreadPoolExecutor(5) as pool:
         meetings = list(pool.map(one, zip(untold, ["b", "a", "b", "a", "b"], strict=True)))
@@ -166,12 +166,12 @@ def answer(listening, reply):
 def test_strangers_do_not_disturb(port):
     rank_zero, rank_one = launches(port, count=2, nodes=1)
     with ThreadPoolExecutor(2) as pool:
-        zero = pool.submit(call_roll, rank_zero, 10)
+        zero = pool.submit(rendezvous, rank_zero, 10)
         generator = random.Random(0)
         for _ in range(50):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2) as stranger:
                 stranger.sendall(generator.randbytes(generator.choice((0, 3, 5000))) + b"\n{}\n")
-        meeting = pool.submit(call_roll, rank_one, 10).result()
+        meeting = pool.submit(rendezvous, rank_one, 10).result()
         zero.result().listening.close()
     assert len(meeting.members) == 2
 
@@ -226,13 +226,13 @@ def test_more_processes_than_were_told(port):
         for order in range(4)
     ]  # fmt: skip
     results = call(tasks, start_timeout=2)
-    assert sum(isinstance(result, Meeting) for result in results) == 2
+    assert sum(isinstance(result, RendezvousResult) for result in results) == 2
     assert sum(isinstance(result, RequestError) for result in results) == 2
 
 
 def test_machines_of_one_name_are_told_apart():
     launch = Launch(world_size=2, created=True, num_nodes=None)
-    there = [members.Member(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
+    there = [members.Peer(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
     assert members.completed(launch, there[1], there)[0].num_nodes == 2
 
 

@@ -4,7 +4,7 @@ from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.directory import RunDirectory
-from rankzero.training.callbacks.checkpointing import Interval, SaveCheckpoints
+from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from running import train_here
 
 
@@ -24,7 +24,7 @@ def test_intervals(text, interval):
 
 
 def steps_saved(folder, every, keep=100, **options):
-    saving = SaveCheckpoints(RunDirectory(folder), every, lambda: {"run": "x"}, Retention(keep))
+    saving = CheckpointCallback(RunDirectory(folder), every, lambda: {"run": "x"}, Retention(keep))
     limits = {"limit_train_batches": 7, "limit_val_batches": 0, "enable_checkpointing": True}
     train_here(saving, loops=True, plugins=[DirectoryCheckpointIO()], **limits, **options)
     return [int(path.name.removeprefix("step-")) for path in checkpoints_in(folder / "checkpoints")]

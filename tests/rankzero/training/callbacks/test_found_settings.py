@@ -59,7 +59,7 @@ def stop_in_a_trial(self, batch, batch_idx):
     loop = fit_loop_of(self.trainer)
     if loop.is_trial and batch_idx == 2 and not Path("asked").exists():
         Path("asked").touch()
-        loop.hooks[-1].lifeline.ask_to_stop("a test")
+        loop.hooks[-1].control_channel.request_stop("a test")
     return self.loss(batch)
 
 

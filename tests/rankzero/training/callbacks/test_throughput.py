@@ -3,8 +3,8 @@ import time
 import pytest
 from lightning.pytorch import Callback
 
-from rankzero.sampling.batch_sampler import TrainingBatches
-from rankzero.sampling.plan import Sharding
+from rankzero.sampling.batch_sampler import ElasticBatchSampler
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks.throughput import Throughput
 from running import train_here
 
@@ -19,28 +19,28 @@ def train(throughput, **options):
 
 
 def test_counts_the_samples_of_our_own_order():
-    sharding = Sharding(world_size=2)
-    sharding.training = [TrainingBatches(25, 8, world_size=2)]
+    sharding = SamplingPlan(world_size=2)
+    sharding.training = [ElasticBatchSampler(25, 8, world_size=2)]
     throughput = Throughput(sharding)
     train(throughput)
     assert throughput.samples == 25
 
 
 def test_counts_batches_of_somebody_elses_order():
-    throughput = Throughput(Sharding())
+    throughput = Throughput(SamplingPlan())
     train(throughput)
     assert throughput.samples == 4  # BoringModel's loaders have batches of one
 
 
 def test_validation_is_no_training_time():
-    throughput = Throughput(Sharding())
+    throughput = Throughput(SamplingPlan())
     train(throughput)
     assert throughput.seconds < 0.3
     assert throughput.samples_per_second == pytest.approx(4 / throughput.seconds)
 
 
 def test_the_count_goes_on_in_the_next_attempt():
-    first, second = Throughput(Sharding()), Throughput(Sharding())
+    first, second = Throughput(SamplingPlan()), Throughput(SamplingPlan())
     first.samples = 100
     second.load_state_dict(first.state_dict())
     train(second)

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 
 from rankzero.training.fast import replaced
-from rankzero.training.fast.torch_calls import forward_through, looks_at_forward, run_backward, step_of
+from rankzero.training.fast.torch_calls import ddp_forward, fast_backward, fast_step, needs_stock_forward
 
 
 class Stock:
@@ -42,17 +42,17 @@ def test_backward_is_torchs(stock, dtype, shape):
     weight = torch.arange(5, dtype=dtype, requires_grad=True)
     loss(weight).backward()
     expected, weight.grad, stock.backwards = weight.grad, None, 0
-    run_backward(loss(weight))
+    fast_backward(loss(weight))
     assert torch.equal(weight.grad, expected) and weight.grad.dtype == dtype and stock.backwards == 0
-    run_backward(loss(weight))
+    fast_backward(loss(weight))
     assert torch.equal(weight.grad, 2 * expected)  # as torch adds
 
 
 def test_a_gradient_that_is_the_seed_is_nobody_elses():
     weight, other = torch.ones((), requires_grad=True), torch.ones((), requires_grad=True)
-    run_backward(weight.view(()))
+    fast_backward(weight.view(()))
     weight.grad.mul_(7)
-    run_backward(other.view(()))
+    fast_backward(other.view(()))
     assert other.grad == 1 and weight.grad == 7
 
 
@@ -61,7 +61,7 @@ def test_errors_of_backward_are_torchs():
         with pytest.raises(RuntimeError) as theirs:
             loss.backward()
         with pytest.raises(RuntimeError) as ours:
-            run_backward(loss)
+            fast_backward(loss)
         assert str(ours.value) == str(theirs.value)
 
 
@@ -79,7 +79,7 @@ def test_who_looks_on_at_backward_sees_torchs(stock, monkeypatch):
 
     def goes_torchs_way(loss=lambda: (weight * 2).sum()):
         stock.backwards = 0
-        run_backward(loss())
+        fast_backward(loss())
         return stock.backwards > 0
 
     assert goes_torchs_way(lambda: (weight * 2).sum().as_subclass(Subclass))
@@ -114,7 +114,7 @@ def after(steps, kind, quick, schedule=False, arrange=lambda optimizer: None):
     optimizer = kind([weight])
     rates = ExponentialLR(optimizer, 0.9) if schedule else None
     arrange(optimizer)
-    step = step_of(optimizer) if quick else lambda closure: optimizer.step(closure=closure)
+    step = fast_step(optimizer) if quick else lambda closure: optimizer.step(closure=closure)
     losses = []
 
     def closure():
@@ -203,7 +203,7 @@ def test_a_step_that_somebody_has_wrapped_is_called_wrapped():
     weight = torch.nn.Parameter(torch.ones(1))
     weight.grad = torch.ones(1)
     optimizer = KINDS["SGD"]([weight])
-    step = step_of(optimizer)
+    step = fast_step(optimizer)
     wrap(optimizer)  # when the run is under way
     step(lambda: None)
     assert len(calls) == 5
@@ -239,7 +239,7 @@ def test_a_forward_through_ddp_is_ddps(parallel):
         return parallel.module.forward(inputs) * scale
 
     inputs, gradients = torch.rand(4, 3), []
-    for forward in (lambda: parallel(inputs) * 2, lambda: forward_through(parallel, call, inputs, scale=2)):
+    for forward in (lambda: parallel(inputs) * 2, lambda: ddp_forward(parallel, call, inputs, scale=2)):
         parallel.zero_grad()
         forward().sum().backward()
         gradients.append(parallel.module.weight.grad.clone())
@@ -247,25 +247,25 @@ def test_a_forward_through_ddp_is_ddps(parallel):
     assert torch.equal(*gradients)
     assert inside == [parallel] and DistributedDataParallel._get_active_ddp_module() is None
     with pytest.raises(ZeroDivisionError):
-        forward_through(parallel, lambda inputs: 1 / 0, inputs)
+        ddp_forward(parallel, lambda inputs: 1 / 0, inputs)
     assert DistributedDataParallel._get_active_ddp_module() is None
 
 
 def test_who_looks_on_at_a_forward_is_seen(parallel, monkeypatch):
-    assert not looks_at_forward(parallel)
+    assert not needs_stock_forward(parallel)
     for one in (parallel, parallel.module):
         for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
             handle = getattr(one, register)(lambda *arguments: None)
-            assert looks_at_forward(parallel)
+            assert needs_stock_forward(parallel)
             handle.remove()
-            assert not looks_at_forward(parallel)
+            assert not needs_stock_forward(parallel)
         monkeypatch.setattr(one, "_compiled_call_impl", one._call_impl)
-        assert looks_at_forward(parallel)
+        assert needs_stock_forward(parallel)
         monkeypatch.undo()
     handle = register_module_forward_hook(lambda *arguments: None)
-    assert looks_at_forward(parallel)
+    assert needs_stock_forward(parallel)
     handle.remove()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        assert looks_at_forward(parallel)
+        assert needs_stock_forward(parallel)
     monkeypatch.setitem(vars(replaced.forward), "changed", ["torch.nn.Module._call_impl"])
-    assert looks_at_forward(parallel)
+    assert needs_stock_forward(parallel)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from rankzero.sampling.plan import Sharding
-from rankzero.training.saved_state.optimizer_overrides import ConfiguredSettings
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
 from rankzero.training.strategies import OneProcess
 from running import train_here
 
@@ -32,11 +32,11 @@ def group(tmp_path, schedule, epochs, resume=None, **settings):
     limits = {"limit_train_batches": 2, "limit_val_batches": 0}
     file = tmp_path / f"{epochs}.ckpt"
 
-    class Save(ConfiguredSettings):
+    class Save(OptimizerOverrides):
         def on_train_end(self, trainer, module):
             trainer.save_checkpoint(file)
 
-    strategy = OneProcess(Sharding(), device="cpu")
+    strategy = OneProcess(SamplingPlan(), device="cpu")
     train_here(Save(), model=model, loops=True, max_epochs=epochs, resume=resume, strategy=strategy, **limits)
     return model.trainer.optimizers[0].param_groups[0], file
 
