@@ -66,7 +66,7 @@ def test_every_command_runs(page, section, tmp_path, request, forks):
         if words[0] == "make":
             run_make(words[1])
         elif words[0] == "tensorboard":
-            show(words, tmp_path)
+            show_tensorboard(words, tmp_path)
         else:
             if words[0] == "srun":
                 environment = request.getfixturevalue("slurm")
@@ -91,7 +91,7 @@ def run_make(target: str) -> None:
     assert {"fit": "launch/fit.py", "test": "-m pytest"}[target] in done.stdout
 
 
-def show(words: list[str], folder: Path) -> None:
+def show_tensorboard(words: list[str], folder: Path) -> None:
     """Runs TensorBoard until it shows the runs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 from rankzero import __version__
-from rankzero.messages import Exit, RequestError, nearest, say, spell_with
+from rankzero.messages import Exit, RequestError, nearest, print_error, spell_with
 
 COMMANDS = {
     "fit": "train a model, or resume its training",
@@ -39,7 +39,7 @@ def main() -> int:
     if module not in COMMANDS:
         found = f"no such command; there are {', '.join(COMMANDS)}"
         instead = f"rankzero {nearest(name, COMMANDS) or 'fit'}"
-        say(f"cannot start\n{RequestError(f'rankzero {name}', found, instead)}")
+        print_error(f"cannot start\n{RequestError(f'rankzero {name}', found, instead)}")
         return Exit.WRONG_REQUEST
     return int(import_module(f"rankzero.commands.{module}").main([*flags, *arguments]))
 

@@ -115,13 +115,13 @@ def as_user_errors(begun: Callable[[], bool]) -> Iterator[None]:
     except CannotStart:
         raise
     except Exception as error:
-        message = mistake(error)
+        message = user_message(error)
         if message and not begun():
             raise CannotStart(f"  {message}") from error
         raise
 
 
-def mistake(error: BaseException) -> str | None:
+def user_message(error: BaseException) -> str | None:
     """The message of an error that a message can explain, without a traceback; None for any other.
 
     That is: what our own modules raise on purpose (ValueError and OSError), in a loader process too, and what Lightning
@@ -195,19 +195,19 @@ def lost_contact(error: BaseException) -> bool:
 _LOST = (OSError, ValueError)
 
 
-def say(text: str, above: str = "") -> None:
+def print_error(text: str, above: str = "") -> None:
     """Prints a line on stderr: what goes wrong or is about to end. `above` goes before it, as it is."""
     with contextlib.suppress(*_LOST):
         print(f"{above}rankzero: {spelled(text)}", file=sys.stderr, flush=True)
 
 
-def show(text: str) -> None:
+def print_line(text: str) -> None:
     """Prints on stdout: how a run goes, and what came of it."""
     with contextlib.suppress(*_LOST):
         print(text, flush=True)
 
 
-def settle() -> None:
+def flush_streams() -> None:
     """To be called last: what could not be written would make an exit code of its own of it."""
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None where a shell has closed it
         try:

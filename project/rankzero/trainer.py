@@ -16,7 +16,7 @@ from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.session import Session, report_uncaught_errors
-from rankzero.messages import LeftEarlyError, RequestError, Stopped, show, spell_with
+from rankzero.messages import LeftEarlyError, RequestError, Stopped, print_line, spell_with
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import newest_valid
@@ -132,8 +132,8 @@ class Trainer(pl.Trainer):
         """Decides where this process stands and what the run is called; then builds everything, once."""
         arguments = read_arguments(own)
         self.session = session = Session.of_trainer(requested_world(arguments, lightning))
-        team, world, barebones = session.team, session.world, bool(lightning.get("barebones"))
-        self.run = agree_on_run(arguments["root"], arguments["name"], session.title, team)
+        coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))
+        self.run = agree_on_run(arguments["root"], arguments["name"], session.title, coordinator)
         self.config_text: str | None = None
         self._given = {key: value for key, value in arguments.items() if value != TRAINER[key].default} | lightning
         self._fast, self._fit_called = arguments["fast"] == "yes", False
@@ -142,7 +142,7 @@ class Trainer(pl.Trainer):
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
         self.plan = plan = SamplingPlan(
-            rank=team.launch.rank or 0,
+            rank=coordinator.launch.rank or 0,
             world_size=world.size,
             seed=global_seed(),
             batch_size=arguments["batch_size"],
@@ -154,14 +154,14 @@ class Trainer(pl.Trainer):
         check_batch_sizes(plan, users)
         precision = lightning.get("precision")
         if self._fast:
-            bf16 = all(team.exchange(layout.computes_in_bf16(world.accelerator)))
+            bf16 = all(coordinator.all_gather_object(layout.computes_in_bf16(world.accelerator)))
             precision, self._precision_reason = layout.choose_precision(world.accelerator, bf16, precision)
 
         self._saving = None
         if not barebones and lightning.get("enable_checkpointing") is not False:
             retention = Retention(arguments["keep"], arguments["keep_best"])
             interval = Interval.read(arguments["save_every"])
-            asks_to_stop = team.control_channel.request_stop if arguments["save_errors"] == "stop" else None
+            asks_to_stop = coordinator.control_channel.request_stop if arguments["save_errors"] == "stop" else None
             self._saving = CheckpointCallback(self.run, interval, self._record, retention, asks_to_stop)
         self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
 
@@ -186,8 +186,8 @@ class Trainer(pl.Trainer):
                 "devices": 1 if world.accelerator == "cpu" else [world.index],
                 "num_nodes": world.nodes,
                 "precision": precision,
-                "strategy": strategy_for(lightning.get("strategy", "auto"), world, team, plan),
-                "plugins": [*plugins, LaunchEnvironment(team.launch)],
+                "strategy": strategy_for(lightning.get("strategy", "auto"), world, coordinator, plan),
+                "plugins": [*plugins, LaunchEnvironment(coordinator.launch)],
                 "callbacks": callbacks,
                 "use_distributed_sampler": False,  # the plan shares the samples
                 "logger": False if barebones else loggers(lightning.get("logger"), self.run),
@@ -195,16 +195,20 @@ class Trainer(pl.Trainer):
             },
         )
         self._signal_connector = NoSignalConnector(self)
-        self._checkpoint_connector = self._choice = ChosenCheckpoint(self, self.run, self._saving, team)
+        self._checkpoint_connector = self._choice = ChosenCheckpoint(self, self.run, self._saving, coordinator)
         self.predict_loop = PredictionLoop(self)
         caller = fit_loop.install(self, plan)
         self._found = KeepFound()
         # Lightning puts finders before all other callbacks, and these have to come before finders.
-        failing = ReportFailure(team.control_channel, self.outcome)
+        failing = ReportFailure(coordinator.control_channel, self.outcome)
         self.callbacks: list[Callback] = [caller, failing, self._found, *self.callbacks]
         fit_loop.fit_loop_of(self).hooks += [
-            TimeLimit(team.control_channel, WallTime(end_of_time(arguments["time_limit"], team.launch)), self._saving),
-            StopAtSafePoint(team.control_channel, self._saving),
+            TimeLimit(
+                coordinator.control_channel,
+                WallTime(end_of_time(arguments["time_limit"], coordinator.launch)),
+                self._saving,
+            ),
+            StopAtSafePoint(coordinator.control_channel, self._saving),
         ]
         logged.install(self)
 
@@ -262,22 +266,22 @@ class Trainer(pl.Trainer):
             self.outcome,
             lambda: Figures(self._throughput.samples, self._throughput.samples_per_second, self._ledger.statements),
             self.session.world,
-            self.session.team,
+            self.session.coordinator,
         )
         self._found.resumes = attempt.checkpoint is not None
         return attempt
 
     def _train(self, attempt: Attempt, model: pl.LightningModule, settings: dict[str, Any]) -> None:
-        team = self.session.team
+        coordinator = self.session.coordinator
         if self._fast:
             words = layout.apply_layout(model, self.session.world.accelerator)
             if self.is_global_zero:
-                show(f"rankzero: --fast: {words}; {self._precision_reason}")
+                print_line(f"rankzero: --fast: {words}; {self._precision_reason}")
         try:
-            with SIGNALS.told_to(lambda signum: team.control_channel.request_stop(signum.name)), attempt:
+            with SIGNALS.told_to(lambda signum: coordinator.control_channel.request_stop(signum.name)), attempt:
                 super().fit(model, **settings, ckpt_path=attempt.checkpoint)
         except Stopped:
-            team.barrier_before_exit()
+            coordinator.barrier_before_exit()
             raise
         except (SystemExit, KeyboardInterrupt) as error:
             if self.session.is_script and self.world_size == 1:

@@ -84,9 +84,9 @@ def test_a_damaged_picture_that_was_not_tried_is_named_when_it_comes_up(tmp_path
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"corrupt: .*png") as error:
         list(DataLoader(module.val_dataloader().dataset, num_workers=1))
-    from rankzero.messages import mistake
+    from rankzero.messages import user_message
 
-    assert str(mistake(error.value)).startswith("corrupt: ")
+    assert str(user_message(error.value)).startswith("corrupt: ")
 
 
 def test_a_class_that_training_lacks(tmp_path):

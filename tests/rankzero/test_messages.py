@@ -1,7 +1,7 @@
 import pytest
 
 from data_modules.in_memory import at_least
-from rankzero.messages import CannotStart, RequestError, as_user_errors, lost_contact, mistake, nearest
+from rankzero.messages import CannotStart, RequestError, as_user_errors, lost_contact, nearest, user_message
 
 
 @pytest.mark.parametrize(
@@ -14,13 +14,13 @@ def test_nearest(word, found):
 def test_what_our_modules_raise_on_purpose_is_a_mistake_of_the_person():
     with pytest.raises(ValueError, match="has to be") as error:
         at_least(1, "batch_size", 0)
-    assert mistake(error.value) == "--data.batch_size is 0; it has to be 1 or more"
+    assert user_message(error.value) == "--data.batch_size is 0; it has to be 1 or more"
 
 
 def test_what_anybody_elses_code_raises_is_not():
     with pytest.raises(ValueError, match="invalid literal") as error:
         int("x")
-    assert mistake(error.value) is None
+    assert user_message(error.value) is None
 
 
 def test_an_error_in_a_loader_process_is_known_by_its_origin():
@@ -30,8 +30,8 @@ def test_an_error_in_a_loader_process_is_known_by_its_origin():
         "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
         f'  File "{in_memory.__file__}", line 3, in read\n    raise ValueError(text)\nValueError: corrupt: a.png\n'
     )
-    assert mistake(ValueError(text)) == "corrupt: a.png"
-    assert mistake(ValueError(text.replace(in_memory.__file__, "/somewhere/else.py"))) is None
+    assert user_message(ValueError(text)) == "corrupt: a.png"
+    assert user_message(ValueError(text.replace(in_memory.__file__, "/somewhere/else.py"))) is None
 
 
 def test_mistakes_before_the_first_step_are_reasons_not_to_start():
@@ -56,4 +56,4 @@ def test_lost_contact():
 
 def test_unused_parameters_name_our_own_flag():
     theirs = RuntimeError("... by setting the string value `strategy='ddp_find_unused_parameters_true'` or ...")
-    assert "--trainer.strategy ddp_find_unused_parameters_true" in mistake(theirs)
+    assert "--trainer.strategy ddp_find_unused_parameters_true" in user_message(theirs)

@@ -55,7 +55,7 @@ class Net(BoringModel):
         torch.manual_seed(self.global_step)  # loaders of stock Lightning draw from the same generator
         loss = self.loss(self.dropout(self(batch[0])))
         if self.global_step == self.stops_at:
-            self.trainer.session.team.control_channel.request_stop("the test")
+            self.trainer.session.coordinator.control_channel.request_stop("the test")
         self.log("loss", loss, on_step=True, on_epoch=True)
         return loss
 

@@ -111,8 +111,8 @@ def test_a_job_that_a_person_cancels_is_not_brought_back_to_life(slurm, tmp_path
     order("scancel", job_id, environment=slurm)
     printed = wait_for(job_id, tmp_path, slurm)
     assert f"ENDING job {job_id} is COMPLETING" in printed and printed.count("ready") == 1
-    show = subprocess.run(["scontrol", "show", "job", job_id], env=slurm, capture_output=True, text=True)
-    assert "JobState=CANCELLED" in show.stdout
+    shown = subprocess.run(["scontrol", "show", "job", job_id], env=slurm, capture_output=True, text=True)
+    assert "JobState=CANCELLED" in shown.stdout
 
 
 def test_a_job_that_slurm_requeues_is_not_requeued_twice(slurm, tmp_path, job):

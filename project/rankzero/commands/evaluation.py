@@ -14,13 +14,13 @@ from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.process.spawn import own_command, run_processes
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
-from rankzero.messages import Exit, RequestError, as_user_errors, nearest, show
+from rankzero.messages import Exit, RequestError, as_user_errors, nearest, print_line
 from rankzero.runs import report
 from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.resume import agreed, given_checkpoint
+from rankzero.runs.resume import given_checkpoint, on_rank_zero
 from rankzero.runs.stored_config import dump_config, read_config
 from rankzero.trainer import Trainer
 
@@ -47,7 +47,7 @@ def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
     if count := processes_for_gpus(requested, meeting.launch):
         return run_processes([*own_command(), f"--devices={count}"], count, meeting.launch)
     with Session.of_command(requested, meeting) as session, as_user_errors(begun=lambda: False):
-        cli, trainer, checkpoint = prepare(flags, session.team)
+        cli, trainer, checkpoint = prepare(flags, session.coordinator)
         metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
         result = {
             "run": title_of(checkpoint),
@@ -58,13 +58,13 @@ def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
             "metrics": metrics,
         }
         file = output_file(flags, checkpoint)
-        agreed(trainer.strategy, trainer.global_rank, lambda: write_result(file, result))
+        on_rank_zero(trainer.strategy, trainer.global_rank, lambda: write_result(file, result))
         if trainer.global_rank == 0:
             report.print_evaluation(result, file)
         return Exit.FINISHED
 
 
-def prepare(flags: Arguments, team: Coordinator) -> tuple[RankzeroCLI, Trainer, Path]:
+def prepare(flags: Arguments, coordinator: Coordinator) -> tuple[RankzeroCLI, Trainer, Path]:
     """Finds the checkpoint and builds model, data and Trainer. All ranks must call.
 
     Raises:
@@ -72,8 +72,8 @@ def prepare(flags: Arguments, team: Coordinator) -> tuple[RankzeroCLI, Trainer, 
     """
     warnings.filterwarnings("ignore", message="The dirpath has changed from")  # an evaluation saves no checkpoint
     # While a run is training each rank may find another checkpoint: rank zero's counts.
-    checkpoint = Path(team.run_on_rank_zero(lambda: str(find_checkpoint(flags))))
-    cli = team.together(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
+    checkpoint = Path(coordinator.run_on_rank_zero(lambda: str(find_checkpoint(flags))))
+    cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
     trainer = Trainer(**{**cli.trainer_arguments, "logger": False, "enable_checkpointing": False})
     trainer.strategy.setup_environment()
     return cli, trainer, checkpoint
@@ -83,7 +83,7 @@ def export(flags: Arguments, checkpoint: Path, rank: int | None) -> int:
     """Writes the weights of the checkpoint to `--export`; rank zero does, without the others."""
     if not rank:
         file = Path(flags.get("export")).expanduser()
-        show(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}")
+        print_line(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}")
     return Exit.FINISHED
 
 

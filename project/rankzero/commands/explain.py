@@ -32,7 +32,7 @@ def _lines(flags: Arguments, launch: Launch | None, refusal: RequestError | None
     if refusal:
         return [*lines, "would start: nothing", str(refusal)]
     assert launch is not None
-    if launch.created:
+    if launch.externally_created:
         does = "the work of this rank, once all are there"
     elif (count := processes_to_start(flags.requested_world, launch)) > 1:
         does = f"{count} processes on this machine"
@@ -46,7 +46,7 @@ def _described(flags: Arguments, launch: Launch) -> list[str]:
         ("launcher", f"{launch.launcher} ({launch.evidence})"),
         ("world", launch.shape + (f"; elastic, {launch.elastic}" if launch.elastic else "")),
     ]
-    if launch.created or (launch.num_nodes or 1) > 1:
+    if launch.externally_created or (launch.num_nodes or 1) > 1:
         rank = "handed out when all are there" if launch.rank is None else str(launch.rank)
         node = "" if launch.node_rank is None else f", node {launch.node_rank}"
         rows.append(("this is", f"rank {rank}{node}"))
@@ -62,7 +62,7 @@ def _described(flags: Arguments, launch: Launch) -> list[str]:
 
 def _threads(flags: Arguments, launch: Launch) -> str:
     """The threads of each process, as far as one process can know without the others."""
-    ranks = launch.local_world_size if launch.created else (flags.requested_world.devices or 1)
+    ranks = launch.local_world_size if launch.externally_created else (flags.requested_world.devices or 1)
     size = max(launch.world_size, ranks or 1)
     threads = choose_threads(replace(launch, local_world_size=ranks, world_size=size), [Peer.this(launch)])
     if threads.count is None:

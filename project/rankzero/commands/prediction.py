@@ -22,7 +22,7 @@ from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, as_user_errors
 from rankzero.runs import report
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.resume import agreed
+from rankzero.runs.resume import on_rank_zero
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.loader import ManagedLoader
 
@@ -48,26 +48,28 @@ def predict(flags: Arguments, meeting: RendezvousResult) -> int:
     if count := processes_for_gpus(requested, meeting.launch):
         return run_processes([*own_command(), f"--devices={count}"], count, meeting.launch)
     with Session.of_command(requested, meeting) as session, as_user_errors(begun=lambda: False):
-        team = session.team
-        cli, trainer, checkpoint = prepare(flags, team)
-        team.together(lambda: read_split(cli, flags.get("split")))
+        coordinator = session.coordinator
+        cli, trainer, checkpoint = prepare(flags, coordinator)
+        coordinator.run_on_all_ranks(lambda: read_split(cli, flags.get("split")))
         folder = output_folder(flags, checkpoint)
-        agreed(trainer.strategy, team.launch.rank, lambda: _clear(folder))
+        on_rank_zero(trainer.strategy, coordinator.launch.rank, lambda: _clear(folder))
         kept = KeepPredictions(folder / PARTS, trainer.global_rank, trainer.world_size)
         trainer.callbacks.append(kept)
         settings: dict[str, Any] = {"ckpt_path": checkpoint, "return_predictions": False, "weights_only": None}
         try:
             trainer.predict(cli.model, datamodule=cli.datamodule, **settings)
             trainer.strategy.barrier("predictions")
-            samples = agreed(trainer.strategy, team.launch.rank, lambda: _write(folder, len(kept.writers)))
+            samples = on_rank_zero(trainer.strategy, coordinator.launch.rank, lambda: _write(folder, len(kept.writers)))
         except BaseException:
-            if team.launch.rank == 0:
+            if coordinator.launch.rank == 0:
                 _leave_nothing(folder)
             raise
         result = {"run": title_of(checkpoint), "checkpoint": str(checkpoint), "split": flags.get("split")}
         result |= {"world_size": trainer.world_size, "samples": samples}
-        agreed(trainer.strategy, team.launch.rank, lambda: write_result(folder / "predictions.json", result))
-        if team.launch.rank == 0:
+        on_rank_zero(
+            trainer.strategy, coordinator.launch.rank, lambda: write_result(folder / "predictions.json", result)
+        )
+        if coordinator.launch.rank == 0:
             report.print_predictions(result, folder)
         return Exit.FINISHED
 

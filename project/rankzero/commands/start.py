@@ -18,7 +18,7 @@ from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import RendezvousResult, meet
 from rankzero.distributed.reporter import is_reporting_rank, refuse, tell
-from rankzero.messages import CannotStart, Exit, Stopped, say, settle
+from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error
 from rankzero.sampling.workers import end_workers
 
 
@@ -62,7 +62,7 @@ def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], 
         return 128 + signal.SIGINT
     except Stopped as stopped:
         if is_reporting_rank(launch):
-            say(str(stopped))
+            print_error(str(stopped))
         return Exit.STOPPED
     except CannotStart as error:
         return refuse(error, launch)
@@ -70,7 +70,7 @@ def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], 
         return tell(error, launch or Launch())
     finally:
         end_workers()
-        settle()
+        flush_streams()
         report_exit()
 
 

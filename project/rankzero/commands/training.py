@@ -32,8 +32,8 @@ def fit(flags: Arguments, meeting: RendezvousResult) -> int:
         Session.of_command(requested, meeting) as session,
         as_user_errors(begun=lambda: trainer is not None and trainer.outcome.begun),
     ):
-        SIGNALS.tell(lambda signum: session.team.control_channel.request_stop(signum.name))
-        cli = session.team.together(lambda: RankzeroCLI(flags))
+        SIGNALS.tell(lambda signum: session.coordinator.control_channel.request_stop(signum.name))
+        cli = session.coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags))
         session.title = cli.title
         trainer = build_trainer(cli)
         try:

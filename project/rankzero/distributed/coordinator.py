@@ -20,7 +20,7 @@ from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.rendezvous.client import RendezvousResult
-from rankzero.distributed.rendezvous.peers import Peer, completed
+from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
 from rankzero.distributed.rendezvous.server import Progress
 from rankzero.messages import AnotherRankFailed, CannotStart, LeftEarlyError, Stopped, lost_contact, mark_reported
 
@@ -66,17 +66,17 @@ class Coordinator:
             if self.launch.uses_agent_store:
                 self._client(meeting.ip)
                 self._check_not_stopped()
-            self.control_channel = ControlChannel(self.launch, self.members, self.exchange)
+            self.control_channel = ControlChannel(self.launch, self.members, self.all_gather_object)
             return
         self._store = self._server(meeting.ip, meeting.listening) if meeting.listening else self._client(meeting.ip)
         if self.launch.uses_agent_store:
             self._check_not_stopped()
             me = self.members[0]
-            everybody = [Peer(**member) for member in self.exchange(vars(me))]
-            self.launch, self.members = completed(self.launch, me, everybody)
+            everybody = [Peer(**member) for member in self.all_gather_object(vars(me))]
+            self.launch, self.members = assign_ranks(self.launch, me, everybody)
             check_world(requested, self.launch)
         # Until it is there nobody hears of a rank that is killed.
-        soon = partial(self.exchange, seconds=requested.start_timeout)
+        soon = partial(self.all_gather_object, seconds=requested.start_timeout)
         self.control_channel = ControlChannel(self.launch, self.members, soon, requested.interface)
         self.interface = network.use_interface(requested.interface, self._interface())
 
@@ -105,12 +105,12 @@ class Coordinator:
             return "lo"
         address = network.resolve(self.launch.address)[0]
         mine = (self.launch.node_rank, network.source_address(address))
-        others = [source for node, source in self.exchange(mine) if node != self.launch.node_rank and source]
+        others = [source for node, source in self.all_gather_object(mine) if node != self.launch.node_rank and source]
         target = others[0] if self.launch.node_rank == self.members[0].node_rank and others else address
         source = network.source_address(target)
         return network.interface_of(source) if source else None
 
-    def exchange(self, value: Any, seconds: float | None = None) -> list[Any]:
+    def all_gather_object(self, value: Any, seconds: float | None = None) -> list[Any]:
         """Every rank gives a value that JSON can hold; returns all of them, by rank. All ranks must call.
 
         Args:
@@ -138,7 +138,7 @@ class Coordinator:
             time.sleep(_POLL_SECONDS)
         return bytes(self._store.get(key))
 
-    def together(self, work: Callable[[], T]) -> T:
+    def run_on_all_ranks(self, work: Callable[[], T]) -> T:
         """Does the work on every rank; where it cannot be done on one, none goes on. All ranks must call.
 
         Raises:
@@ -153,7 +153,7 @@ class Coordinator:
         except (SystemExit, KeyboardInterrupt) as caught:
             error = LeftEarlyError(f"the code that was to be trained called for an end: {caught!r}")
         said = {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
-        statements = self.exchange(said)
+        statements = self.all_gather_object(said)
         if error is not None and not isinstance(error, CannotStart):
             raise error
         refusals = [statement.get("refused") for statement in statements]
@@ -173,7 +173,7 @@ class Coordinator:
             CannotStart: On every rank, where rank zero has raised it.
             AnotherRankFailed: Where it has raised anything else.
         """
-        result: T = self.exchange(self.together(lambda: work() if self.launch.rank == 0 else None))[0]
+        result: T = self.all_gather_object(self.run_on_all_ranks(lambda: work() if self.launch.rank == 0 else None))[0]
         return result
 
     def _refusal(self, refusals: Sequence[str | None], first: int, own: Exception | None) -> CannotStart:
@@ -191,7 +191,7 @@ class Coordinator:
         """
         if self._agents_store and not self.launch.elastic:  # which restarts, by signals, whenever a machine joins
             self._agents_store.set(_STOPPED, "")
-        self.exchange(None)
+        self.all_gather_object(None)
 
     def join(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
         """Makes the process group. All ranks must call."""

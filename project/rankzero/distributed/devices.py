@@ -51,16 +51,16 @@ class WorldInfo:
     threads: str = field(default="", compare=False)
 
 
-def resolve_world(requested: RequestedWorld, team: Coordinator) -> WorldInfo:
+def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldInfo:
     """Finds what every process runs on, and the backend for all. All ranks must call.
 
     Raises:
         CannotStart: What was asked for is not there, on one machine or another.
     """
-    launch = team.launch
-    seat = team.together(lambda: assign_device(requested, launch))
-    seats = [DeviceAssignment(**other) for other in team.exchange(asdict(seat))]
-    hosts = [member.host for member in team.members]
+    launch = coordinator.launch
+    seat = coordinator.run_on_all_ranks(lambda: assign_device(requested, launch))
+    seats = [DeviceAssignment(**other) for other in coordinator.all_gather_object(asdict(seat))]
+    hosts = [member.host for member in coordinator.members]
     kinds = {other.accelerator: host for other, host in zip(seats, hosts, strict=True)}
     if len(kinds) > 1:
         raise RequestError(
@@ -82,16 +82,16 @@ def resolve_world(requested: RequestedWorld, team: Coordinator) -> WorldInfo:
         )
     assert launch.local_world_size and launch.num_nodes
     size, nodes, devices = launch.world_size, launch.num_nodes, launch.local_world_size
-    threads = _share_threads(team)
+    threads = _share_threads(coordinator)
     return WorldInfo(seat.accelerator, size, nodes, devices, backend, seat.index, shared, threads)
 
 
-def _share_threads(team: Coordinator) -> str:
+def _share_threads(coordinator: Coordinator) -> str:
     """Has torch compute on this rank's share of the machine's threads; returns where the number comes from.
 
     torchrun's processes know one another only now, after torch was imported.
     """
-    threads = choose_threads(team.launch, team.members)
+    threads = choose_threads(coordinator.launch, coordinator.members)
     set_threads(threads)
     # One process alone keeps torch's own choice, which on some machines leaves out slower cores.
     if threads.count and not threads.all_cores and threads.count != torch.get_num_threads():
@@ -131,7 +131,7 @@ def processes_for_gpus(requested: RequestedWorld, launch: Launch) -> int:
     Returns:
         0 where this process does the work itself.
     """
-    if launch.created or requested.devices:
+    if launch.externally_created or requested.devices:
         return 0
     count = torch.cuda.device_count() if _accelerator(requested.accelerator) == "cuda" else 1
     return 0 if count == 1 and launch.num_nodes == 1 else count

@@ -18,8 +18,8 @@ from rankzero.messages import (
     RequestError,
     is_of_package,
     lost_contact,
-    mistake,
-    say,
+    print_error,
+    user_message,
     was_reported,
 )
 
@@ -53,19 +53,19 @@ def is_reporting_rank(launch: Launch | None) -> bool:
         # Started by hand, or in containers, whose terminals and logs nothing brings together.
         # Two jobs of one machine may lack the same variables, so only processes of one shell share a claim.
         job = f"{variables.find('MASTER_ADDR')}:{variables.find('MASTER_PORT')}"
-        return claims(f"env {job} {os.getppid()} {process_namespace()}")
+        return acquire_host_lock(f"env {job} {os.getppid()} {process_namespace()}")
     if rank != "0":
         return False
     if "PBS_TASKNUM" in variables:
-        return (variables.find("PBS_NODENUM") or "0") == "0" and claims(f"pbs {variables.find('PBS_JOBID')}")
+        return (variables.find("PBS_NODENUM") or "0") == "0" and acquire_host_lock(f"pbs {variables.find('PBS_JOBID')}")
     alone = (variables.find("GROUP_WORLD_SIZE") or "1") == "1"
     if slurm.found(variables) and "TORCHELASTIC_RUN_ID" in variables:
         # Several torchruns, each with a rank zero of its own.
         step = f"slurm {variables.find('SLURM_JOB_ID')} {variables.find('SLURM_STEP_ID')}"
-        return not (alone and (variables.find("SLURM_NODEID") or "0") != "0") and claims(step)
+        return not (alone and (variables.find("SLURM_NODEID") or "0") != "0") and acquire_host_lock(step)
     outer = variables.find("OMPI_COMM_WORLD_RANK") or variables.find("PMI_RANK")
     if outer and "TORCHELASTIC_RUN_ID" in variables:
-        return not (alone and outer != "0") and claims(f"mpi {variables.find('PMIX_NAMESPACE')}")
+        return not (alone and outer != "0") and acquire_host_lock(f"mpi {variables.find('PMIX_NAMESPACE')}")
     return True
 
 
@@ -83,7 +83,7 @@ def process_namespace() -> str:
         return ""
 
 
-def claims(name: str) -> bool:
+def acquire_host_lock(name: str) -> bool:
     """Whether this process is the first of its machine to claim a name, which it then keeps until it ends."""
     if sys.platform != "linux":
         return True
@@ -123,11 +123,11 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
     """
     told = error.told if error.told is not None else not is_reporting_rank(launch)
     if not told:
-        say(f"cannot start\n{error}")
+        print_error(f"cannot start\n{error}")
     elif error.told is None and launch and is_node_reporter(launch, error.own):
         found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
         who = f"rank {launch.rank} on {socket.gethostname()}"
-        say(f"{who} does not start: {found}")
+        print_error(f"{who} does not start: {found}")
     exit_after_reporter(Exit.WRONG_REQUEST, spoke=not told or error.own)
     return Exit.WRONG_REQUEST
 
@@ -138,12 +138,12 @@ def tell(error: BaseException, launch: Launch) -> Exit:
     if was_reported(error):
         time.sleep(LOST_CONTACT_SECONDS)
     elif launch.world_size > 1 and lost_contact(error):
-        say(f"{who} lost contact with another rank ({error})")
+        print_error(f"{who} lost contact with another rank ({error})")
         time.sleep(LOST_CONTACT_SECONDS)
-    elif message := mistake(error):
-        say(f"{who} failed\n  {message}")
+    elif message := user_message(error):
+        print_error(f"{who} failed\n  {message}")
     else:
-        say(f"{who} failed with the error above", above="".join(user_frames(error)))
+        print_error(f"{who} failed with the error above", above="".join(user_frames(error)))
     return Exit.FAILED
 
 

@@ -25,7 +25,7 @@ from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import RendezvousResult, meet
 from rankzero.distributed.reporter import refuse, tell
-from rankzero.messages import CannotStart, RequestError, Stopped, lost_contact, say, settle, was_reported
+from rankzero.messages import CannotStart, RequestError, Stopped, flush_streams, lost_contact, print_error, was_reported
 
 
 @dataclass
@@ -34,14 +34,14 @@ class Session:
 
     Args:
         requested: What was asked for.
-        team: All processes, and where this one stands.
+        coordinator: All processes, and where this one stands.
         world: What they run on.
         title: What a run without a name is called, before its number.
         is_script: Whether a user's script made it, and not a command of ours.
     """
 
     requested: RequestedWorld
-    team: Coordinator
+    coordinator: Coordinator
     world: WorldInfo
     title: str
     is_script: bool = False
@@ -57,8 +57,8 @@ class Session:
         Raises:
             CannotStart: What was asked for is not there, on one machine or another.
         """
-        with Coordinator(meeting, requested) as team:
-            cls.current = session = cls(requested, team, resolve_world(requested, team), title="")
+        with Coordinator(meeting, requested) as coordinator:
+            cls.current = session = cls(requested, coordinator, resolve_world(requested, coordinator), title="")
             try:
                 yield session
             finally:
@@ -87,7 +87,7 @@ class Session:
         Raises:
             RequestError: It asks for others.
         """
-        world, launch = self.world, self.team.launch
+        world, launch = self.world, self.coordinator.launch
         there = {"nodes": world.nodes, "devices": world.devices, "accelerator": world.accelerator}
         asked = {"nodes": requested.nodes, "devices": requested.devices, "accelerator": requested.accelerator}
         same_kind = {"auto": True, "gpu": world.accelerator in ("cuda", "mps")}
@@ -114,14 +114,14 @@ def _of_script(requested: RequestedWorld) -> Session:
     try:
         meeting = meet(launch, requested)
     except Stopped as stopped:
-        say(str(stopped))
+        print_error(str(stopped))
         raise
     set_threads(choose_threads(meeting.launch, meeting.members))
     silence_warnings(meeting.launch.rank or 0)
-    team = Coordinator(meeting, requested).__enter__()
-    _teams.append(team)
+    coordinator = Coordinator(meeting, requested).__enter__()
+    _teams.append(coordinator)
     atexit.register(_leave)
-    return Session(requested, team, resolve_world(requested, team), title=_script_name(), is_script=True)
+    return Session(requested, coordinator, resolve_world(requested, coordinator), title=_script_name(), is_script=True)
 
 
 _teams: list[Coordinator] = []
@@ -151,7 +151,7 @@ def _report_uncaught(kind: type[BaseException], error: BaseException, trace: Tra
 def _leave() -> None:
     """Leaves the other processes at the end of a script."""
     _leave_team(None)
-    settle()
+    flush_streams()
     report_exit()
 
 

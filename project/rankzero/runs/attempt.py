@@ -15,28 +15,28 @@ from typing_extensions import Self
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.messages import CannotStart, Stopped, TakenOverError, mistake, say, show, spelled
+from rankzero.messages import CannotStart, Stopped, TakenOverError, user_message, print_error, print_line, spelled
 from rankzero.runs import report
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.crash_log import CrashLog
 from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
 from rankzero.runs.next_attempt import next_attempt, why_not_again
-from rankzero.runs.resume import RunOptions, agreed, decide
+from rankzero.runs.resume import RunOptions, on_rank_zero, decide
 from rankzero.runs.summary import Figures, summarise
 from rankzero.runs.tensorboard import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
 
 
-def agree_on_run(root: str, name: str | None, title: str, team: Coordinator) -> RunDirectory:
+def agree_on_run(root: str, name: str | None, title: str, coordinator: Coordinator) -> RunDirectory:
     """The run's directory, which rank zero chooses; see `choose_run`. All ranks must call."""
 
     def choose() -> list[str | None]:
-        run = choose_run(root, name, title, team.launch.job_id)
+        run = choose_run(root, name, title, coordinator.launch.job_id)
         return [str(run.path), run.title]
 
-    path, numbered = team.run_on_rank_zero(choose)
+    path, numbered = coordinator.run_on_rank_zero(choose)
     return RunDirectory(Path(str(path)), numbered)
 
 
@@ -65,7 +65,7 @@ class Attempt:
         outcome: How it goes, filled in while it trains.
         figures: Returns what was counted.
         world: How many processes there are, and on what.
-        team: All processes, and where this one stands.
+        coordinator: All processes, and where this one stands.
 
     Raises:
         CannotStart: On every rank, where rank zero finds that the run cannot be begun or carried on.
@@ -81,15 +81,15 @@ class Attempt:
         outcome: Outcome,
         figures: Callable[[], Figures],
         world: WorldInfo,
-        team: Coordinator,
+        coordinator: Coordinator,
     ) -> None:
         self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
         self.outcome, self.figures, self.world = outcome, figures, world
-        self.control_channel, self.launch = team.control_channel, team.launch
-        launch = team.launch
+        self.control_channel, self.launch = coordinator.control_channel, coordinator.launch
+        launch = coordinator.launch
         trainer.strategy.setup_environment()
         self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
-        self.decision = agreed(
+        self.decision = on_rank_zero(
             trainer.strategy, launch.rank, lambda: decide(run, options, config_text, trainer, launch, self._lock)
         )
         run.follow(self.decision.run)
@@ -146,7 +146,7 @@ class Attempt:
             self._log.info("stopped behind step %d: %s", self.trainer.global_step, error)
         elif error is not None and error is not self.outcome.error:
             self._log.error("".join(traceback.format_exception(error)))
-        impossible = not self.outcome.begun and isinstance(error, Exception) and mistake(error) is not None
+        impossible = not self.outcome.begun and isinstance(error, Exception) and user_message(error) is not None
         self._crash_log.disable()
         for handler in list(self._log.handlers):
             handler.close()
@@ -164,7 +164,7 @@ class Attempt:
         summary = self._summarise("stopped", again=not against)
         report.print_table(summary, self.run, self.world, self._log_folders())
         if self.options.requeue != "never" and (line := next_attempt(self.run, self.launch, against)):
-            say(line)
+            print_error(line)
 
     def _log_folders(self) -> list[str]:
         return [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
@@ -178,7 +178,7 @@ class Attempt:
 
     def _tell(self, text: str) -> None:
         if self.launch.rank == 0:
-            show(f"rankzero: {spelled(text)}")
+            print_line(f"rankzero: {spelled(text)}")
 
     def _open_log(self) -> None:
         handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
@@ -205,5 +205,5 @@ class Attempt:
         try:
             self.run.write_summary(summary)
         except OSError as error:
-            say(f"summary.json could not be written: {error}")
+            print_error(f"summary.json could not be written: {error}")
         return summary

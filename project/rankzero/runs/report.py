@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.runs.directory import RunDirectory
-from rankzero.messages import show, spelled
+from rankzero.messages import print_line, spelled
 from rankzero.runs.shown_metrics import once
 from rankzero.distributed.devices import WorldInfo
 
@@ -100,7 +100,7 @@ def _print(table: Table) -> None:
     console.width = max(console.width, whole)
     with console.capture() as capture:
         console.print(table, soft_wrap=True)
-    show(capture.get().removesuffix("\n"))
+    print_line(capture.get().removesuffix("\n"))
 
 
 def _device(world: WorldInfo) -> str:

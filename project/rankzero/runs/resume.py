@@ -81,7 +81,7 @@ class ResumePlan:
         return int(self.manifest.get("step") or 0)
 
 
-def agreed(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
+def on_rank_zero(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
     """Rank zero decides, all follow; where it finds that it cannot, all raise. All ranks must call."""
     outcome: T | BaseException | None = None
     if rank == 0:

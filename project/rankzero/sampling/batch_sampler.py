@@ -185,8 +185,8 @@ class ElasticBatchSampler(Sampler[Indices]):
         """Whether in some step some rank has nothing, or would have if it were not given a sample once more."""
         device = self.device_batch_size
         for size in self._sizes():
-            takers = self._takers(size)
-            most, least = -(-size // takers), size // takers if takers == self.world_size else 0
+            active_ranks = self._takers(size)
+            most, least = -(-size // active_ranks), size // active_ranks if active_ranks == self.world_size else 0
             if least <= (most - 1) // device * device:
                 return True
         return False
@@ -222,8 +222,10 @@ class ElasticBatchSampler(Sampler[Indices]):
         shares = self._dealt.get((size, self.pads))
         if shares is None:
             device, world = self.device_batch_size, self.world_size
-            takers = self._takers(size)
-            of_rank = [(size - rank + takers - 1) // takers if rank < takers else 0 for rank in range(world)]
+            active_ranks = self._takers(size)
+            of_rank = [
+                (size - rank + active_ranks - 1) // active_ranks if rank < active_ranks else 0 for rank in range(world)
+            ]
             shares = []
             for done in range(0, of_rank[0], device):
                 dealt = [min(device, max(0, samples - done)) for samples in of_rank]
@@ -285,5 +287,5 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def _share_of(self, size: int) -> Positions:
         """The places within a step that are this rank's."""
-        takers = self._takers(size)
-        return np.arange(self.rank, size if self.rank < takers else 0, takers)
+        active_ranks = self._takers(size)
+        return np.arange(self.rank, size if self.rank < active_ranks else 0, active_ranks)

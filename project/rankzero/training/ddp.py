@@ -34,13 +34,13 @@ UNUSED_PARAMETERS = {
 """The name of a strategy -> whether DDP looks for parameters that a step did not use."""
 
 
-def strategy_for(asked: object, world: WorldInfo, team: Coordinator, plan: SamplingPlan) -> RunStrategy:
+def strategy_for(asked: object, world: WorldInfo, coordinator: Coordinator, plan: SamplingPlan) -> RunStrategy:
     """The strategy that keeps the plan of samples.
 
     Args:
         asked: The Trainer's `strategy`: a name, or a DDPStrategy whose settings are taken over.
         world: What the processes run on.
-        team: All processes.
+        coordinator: All processes.
         plan: The order of samples.
 
     Raises:
@@ -61,7 +61,7 @@ def strategy_for(asked: object, world: WorldInfo, team: Coordinator, plan: Sampl
     if world.size == 1:
         device = torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else world.accelerator
         return OneProcess(plan, device=device)
-    return DataParallel(plan, team, **settings)
+    return DataParallel(plan, coordinator, **settings)
 
 
 class DataParallel(RunStrategy, DDPStrategy):
@@ -69,14 +69,14 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     Args:
         sharding: The order of samples.
-        team: All processes.
+        coordinator: All processes.
         arguments: The strategy's.
     """
 
-    def __init__(self, sharding: SamplingPlan, team: Coordinator, **arguments: Any) -> None:
+    def __init__(self, sharding: SamplingPlan, coordinator: Coordinator, **arguments: Any) -> None:
         super().__init__(sharding=sharding, **arguments)
         self._forward_redirection = _Redirection()
-        self.team = team
+        self.coordinator = coordinator
         self._apart = False
         """Whether a step is under way that not all ranks take."""
         self._part = 1.0
@@ -109,13 +109,13 @@ class DataParallel(RunStrategy, DDPStrategy):
         Lightning (2.6) seeds all generators anew here, but not in a single process: a split drawn in `setup` would
         depend on whether there is one process or several. Here all ranks continue with rank zero's generators.
         """
-        self.team.join(self._get_process_group_backend(), self.root_device, self._timeout)
+        self.coordinator.join(self._get_process_group_backend(), self.root_device, self._timeout)
         drawn = _collect_rng_states(include_cuda=False)
         super().setup_distributed()
         _set_rng_states(self.broadcast(drawn))
 
     def gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.team.launch.world_size
+        values: list[Any] = [None] * self.coordinator.launch.world_size
         # A tensor on a GPU would come out on a GPU of the same number, on each rank.
         torch.distributed.all_gather_object(values, apply_to_collection(value, Tensor, lambda one: one.detach().cpu()))
         return values
@@ -148,7 +148,7 @@ class DataParallel(RunStrategy, DDPStrategy):
         """Averages the gradients where DDP has not. All ranks must call."""
         super().post_backward(closure_loss)
         if self.share.idle and not self._module.trainer.fit_loop._should_accumulate():
-            average_gradients(self._module.parameters(), self.team.launch.world_size)
+            average_gradients(self._module.parameters(), self.coordinator.launch.world_size)
 
     def on_validation_start(self) -> None:
         """Takes rank zero's buffers (running means of batch norm) on every rank. All ranks must call."""

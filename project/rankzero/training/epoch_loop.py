@@ -12,7 +12,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from rankzero.messages import show
+from rankzero.messages import print_line
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fast import replaced
 from rankzero.training.fast.conditions import fallback_reason
@@ -100,7 +100,7 @@ class EpochLoop(_TrainingEpochLoop):
                     break
                 finally:
                     self.on_iteration_done()
-            self.settle()
+            self.flush_metrics()
             if is_whole and not is_trial:
                 self.results.averages.note_epoch()
         finally:
@@ -118,7 +118,7 @@ class EpochLoop(_TrainingEpochLoop):
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         fast = self._fast
         if may_validate := self._may_validate:
-            self.settle()
+            self.flush_metrics()
         if fast is None or may_validate:
             super().on_advance_end(data_fetcher)
         else:
@@ -139,7 +139,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.listeners.call("on_safe_point")
         self.has_validated = False
 
-    def settle(self) -> None:
+    def flush_metrics(self) -> None:
         """Brings the metrics that the trainer shows up to the last batch. All ranks must call."""
         if not self._is_shown:
             self.show_metrics()
@@ -192,7 +192,7 @@ class EpochLoop(_TrainingEpochLoop):
             if replaced.changed_in_lightning():
                 rank_zero_warn(f"rankzero: using Lightning's slower training loop: {reason}")
             elif self.trainer.is_global_zero:
-                show(f"rankzero: using Lightning's slower training loop: {reason}")
+                print_line(f"rankzero: using Lightning's slower training loop: {reason}")
         return None if reason else FastEpoch(self, self.listeners, data_fetcher)
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:

@@ -122,9 +122,9 @@ class RunStrategy(Strategy):
             self.before_idle_step()
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        return super().backward(self.weighed(closure_loss), optimizer, *args, **kwargs)
+        return super().backward(self.scale_loss(closure_loss), optimizer, *args, **kwargs)
 
-    def weighed(self, loss: Tensor) -> Tensor:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         """A loss by which the gradient is that of the mean over the global batch."""
         return loss if self.share.weight == 1 else loss * self.share.weight
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankzero.distributed import coordinator as team
+from rankzero.distributed import coordinator as coordinator
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
@@ -17,13 +17,13 @@ REQUESTED = RequestedWorld(start_timeout=10)
 
 @pytest.fixture
 def teams(monkeypatch):
-    monkeypatch.setattr(team.network, "use_interface", lambda asked, found: found)
+    monkeypatch.setattr(coordinator.network, "use_interface", lambda asked, found: found)
 
     def make(rank):
         return Coordinator(rendezvous(replace(whole, rank=rank, local_rank=rank), 10), REQUESTED)
 
     with reserved_port() as port, ThreadPoolExecutor(3) as pool:
-        whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, key="k", created=True)
+        whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, key="k", externally_created=True)
         made = list(pool.map(make, range(3)))
         yield made
         list(pool.map(lambda member: member.control_channel.leave(), made))
@@ -47,20 +47,23 @@ def rank(member):
 
 
 def test_everybody_learns_what_everybody_says(teams):
-    assert each(teams, lambda member: member.exchange({"rank": rank(member)})) == [[{"rank": r} for r in range(3)]] * 3
-    assert each(teams, lambda member: member.exchange(rank(member) * 2)) == [[0, 2, 4]] * 3
+    assert (
+        each(teams, lambda member: member.all_gather_object({"rank": rank(member)}))
+        == [[{"rank": r} for r in range(3)]] * 3
+    )
+    assert each(teams, lambda member: member.all_gather_object(rank(member) * 2)) == [[0, 2, 4]] * 3
 
 
 def test_one_process_is_a_team():
     alone = Coordinator(RendezvousResult.without_roll_call(Launch()), REQUESTED)
-    assert alone.exchange([1]) == [[1]] and alone.together(lambda: 7) == 7
+    assert alone.all_gather_object([1]) == [[1]] and alone.run_on_all_ranks(lambda: 7) == 7
 
 
 def test_what_all_refuse_is_told_by_rank_zero(teams):
     def refuse():
         raise RequestError("a", "b", "c")
 
-    errors = each(teams, lambda member: member.together(refuse))
+    errors = each(teams, lambda member: member.run_on_all_ranks(refuse))
     assert all(isinstance(error, CannotStart) for error in errors)
     assert [error.told for error in errors] == [False, True, True]
 
@@ -71,7 +74,7 @@ def test_what_one_refuses_ends_all_and_is_told_by_that_one(teams):
             raise RequestError("a", "no such file here", "c")
         return rank(member)
 
-    errors = each(teams, lambda member: member.together(lambda: work(member)))
+    errors = each(teams, lambda member: member.run_on_all_ranks(lambda: work(member)))
     assert [error.told for error in errors] == [True, False, True]
     assert "rank 1 on " in str(errors[1]) and "no such file here" in str(errors[1])
 
@@ -81,7 +84,7 @@ def test_a_bug_on_one_rank_ends_the_others(teams):
         if rank(member) == 2:
             raise KeyError("bug")
 
-    errors = each(teams, lambda member: member.together(lambda: work(member)))
+    errors = each(teams, lambda member: member.run_on_all_ranks(lambda: work(member)))
     assert isinstance(errors[2], KeyError)
     assert all(isinstance(error, AnotherRankFailed) and "rank 2 on " in str(error) for error in errors[:2])
     assert lost_contact(errors[0])
@@ -114,4 +117,4 @@ def test_somebody_who_does_not_come_along(teams, monkeypatch):
     for member in teams:
         member.timeout = 0.3
     with pytest.raises(AnotherRankFailed, match="rank 1 did not come along within 0.3 s"):
-        teams[0].exchange(1)
+        teams[0].all_gather_object(1)

@@ -23,10 +23,10 @@ class TeamOf:
         hosts = hosts or ["a"] * launch.world_size
         self.members = [Peer(rank, rank, 0, launch.world_size, host, rank) for rank, host in enumerate(hosts)]
 
-    def together(self, work):
+    def run_on_all_ranks(self, work):
         return work()
 
-    def exchange(self, value):
+    def all_gather_object(self, value):
         return [asdict(seat) for seat in self.seats] if self.seats else [value] * self.launch.world_size
 
 
@@ -35,7 +35,7 @@ def resolve(*arguments, launch=None, seats=None, hosts=None):
 
 
 def launch_of(count, **more):
-    return Launch(launcher="torchrun", world_size=count, local_world_size=count, created=True, **more)
+    return Launch(launcher="torchrun", world_size=count, local_world_size=count, externally_created=True, **more)
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from rankzero.distributed.process.early_exit import LEAVE, EarlyExit
 from rankzero.distributed.process.exit_report import report_exit
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import where_to_listen
-from rankzero.distributed.reporter import claims
-from rankzero.messages import say
+from rankzero.distributed.reporter import acquire_host_lock
+from rankzero.messages import print_error
 
 LEAVE_SECONDS = 2.0
 """Once one has failed, the main threads of the others have so long to find out by themselves."""
@@ -55,7 +55,7 @@ class ControlChannel:
         self,
         launch: Launch,
         members: Sequence[Peer],
-        exchange: Callable[[Any], list[Any]],
+        all_gather_object: Callable[[Any], list[Any]],
         interface: str | None = None,
     ) -> None:
         self.launch, self.members, self.rank = launch, members, launch.rank or 0
@@ -73,16 +73,16 @@ class ControlChannel:
         self._guard: subprocess.Popen[bytes] | None = None
         self._lines: Lines | None = None
         if launch.world_size > 1:
-            self._join(exchange, interface)
+            self._join(all_gather_object, interface)
 
-    def _join(self, exchange: Callable[[Any], list[Any]], interface: str | None) -> None:
+    def _join(self, all_gather_object: Callable[[Any], list[Any]], interface: str | None) -> None:
         one_machine, where = self.launch.num_nodes == 1, None
         self._watched = one_machine and self.launch.launcher == "local"
         if self.rank == 0:
             listening = network.listen("127.0.0.1" if one_machine else self._address_to_listen_at(interface), 0)
             self._hub = ControlServer(listening, self.members, self._watched, lambda rank: self.how_ended(rank))
             where = (*listening.getsockname()[:2], self._hub.word)
-        told, port, self._word = exchange(where)[0]
+        told, port, self._word = all_gather_object(where)[0]
         self._lines = Lines(self._connection(told, port))
         self._lines.send({"rank": self.rank, "word": self._word})
         me = self.members[self.rank]
@@ -144,7 +144,7 @@ class ControlChannel:
     def _announce(self, reason: str) -> None:
         """Tells a person, at once, that they have been heard."""
         where = "as soon as this step is done" if self._safe_points >= 0 else "before the first step"
-        say(f"{reason}: stopping {where}" + "; once more to stop now" * (reason == "SIGINT"))
+        print_error(f"{reason}: stopping {where}" + "; once more to stop now" * (reason == "SIGINT"))
 
     # Failing together
 
@@ -156,7 +156,7 @@ class ControlChannel:
         if not self._over.is_set():
             self._lines.send({"failed": cause})
         if not self._over.wait(ANSWER_SECONDS):
-            return claims(self._name)
+            return acquire_host_lock(self._name)
         return self._teller == self.rank
 
     def cause(self, seconds: float = 0) -> str | None:
@@ -196,7 +196,7 @@ class ControlChannel:
             lines.send(None)
         if not self._done:
             cause = f"rank 0 on {self.members[0].host} {self.how_ended(0) or f'is gone{lines.why}'}"
-            self._end(cause, not self._watched and claims(self._name))
+            self._end(cause, not self._watched and acquire_host_lock(self._name))
 
     def _take(self, message: Message, lines: Lines) -> None:
         if "asked" in message and self._asked is None:
@@ -220,14 +220,14 @@ class ControlChannel:
         self._cause = cause
         self._over.set()
         if tells:
-            say(f"{cause}; ending all")
+            print_error(f"{cause}; ending all")
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline and not self._leaving:
             time.sleep(0.05)
         if self._leaving:
             time.sleep(TEARDOWN_SECONDS)
         if self._tells_itself and self._teller == self.rank and not self._done:
-            say(f"{cause}; ending all")  # it has not come to that
+            print_error(f"{cause}; ending all")  # it has not come to that
         self._last_words(f"{cause}; the main thread was at\n{_stack_of_main()}")
         report_exit()
         LEAVE(1)
@@ -238,7 +238,7 @@ class ControlChannel:
         who = "this process" if alone else f"rank {self.rank} on {socket.gethostname()}"
         cause = f"{who} ended with exit code {status} (os._exit) without a report"
         if self.fail(cause):
-            say(cause + "; ending all" * (not alone))
+            print_error(cause + "; ending all" * (not alone))
         self._last_words(f"{cause}\n{''.join(traceback.format_stack())}")
         report_exit()
 

@@ -32,6 +32,6 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         address=address,
         port=port,
         key=f"env {port}",
-        created=True,
+        externally_created=True,
         variables=variables.read,
     )

@@ -50,7 +50,7 @@ class Launch:
     key: str = ""
     job_id: str | None = None
     restarts: int = 0
-    created: bool = False
+    externally_created: bool = False
     uses_agent_store: bool = False
     elastic: str | None = None
     order: int = 0

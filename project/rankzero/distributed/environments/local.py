@@ -34,7 +34,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         port=port,
         listening=variables.find_number(LISTENING),
         key=f"local {port}",
-        created=True,
+        externally_created=True,
         variables=variables.read,
     )
 
@@ -67,6 +67,6 @@ def by_hand(variables: Variables, asked: RequestedWorld) -> Launch:
         address=address,
         port=port,
         key=f"local {port}",
-        created=asked.nodes > 1 and asked.devices == 1,
+        externally_created=asked.nodes > 1 and asked.devices == 1,
         variables=variables.read,
     )

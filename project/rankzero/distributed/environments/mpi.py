@@ -58,7 +58,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         port=port,
         key=key,
         job_id=_job_id(variables),
-        created=True,
+        externally_created=True,
         variables=variables.read,
     )
 

@@ -52,7 +52,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         port=port,
         key=key,
         job_id=job_id(variables),
-        created=True,
+        externally_created=True,
         order=_task(variables),
         variables=variables.read,
     )

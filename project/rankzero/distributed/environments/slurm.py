@@ -50,7 +50,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         key=key(variables),
         job_id=folder_name(job),
         restarts=variables.find_number("SLURM_RESTART_COUNT") or 0,
-        created=True,
+        externally_created=True,
         variables=variables.read,
     )
 

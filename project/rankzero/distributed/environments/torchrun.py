@@ -34,7 +34,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         key=f"torchrun {run_id} {attempt} {address}:{port}",
         job_id=None if run_id == "none" else folder_name(run_id),  # older torchrun's word where --rdzv-id was not given
         restarts=attempt,
-        created=True,
+        externally_created=True,
         uses_agent_store=(variables.find("TORCHELASTIC_USE_AGENT_STORE") or "False") == "True",
         elastic=elastic_nodes(variables),
         variables=variables.read,

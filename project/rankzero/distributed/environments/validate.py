@@ -61,7 +61,7 @@ def check_world(requested: RequestedWorld, launch: Launch) -> None:
     Raises:
         RequestError: They differ, and the launcher cannot change its world later.
     """
-    if not launch.created or launch.elastic:
+    if not launch.externally_created or launch.elastic:
         return
     each = launch.processes_a_node
     wrong_nodes = requested.nodes is not None and launch.num_nodes not in (None, requested.nodes)
@@ -90,7 +90,7 @@ def check_world(requested: RequestedWorld, launch: Launch) -> None:
 
 def processes_to_start(requested: RequestedWorld, launch: Launch) -> int:
     """How many processes this one has to start itself: the requested number, unless a launcher has started them."""
-    if launch.created:
+    if launch.externally_created:
         return 0
     count, most = requested.devices or 0, PROCESSES_A_CORE * (os.cpu_count() or 1)
     if count > most:

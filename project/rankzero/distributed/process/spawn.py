@@ -20,7 +20,7 @@ from rankzero.distributed.environments import local
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.exit_report import ExitReport
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.messages import Exit, say
+from rankzero.messages import Exit, print_error
 
 GRACE_SECONDS = 10.0
 """How long processes have to leave by themselves once one has failed, or once they were told to end."""
@@ -183,5 +183,5 @@ class _Processes:
         return None
 
     def _tell(self, rank: int, how: str) -> int:
-        say(f"rank {self.first_rank + rank} on {socket.gethostname()} {how}; ending the others")
+        print_error(f"rank {self.first_rank + rank} on {socket.gethostname()} {how}; ending the others")
         return Exit.FAILED

@@ -48,7 +48,7 @@ def choose_threads(launch: Launch, members: Sequence[Peer], environ: Mapping[str
         threads = _share(members[launch.rank or 0], members, local_ranks)
     else:
         me = members[0]
-        is_bound = launch.created and launch.launcher != "local" and _is_bound_by_parent(me)
+        is_bound = launch.externally_created and launch.launcher != "local" and _is_bound_by_parent(me)
         threads = _share(me, [me] * (1 if is_bound else local_ranks), local_ranks)
     limit = _pbs_limit(environ)
     return threads if limit is None or limit >= (threads.count or 1) else Threads(limit, f"PBS set NCPUS={limit}")

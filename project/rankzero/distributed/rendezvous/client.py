@@ -18,7 +18,7 @@ from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous import elastic
 from rankzero.distributed.rendezvous.errors import GREETING, foreign, missing, nobody_answers, not_rank_zeros
-from rankzero.distributed.rendezvous.peers import Peer, completed
+from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
 from rankzero.distributed.rendezvous.server import (
     LONGEST_LINE,
     Progress,
@@ -64,7 +64,7 @@ def meet(launch: Launch, requested: RequestedWorld) -> RendezvousResult:
     """
     if launch.elastic and launch.uses_agent_store:
         launch = elastic.meeting_point(launch, requested.start_timeout)
-    if launch.world_size == 1 or not launch.created or launch.uses_agent_store:
+    if launch.world_size == 1 or not launch.externally_created or launch.uses_agent_store:
         return RendezvousResult.without_roll_call(launch)
     meeting = rendezvous(launch, requested.start_timeout, requested.interface)
     check_world(requested, meeting.launch)
@@ -91,13 +91,13 @@ def rendezvous(launch: Launch, start_timeout: float, interface: str | None = Non
             listening = listen_for_ranks(launch, interface)
         if listening is None:
             members, ip = _call(launch, me, deadline, start_timeout)
-            return RendezvousResult(*completed(launch, me, members), ip)
+            return RendezvousResult(*assign_ranks(launch, me, members), ip)
     except RequestError as error:
         error.own = error.told is None
         raise
     members = RendezvousServer(launch, me, listening, deadline, start_timeout).wait()
     ip = str(listening.getsockname()[0])
-    return RendezvousResult(*completed(launch, me, members), "127.0.0.1" if ip == "0.0.0.0" else ip, listening)
+    return RendezvousResult(*assign_ranks(launch, me, members), "127.0.0.1" if ip == "0.0.0.0" else ip, listening)
 
 
 def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[list[Peer], str]:

@@ -58,7 +58,7 @@ class Peer:
         return self.host, self.boot
 
 
-def completed(launch: Launch, me: Peer, members: Sequence[Peer]) -> tuple[Launch, list[Peer]]:
+def assign_ranks(launch: Launch, me: Peer, members: Sequence[Peer]) -> tuple[Launch, list[Peer]]:
     """The launch with what the launcher did not say, and all members with it, by rank."""
     if me.rank is None:
         ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.order, member.pid))

@@ -15,7 +15,7 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import GREETING, missing, missing_ranks, not_rank_zeros
 from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.messages import RequestError, say
+from rankzero.messages import RequestError, print_error
 
 LONGEST_LINE = 1 << 20
 """Bytes; whoever sends more without an end of line is no process of ours."""
@@ -223,4 +223,4 @@ class Progress:
         if now - self.told > PROGRESS_SECONDS:
             self.told = now
             left = self.began + self.timeout - now
-            say(f"waiting: {what()}; leaving in {left:.0f} s")
+            print_error(f"waiting: {what()}; leaving in {left:.0f} s")

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from rankzero.distributed.scheduler.durations import seconds_of
-from rankzero.messages import RunError, SaveError, say
+from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, read_manifest
 from rankzero.runs.checkpoints.retention import Retention
@@ -150,7 +150,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         self._due, self.looked_at_clock = False, time.monotonic()
         if self._place(trainer) == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        fit_loop_of(trainer).epoch_loop.settle()
+        fit_loop_of(trainer).epoch_loop.flush_metrics()
         if trainer.is_global_zero:
             self.run.assert_owner()
         for logger in trainer.loggers:  # what the checkpoint comes behind is to be on the disk before it
@@ -209,7 +209,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
                 if path != saved:
                     remove_directory(path)
         except (OSError, RunError) as error:
-            say(f"an older checkpoint is not removed: {error}")
+            print_error(f"an older checkpoint is not removed: {error}")
         manifest = read_manifest(saved)
         if manifest["needs"] and not self._warned:
             self._warned = True
@@ -223,7 +223,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         what = f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}"
         if self.request_stop:
             self.request_stop("a checkpoint that cannot be written")
-        say(f"{what}; {'stopping' if self.request_stop else 'going on'} (--save_errors)")
+        print_error(f"{what}; {'stopping' if self.request_stop else 'going on'} (--save_errors)")
         logging.getLogger("rankzero").error(what)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.distributed.control.channel import ControlChannel
-from rankzero.messages import Stopped, lost_contact, mistake
+from rankzero.messages import Stopped, lost_contact, user_message
 from rankzero.runs.attempt import Outcome
 from rankzero.training.hooks import LoopCallback
 
@@ -30,7 +30,7 @@ class ReportFailure(LoopCallback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if not isinstance(exception, Exception) or isinstance(exception, Stopped) or lost_contact(exception):
             return
-        if not self.outcome.begun and mistake(exception) is not None:
+        if not self.outcome.begun and user_message(exception) is not None:
             return  # the run is not begun, and whoever started it is told why
         self.outcome.error = exception
         logging.getLogger("rankzero").error("".join(traceback.format_exception(exception)))

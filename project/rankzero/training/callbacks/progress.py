@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 from rich.text import Text
 
-from rankzero.messages import show
+from rankzero.messages import print_line
 from rankzero.runs.shown_metrics import in_one_line
 from rankzero.training.hooks import LoopCallback
 
@@ -163,13 +163,13 @@ class PlainProgress(LoopCallback, ProgressBar):
         self._printed = time.monotonic()
         of_batches = f"/{batches[loader]}" if math.isfinite(batches[loader]) else ""
         of_loader = f" of loader {loader + 1}/{len(batches)}" if len(batches) > 1 else ""
-        show(f"{what} batch {batch + 1}{of_batches}{of_loader}  {self._printed - self._started:.0f} s")
+        print_line(f"{what} batch {batch + 1}{of_batches}{of_loader}  {self._printed - self._started:.0f} s")
 
     def _print(self, trainer: Trainer, where: str) -> None:
         self._printed = time.monotonic()
         head, tail = f"{_epoch(trainer)} {where}  step {trainer.global_step}", f"{self._printed - self._started:.0f} s"
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        show(in_one_line(head, metrics, trainer.progress_bar_metrics, tail, LINE_COLUMNS))
+        print_line(in_one_line(head, metrics, trainer.progress_bar_metrics, tail, LINE_COLUMNS))
 
 
 def _epoch(trainer: Trainer) -> str:

@@ -10,7 +10,7 @@ from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.scheduler.durations import seconds_of
 from rankzero.distributed.scheduler.job import end_of_allocation
-from rankzero.messages import TIME_IS_UP, Stopped, say
+from rankzero.messages import TIME_IS_UP, Stopped, print_error
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.wall_time import Kind, WallTime
 from rankzero.training.fit_loop import fit_loop_of
@@ -61,7 +61,7 @@ class TimeLimit(LoopHooks):
         )
         if is_over:
             if trainer.is_global_zero:
-                say("not a single step fits into the time that there is")
+                print_error("not a single step fits into the time that there is")
             raise Stopped(TIME_IS_UP)
 
     def on_step_done(self, trainer: Trainer) -> None:

@@ -27,14 +27,14 @@ class ChosenCheckpoint(_CheckpointConnector):
         trainer: The Trainer.
         run: The run, whose checkpoints `last` and `best` mean.
         saving: What saves them, if anything does.
-        team: All processes.
+        coordinator: All processes.
     """
 
     def __init__(
-        self, trainer: Trainer, run: RunDirectory, saving: CheckpointCallback | None, team: Coordinator
+        self, trainer: Trainer, run: RunDirectory, saving: CheckpointCallback | None, coordinator: Coordinator
     ) -> None:
         super().__init__(trainer)
-        self.run, self.saving, self.team = run, saving, team
+        self.run, self.saving, self.coordinator = run, saving, coordinator
 
     def path_of(self, ckpt_path: str) -> str | None:
         """The checkpoint that a `ckpt_path` means; None for `last` where there is none. All ranks must call.
@@ -42,7 +42,7 @@ class ChosenCheckpoint(_CheckpointConnector):
         Raises:
             RequestError: There is none.
         """
-        return self.team.run_on_rank_zero(lambda: self._path_of(ckpt_path))
+        return self.coordinator.run_on_rank_zero(lambda: self._path_of(ckpt_path))
 
     def _path_of(self, ckpt_path: str) -> str | None:
         if ckpt_path in ("last", "hpc"):
@@ -73,7 +73,7 @@ class ChosenCheckpoint(_CheckpointConnector):
         path = self.path_of(str(ckpt_path))
         io = self.trainer.strategy.checkpoint_io
         if path is not None and isinstance(io, DirectoryCheckpointIO):
-            io.trusted_sha256 = self.team.run_on_rank_zero(lambda: signed_sha256_of(Path(path)))
+            io.trusted_sha256 = self.coordinator.run_on_rank_zero(lambda: signed_sha256_of(Path(path)))
         return path
 
     def restore(self, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:

@@ -38,7 +38,7 @@ class RankStates(LoopCallback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """All ranks must call."""
-        fit_loop_of(trainer).epoch_loop.settle()  # what is shown is a part of it
+        fit_loop_of(trainer).epoch_loop.flush_metrics()  # what is shown is a part of it
         checkpoint["rank_states"] = strategy_of(trainer).gather(
             {
                 "generators": save_generators(trainer.strategy.root_device),

@@ -18,17 +18,17 @@ from rankzero.distributed.rendezvous.peers import Peer
 def rank_of(rank, world, pipes, work, result):
     """One rank: exchanges through pipes, as a team does through its store."""
 
-    def exchange(value):
+    def all_gather_object(value):
         for other in range(world):
             pipes[rank, other].put(value)
         return [pipes[other, rank].get() for other in range(world)]
 
     launch = Launch(rank=rank, world_size=world, local_world_size=world, launcher="env")
     me = replace(Peer.this(launch), rank=rank)
-    members = [Peer(**one) for one in exchange(vars(me))]
-    control_channel = ControlChannel(launch, members, exchange)
-    exchange(None)
-    result.put((rank, work(control_channel, rank, exchange)))
+    members = [Peer(**one) for one in all_gather_object(vars(me))]
+    control_channel = ControlChannel(launch, members, all_gather_object)
+    all_gather_object(None)
+    result.put((rank, work(control_channel, rank, all_gather_object)))
     result.close()
     result.join_thread()
     control_channel.leave()
@@ -64,11 +64,11 @@ def steps_until_asked(control_channel, rank, seconds):
 def test_all_stop_at_one_safe_point(asking):
     """Ranks that are in step, as those of one training are, but that hear of it at different times."""
 
-    def work(control_channel, rank, exchange):
+    def work(control_channel, rank, all_gather_object):
         for step in range(10_000):
             if step == 20 and rank in asking:
                 control_channel.request_stop(f"rank {rank}")
-            exchange(step)  # like a collective: nobody is more than a step ahead
+            all_gather_object(step)  # like a collective: nobody is more than a step ahead
             if reason := control_channel.check_stop():
                 return step, reason
         return None
@@ -80,7 +80,7 @@ def test_all_stop_at_one_safe_point(asking):
 
 
 def test_a_rank_that_is_slow_to_come_is_waited_for_without_hurry():
-    def work(control_channel, rank, exchange):
+    def work(control_channel, rank, all_gather_object):
         if rank == 0:
             control_channel.request_stop("now")
         time.sleep(1.5 * rank)
@@ -92,7 +92,7 @@ def test_a_rank_that_is_slow_to_come_is_waited_for_without_hurry():
 
 
 def test_one_that_is_done_holds_up_nobody():
-    def work(control_channel, rank, exchange):
+    def work(control_channel, rank, all_gather_object):
         if rank == 1:
             return "done"
         time.sleep(0.5)
@@ -106,7 +106,7 @@ def test_one_that_is_done_holds_up_nobody():
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_the_first_cause_is_told_once_and_the_others_are_ended(failing, capfd):
-    def work(control_channel, rank, exchange):
+    def work(control_channel, rank, all_gather_object):
         if rank == failing:
             print("tells" if control_channel.fail(f"rank {rank} says why") else "is silent", flush=True)
             return "failed"
@@ -125,7 +125,7 @@ def test_the_first_cause_is_told_once_and_the_others_are_ended(failing, capfd):
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_one_that_is_killed_is_missed_though_its_children_live_on(lost, capfd, tmp_path):
-    def work(control_channel, rank, exchange):
+    def work(control_channel, rank, all_gather_object):
         if rank == lost:
             if os.fork() == 0:  # as loader processes are
                 while tmp_path.exists():
@@ -151,7 +151,7 @@ def test_alone_there_is_nobody_to_agree_with(capsys):
 
 
 def test_strangers_are_hung_up_on():
-    def work(control_channel, rank, exchange):
+    def work(control_channel, rank, all_gather_object):
         if rank == 0:
             port = control_channel._hub.listening.getsockname()[1]
             for hello in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 0, "word": "wrong"}\n', b"[]\n\xff\n"):
@@ -159,7 +159,7 @@ def test_strangers_are_hung_up_on():
                     stranger.sendall(hello)
                     stranger.settimeout(10)
                     assert stranger.recv(10) == b""
-        exchange(None)
+        all_gather_object(None)
         return "well"
 
     assert run(2, work) == (["well", "well"], [0, 0])

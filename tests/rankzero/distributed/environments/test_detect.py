@@ -29,7 +29,7 @@ def test_nothing_is_one_local_process():
 )
 def test_each_is_found_by_its_own_variables(variables, launcher):
     launch = detect(environ=variables)
-    assert launch.launcher == launcher and launch.created
+    assert launch.launcher == launcher and launch.externally_created
     assert launch.variables and set(launch.variables.items()) <= set(variables.items())
 
 
@@ -145,9 +145,9 @@ def test_machines_by_hand():
     asked = RequestedWorld(nodes=2, devices=2, node_rank=1, address="a", port=29500)
     launch = detect(asked=asked, environ={})
     assert (launch.rank, launch.world_size, launch.node_rank, launch.port) == (2, 4, 1, 29500)
-    assert not launch.created  # two processes are still to be started
+    assert not launch.externally_created  # two processes are still to be started
     one_each = detect(asked=RequestedWorld(nodes=2, devices=1, node_rank=1, address="a", port=29500), environ={})
-    assert one_each.created and one_each.rank == 1
+    assert one_each.externally_created and one_each.rank == 1
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,19 @@ from rankzero.messages import RequestError
 from running import command_of
 
 FIT = command_of("fit")
-TORCHRUN = Launch(launcher="torchrun", evidence="x", world_size=4, num_nodes=2, local_world_size=2, created=True)
-UNEVEN = Launch(
-    launcher="slurm", evidence="x", world_size=3, num_nodes=2, local_world_size=2, processes_a_node=(2, 1), created=True
+TORCHRUN = Launch(
+    launcher="torchrun", evidence="x", world_size=4, num_nodes=2, local_world_size=2, externally_created=True
 )
-MPI = Launch(launcher="mpi", evidence="x", world_size=4, num_nodes=None, local_world_size=2, created=True)
+UNEVEN = Launch(
+    launcher="slurm",
+    evidence="x",
+    world_size=3,
+    num_nodes=2,
+    local_world_size=2,
+    processes_a_node=(2, 1),
+    externally_created=True,
+)
+MPI = Launch(launcher="mpi", evidence="x", world_size=4, num_nodes=None, local_world_size=2, externally_created=True)
 
 
 def refusal(launch, *arguments):
@@ -31,7 +39,7 @@ def refusal(launch, *arguments):
         (MPI, ("--nodes", "2", "--devices", "2")),
         (MPI, ("--devices", "4")),  # not known to be wrong before all are there
         (Launch(), ("--devices", "7")),
-        (Launch(launcher="torchrun", world_size=2, elastic="--nnodes 1:2", created=True), ("--nodes", "2")),
+        (Launch(launcher="torchrun", world_size=2, elastic="--nnodes 1:2", externally_created=True), ("--nodes", "2")),
     ],
 )
 def test_what_fits_or_may_fit(launch, arguments):
@@ -61,7 +69,7 @@ def test_what_to_type_instead():
     assert "--nodes 2 --devices 2, or leave both out" in error.instead
     assert "torchrun --nnodes 2 --nproc-per-node 4 launch/fit.py" in error.instead
     assert "2 nodes with 2 and 1 processes" in refusal(UNEVEN, "--devices", "2").found
-    one_task = Launch(launcher="slurm", evidence="x", processes_a_node=(1,), created=True)
+    one_task = Launch(launcher="slurm", evidence="x", processes_a_node=(1,), externally_created=True)
     assert "--launcher local" in refusal(one_task, "--devices", "2").instead
 
 

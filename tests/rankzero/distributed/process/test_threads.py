@@ -23,7 +23,9 @@ def members(*cores, machines=None, quotas=None):
 
 def chosen(everyone, rank=0, **environ):
     local = sum(member.boot == everyone[rank].boot for member in everyone)
-    launch = Launch(launcher="slurm", rank=rank, world_size=len(everyone), local_world_size=local, created=True)
+    launch = Launch(
+        launcher="slurm", rank=rank, world_size=len(everyone), local_world_size=local, externally_created=True
+    )
     threads = choose_threads(launch, everyone, environ)
     return threads.count, threads.reason
 
@@ -85,7 +87,7 @@ def test_pbs_sets_the_cores_of_a_chunk_which_its_ranks_divide():
 
 def alone(local_ranks, launcher="torchrun", cores="0-11"):
     """The choice of one of several ranks that does not know the others yet."""
-    launch = Launch(launcher=launcher, world_size=local_ranks, local_world_size=local_ranks, created=True)
+    launch = Launch(launcher=launcher, world_size=local_ranks, local_world_size=local_ranks, externally_created=True)
     return choose_threads(launch, members(cores), {})
 
 

@@ -30,7 +30,9 @@ def port():
 
 def launches(port, count=4, nodes=2, **more):
     each = count // nodes
-    whole = Launch(launcher="env", world_size=count, num_nodes=nodes, port=port, key="k", created=True, **more)
+    whole = Launch(
+        launcher="env", world_size=count, num_nodes=nodes, port=port, key="k", externally_created=True, **more
+    )
     return [
         replace(whole, rank=rank, local_rank=rank % each, node_rank=rank // each, local_world_size=each)
         for rank in range(count)
@@ -86,7 +88,7 @@ def test_ranks_are_handed_out_host_by_host(port):
     tasks = [
         Launch(
             launcher="pbs", rank=None, local_rank=None, world_size=4, local_world_size=None, num_nodes=2,
-            node_rank=node, order=order, port=port, key="k", created=True,
+            node_rank=node, order=order, port=port, key="k", externally_created=True,
         )
         for node, order in orders
     ]  # fmt: skip
@@ -221,7 +223,7 @@ def test_more_processes_than_were_told(port):
     tasks = [
         Launch(
             launcher="pbs", rank=None, local_rank=None, world_size=2, local_world_size=None, num_nodes=1,
-            node_rank=0, order=order, port=port, key="k", created=True,
+            node_rank=0, order=order, port=port, key="k", externally_created=True,
         )
         for order in range(4)
     ]  # fmt: skip
@@ -231,7 +233,7 @@ def test_more_processes_than_were_told(port):
 
 
 def test_machines_of_one_name_are_told_apart():
-    launch = Launch(world_size=2, created=True, num_nodes=None)
+    launch = Launch(world_size=2, externally_created=True, num_nodes=None)
     there = [members.Peer(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
     assert members.completed(launch, there[1], there)[0].num_nodes == 2
 

@@ -174,10 +174,10 @@ def test_callbacks_that_compare_equal_are_told_apart():
     def observe(ours):
         first, second = EqualToAll(), EqualToAll()
 
-        def exchange(callback, trainer, module):
+        def all_gather_object(callback, trainer, module):
             trainer.callbacks[trainer.callbacks.index(first)] = second
 
-        train(ours, Net(), [first, AtBatch(exchange)], max_epochs=1)
+        train(ours, Net(), [first, AtBatch(all_gather_object)], max_epochs=1)
         return first.seen, second.seen
 
     assert observe(True) == observe(False) and observe(True)[1]
