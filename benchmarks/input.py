@@ -39,7 +39,7 @@ def ours(folder: Path) -> Iterable[Any]:
     module = CIFAR10(root=str(folder), verify=False, batch_size=BATCH)
     module.prepare_data()
     module.setup("fit")
-    loader: Iterable[Any] = SamplingPlan(rank=0, world_size=1, seed=0).apply(  # type: ignore[assignment]
+    loader: Iterable[Any] = SamplingPlan(rank=0, world_size=1, seed=0).wrap(  # type: ignore[assignment]
         module.train_dataloader(), training=True
     )
     return loader

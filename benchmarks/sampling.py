@@ -40,9 +40,9 @@ class Virtual(Dataset[int]):
 
 def ours(count: int, start: int = 0) -> Iterable[torch.Tensor]:
     """A user's loader as the run reads it, on rank 3 of 8, from a sample on."""
-    sharding = SamplingPlan(rank=3, world_size=WORLD, seed=0)
-    sharding.start = [Position(0, start // (BATCH * WORLD), start)]
-    loader: Iterable[torch.Tensor] = sharding.apply(  # type: ignore[assignment]
+    plan = SamplingPlan(rank=3, world_size=WORLD, seed=0)
+    plan.start = [Position(0, start // (BATCH * WORLD), start)]
+    loader: Iterable[torch.Tensor] = plan.wrap(  # type: ignore[assignment]
         DataLoader(Virtual(count), batch_size=BATCH, shuffle=True), training=True
     )
     return loader

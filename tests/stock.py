@@ -133,10 +133,10 @@ def train(ours, module, callbacks=(), loaders=None, val_loaders=None, **settings
     """Trains with our loop or with Lightning's own, and returns all that comes of it."""
     torch.manual_seed(5)
     curves, loaders = Curves(), loaders or Loaders()
-    sharding = SamplingPlan(micro_batches=settings.get("accumulate_grad_batches", 1))
+    plan = SamplingPlan(micro_batches=settings.get("accumulate_grad_batches", 1))
     settings = {"max_epochs": 2, "log_every_n_steps": 2, "accelerator": "cpu", **settings}
     if ours:
-        settings["strategy"] = OneProcess(sharding, device="cpu")
+        settings["strategy"] = OneProcess(plan, device="cpu")
     with as_before():
         trainer = Trainer(
             logger=curves,
@@ -148,7 +148,7 @@ def train(ours, module, callbacks=(), loaders=None, val_loaders=None, **settings
             **settings,
         )
         if ours:
-            trainer.callbacks.insert(0, install(trainer, sharding))
+            trainer.callbacks.insert(0, install(trainer, plan))
         trainer.fit(module, train_dataloaders=loaders(), val_dataloaders=(val_loaders or Loaders(2 * SIZE))())
     metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
     counts = trainer.fit_loop.state_dict()

@@ -45,12 +45,12 @@ class CannotStart(ValueError):  # noqa: N818 - it is what a person reads
     """Nothing was started; the message says why, and what to do.
 
     Attributes:
-        told: Whether another process tells it; None where nobody has asked, and rank zero tells it.
-        own: Whether this process alone may have found it, so that rank zero's message does not say it.
+        reported_elsewhere: Whether another process tells it; None where nobody has asked, and rank zero tells it.
+        local_only: Whether this process alone may have found it, so that rank zero's message does not say it.
     """
 
-    told: bool | None = None
-    own = False
+    reported_elsewhere: bool | None = None
+    local_only = False
 
 
 class RequestError(CannotStart):

@@ -29,7 +29,7 @@ class Arguments:
     Args:
         command: The command that was read.
         values: LightningCLI key, or own flag -> value, for what was given; the command line wins over config files.
-        given: Which of `model` and `data` were given, by flag or config file.
+        explicitly_set: Which of `model` and `data` were given, by flag or config file.
         explain: Whether only an explanation of what was detected is asked for.
         arguments: The command line for the LightningCLI.
         origins: Where each value comes from.
@@ -37,7 +37,7 @@ class Arguments:
 
     command: Command
     values: Mapping[str, Any]
-    given: frozenset[str] = frozenset()
+    explicitly_set: frozenset[str] = frozenset()
     explain: bool = False
     arguments: Sequence[str] = field(default_factory=list)
     origins: Origins = field(default_factory=Origins)
@@ -50,14 +50,14 @@ class Arguments:
     @property
     def requested_world(self) -> RequestedWorld:
         """The processes that are asked for."""
-        own = {flag.name: self.get(flag.name) for flag in RUNNING if flag.key is None}
+        own = {flag.name: self.get(flag.name) for flag in RUNNING if flag.lightning_key is None}
         trainer = {key.removeprefix("trainer."): self.values[key] for key in self.values if key.startswith("trainer.")}
         return requested_world(own, trainer)
 
     def get(self, name: str) -> Any:
         """The value of a short flag as given, or its default."""
         flag = next(flag for flag in self.command.flags if flag.name == name)
-        return self.values.get(flag.key or flag.name, flag.default)
+        return self.values.get(flag.lightning_key or flag.name, flag.default)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -118,8 +118,8 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     for flag in command.flags:
         if (text := getattr(known, flag.name)) is not None:
             value = flag.value(text)
-            values[flag.key or flag.name] = value
-            translated.append(f"--{flag.key or flag.name}={value}")
+            values[flag.lightning_key or flag.name] = value
+            translated.append(f"--{flag.lightning_key or flag.name}={value}")
     if known.help_all:
         translated = ["--help"]
     origins = Origins(list(arguments), command.keys, files)
@@ -153,7 +153,7 @@ def _unexpected(command: Command, word: str, stands_first: bool) -> RequestError
 
 def _long_names(command: Command, rest: Sequence[str]) -> dict[str, Any]:
     """The values of flags that were given by their LightningCLI key, such as `--trainer.devices 2`."""
-    keys = {flag.key for flag in command.flags if flag.key}
+    keys = {flag.lightning_key for flag in command.flags if flag.lightning_key}
     values = {}
     for i, token in enumerate(rest):
         name, equals, text = token.removeprefix("--").partition("=")

@@ -51,12 +51,12 @@ class Command:
     @property
     def own_flags(self) -> list[Flag]:
         """The flags that are arguments of our own, not other names for Lightning's."""
-        return [flag for flag in self.flags if flag.key is None]
+        return [flag for flag in self.flags if flag.lightning_key is None]
 
     @property
     def keys(self) -> dict[str, str]:
         """Every name of a short flag -> the LightningCLI key that it is, or its own name."""
-        return {name: flag.key or flag.name for flag in self.flags for name in (flag.name, *flag.aliases)}
+        return {name: flag.lightning_key or flag.name for flag in self.flags for name in (flag.name, *flag.aliases)}
 
     def help(self) -> str:
         """The help: one screen."""

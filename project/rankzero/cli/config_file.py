@@ -32,8 +32,8 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
         for name in {flag.name, *flag.aliases} & translated.keys():
             value = translated.pop(name)
             if value is not None:
-                _put(translated, flag.key or flag.name, flag.value(str(value)))
-    keys = [*(flag.key or flag.name for flag in command.flags), "model", "data"]
+                _put(translated, flag.lightning_key or flag.name, flag.value(str(value)))
+    keys = [*(flag.lightning_key or flag.name for flag in command.flags), "model", "data"]
     values = {key: value for key in keys if (value := _get(translated, key)) is not None}
     unchanged = translated == content
     return path if unchanged else yaml.safe_dump(translated, sort_keys=False), values

@@ -39,7 +39,7 @@ class Flag:
         read: Reads its value from text, or raises a ValueError that says what would have been right.
         help: Its meaning, in one line.
         example: A value that is right, for error messages.
-        key: The LightningCLI key that it is another name for.
+        lightning_key: The LightningCLI key that it is another name for.
         aliases: Further names.
         default: What it is when nobody says.
     """
@@ -49,7 +49,7 @@ class Flag:
     read: Callable[[str], Any]
     help: str
     example: str
-    key: str | None = None
+    lightning_key: str | None = None
     aliases: tuple[str, ...] = ()
     default: Any = None
 
@@ -65,8 +65,8 @@ class Flag:
 
 
 RUNNING = (
-    Flag("nodes", "N", positive_int, "machines", "2", key="trainer.num_nodes"),
-    Flag("devices", "N", positive_int, "processes a machine, each on a GPU or on the CPU", "2", key="trainer.devices"),
+    Flag("nodes", "N", positive_int, "machines", "2", lightning_key="trainer.num_nodes"),
+    Flag("devices", "N", positive_int, "processes a machine, each on a GPU or on the CPU", "2", lightning_key="trainer.devices"),
     Flag(
         "launcher",
         "NAME",
@@ -87,7 +87,7 @@ RUNNING = (
         choice("auto", "cpu", "gpu", "cuda", "mps"),
         "auto, cpu, gpu",
         "cpu",
-        key="trainer.accelerator",
+        lightning_key="trainer.accelerator",
     ),
     Flag(
         "precision",
@@ -95,7 +95,7 @@ RUNNING = (
         choice("32", "64", "16-mixed", "bf16-mixed", "16-true", "bf16-true"),
         "32, bf16-mixed, 16-mixed, ...",
         "bf16-mixed",
-        key="trainer.precision",
+        lightning_key="trainer.precision",
     ),
     Flag("batch_size", "N", positive_int, "samples a step on each device", "32"),
     Flag("global_batch_size", "N", positive_int, "samples a step over all devices; a resumed run keeps it", "128"),
@@ -130,7 +130,7 @@ TRAINING = (
         "name", "NAME", run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=NAMES
     ),
     Flag(
-        "epochs", "N", positive_int, "passes over the data", "10", key="trainer.max_epochs", aliases=("total_epochs",)
+        "epochs", "N", positive_int, "passes over the data", "10", lightning_key="trainer.max_epochs", aliases=("total_epochs",)
     ),
     Flag(
         "save_every",
@@ -190,7 +190,7 @@ TRAINING = (
         "yes",
         default="no",
     ),
-    Flag("seed", "N", seed_value, "seed of order, weights and augmentation", "0", key="seed_everything"),
+    Flag("seed", "N", seed_value, "seed of order, weights and augmentation", "0", lightning_key="seed_everything"),
     TRUST,
 )
 

@@ -62,7 +62,7 @@ class RankzeroCLI(LightningCLI):
                 arguments[name] = getattr(data, name, None)
         self.config_init = self._instantiate(config)
         self.model: LightningModule = self.config_init.model
-        own_loaders = is_overridden("train_dataloader", self.model) and "data" not in self.flags.given
+        own_loaders = is_overridden("train_dataloader", self.model) and "data" not in self.flags.explicitly_set
         self.datamodule = None if own_loaders else data
         self._add_configure_optimizers_method_to_model(None)
 

@@ -144,8 +144,8 @@ def with_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
     arguments = ["--config=" + dump_config(kept), *flags.arguments]
     name = f"the configuration stored in {checkpoint}"
     origins = replace(flags.origins, files=[(name, kept), *flags.origins.files], stored=name)
-    given = flags.given | ({"data"} & config.keys())
-    return replace(flags, arguments=arguments, given=given, origins=origins)
+    given = flags.explicitly_set | ({"data"} & config.keys())
+    return replace(flags, arguments=arguments, explicitly_set=given, origins=origins)
 
 
 def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:

@@ -96,7 +96,7 @@ class Coordinator:
             return store
         # Torchrun's store outlives its workers; but for a word, what an earlier attempt left in it is not ours.
         self._agents_store = store
-        return PrefixStore(f"rankzero {self.launch.key}", store)
+        return PrefixStore(f"rankzero {self.launch.world_id}", store)
 
     def _interface(self) -> str | None:
         """The interface that leads to the other machines."""
@@ -179,8 +179,8 @@ class Coordinator:
     def _refusal(self, refusals: Sequence[str | None], first: int, own: Exception | None) -> CannotStart:
         """The error that this rank raises: its own or the first, told by the lowest rank that found the same."""
         refusal = own if isinstance(own, CannotStart) else CannotStart(refusals[first])
-        refusal.told = own is None or refusals.index(str(own)) != self.launch.rank
-        if not refusal.told and not all(refusals):
+        refusal.reported_elsewhere = own is None or refusals.index(str(own)) != self.launch.rank
+        if not refusal.reported_elsewhere and not all(refusals):
             return told_by_this_rank(refusal, f"rank {self.launch.rank} on {self.members[first].host}")
         return refusal
 
@@ -218,8 +218,8 @@ class Coordinator:
     ) -> None:
         refused = isinstance(error, CannotStart)
         try:
-            if isinstance(error, CannotStart) and error.told is None:
-                error.told = self._is_told(str(error))
+            if isinstance(error, CannotStart) and error.reported_elsewhere is None:
+                error.reported_elsewhere = self._is_reported_elsewhere(str(error))
             elif isinstance(error, Exception) and lost_contact(error) and self._somebody_refused():
                 refused = True
                 raise told_elsewhere() from None
@@ -240,7 +240,7 @@ class Coordinator:
         ):
             mark_reported(error)
 
-    def _is_told(self, text: str) -> bool:
+    def _is_reported_elsewhere(self, text: str) -> bool:
         """Whether another rank tells this; otherwise it is this one's to tell."""
         if self._store is None:
             return False
@@ -273,14 +273,14 @@ class Coordinator:
 def told_by_this_rank(refusal: CannotStart, who: str) -> CannotStart:
     """The same refusal, with the rank that it is about: the others have nothing against it."""
     named = CannotStart(f"  {who}:\n{refusal}")
-    named.told = False
+    named.reported_elsewhere = False
     return named
 
 
 def told_elsewhere() -> CannotStart:
     """A refusal that another rank tells."""
     refusal = CannotStart("another rank cannot start")
-    refusal.told = True
+    refusal.reported_elsewhere = True
     return refusal
 
 

@@ -38,25 +38,25 @@ class Share:
     Args:
         samples: Of this rank.
         total: Of all ranks.
-        weight: By what this rank's mean loss is multiplied, so that the gradient, which is averaged over ranks and
+        loss_weight: By what this rank's mean loss is multiplied, so that the gradient, which is averaged over ranks and
             micro-batches alike, is that of the mean over the global batch.
-        part: By what a mean of this rank is multiplied, so that the mean over ranks is that over the micro-batch.
-        idle: Whether some rank gets an empty batch.
+        metric_weight: By what a mean of this rank is multiplied, so that the mean over ranks is that over the micro-batch.
+        has_empty_rank: Whether some rank gets an empty batch.
     """
 
     samples: int
     total: int
-    weight: float
-    part: float
-    idle: bool
+    loss_weight: float
+    metric_weight: float
+    has_empty_rank: bool
 
     @property
-    def nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether this rank gets an empty batch."""
-        return self.idle and not self.samples
+        return self.has_empty_rank and not self.samples
 
 
-EVEN = Share(samples=1, total=1, weight=1.0, part=1.0, idle=False)
+EVEN = Share(samples=1, total=1, loss_weight=1.0, metric_weight=1.0, has_empty_rank=False)
 """What a rank has that has as much as any other one."""
 
 
@@ -82,8 +82,8 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     Attributes:
         micro_batches: Batches an optimiser step; the last step may have fewer.
-        given: What has been handed out and not yet been trained on, a batch at a time.
-        pads: Whether a rank that has nothing draws one of the step's samples, to be given no weight, for what cannot do
+        in_flight: What has been handed out and not yet been trained on, a batch at a time.
+        padded: Whether a rank that has nothing draws one of the step's samples, to be given no weight, for what cannot do
             without a sample on every rank.
     """
 
@@ -108,13 +108,13 @@ class ElasticBatchSampler(Sampler[Indices]):
         self.device_batch_size = min(size, max_device_batch_size or size)
         self.micro_batches = -(-self.largest_share // self.device_batch_size)
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.pads = False
+        self.padded = False
         self.begun = False
-        self.given: deque[Positions] = deque()
+        self.in_flight: deque[Positions] = deque()
         self._dealt: dict[tuple[int, bool], list[Share]] = {}
         self._exhausted = False
-        self.origin = start or Position()
-        self.epoch = self.origin.epoch
+        self.start_position = start or Position()
+        self.epoch = self.start_position.epoch
 
     @property
     def sampler(self) -> "ElasticBatchSampler":
@@ -125,38 +125,38 @@ class ElasticBatchSampler(Sampler[Indices]):
         """Turns to another epoch, at its beginning."""
         if epoch != self.epoch:
             self.epoch, self._exhausted = epoch, False
-            self.origin = Position(epoch)
+            self.start_position = Position(epoch)
 
     @property
     def is_patched(self) -> bool:
         """Whether this epoch has another number of steps than others: it began with another global batch."""
-        return self.origin.samples != self.origin.step * self.global_batch_size
+        return self.start_position.samples != self.start_position.step * self.global_batch_size
 
     @property
     def steps(self) -> int:
         """Optimiser steps in this epoch."""
-        whole, rest = divmod(self.count - self.origin.samples, self.global_batch_size)
-        return self.origin.step + whole + (rest > 0 and not self.drop_last)
+        whole, rest = divmod(self.count - self.start_position.samples, self.global_batch_size)
+        return self.start_position.step + whole + (rest > 0 and not self.drop_last)
 
     @property
     def first_batch(self) -> int:
         """The batch at which this epoch begins; 0 but for a run that is carried on within it."""
-        return self.origin.step * self.micro_batches
+        return self.start_position.step * self.micro_batches
 
     @property
-    def cycle_began_at(self) -> int:
+    def pass_began_at(self) -> int:
         """Batches of the epoch in earlier rounds, for a loader that goes round."""
-        return self.origin.cycle and self.origin.cycle * len(self)
+        return self.start_position.cycle and self.start_position.cycle * len(self)
 
     def __len__(self) -> int:
         """Batches in this epoch, the same on every rank."""
-        if self.steps <= self.origin.step:
+        if self.steps <= self.start_position.step:
             return self.first_batch
         return (self.steps - 1) * self.micro_batches + len(self._shares(self._size(self.steps - 1)))
 
     def order(self) -> Callable[[Positions], Positions]:
         """The order of this epoch: from positions to samples."""
-        return Permutation(self.count, self.seed, self.epoch, self.origin.cycle) if self.shuffle else np.copy
+        return Permutation(self.count, self.seed, self.epoch, self.start_position.cycle) if self.shuffle else np.copy
 
     def consumed(self, batches: int) -> int:
         """Samples of this epoch's order that are used behind so many batches, also within a step."""
@@ -169,7 +169,7 @@ class ElasticBatchSampler(Sampler[Indices]):
     def position(self, batches: int) -> Position:
         """Where the run is behind the last step that is done after so many batches of this epoch."""
         step = batches // self.micro_batches if batches < len(self) else self.steps
-        return Position(self.epoch, step, min(self.count, self._first(step)), self.origin.cycle)
+        return Position(self.epoch, step, min(self.count, self._first(step)), self.start_position.cycle)
 
     def share(self, batch: int) -> Share:
         """What this rank has of a batch."""
@@ -202,7 +202,7 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def samples_in(self, batch: int) -> int:
         """Samples in a batch over all ranks, counted through all rounds of the epoch."""
-        step, micro_batch = divmod(batch - self.cycle_began_at, self.micro_batches)
+        step, micro_batch = divmod(batch - self.pass_began_at, self.micro_batches)
         size = self._size(step)
         if step < 0 or size <= 0 or (self.drop_last and size < self.global_batch_size):
             return 0
@@ -210,7 +210,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         return shares[micro_batch].total if micro_batch < len(shares) else 0
 
     def _first(self, step: int) -> int:
-        origin = self.origin
+        origin = self.start_position
         return origin.samples + (step - origin.step) * self.global_batch_size
 
     def _size(self, step: int) -> int:
@@ -219,7 +219,7 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def _shares(self, size: int) -> list[Share]:
         """How a step of `size` samples is dealt to this rank, a micro-batch at a time."""
-        shares = self._dealt.get((size, self.pads))
+        shares = self._dealt.get((size, self.padded))
         if shares is None:
             device, world = self.device_batch_size, self.world_size
             active_ranks = self._takers(size)
@@ -230,9 +230,9 @@ class ElasticBatchSampler(Sampler[Indices]):
             for done in range(0, of_rank[0], device):
                 dealt = [min(device, max(0, samples - done)) for samples in of_rank]
                 mine, total = dealt[self.rank] * world, sum(dealt)
-                idle = not all(dealt) and not self.pads
+                idle = not all(dealt) and not self.padded
                 shares.append(Share(dealt[self.rank], total, mine * self.micro_batches / size, mine / total, idle))
-            self._dealt[size, self.pads] = shares
+            self._dealt[size, self.padded] = shares
         return shares
 
     def _takers(self, size: int) -> int:
@@ -240,7 +240,7 @@ class ElasticBatchSampler(Sampler[Indices]):
 
         Batch norm cannot do with a single one.
         """
-        if self.pads or size >= min(2 * self.world_size, self.global_batch_size):
+        if self.padded or size >= min(2 * self.world_size, self.global_batch_size):
             return self.world_size
         return max(1, size // 2, -(-size // self.largest_share))
 
@@ -251,14 +251,14 @@ class ElasticBatchSampler(Sampler[Indices]):
     def arrays(self) -> Iterator[Positions]:
         """The samples of each batch of this rank; what comes of `__iter__`, as arrays."""
         if self._exhausted:
-            self._exhausted, self.origin = False, Position(self.epoch, cycle=self.origin.cycle + 1)
+            self._exhausted, self.start_position = False, Position(self.epoch, cycle=self.start_position.cycle + 1)
         self.begun = True
-        self.given = deque()
-        return self._batches(self.given)
+        self.in_flight = deque()
+        return self._batches(self.in_flight)
 
     def _batches(self, given: deque[Positions]) -> Iterator[Positions]:
         order = self.order()
-        whole = self.global_batch_size if self.micro_batches == 1 and not self.pads else 0
+        whole = self.global_batch_size if self.micro_batches == 1 and not self.padded else 0
         for first, size, row in self._rows(order):
             if size == whole:
                 given.append(row)
@@ -267,7 +267,7 @@ class ElasticBatchSampler(Sampler[Indices]):
             for number in range(len(self._shares(size))):
                 drawn = row[number * self.device_batch_size : (number + 1) * self.device_batch_size]
                 given.append(drawn)
-                if self.pads and not drawn.size:
+                if self.padded and not drawn.size:
                     drawn = order(np.array([first + self.rank % size]))
                 yield drawn
         self._exhausted = True
@@ -275,9 +275,9 @@ class ElasticBatchSampler(Sampler[Indices]):
     def _rows(self, order: Callable[[Positions], Positions]) -> Iterator[tuple[int, int, Positions]]:
         """For each step its first position, its size, and the samples of this rank."""
         size, mine = self.global_batch_size, self._share_of(self.global_batch_size)
-        whole = self.origin.step + (self.count - self.origin.samples) // size
+        whole = self.start_position.step + (self.count - self.start_position.samples) // size
         block = max(1, BLOCK // max(1, mine.size))
-        for step in range(self.origin.step, whole, block):
+        for step in range(self.start_position.step, whole, block):
             firsts = self._first(step) + size * np.arange(min(block, whole - step))
             for first, row in zip(firsts.tolist(), order(firsts[:, None] + mine), strict=True):
                 yield first, size, row

@@ -16,7 +16,7 @@ from rankzero.sampling.batch_sampler import EVEN, ElasticBatchSampler, Share
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.indices import Indices
 from rankzero.sampling.permutation import Positions, epoch_key
-from rankzero.sampling.seeded_dataset import Reading
+from rankzero.sampling.seeded_dataset import SeededDataset
 from rankzero.sampling.workers import IgnoreStopSignals, blocked_signals
 
 AHEAD_BYTES = 2**18
@@ -55,7 +55,7 @@ class ManagedLoader(DataLoader[Any]):
         own: dict[str, Any] = {"_users": loader, "batch_sampler": batches, "_broadcast": broadcast, "_read": deque()}
         vars(self).update({**vars(loader), **own})
         self.__class__ = _class_like(type(loader))  # type: ignore[arg-type]
-        reading = Reading(loader.dataset, gathers=loader.collate_fn is default_collate)
+        reading = SeededDataset(loader.dataset, gathers=loader.collate_fn is default_collate)
         self._reader = copy.copy(loader)
         vars(self._reader).update(
             dataset=reading,
@@ -125,7 +125,7 @@ class ManagedLoader(DataLoader[Any]):
     def _read_here(self) -> Iterator[Any]:
         """What a DataLoader without loader processes returns."""
         reading, order = self._reader.dataset, self.batch_sampler
-        assert isinstance(reading, Reading)
+        assert isinstance(reading, SeededDataset)
         if reading.reads_ahead and isinstance(order, ElasticBatchSampler):
             batches = read_ahead(reading, order.arrays(), epoch_key(order.seed, order.epoch))
         elif reading.gathers_rows and isinstance(order, ElasticBatchSampler):
@@ -137,7 +137,7 @@ class ManagedLoader(DataLoader[Any]):
     def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(reader, self.batch_sampler.first_batch):
             share = self.batch_sampler.share(number)
-            if share.idle:
+            if share.has_empty_rank:
                 # Rank zero always has something; the others learn from it what an empty batch looks like.
                 empty = self._broadcast(None if batch is None else emptied(batch))
                 batch = empty if batch is None else batch
@@ -157,7 +157,7 @@ def _class_like(kind: type["DataLoader[Any]"]) -> type[ManagedLoader]:
         return ManagedLoader
 
 
-def read_ahead(reading: Reading, batches: Iterator[Positions], key: int) -> Iterator[Any]:
+def read_ahead(reading: SeededDataset, batches: Iterator[Positions], key: int) -> Iterator[Any]:
     """Reads as many batches at once as are small together, and gives them out one by one.
 
     To gather thirty numbers costs what it costs to gather thousands.

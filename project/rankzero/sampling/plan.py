@@ -37,7 +37,7 @@ class SamplingPlan:
         training: The orders of the training samples, one for each loader whose order is ours.
         data: The fingerprint of the training data.
         evaluated: The orders of the evaluation loaders, but for those whose order is not ours.
-        foreign: Training loaders beside them whose order is somebody else's.
+        unmanaged_loaders: Training loaders beside them whose order is somebody else's.
         loads_training: Whether training loaders are being set up; None where the loop does not say.
         is_uneven: Whether some rank evaluates more samples than another.
     """
@@ -57,7 +57,7 @@ class SamplingPlan:
     training: list[ElasticBatchSampler] = field(default_factory=list, init=False)
     data: dict[str, str] = field(default_factory=dict, init=False)
     evaluated: list[EvaluationBatchSampler] = field(default_factory=list, init=False)
-    foreign: int = field(default=0, init=False)
+    unmanaged_loaders: int = field(default=0, init=False)
     loads_training: bool | None = field(default=None, init=False)
     is_uneven: bool = field(default=False, init=False)
     _loader_sizes: dict[int, int | None] = field(default_factory=dict, init=False)
@@ -70,9 +70,9 @@ class SamplingPlan:
     @property
     def only_order(self) -> ElasticBatchSampler | None:
         """The order of the only training loader there is; None where there are several, or it is not ours."""
-        return self.training[0] if len(self.training) + self.foreign == 1 and self.training else None
+        return self.training[0] if len(self.training) + self.unmanaged_loaders == 1 and self.training else None
 
-    def apply(
+    def wrap(
         self,
         loader: object,
         training: bool,
@@ -93,13 +93,13 @@ class SamplingPlan:
         if isinstance(loader, ManagedLoader):  # what `trainer.train_dataloader` returned
             loader = loader.users_loader
         if training and self.training and self.training[0].begun:  # Lightning asks for the loaders anew
-            self.training, self.foreign = [], 0
+            self.training, self.unmanaged_loaders = [], 0
         reason = _not_ours(loader)
         if reason:
             if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, IgnoreStopSignals):
                 loader.worker_init_fn = IgnoreStopSignals(loader.worker_init_fn)
             if training:
-                self.foreign += 1
+                self.unmanaged_loaders += 1
                 self._pad(pads)
             rank_zero_warn(
                 f"rankzero: the order of the {'training' if training else 'evaluation'} samples is left to {reason}: "
@@ -142,10 +142,10 @@ class SamplingPlan:
 
     def _pad(self, pads: str | None) -> None:
         """Has every rank read a sample in every step, for what cannot do without one."""
-        if len(self.training) + self.foreign > 1:
+        if len(self.training) + self.unmanaged_loaders > 1:
             pads = "several training loaders"
         for order in self.training:
-            order.pads = bool(pads)
+            order.padded = bool(pads)
         if pads and any(order.leaves_idle() for order in self.training):
             rank_zero_warn(
                 f"rankzero: some steps have fewer samples than there are processes, and {pads} cannot do without a "

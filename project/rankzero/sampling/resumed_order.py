@@ -9,11 +9,11 @@ from rankzero.sampling.plan import SamplingPlan
 _ANEW = "--resume never to start anew"
 
 
-def resume_order(sharding: SamplingPlan, manifest: dict[str, Any], run: str, accepts_another_batch: bool) -> str | None:
+def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts_another_batch: bool) -> str | None:
     """Has a run that is carried on keep its order: global batch, seed and data; another one would repeat samples.
 
     Args:
-        sharding: The order, before any loader has been seen.
+        plan: The order, before any loader has been seen.
         manifest: What the checkpoint says of itself.
         run: The run's name.
         accepts_another_batch: Whether another global batch is accepted.
@@ -26,36 +26,36 @@ def resume_order(sharding: SamplingPlan, manifest: dict[str, Any], run: str, acc
     """
     kept = (manifest.get("rankzero") or {}).get("order")
     if not kept:
-        sharding.start = [Position(manifest["epoch"])] if manifest.get("epoch") else []
+        plan.start = [Position(manifest["epoch"])] if manifest.get("epoch") else []
         return None
     try:
-        seed, sizes, sharding.kept_data = (
+        seed, sizes, plan.kept_data = (
             int(kept["seed"]),
             [int(size) for size in kept["global_batch_sizes"]],
             kept["data"],
         )
-        sharding.start = [Position(**position) for position in kept["positions"]]
+        plan.start = [Position(**position) for position in kept["positions"]]
         first = sizes[0]
     except (LookupError, TypeError, ValueError) as error:
         found = f"the order of samples that it was saved in is not whole ({error!r})"
         raise RequestError("to carry on from this checkpoint", found, f"another one, or {_ANEW}") from None
-    if sharding.seed != seed:
-        raise RequestError(f"--seed {sharding.seed}", f"run {run} carries on with {seed}", f"--seed {seed}, or {_ANEW}")
+    if plan.seed != seed:
+        raise RequestError(f"--seed {plan.seed}", f"run {run} carries on with {seed}", f"--seed {seed}, or {_ANEW}")
     if accepts_another_batch:
         if len(sizes) > 1:  # loaders that would not stay side by side
-            sharding.start = [Position(position.epoch) for position in sharding.start]
+            plan.start = [Position(position.epoch) for position in plan.start]
         return None
-    sharding.kept_sizes = sizes
-    if sharding.global_batch_size not in (None, first):
+    plan.kept_sizes = sizes
+    if plan.global_batch_size not in (None, first):
         raise RequestError(
-            f"--global_batch_size {sharding.global_batch_size}",
+            f"--global_batch_size {plan.global_batch_size}",
             f"run {run} carries on with {first}",
             f"--global_batch_size {first}, or --accept_changed global_batch_size to change it, or {_ANEW}",
         )
-    asked = (sharding.batch_size or 0) * sharding.world_size * sharding.micro_batches
+    asked = (plan.batch_size or 0) * plan.world_size * plan.micro_batches
     if asked in (0, first):
         return None
     return (
-        f"--batch_size {sharding.batch_size} would be {asked:,} samples a step; run {run} carries on with {first:,}, "
+        f"--batch_size {plan.batch_size} would be {asked:,} samples a step; run {run} carries on with {first:,}, "
         "or else with --accept_changed global_batch_size"
     )

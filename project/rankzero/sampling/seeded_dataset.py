@@ -12,7 +12,7 @@ from rankzero.sampling.indices import Indices
 from rankzero.sampling.permutation import Positions
 
 
-class Reading(Dataset[Any]):
+class SeededDataset(Dataset[Any]):
     """A data set, read with the generators seeded for each sample: the same crop in any worker, process or attempt.
 
     A data set with `__getitems__` is read a batch at a time, with the generators seeded for the batch; what it draws

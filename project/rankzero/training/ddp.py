@@ -68,13 +68,13 @@ class DataParallel(RunStrategy, DDPStrategy):
     """One process a device, gradients averaged by DistributedDataParallel.
 
     Args:
-        sharding: The order of samples.
+        plan: The order of samples.
         coordinator: All processes.
         arguments: The strategy's.
     """
 
-    def __init__(self, sharding: SamplingPlan, coordinator: Coordinator, **arguments: Any) -> None:
-        super().__init__(sharding=sharding, **arguments)
+    def __init__(self, plan: SamplingPlan, coordinator: Coordinator, **arguments: Any) -> None:
+        super().__init__(plan=plan, **arguments)
         self._forward_redirection = _Redirection()
         self.coordinator = coordinator
         self._apart = False
@@ -131,15 +131,15 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Trains; where some rank has nothing, without DDP, in whose passes every rank would have to take part."""
-        if not self.share.idle:
-            self._part = self.share.part
+        if not self.share.has_empty_rank:
+            self._part = self.share.metric_weight
             try:
                 if type(self.precision_plugin) is Precision:  # whose context does nothing
                     return self._forward_redirection(self.model, self._module, "training_step", *args, **kwargs)  # type: ignore[arg-type]
                 return super().training_step(*args, **kwargs)
             finally:
                 self._part = 1.0
-        if self.share.nothing:
+        if self.share.is_empty:
             return torch.zeros((), device=self.root_device, requires_grad=True)  # a loss that leads nowhere
         with self.precision_plugin.train_step_context():
             return self._alone(self._module.training_step, *args, **kwargs)
@@ -147,7 +147,7 @@ class DataParallel(RunStrategy, DDPStrategy):
     def post_backward(self, closure_loss: Tensor) -> None:
         """Averages the gradients where DDP has not. All ranks must call."""
         super().post_backward(closure_loss)
-        if self.share.idle and not self._module.trainer.fit_loop._should_accumulate():
+        if self.share.has_empty_rank and not self._module.trainer.fit_loop._should_accumulate():
             average_gradients(self._module.parameters(), self.coordinator.launch.world_size)
 
     def on_validation_start(self) -> None:
@@ -184,11 +184,11 @@ class DataParallel(RunStrategy, DDPStrategy):
     def _step_of(self, loader: object, step: Any, *args: Any) -> Any:
         """Takes a step, but on a rank that has nothing."""
         self.share = loader.next_share() if isinstance(loader, ManagedLoader) else EVEN
-        return None if self.share.nothing else self._alone(step, *args)
+        return None if self.share.is_empty else self._alone(step, *args)
 
     def _alone(self, step: Any, *args: Any, **kwargs: Any) -> Any:
         """Takes a step that not all ranks may take."""
-        self._apart = self.share.idle
+        self._apart = self.share.has_empty_rank
         try:
             return step(*args, **kwargs)
         finally:

@@ -26,7 +26,7 @@ from rankzero.training.strategies import RunStrategy
 class EpochLoop(_TrainingEpochLoop):
     """The loop over the batches of an epoch."""
 
-    sharding: SamplingPlan
+    plan: SamplingPlan
     listeners: Subscribers
 
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
@@ -60,7 +60,7 @@ class EpochLoop(_TrainingEpochLoop):
 
     def reset(self) -> None:
         """Moves to the position of the checkpoint, or to the beginning of an epoch."""
-        within, order = self.trainer.fit_loop.restarted_mid_epoch, self.sharding.order
+        within, order = self.trainer.fit_loop.restarted_mid_epoch, self.plan.order
         # Lightning counts an epoch that `max_steps` cut short as done, and continues with its next batch all the same.
         cut_short = bool(self.batches_done) and not self.is_complete
         if not self.is_resuming or (not order and (within or cut_short)):

@@ -19,12 +19,12 @@ from rankzero.training.hooks import HookBridge, LoopHooks, Subscribers
 from rankzero.training.strategies import RunStrategy
 
 
-def install(trainer: Trainer, sharding: SamplingPlan) -> "HookBridge":
+def install(trainer: Trainer, plan: SamplingPlan) -> "HookBridge":
     """Puts the loops in the place of Lightning's; returns the callback that calls their hooks, for the first place."""
     theirs = trainer.fit_loop
     ours = FitLoop(trainer, theirs.min_epochs, theirs.max_epochs)
     ours.epoch_loop = EpochLoop(trainer, theirs.epoch_loop.min_steps, theirs.epoch_loop.max_steps)
-    ours.sharding = ours.epoch_loop.sharding = sharding
+    ours.plan = ours.epoch_loop.plan = plan
     trainer.fit_loop = ours
     if isinstance(trainer.strategy, RunStrategy):
         trainer.strategy.before_idle_step = ours.epoch_loop.results.reduce
@@ -41,7 +41,7 @@ def fit_loop_of(trainer: Trainer) -> "FitLoop":
 class FitLoop(_FitLoop):
     """The loop over epochs."""
 
-    sharding: SamplingPlan
+    plan: SamplingPlan
     epoch_loop: EpochLoop
     caller: HookBridge
 
@@ -71,14 +71,14 @@ class FitLoop(_FitLoop):
     @property
     def place(self) -> Position | int:
         """How far the run has come within its epochs."""
-        return self.position_of(self.sharding.order) if self.sharding.order else self.epochs_done
+        return self.position_of(self.plan.order) if self.plan.order else self.epochs_done
 
     def position_of(self, order: ElasticBatchSampler) -> Position:
         """How far an order has come, as a checkpoint of this moment has to say."""
         batches = self.epoch_loop.batches_done
         cut_short = order.epoch == self.epochs_done - 1 and not self.epoch_loop.is_complete
         if batches and (self.is_within_epoch or cut_short):
-            return order.position(batches - order.cycle_began_at)
+            return order.position(batches - order.pass_began_at)
         return Position(self.epochs_done)
 
     def run(self) -> None:
@@ -94,24 +94,24 @@ class FitLoop(_FitLoop):
 
     def setup_data(self) -> None:
         before = self._combined_loader
-        self.sharding.loads_training = True
+        self.plan.loads_training = True
         try:
             super().setup_data()
         finally:
-            self.sharding.loads_training = False
-        if self._combined_loader not in (None, before) and not self.sharding.start:
+            self.plan.loads_training = False
+        if self._combined_loader not in (None, before) and not self.plan.start:
             for loader in self._combined_loader.flattened:  # a finder has them made anew in an epoch's first hook
                 _set_sampler_epoch(loader, self.epochs_done)
 
     def reset(self) -> None:
         """Turns the counts of epochs to where a checkpoint left off, wherever in Lightning's hooks it was saved."""
-        order = self.sharding.order
+        order = self.plan.order
         if self.is_trial or not (self.is_resuming and order):
             super().reset()
             return
         torch.set_grad_enabled(True)
-        done = order.origin.epoch
-        begun = done + (order.origin.step > 0)
+        done = order.start_position.epoch
+        begun = done + (order.start_position.step > 0)
         for counts in (self.epoch_progress.current, self.epoch_progress.total):
             vars(counts).update(ready=begun, started=begun, processed=done, completed=done)
         self._restart_stage = RestartStage.RESTARTED_MID_EPOCH if begun > done else RestartStage.NONE
@@ -132,10 +132,10 @@ class FitLoop(_FitLoop):
         complete = self.epoch_loop.is_complete
         super().on_advance_end()
         if not self.is_trial:
-            self.sharding.start = []  # loaders that are asked for anew begin at the beginning
+            self.plan.start = []  # loaders that are asked for anew begin at the beginning
         if not complete:
             return
-        order = self.sharding.order
+        order = self.plan.order
         if order and order.is_patched:  # the epochs to come have another length
             assert self._combined_loader is not None
             self._combined_loader.reset()

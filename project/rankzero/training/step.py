@@ -191,7 +191,7 @@ class OptimizerStep:
         self._is_quiet = self.hooks.have_no_observers
         if not self._is_quiet:
             self.hooks.call("on_after_backward")
-        if self.strategy.share.idle:  # otherwise DDP has averaged, and there is nothing to do
+        if self.strategy.share.has_empty_rank:  # otherwise DDP has averaged, and there is nothing to do
             self.strategy.post_backward(loss)
 
     def _has_own(self, method: str) -> bool:

@@ -25,13 +25,13 @@ class RunStrategy(Strategy):
     """What our strategies have in common: the run's order of samples takes the place of the loaders' own.
 
     Args:
-        sharding: The order of samples.
+        plan: The order of samples.
         arguments: The strategy's.
     """
 
-    def __init__(self, sharding: SamplingPlan, **arguments: Any) -> None:
+    def __init__(self, plan: SamplingPlan, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.sharding = sharding
+        self.plan = plan
         self.share = EVEN
         """This rank's share of the current batch."""
         self.before_idle_step: Callable[[], None] = lambda: None
@@ -44,12 +44,12 @@ class RunStrategy(Strategy):
 
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self._module.trainer
-        loads = self.sharding.loads_training  # a finder loads validation data while the stage is training
+        loads = self.plan.loads_training  # a finder loads validation data while the stage is training
         training = trainer.state.stage is RunningStage.TRAINING if loads is None else loads
-        loader = self.sharding.apply(dataloader, training, self.broadcast, self._pads() if training else None)
-        if training and self.sharding.order:
-            self._accumulate(self.sharding.order.micro_batches)
-            self._warn_of_single_samples(self.sharding.order)
+        loader = self.plan.wrap(dataloader, training, self.broadcast, self._pads() if training else None)
+        if training and self.plan.order:
+            self._accumulate(self.plan.order.micro_batches)
+            self._warn_of_single_samples(self.plan.order)
         return loader
 
     def _accumulate(self, micro_batches: int) -> None:
@@ -118,7 +118,7 @@ class RunStrategy(Strategy):
             self.share = loader.next_share() if isinstance(loader, ManagedLoader) else EVEN
         if len(loaders) > 1:  # none of them can say alone what a sample's part of the loss is
             self.share = EVEN
-        if self.share.idle:
+        if self.share.has_empty_rank:
             self.before_idle_step()
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -126,7 +126,7 @@ class RunStrategy(Strategy):
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """A loss by which the gradient is that of the mean over the global batch."""
-        return loss if self.share.weight == 1 else loss * self.share.weight
+        return loss if self.share.loss_weight == 1 else loss * self.share.loss_weight
 
     def part(self, value: Tensor, reduce_op: Any) -> Tensor:
         """What of a value of this step goes into its reduction over ranks; a mean is weighed by shares."""

@@ -36,8 +36,8 @@ def test_long_names_count_too():
 
 def test_defaults_stand_only_where_nothing_was_given():
     assert "--model=lightning_modules.ResNet" in read().arguments
-    assert read().given == frozenset()
-    assert read("--model", "my.Net").given == {"model"}
+    assert read().explicitly_set == frozenset()
+    assert read("--model", "my.Net").explicitly_set == {"model"}
     assert "--data=data_modules.Digits" in read("--model", "my.Net").arguments
 
 

@@ -23,7 +23,7 @@ def teams(monkeypatch):
         return Coordinator(rendezvous(replace(whole, rank=rank, local_rank=rank), 10), REQUESTED)
 
     with reserved_port() as port, ThreadPoolExecutor(3) as pool:
-        whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, key="k", externally_created=True)
+        whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, world_id="k", externally_created=True)
         made = list(pool.map(make, range(3)))
         yield made
         list(pool.map(lambda member: member.control_channel.leave(), made))
@@ -65,7 +65,7 @@ def test_what_all_refuse_is_told_by_rank_zero(teams):
 
     errors = each(teams, lambda member: member.run_on_all_ranks(refuse))
     assert all(isinstance(error, CannotStart) for error in errors)
-    assert [error.told for error in errors] == [False, True, True]
+    assert [error.reported_elsewhere for error in errors] == [False, True, True]
 
 
 def test_what_one_refuses_ends_all_and_is_told_by_that_one(teams):
@@ -75,7 +75,7 @@ def test_what_one_refuses_ends_all_and_is_told_by_that_one(teams):
         return rank(member)
 
     errors = each(teams, lambda member: member.run_on_all_ranks(lambda: work(member)))
-    assert [error.told for error in errors] == [True, False, True]
+    assert [error.reported_elsewhere for error in errors] == [True, False, True]
     assert "rank 1 on " in str(errors[1]) and "no such file here" in str(errors[1])
 
 
@@ -96,7 +96,7 @@ def test_a_late_refusal_is_told_once(teams):
             raise CannotStart("the same on every rank")
 
     errors = each(teams, refuse)
-    assert sorted(error.told for error in errors) == [False, True, True]
+    assert sorted(error.reported_elsewhere for error in errors) == [False, True, True]
 
 
 def test_who_loses_contact_to_one_that_refuses_is_silent(teams):
@@ -110,7 +110,7 @@ def test_who_loses_contact_to_one_that_refuses_is_silent(teams):
 
     errors = each(teams, work)
     assert all(isinstance(error, CannotStart) for error in errors)
-    assert [error.told for error in errors] == [True, False, True]
+    assert [error.reported_elsewhere for error in errors] == [True, False, True]
 
 
 def test_somebody_who_does_not_come_along(teams, monkeypatch):

@@ -52,8 +52,8 @@ def test_shares_say_what_is_dealt(world, count, size, limit):
         shares = [sampler.share(number) for sampler in samplers]
         assert [share.samples for share in shares] == [len(batch) for batch in batches]
         assert {share.total for share in shares} == {sum(map(len, batches))}
-        assert {share.idle for share in shares} == {not all(batches)}
-        assert sum(share.part for share in shares) == pytest.approx(world)
+        assert {share.has_empty_rank for share in shares} == {not all(batches)}
+        assert sum(share.metric_weight for share in shares) == pytest.approx(world)
     assert sum(samplers[0].samples_in(batch) for batch in range(len(samplers[0]) + 3)) == count
 
 
@@ -134,14 +134,14 @@ def test_what_cannot_do_without_a_sample_on_each_rank_gets_one_more_than_once(wo
     assert [len(batch) for batch in last] == [1] * world and len({batch[0] for batch in last}) == 1
     assert [sampler.share(len(sampler) - 1).weight for sampler in samplers] == [world] + [0] * (world - 1)
     assert not any(sampler.share(len(sampler) - 1).idle for sampler in samplers)
-    assert [sampler.given[-1].size for sampler in samplers] == [1] + [0] * (world - 1)
+    assert [sampler.in_flight[-1].size for sampler in samplers] == [1] + [0] * (world - 1)
 
 
 def test_a_loader_that_goes_round_while_a_longer_one_goes_on():
     sampler = ElasticBatchSampler(4, 2, shuffle=True, seed=1)
     rounds = [[i for batch in sampler for i in batch] for _ in range(3)]
     assert all(sorted(one) == [0, 1, 2, 3] for one in rounds) and len({tuple(one) for one in rounds}) > 1
-    assert sampler.cycle_began_at == 4 and sampler.position(1) == Position(0, 1, 2, cycle=2)
+    assert sampler.pass_began_at == 4 and sampler.position(1) == Position(0, 1, 2, cycle=2)
     carried_on = ElasticBatchSampler(4, 2, shuffle=True, seed=1, start=Position(0, 1, 2, cycle=1))
     assert [i for batch in carried_on for i in batch] == rounds[1][2:]
     assert [i for batch in carried_on for i in batch] == rounds[2]
@@ -150,9 +150,9 @@ def test_a_loader_that_goes_round_while_a_longer_one_goes_on():
 def test_what_was_handed_out_is_noted():
     sampler = ElasticBatchSampler(10, 4, shuffle=True)
     batches = list(sampler)
-    assert [given.tolist() for given in sampler.given] == [list(batch) for batch in batches]
+    assert [given.tolist() for given in sampler.in_flight] == [list(batch) for batch in batches]
     iter(sampler)
-    assert not sampler.given
+    assert not sampler.in_flight
 
 
 @given(st.integers(1, 6), counts, st.integers(2, 40))

@@ -28,7 +28,7 @@ def test_idle_says_which_batches_are_empty_somewhere(world, count, size):
     samplers = ranks(world, count, size)
     for number, batches in enumerate(zip(*samplers, strict=True)):
         shares = [one.share(number) for one in samplers]
-        assert [share.idle for share in shares] == [not all(batches)] * world
+        assert [share.has_empty_rank for share in shares] == [not all(batches)] * world
         assert [share.samples for share in shares] == [len(batch) for batch in batches]
         assert {share.total for share in shares} == {sum(map(len, batches))}
         assert batches[0], "rank zero always has something"

@@ -49,8 +49,8 @@ class Looks(BoringModel):
 def test_the_loader_that_a_module_sees_is_like_the_one_in_lightning(kind):
     def observe(ours):
         module, loader = Looks(), kind(torch.rand(12, 32), batch_size=4, shuffle=True)
-        sharding = SamplingPlan()
-        settings = {"strategy": OneProcess(sharding, device="cpu")} if ours else {}
+        plan = SamplingPlan()
+        settings = {"strategy": OneProcess(plan, device="cpu")} if ours else {}
         with as_before():
             trainer = Trainer(
                 accelerator="cpu",
@@ -63,7 +63,7 @@ def test_the_loader_that_a_module_sees_is_like_the_one_in_lightning(kind):
                 **settings,
             )
             if ours:
-                trainer.callbacks.insert(0, install(trainer, sharding))
+                trainer.callbacks.insert(0, install(trainer, plan))
             trainer.fit(module, loader)
         assert isinstance(trainer.train_dataloader, ManagedLoader) == ours
         return module.seen, getattr(loader, "count", None)
@@ -72,11 +72,11 @@ def test_the_loader_that_a_module_sees_is_like_the_one_in_lightning(kind):
 
 
 def test_a_loader_that_was_trained_on_may_be_given_again():
-    sharding = SamplingPlan(seed=1)
+    plan = SamplingPlan(seed=1)
     loader = Tagged(TensorDataset(torch.arange(12.0)), batch_size=4, shuffle=True)
-    once = sharding.apply(loader, training=True)
+    once = plan.wrap(loader, training=True)
     list(once)
-    again = sharding.apply(once, training=True)
+    again = plan.wrap(once, training=True)
     assert again.users_loader is loader
     assert sorted(torch.cat([batch[0] for batch in again]).tolist()) == list(range(12))
 

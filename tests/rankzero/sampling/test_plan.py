@@ -24,7 +24,7 @@ def drawn(loader):
 
 def test_the_runs_order_takes_the_place_of_the_loaders():
     loader = DataLoader(DATA, batch_size=8, shuffle=True)
-    ranks = [SamplingPlan(rank, 2).apply(loader, training=True) for rank in range(2)]
+    ranks = [SamplingPlan(rank, 2).wrap(loader, training=True) for rank in range(2)]
     batches = [drawn(loader) for loader in ranks]
     assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(100))
     assert all(len(batch) == 8 for rank in batches for batch in rank[:-1])
@@ -44,7 +44,7 @@ def test_what_else_the_loader_has_stays():
 
     with _replace_dunder_methods(DataLoader, "dataset"):  # Lightning makes loaders so
         loader = Loader(DATA, "mine", batch_size=8, collate_fn=collate, num_workers=1, persistent_workers=True)
-    ours = SamplingPlan(0, 2).apply(loader, training=False)
+    ours = SamplingPlan(0, 2).wrap(loader, training=False)
     assert ours.name == "mine" and ours.collate_fn is collate
     assert ours.num_workers == 1 and ours.persistent_workers and ours.batch_size == 8
     assert sorted(index for (batch,) in ours for index in batch.tolist()) == list(range(0, 100, 2))
@@ -52,14 +52,14 @@ def test_what_else_the_loader_has_stays():
 
 
 def test_not_shuffled_means_in_order():
-    assert drawn(SamplingPlan().apply(DataLoader(DATA, batch_size=50), training=True)) == [
+    assert drawn(SamplingPlan().wrap(DataLoader(DATA, batch_size=50), training=True)) == [
         [*range(50)],
         [*range(50, 100)],
     ]
 
 
 @pytest.mark.parametrize(
-    ("sharding", "size"),
+    ("plan", "size"),
     [
         (SamplingPlan(0, 2), 16),
         (SamplingPlan(0, 2, batch_size=5), 10),
@@ -72,9 +72,9 @@ def test_not_shuffled_means_in_order():
         (SamplingPlan(0, 2, global_batch_size=30, micro_batches=3), 30),
     ],
 )
-def test_the_global_batch_size(sharding, size):
-    sharding.apply(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
-    assert sharding.order.global_batch_size == size
+def test_the_global_batch_size(plan, size):
+    plan.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
+    assert plan.order.global_batch_size == size
 
 
 def test_arguments_by_place(monkeypatch):
@@ -82,7 +82,7 @@ def test_arguments_by_place(monkeypatch):
 
     with _replace_dunder_methods(DataLoader, "dataset"):
         loader = DataLoader(DATA, 32, True)
-    assert sorted(index for batch in drawn(SamplingPlan().apply(loader, training=True)) for index in batch) == [
+    assert sorted(index for batch in drawn(SamplingPlan().wrap(loader, training=True)) for index in batch) == [
         *range(100)
     ]
 
@@ -107,11 +107,11 @@ class Stream(IterableDataset):
 )
 def test_an_order_of_ones_own_is_left_alone_with_a_warning(loader, whose):
     with pytest.warns(UserWarning, match=f"{whose}.*not promised"):
-        assert SamplingPlan().apply(loader, training=True) is loader
+        assert SamplingPlan().wrap(loader, training=True) is loader
 
 
 @pytest.mark.parametrize(
-    ("sharding", "asked", "instead"),
+    ("plan", "asked", "instead"),
     [
         (SamplingPlan(batch_size=101), "--batch_size 101", "--batch_size 100, or less"),
         (
@@ -127,26 +127,26 @@ def test_an_order_of_ones_own_is_left_alone_with_a_warning(loader, whose):
         ),
     ],
 )
-def test_batches_that_cannot_be(sharding, asked, instead):
+def test_batches_that_cannot_be(plan, asked, instead):
     with pytest.raises(RequestError) as error:
-        sharding.apply(DataLoader(DATA, batch_size=8), training=True)
+        plan.wrap(DataLoader(DATA, batch_size=8), training=True)
     assert (error.value.asked, error.value.instead) == (asked, instead)
 
 
 def test_batches_of_which_none_is_whole():
     with pytest.raises(RequestError, match="100 training samples"):
-        SamplingPlan(0, 2).apply(DataLoader(DATA, batch_size=64, drop_last=True), training=True)
+        SamplingPlan(0, 2).wrap(DataLoader(DATA, batch_size=64, drop_last=True), training=True)
 
 
 def carried_on(data, **settings):
-    sharding = SamplingPlan(**settings)
-    sharding.start, sharding.kept_data, sharding.kept_sizes = [Position(3, 5, 40)], fingerprint(data, len(data)), [8]
-    return sharding
+    plan = SamplingPlan(**settings)
+    plan.start, plan.kept_data, plan.kept_sizes = [Position(3, 5, 40)], fingerprint(data, len(data)), [8]
+    return plan
 
 
 def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed():
     whole, rest = SamplingPlan(), carried_on(DATA)
-    loaders = [one.apply(DataLoader(DATA, batch_size=8, shuffle=True), training=True) for one in (whole, rest)]
+    loaders = [one.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True) for one in (whole, rest)]
     whole.order.set_epoch(3)
     rest.order.set_epoch(3)
     assert drawn(loaders[1]) == drawn(loaders[0])[5:] and len(loaders[1]) == len(loaders[0])
@@ -156,19 +156,19 @@ def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed():
 def test_a_run_that_is_carried_on_has_the_data_it_began_with(count, said):
     other = TensorDataset(torch.arange(1000, 1000 + count))
     with pytest.raises(RequestError, match=said):
-        carried_on(other).apply(DataLoader(DATA, batch_size=8), training=True)
+        carried_on(other).wrap(DataLoader(DATA, batch_size=8), training=True)
 
 
 def test_changed_data_begins_the_epoch_anew_where_that_is_accepted():
-    sharding = carried_on(TensorDataset(torch.arange(90)), accept_changed_data=True)
-    loader = sharding.apply(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
-    assert sharding.order.epoch == 3 and sorted(i for batch in drawn(loader) for i in batch) == [*range(100)]
+    plan = carried_on(TensorDataset(torch.arange(90)), accept_changed_data=True)
+    loader = plan.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
+    assert plan.order.epoch == 3 and sorted(i for batch in drawn(loader) for i in batch) == [*range(100)]
 
 
 def test_another_global_batch_size_goes_on_behind_what_was_consumed():
-    sharding = carried_on(DATA, global_batch_size=25)
-    sharding.kept_sizes = []
-    order = sharding.apply(DataLoader(DATA, batch_size=8), training=True).sampler
+    plan = carried_on(DATA, global_batch_size=25)
+    plan.kept_sizes = []
+    order = plan.wrap(DataLoader(DATA, batch_size=8), training=True).sampler
     assert [list(batch) for batch in order] == [[*range(40, 65)], [*range(65, 90)], [*range(90, 100)]]
     assert len(order) == 5 + 3 and order.is_patched
     order.set_epoch(4)
@@ -176,49 +176,49 @@ def test_another_global_batch_size_goes_on_behind_what_was_consumed():
 
 
 def test_several_training_loaders_stay_side_by_side():
-    sharding = SamplingPlan(0, 2)
-    loaders = [sharding.apply(DataLoader(DATA, batch_size=size), training=True) for size in (9, 33)]
-    assert sharding.order.global_batch_size == 18 and [len(loader) for loader in loaders] == [6, 2]
-    assert all(order.pads for order in sharding.training)
+    plan = SamplingPlan(0, 2)
+    loaders = [plan.wrap(DataLoader(DATA, batch_size=size), training=True) for size in (9, 33)]
+    assert plan.order.global_batch_size == 18 and [len(loader) for loader in loaders] == [6, 2]
+    assert all(order.padded for order in plan.training)
 
 
 def test_a_loader_beside_one_that_is_not_ours_reads_a_sample_on_every_rank():
-    sharding = SamplingPlan(0, 2)
-    sharding.apply(DataLoader(DATA, batch_size=9), training=True)
-    assert sharding.only_order and not sharding.order.pads
-    sharding.apply(DataLoader(Stream()), training=False)
-    assert sharding.only_order
-    sharding.apply(DataLoader(Stream()), training=True)
-    assert not sharding.only_order and sharding.order.pads
-    sharding.apply(DataLoader(Stream()), training=False)
-    assert sharding.order.pads
+    plan = SamplingPlan(0, 2)
+    plan.wrap(DataLoader(DATA, batch_size=9), training=True)
+    assert plan.only_order and not plan.order.padded
+    plan.wrap(DataLoader(Stream()), training=False)
+    assert plan.only_order
+    plan.wrap(DataLoader(Stream()), training=True)
+    assert not plan.only_order and plan.order.padded
+    plan.wrap(DataLoader(Stream()), training=False)
+    assert plan.order.padded
 
 
 def test_several_training_loaders_cannot_be_cut_differently():
-    sharding = SamplingPlan(0, 2, max_device_batch_size=10)
-    sharding.apply(DataLoader(DATA, batch_size=9), training=True)
+    plan = SamplingPlan(0, 2, max_device_batch_size=10)
+    plan.wrap(DataLoader(DATA, batch_size=9), training=True)
     with pytest.raises(RequestError, match="several training loaders"):
-        sharding.apply(DataLoader(DATA, batch_size=33), training=True)
+        plan.wrap(DataLoader(DATA, batch_size=33), training=True)
 
 
 def test_loaders_that_are_asked_for_anew_take_the_place_of_the_former():
-    sharding = SamplingPlan()
+    plan = SamplingPlan()
     for _ in range(2):
-        list(sharding.apply(DataLoader(DATA, batch_size=9), training=True))
-    assert len(sharding.training) == 1
+        list(plan.wrap(DataLoader(DATA, batch_size=9), training=True))
+    assert len(plan.training) == 1
 
 
 def test_where_a_rank_has_nothing_and_cannot_do_without_there_is_a_warning():
     with pytest.warns(UserWarning, match="SyncBatchNorm cannot do without a sample on each"):
-        SamplingPlan(0, 2, global_batch_size=33).apply(
+        SamplingPlan(0, 2, global_batch_size=33).wrap(
             DataLoader(DATA, batch_size=8), training=True, pads="SyncBatchNorm"
         )
 
 
 def test_no_samples():
     with pytest.raises(RequestError, match="no training samples"):
-        SamplingPlan().apply(DataLoader(TensorDataset(torch.empty(0))), training=True)
+        SamplingPlan().wrap(DataLoader(TensorDataset(torch.empty(0))), training=True)
 
 
 def test_a_users_own_batch_may_be_larger_than_the_data():
-    assert drawn(SamplingPlan().apply(DataLoader(DATA, batch_size=512), training=True)) == [list(range(100))]
+    assert drawn(SamplingPlan().wrap(DataLoader(DATA, batch_size=512), training=True)) == [list(range(100))]

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rankzero.sampling import generators
 from rankzero.sampling.indices import Indices
-from rankzero.sampling.seeded_dataset import Reading
+from rankzero.sampling.seeded_dataset import SeededDataset
 
 
 class Drawing(Dataset):
@@ -40,16 +40,16 @@ def indices(*samples, key=5):
 
 
 def test_a_sample_is_the_same_in_any_batch():
-    reading = Reading(Drawing())
+    reading = SeededDataset(Drawing())
     whole = dict(zip(range(10), reading.__getitems__(indices(*range(10))), strict=True))
     for order in ([3], [9, 3, 4], [4, 3]):
-        assert Reading(Drawing()).__getitems__(indices(*order)) == [whole[i] for i in order]
+        assert SeededDataset(Drawing()).__getitems__(indices(*order)) == [whole[i] for i in order]
         assert reading.__getitems__(indices(*order)) == [whole[i] for i in order]
     assert len({value for _, *values in whole.values() for value in values}) == 40
 
 
 def test_another_epoch_or_seed_is_another_key():
-    reading = Reading(Drawing())
+    reading = SeededDataset(Drawing())
     assert reading.__getitems__(indices(1, key=1)) != reading.__getitems__(indices(1, key=2))
 
 
@@ -60,7 +60,7 @@ def test_the_process_s_own_generators_are_left_alone():
     generators.seed(1)
     undisturbed = [draw() for _ in range(3)]
     for data in (Drawing(), Drawing(lambda index: index > 50), Drawing(lambda index: False), InBatches()):
-        reading = Reading(data)
+        reading = SeededDataset(data)
         generators.seed(1)
         found = []
         for start in (0, 40, 60):
@@ -71,7 +71,7 @@ def test_the_process_s_own_generators_are_left_alone():
 
 def test_who_draws_nothing_is_read_once_and_not_seeded(monkeypatch):
     data = Drawing(lambda index: False)
-    reading = Reading(data)
+    reading = SeededDataset(data)
     reading.__getitems__(indices(1, 2))
     monkeypatch.setattr(generators, "seed", lambda key: pytest.fail("seeded"))
     assert reading.__getitems__(indices(3, 4)) == [3, 4] and data.read == [1, 2, 3, 4]
@@ -79,9 +79,9 @@ def test_who_draws_nothing_is_read_once_and_not_seeded(monkeypatch):
 
 def test_who_draws_after_all_is_read_once_more():
     data = Drawing(lambda index: index == 7)
-    reading = Reading(data)
+    reading = SeededDataset(data)
     reading.__getitems__(indices(1, 2))
-    assert reading.__getitems__(indices(6, 7)) == Reading(Drawing(lambda index: index == 7)).__getitems__(indices(6, 7))
+    assert reading.__getitems__(indices(6, 7)) == SeededDataset(Drawing(lambda index: index == 7)).__getitems__(indices(6, 7))
     assert data.read == [1, 2, 6, 7, 6, 7]
     reading.__getitems__(indices(8))
     assert data.read[-1:] == [8] and reading._draws
@@ -93,9 +93,9 @@ def test_a_part_of_a_data_set_is_read_as_the_data_set_is(depth):
     part = Subset(data, [9, 8, 7, 6])
     if depth == 2:
         part = Subset(part, [0, 1, 2, 3])
-    whole = Reading(part).__getitems__(indices(0, 1, 2, 3))
+    whole = SeededDataset(part).__getitems__(indices(0, 1, 2, 3))
     assert [sample for sample, *_ in whole] == [9, 8, 7, 6]
-    assert Reading(part).__getitems__(indices(2)) == whole[2:3]
+    assert SeededDataset(part).__getitems__(indices(2)) == whole[2:3]
 
 
 def test_keys_reach_a_data_set_that_is_read_in_part():
@@ -105,15 +105,15 @@ def test_keys_reach_a_data_set_that_is_read_in_part():
         def __getitems__(self, indices):
             return list(indices), indices.random_keys.tolist()
 
-    samples, keys = Reading(Subset(Keyed(), [9, 8, 7])).__getitems__(indices(2, 0))
+    samples, keys = SeededDataset(Subset(Keyed(), [9, 8, 7])).__getitems__(indices(2, 0))
     assert samples == [7, 9] and keys == indices(2, 0).random_keys.tolist()
 
 
 def test_batches_are_read_at_once():
     data = InBatches()
-    found = [Reading(data).__getitems__(indices(1, 2, 3)) for _ in range(2)]
+    found = [SeededDataset(data).__getitems__(indices(1, 2, 3)) for _ in range(2)]
     assert data.read == [[1, 2, 3]] * 2 and torch.equal(*found)
-    assert not torch.equal(found[0], Reading(data).__getitems__(indices(4, 5, 6)))
+    assert not torch.equal(found[0], SeededDataset(data).__getitems__(indices(4, 5, 6)))
 
 
 def test_a_data_set_that_draws_from_keys_is_not_watched(monkeypatch):
@@ -124,22 +124,22 @@ def test_a_data_set_that_draws_from_keys_is_not_watched(monkeypatch):
             return indices.random_keys
 
     monkeypatch.setattr(generators, "look", lambda: pytest.fail("watched"))
-    one, other = (Reading(Keyed()).__getitems__(indices(*samples)) for samples in ([1, 2], [2, 9]))
+    one, other = (SeededDataset(Keyed()).__getitems__(indices(*samples)) for samples in ([1, 2], [2, 9]))
     assert one[1] == other[0]
 
 
 def test_tensors_are_not_watched(monkeypatch):
     monkeypatch.setattr(generators, "look", lambda: pytest.fail("watched"))
-    assert Reading(TensorDataset(torch.arange(5))).__getitems__(indices(3)) == [(torch.tensor(3),)]
+    assert SeededDataset(TensorDataset(torch.arange(5))).__getitems__(indices(3)) == [(torch.tensor(3),)]
 
 
 def test_nothing_to_read():
-    assert Reading(Drawing()).__getitems__(indices()) is None
+    assert SeededDataset(Drawing()).__getitems__(indices()) is None
 
 
 def test_it_travels_to_a_loader_process_and_shows_what_the_data_set_has():
     data = TensorDataset(torch.arange(5))
-    there = pickle.loads(pickle.dumps(Reading(data)))
+    there = pickle.loads(pickle.dumps(SeededDataset(data)))
     assert len(there) == 5 and torch.equal(there.tensors[0], data.tensors[0])
 
 

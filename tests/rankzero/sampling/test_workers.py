@@ -35,7 +35,7 @@ class Stream(IterableDataset):
 
 def test_loader_processes_do_not_hear_the_signals():
     loader = DataLoader(Handlers(), batch_size=2, num_workers=1)
-    heard = torch.cat(list(SamplingPlan().apply(loader, training=True)))
+    heard = torch.cat(list(SamplingPlan().wrap(loader, training=True)))
     assert heard.all() and heard.shape == (4, 4)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
@@ -43,15 +43,15 @@ def test_loader_processes_do_not_hear_the_signals():
 @pytest.mark.filterwarnings("ignore:.*the order of the training samples is left to")
 def test_nor_do_those_of_loaders_that_keep_their_order():
     loader = DataLoader(Stream(), batch_size=1, num_workers=1)
-    sharding = SamplingPlan()
-    assert torch.cat(list(sharding.apply(sharding.apply(loader, training=True), training=True))).all()
+    plan = SamplingPlan()
+    assert torch.cat(list(plan.wrap(plan.wrap(loader, training=True), training=True))).all()
     assert not isinstance(loader.worker_init_fn.init, IgnoreStopSignals)
 
 
 def test_the_users_own_start_is_kept():
     seen = []
     loader = DataLoader(Handlers(), worker_init_fn=seen.append, num_workers=1)
-    worker = SamplingPlan().apply(loader, training=True)._reader.worker_init_fn
+    worker = SamplingPlan().wrap(loader, training=True)._reader.worker_init_fn
     before = {signum: signal.getsignal(signum) for signum in STOPPING}
     try:
         worker(3)

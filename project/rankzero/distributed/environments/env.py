@@ -31,7 +31,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         node_rank=0 if one_machine else node_rank,
         address=address,
         port=port,
-        key=f"env {port}",
+        world_id=f"env {port}",
         externally_created=True,
         variables=variables.read,
     )

@@ -24,13 +24,13 @@ class Launch:
         address: The host that the others meet at: rank zero's.
         port: The port that they meet at.
         listening: A socket that already listens on that port, inherited from the process that started this one.
-        key: What the processes of this world share, and those of no other.
+        world_id: What the processes of this world share, and those of no other.
         job_id: What the scheduler or torchrun calls the job; the same after a requeue or a restart.
         restarts: How often the scheduler or torchrun has started this job again.
         created: True where each device has its process already.
         agent_store: True where torchrun has already brought the processes together.
         elastic: Where torchrun may change the number of machines: what says so.
-        order: What ranks are handed out by, where the launcher gives none.
+        rank_order: What ranks are handed out by, where the launcher gives none.
         variables: What all this was read from.
     """
 
@@ -47,13 +47,13 @@ class Launch:
     address: str = "127.0.0.1"
     port: int = 0
     listening: int | None = None
-    key: str = ""
+    world_id: str = ""
     job_id: str | None = None
     restarts: int = 0
     externally_created: bool = False
     uses_agent_store: bool = False
     elastic: str | None = None
-    order: int = 0
+    rank_order: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -33,7 +33,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         address=address,
         port=port,
         listening=variables.find_number(LISTENING),
-        key=f"local {port}",
+        world_id=f"local {port}",
         externally_created=True,
         variables=variables.read,
     )
@@ -66,7 +66,7 @@ def by_hand(variables: Variables, asked: RequestedWorld) -> Launch:
         node_rank=asked.node_rank,
         address=address,
         port=port,
-        key=f"local {port}",
+        world_id=f"local {port}",
         externally_created=asked.nodes > 1 and asked.devices == 1,
         variables=variables.read,
     )

@@ -56,7 +56,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         node_rank=0 if one_machine else None,
         address=address,
         port=port,
-        key=key,
+        world_id=key,
         job_id=_job_id(variables),
         externally_created=True,
         variables=variables.read,

@@ -50,10 +50,10 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         hosts=tuple(dict.fromkeys(hosts)),
         address=address,
         port=port,
-        key=key,
+        world_id=key,
         job_id=job_id(variables),
         externally_created=True,
-        order=_task(variables),
+        rank_order=_task(variables),
         variables=variables.read,
     )
 

@@ -47,7 +47,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         hosts=hosts,
         address=address,
         port=port,
-        key=key(variables),
+        world_id=key(variables),
         job_id=folder_name(job),
         restarts=variables.find_number("SLURM_RESTART_COUNT") or 0,
         externally_created=True,

@@ -31,7 +31,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         node_rank=(variables.find_number("GROUP_RANK") or 0),
         address=address,
         port=port,
-        key=f"torchrun {run_id} {attempt} {address}:{port}",
+        world_id=f"torchrun {run_id} {attempt} {address}:{port}",
         job_id=None if run_id == "none" else folder_name(run_id),  # older torchrun's word where --rdzv-id was not given
         restarts=attempt,
         externally_created=True,

@@ -93,7 +93,7 @@ def rendezvous(launch: Launch, start_timeout: float, interface: str | None = Non
             members, ip = _call(launch, me, deadline, start_timeout)
             return RendezvousResult(*assign_ranks(launch, me, members), ip)
     except RequestError as error:
-        error.own = error.told is None
+        error.local_only = error.reported_elsewhere is None
         raise
     members = RendezvousServer(launch, me, listening, deadline, start_timeout).wait()
     ip = str(listening.getsockname()[0])
@@ -137,7 +137,7 @@ def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[li
             raise error
         if now > deadline:
             error = missing(launch, [me], timeout)
-            error.told = me.local_rank not in (0, None)  # rank zero, who would tell, is not there
+            error.reported_elsewhere = me.local_rank not in (0, None)  # rank zero, who would tell, is not there
             raise error
         if me.local_rank == 0:
             progress.tell(lambda: f"rank 0 at {launch.address}:{launch.port}")
@@ -159,7 +159,7 @@ def _converse(
             patience = deadline - time.monotonic() if launch.launcher == "local" and launch.one_machine else 5
             connection.settimeout(max(patience, 0.1))
             greeting = line.readline(4096).decode(errors="replace").strip()
-            if greeting != f"{GREETING} {json.dumps(launch.key)}":
+            if greeting != f"{GREETING} {json.dumps(launch.world_id)}":
                 if not greeting and launch.rank != 0:
                     return None
                 raise foreign(launch, greeting)
@@ -177,7 +177,7 @@ def _converse(
     answer = json.loads(text)
     if "refused" in answer:
         refusal = RequestError(*answer["refused"])
-        refusal.told = True
+        refusal.reported_elsewhere = True
         raise refusal
     return [Peer(**member) for member in answer["members"]]
 

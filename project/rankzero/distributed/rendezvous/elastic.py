@@ -73,7 +73,7 @@ def meeting_point(launch: Launch, start_timeout: float) -> Launch:
 
 def _met_at(launch: Launch, address: str, port: int, listening: int | None) -> Launch:
     key = f"torchrun {launch.job_id} {port}"
-    return replace(launch, address=address, port=port, listening=listening, key=key, uses_agent_store=False)
+    return replace(launch, address=address, port=port, listening=listening, world_id=key, uses_agent_store=False)
 
 
 def _answers(address: str, port: int) -> bool:

@@ -21,7 +21,7 @@ class Peer:
         world_size: How many processes it believes there are.
         host: Its machine's name.
         pid: Its process id.
-        order: What ranks are handed out by, where the launcher gives none.
+        rank_order: What ranks are handed out by, where the launcher gives none.
         boot: What tells two machines of one name apart: the id of the kernel's start.
         pids: Among which processes its id counts: those of its container, say.
         cores: The cores that it may run on, in Linux's notation.
@@ -35,7 +35,7 @@ class Peer:
     world_size: int
     host: str
     pid: int
-    order: int = 0
+    rank_order: int = 0
     boot: str = ""
     pids: str = ""
     cores: str = ""
@@ -50,7 +50,7 @@ class Peer:
         quota = cpu_quota()
         limit = (quota.cpus, quota.cgroup) if quota else (None, "")
         cores = format_cpus(usable_cores())
-        return cls(*place, launch.world_size, host, pid, launch.order, _boot(), _pids(), cores, *limit)
+        return cls(*place, launch.world_size, host, pid, launch.rank_order, _boot(), _pids(), cores, *limit)
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -61,7 +61,7 @@ class Peer:
 def assign_ranks(launch: Launch, me: Peer, members: Sequence[Peer]) -> tuple[Launch, list[Peer]]:
     """The launch with what the launcher did not say, and all members with it, by rank."""
     if me.rank is None:
-        ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.order, member.pid))
+        ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.rank_order, member.pid))
     else:
         ordered = sorted(members, key=lambda member: member.rank or 0)
     told = all(member.node_rank is not None for member in ordered)

@@ -75,7 +75,7 @@ class RendezvousServer:
             try:
                 caller, _ = self.listening.accept()
                 caller.settimeout(2)
-                caller.sendall(f"{GREETING} {json.dumps(self.launch.key)}\n".encode())
+                caller.sendall(f"{GREETING} {json.dumps(self.launch.world_id)}\n".encode())
             except OSError:
                 return
             self.callers[caller] = b""

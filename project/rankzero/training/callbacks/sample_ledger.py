@@ -20,11 +20,11 @@ class SampleLedger(LoopCallback):
     """States at the end of each epoch which samples were used, over all ranks and attempts.
 
     Args:
-        sharding: The order of samples; of several training loaders nothing is stated.
+        plan: The order of samples; of several training loaders nothing is stated.
     """
 
-    def __init__(self, sharding: SamplingPlan) -> None:
-        self.sharding = sharding
+    def __init__(self, plan: SamplingPlan) -> None:
+        self.plan = plan
         self._statements: list[str] = []
         self._so_far: str | None = None
         self._ledger, self._batches, self._kept = Ledger(), 0, False
@@ -36,21 +36,21 @@ class SampleLedger(LoopCallback):
         return self._statements + ([self._so_far] if self._so_far else [])
 
     def on_ready(self, trainer: Trainer) -> None:
-        order = self.sharding.only_order
+        order = self.plan.only_order
         if order is None:
             return
         self._batches = order.first_batch
-        if not order.origin.samples:
+        if not order.start_position.samples:
             self._ledger = Ledger()  # an epoch from its beginning, whatever was used of it before
-        elif not self._kept and self.sharding.rank == 0:
+        elif not self._kept and self.plan.rank == 0:
             # A checkpoint that knows of no ledger: what came before it is taken on trust.
-            self._ledger = Ledger(expected(order.order(), order.count, order.origin.samples))
+            self._ledger = Ledger(expected(order.order(), order.count, order.start_position.samples))
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        order = self.sharding.only_order
-        for one in self.sharding.training:
-            if one.given:
-                samples = one.given.popleft()
+        order = self.plan.only_order
+        for one in self.plan.training:
+            if one.in_flight:
+                samples = one.in_flight.popleft()
                 if one is order:
                     self._batches += 1
                     self._ledger.use(samples)
@@ -61,7 +61,7 @@ class SampleLedger(LoopCallback):
         Raises:
             SamplesDifferError: A sample was left out, or used twice.
         """
-        order = self.sharding.only_order
+        order = self.plan.only_order
         if order is None:
             return
         consumed = order.consumed(self._batches)
@@ -88,4 +88,4 @@ class SampleLedger(LoopCallback):
         kept = checkpoint.get("ledger")
         if kept:
             self._kept, self._statements = True, list(kept["statements"])
-            self._ledger = Ledger(Digest(kept["sums"]) if self.sharding.rank == 0 else None)
+            self._ledger = Ledger(Digest(kept["sums"]) if self.plan.rank == 0 else None)

@@ -16,11 +16,11 @@ class Throughput(LoopCallback):
     """Counts training samples over all ranks, and the seconds spent training on them (validation excluded).
 
     Args:
-        sharding: Knows how many samples each global batch holds.
+        plan: Knows how many samples each global batch holds.
     """
 
-    def __init__(self, sharding: SamplingPlan) -> None:
-        self.sharding = sharding
+    def __init__(self, plan: SamplingPlan) -> None:
+        self.plan = plan
         self.samples = 0
         """Over all attempts."""
         self.samples_now = 0
@@ -49,7 +49,7 @@ class Throughput(LoopCallback):
             self._since = time.perf_counter()
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        orders = self.sharding.training
+        orders = self.plan.training
         share = getattr(trainer.strategy, "share", EVEN)  # of the batch, where the run's own strategy deals it
         if share is not EVEN:
             count = share.total

@@ -45,7 +45,7 @@ class StepAverages:
         strategy = strategy_of(self._trainer)
         may_wait = self.key.startswith("training_step.") and group is None
         self._is_fresh |= may_wait
-        if self.defers and may_wait and not strategy.share.idle:
+        if self.defers and may_wait and not strategy.share.has_empty_rank:
             self._waiting[self.key] = strategy.part(value, reduce_op), str(reduce_op)
             return value
         self._waiting.pop(self.key, None)

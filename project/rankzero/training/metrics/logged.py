@@ -275,7 +275,7 @@ def _warn_of_own_values(trainer: Trainer) -> None:
             continue
         if not one["sync"]:
             shown = "rank zero's alone is taken"
-        elif strategy_of(trainer).sharding.is_uneven:
+        elif strategy_of(trainer).plan.is_uneven:
             shown = "their mean is taken, in which a rank with fewer samples counts as much as one with more"
         else:
             continue

@@ -8,14 +8,14 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 
 
-def order_of(trainer: Trainer, sharding: SamplingPlan) -> dict[str, Any] | None:
+def order_of(trainer: Trainer, plan: SamplingPlan) -> dict[str, Any] | None:
     """What the order of samples is made of, and how far it has come. Free of ranks; None where it is not ours."""
-    if sharding.order is None:
+    if plan.order is None:
         return None
     loop = fit_loop_of(trainer)
     return {
-        "positions": [vars(loop.position_of(order)) for order in sharding.training],
-        "seed": sharding.seed,
-        "global_batch_sizes": [one.global_batch_size for one in sharding.training],
-        "data": sharding.data,
+        "positions": [vars(loop.position_of(order)) for order in plan.training],
+        "seed": plan.seed,
+        "global_batch_sizes": [one.global_batch_size for one in plan.training],
+        "data": plan.data,
     }

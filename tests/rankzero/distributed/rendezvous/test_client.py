@@ -31,7 +31,7 @@ def port():
 def launches(port, count=4, nodes=2, **more):
     each = count // nodes
     whole = Launch(
-        launcher="env", world_size=count, num_nodes=nodes, port=port, key="k", externally_created=True, **more
+        launcher="env", world_size=count, num_nodes=nodes, port=port, world_id="k", externally_created=True, **more
     )
     return [
         replace(whole, rank=rank, local_rank=rank % each, node_rank=rank // each, local_world_size=each)
@@ -88,7 +88,7 @@ def test_ranks_are_handed_out_host_by_host(port):
     tasks = [
         Launch(
             launcher="pbs", rank=None, local_rank=None, world_size=4, local_world_size=None, num_nodes=2,
-            node_rank=node, order=order, port=port, key="k", externally_created=True,
+            node_rank=node, rank_order=order, port=port, world_id="k", externally_created=True,
         )
         for node, order in orders
     ]  # fmt: skip
@@ -103,7 +103,7 @@ def test_a_rank_is_missing(port):
     errors = call(launches(port)[:3], start_timeout=1)
     assert time.monotonic() - begun < 8
     assert all("missing rank 3; " in error.found for error in errors)
-    assert [error.told for error in errors] == [None, True, True]  # rank zero tells it
+    assert [error.reported_elsewhere for error in errors] == [None, True, True]  # rank zero tells it
 
 
 def test_a_machine_is_missing(port):
@@ -116,7 +116,7 @@ def test_a_machine_is_missing(port):
 def test_rank_zero_is_missing(port):
     errors = call(launches(port)[1:3], start_timeout=0.5)
     assert all("missing rank 0" in error.found for error in errors)
-    assert [error.told for error in errors] == [True, False]  # once a machine, by its local rank zero
+    assert [error.reported_elsewhere for error in errors] == [True, False]  # once a machine, by its local rank zero
 
 
 def test_a_rank_twice(port):
@@ -139,7 +139,7 @@ def test_worlds_of_different_size(port):
 
 def test_another_run_on_the_port(port):
     first, *_ = launches(port, count=2, nodes=1)
-    stranger = replace(launches(port, count=2, nodes=1)[1], key="another")
+    stranger = replace(launches(port, count=2, nodes=1)[1], world_id="another")
     found = [error.found for error in call([first, stranger], start_timeout=1)]
     assert "missing rank 1" in found[0] and "another run's rank 0" in found[1]
 
@@ -203,7 +203,7 @@ def test_an_address_that_is_not_rank_zeros(port, monkeypatch):
     monkeypatch.setattr(roll_call.socket, "create_connection", unreachable)
     first, second = call(launches(port, count=2, address="elsewhere"), start_timeout=9)
     assert "elsewhere (192.0.2.1) is another machine or none" in first.found
-    assert "elsewhere (192.0.2.1) does not answer" in second.found and second.own
+    assert "elsewhere (192.0.2.1) does not answer" in second.found and second.local_only
 
 
 def unreachable(address, timeout):
@@ -223,7 +223,7 @@ def test_more_processes_than_were_told(port):
     tasks = [
         Launch(
             launcher="pbs", rank=None, local_rank=None, world_size=2, local_world_size=None, num_nodes=1,
-            node_rank=0, order=order, port=port, key="k", externally_created=True,
+            node_rank=0, rank_order=order, port=port, world_id="k", externally_created=True,
         )
         for order in range(4)
     ]  # fmt: skip

@@ -19,9 +19,9 @@ def train(throughput, **options):
 
 
 def test_counts_the_samples_of_our_own_order():
-    sharding = SamplingPlan(world_size=2)
-    sharding.training = [ElasticBatchSampler(25, 8, world_size=2)]
-    throughput = Throughput(sharding)
+    plan = SamplingPlan(world_size=2)
+    plan.training = [ElasticBatchSampler(25, 8, world_size=2)]
+    throughput = Throughput(plan)
     train(throughput)
     assert throughput.samples == 25
 
