@@ -66,7 +66,14 @@ class Flag:
 
 RUNNING = (
     Flag("nodes", "N", positive_int, "machines", "2", lightning_key="trainer.num_nodes"),
-    Flag("devices", "N", positive_int, "processes a machine, each on a GPU or on the CPU", "2", lightning_key="trainer.devices"),
+    Flag(
+        "devices",
+        "N",
+        positive_int,
+        "processes a machine, each on a GPU or on the CPU",
+        "2",
+        lightning_key="trainer.devices",
+    ),
     Flag(
         "launcher",
         "NAME",
@@ -130,7 +137,13 @@ TRAINING = (
         "name", "NAME", run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=NAMES
     ),
     Flag(
-        "epochs", "N", positive_int, "passes over the data", "10", lightning_key="trainer.max_epochs", aliases=("total_epochs",)
+        "epochs",
+        "N",
+        positive_int,
+        "passes over the data",
+        "10",
+        lightning_key="trainer.max_epochs",
+        aliases=("total_epochs",),
     ),
     Flag(
         "save_every",

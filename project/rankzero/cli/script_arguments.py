@@ -13,7 +13,12 @@ from rankzero.cli.flags import RUNNING, TRAINING
 TRAINER = {flag.name: flag for flag in (*RUNNING, *TRAINING) if flag.lightning_key is None or flag.name == "seed"}
 """The flags that are arguments of `rankzero.Trainer` too; it has Lightning's own under Lightning's names."""
 
-_KEYS = {name: flag.lightning_key for flag in (*RUNNING, *TRAINING) if flag.lightning_key for name in (flag.name, *flag.aliases)}
+_KEYS = {
+    name: flag.lightning_key
+    for flag in (*RUNNING, *TRAINING)
+    if flag.lightning_key
+    for name in (flag.name, *flag.aliases)
+}
 
 _COMMANDS = re.compile(r"(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) ")
 

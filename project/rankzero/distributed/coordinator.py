@@ -235,7 +235,9 @@ class Coordinator:
 
     def _say_that_it_failed(self, error: BaseException) -> None:
         """Has the others end, before the process group goes; no collective, for who knows where they are."""
-        if (lost_contact(error) and self.control_channel.cause(CAUSE_SECONDS)) or not self.control_channel.fail(
+        if (
+            lost_contact(error) and self.control_channel.failure_cause(CAUSE_SECONDS)
+        ) or not self.control_channel.report_failure(
             f"rank {self.launch.rank} on {socket.gethostname()} failed: {error!r}"
         ):
             mark_reported(error)

@@ -22,7 +22,7 @@ from rankzero.runs.crash_log import CrashLog
 from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
 from rankzero.runs.next_attempt import next_attempt, why_not_again
-from rankzero.runs.resume import RunOptions, on_rank_zero, decide
+from rankzero.runs.resume import RunOptions, choose_resume_point, on_rank_zero
 from rankzero.runs.summary import Figures, summarise
 from rankzero.runs.tensorboard import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
@@ -89,21 +89,21 @@ class Attempt:
         launch = coordinator.launch
         trainer.strategy.setup_environment()
         self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
-        self.decision = on_rank_zero(
-            trainer.strategy, launch.rank, lambda: decide(run, options, config_text, trainer, launch, self._lock)
+        self.resume_plan = on_rank_zero(
+            trainer.strategy, launch.rank, lambda: choose_resume_point(run, options, config_text, trainer, launch, self._lock)
         )
-        run.follow(self.decision.run)
-        self.checkpoint = self.decision.checkpoint
-        self.already_finished = self.decision.already_finished
+        run.follow(self.resume_plan.run)
+        self.checkpoint = self.resume_plan.checkpoint
+        self.already_finished = self.resume_plan.already_finished
         if self.already_finished:
             self._lock.release()
-        cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = self.decision.trusted_sha256
+        cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = self.resume_plan.trusted_sha256
         for logger in trainer.loggers:
             if isinstance(logger, DurableTensorBoardLogger) and (self.checkpoint or run.attempt > 1):
-                logger.purge_from(self.decision.step)
+                logger.purge_from(self.resume_plan.step)
         self._log = logging.getLogger("rankzero")
         self._crash_log = CrashLog(run)
-        for note in self.decision.notes:
+        for note in self.resume_plan.notes:
             self._tell(note)
 
     def __enter__(self) -> Self:
@@ -117,7 +117,7 @@ class Attempt:
         self._started = time.perf_counter()
         accepts = "global_batch_size" in self.options.accept_changed
         try:
-            note = resume_order(self.plan, self.decision.manifest, self.run.name, accepts)
+            note = resume_order(self.plan, self.resume_plan.manifest, self.run.name, accepts)
         except CannotStart:
             if self.launch.rank == 0:
                 self.run.discard_attempt()

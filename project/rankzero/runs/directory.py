@@ -106,7 +106,7 @@ class RunDirectory:
             RequestError: The directory cannot be written.
         """
         try:
-            self._make()
+            self._create()
             (self.path / "logs").mkdir(exist_ok=True)
             for leftover in self.path.glob(f".*{SAVING}"):  # of an attempt that was killed
                 leftover.unlink(missing_ok=True)
@@ -138,7 +138,7 @@ class RunDirectory:
                 f"attempt {newer['number']} at run {self.name} has begun on {newer['host']}; this one ends"
             )
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         """Makes the directory; two starts at the same time never get the same number."""
         while True:
             try:

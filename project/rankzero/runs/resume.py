@@ -81,12 +81,12 @@ class ResumePlan:
         return int(self.manifest.get("step") or 0)
 
 
-def on_rank_zero(strategy: Strategy, rank: int | None, decide: Callable[[], T]) -> T:
+def on_rank_zero(strategy: Strategy, rank: int | None, work: Callable[[], T]) -> T:
     """Rank zero decides, all follow; where it finds that it cannot, all raise. All ranks must call."""
     outcome: T | BaseException | None = None
     if rank == 0:
         try:
-            outcome = decide()
+            outcome = work()
         except (CannotStart, Stopped) as error:
             outcome = error
         except Exception as error:  # a bug of ours, or a user's class: it may not survive the way to the others
@@ -99,7 +99,7 @@ def on_rank_zero(strategy: Strategy, rank: int | None, decide: Callable[[], T]) 
     return outcome
 
 
-def decide(
+def choose_resume_point(
     run: RunDirectory, options: RunOptions, config_text: str, trainer: Trainer, launch: Launch, lock: RunLock
 ) -> ResumePlan:
     """Chooses the checkpoint to resume from, and begins the attempt. Only rank zero calls this.
@@ -110,54 +110,54 @@ def decide(
     try:
         if run.title is None:  # otherwise its directory is one that does not exist yet
             lock.acquire(run.path)
-        decision = _decide(run, options, config_text, trainer, launch)
+        plan = _choose_resume_point(run, options, config_text, trainer, launch)
         if run.title is not None:
             lock.acquire(run.path)
     except BaseException:
         lock.release()
         raise
-    return decision
+    return plan
 
 
-def _decide(
+def _choose_resume_point(
     run: RunDirectory, options: RunOptions, config_text: str, trainer: Trainer, launch: Launch
 ) -> ResumePlan:
-    decision = ResumePlan(run)
+    plan = ResumePlan(run)
     resume = options.resume
     clean(run.checkpoints)
     again = launch.restarts and launch.job_id and run.started_by(launch.job_id)
     if resume != "auto" and again and (resume == "never" or newest_valid(run.checkpoints)[0]):
-        decision.notes.append(f"--resume {resume} was for the first start of job {launch.job_id}; it is carried on")
+        plan.notes.append(f"--resume {resume} was for the first start of job {launch.job_id}; it is carried on")
         resume = "auto"
     if resume == "never":
         if run.exists:
-            decision.notes.append(f"the earlier run {run.name} is kept as {run.archive()}")
+            plan.notes.append(f"the earlier run {run.name} is kept as {run.archive()}")
     elif resume == "auto":
-        decision.checkpoint, refused = newest_valid(run.checkpoints)
-        decision.notes += [f"passed over: {reason}" for reason in refused]
+        plan.checkpoint, refused = newest_valid(run.checkpoints)
+        plan.notes += [f"passed over: {reason}" for reason in refused]
     else:
-        decision.checkpoint = given_checkpoint(resume)
-    if decision.checkpoint:
-        decision.manifest = described(decision.checkpoint, options.trust_checkpoint)
-        if (names := decision.manifest.get("needs")) and not options.trust_checkpoint:
-            decision.trusted_sha256 = signed_sha256(decision.manifest)
-            if not decision.trusted_sha256:
-                raise needs_trust(decision.checkpoint, names)
-        if decision.manifest.get("rankzero") is None:
-            decision.notes.append(f"{decision.checkpoint} is not ours: the epoch that it ends in begins anew")
-    _check_same_training(decision, config_text)
-    if stored := (decision.manifest.get("rankzero") or {}).get("config"):
-        decision.notes += changes(stored, config_text)
+        plan.checkpoint = given_checkpoint(resume)
+    if plan.checkpoint:
+        plan.manifest = read_description(plan.checkpoint, options.trust_checkpoint)
+        if (names := plan.manifest.get("needs")) and not options.trust_checkpoint:
+            plan.trusted_sha256 = signed_sha256(plan.manifest)
+            if not plan.trusted_sha256:
+                raise needs_trust(plan.checkpoint, names)
+        if plan.manifest.get("rankzero") is None:
+            plan.notes.append(f"{plan.checkpoint} is not ours: the epoch that it ends in begins anew")
+    _check_same_training(plan, config_text)
+    if stored := (plan.manifest.get("rankzero") or {}).get("config"):
+        plan.notes += changes(stored, config_text)
     if resume == "auto" and _reached(run.read("summary.json"), trainer):
-        decision.already_finished = True
-        decision.notes.append(already_finished_note(run, trainer))
+        plan.already_finished = True
+        plan.notes.append(already_finished_note(run, trainer))
     else:
-        archive_newer(decision)
+        archive_newer(plan)
         run.begin_attempt(config_text, launch.job_id)
-    return decision
+    return plan
 
 
-def described(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
+def read_description(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
     """What a checkpoint says of itself: its manifest, or as much of one as a .ckpt file holds."""
     if checkpoint.is_dir():
         return dict(read_manifest(checkpoint))
@@ -169,33 +169,33 @@ def described(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
     return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": ours}
 
 
-def _check_same_training(decision: ResumePlan, config_text: str) -> None:
+def _check_same_training(plan: ResumePlan, config_text: str) -> None:
     """Raises a RequestError where a checkpoint is of another model or other data than what is asked for."""
-    stored = (decision.manifest.get("rankzero") or {}).get("config")
+    stored = (plan.manifest.get("rankzero") or {}).get("config")
     if stored is None:
         return
     was, asked = classes_in(stored), classes_in(config_text)
     if not was:
         found = "its manifest does not say of which model and data it is"
-        raise RequestError(f"the checkpoint {decision.checkpoint}", found, "the path of another checkpoint")
+        raise RequestError(f"the checkpoint {plan.checkpoint}", found, "the path of another checkpoint")
     if was != asked:
         raise RequestError(
-            " ".join(f"--{name} {path}" for name, path in asked.items()) + f" for run {decision.run.name}",
-            f"{decision.checkpoint} is of " + " and ".join(was.values()),
+            " ".join(f"--{name} {path}" for name, path in asked.items()) + f" for run {plan.run.name}",
+            f"{plan.checkpoint} is of " + " and ".join(was.values()),
             " ".join(f"--{name} {path}" for name, path in was.items()) + ", or another --name NAME",
         )
 
 
-def archive_newer(decision: ResumePlan) -> None:
+def archive_newer(plan: ResumePlan) -> None:
     """Puts aside what a run has beyond the checkpoint that it carries on from: not lost, nor taken for newer."""
-    folder = decision.run.checkpoints
+    folder = plan.run.checkpoints
     beyond = checkpoints_in(folder)
-    if decision.checkpoint and decision.checkpoint.parent.resolve() == folder.resolve():
-        beyond = beyond[[path.name for path in beyond].index(decision.checkpoint.name) + 1 :]
+    if plan.checkpoint and plan.checkpoint.parent.resolve() == folder.resolve():
+        beyond = beyond[[path.name for path in beyond].index(plan.checkpoint.name) + 1 :]
     if not beyond:
         return
-    aside = decision.run.archive_checkpoints(beyond)
-    decision.notes.append(f"checkpoints that are not carried on from are kept in {aside}")
+    aside = plan.run.archive_checkpoints(beyond)
+    plan.notes.append(f"checkpoints that are not carried on from are kept in {aside}")
 
 
 def given_checkpoint(text: str) -> Path:

@@ -40,7 +40,8 @@ class Share:
         total: Of all ranks.
         loss_weight: By what this rank's mean loss is multiplied, so that the gradient, which is averaged over ranks and
             micro-batches alike, is that of the mean over the global batch.
-        metric_weight: By what a mean of this rank is multiplied, so that the mean over ranks is that over the micro-batch.
+        metric_weight: By what a mean of this rank is multiplied, so that the mean over ranks is that of the
+            micro-batch.
         has_empty_rank: Whether some rank gets an empty batch.
     """
 
@@ -83,8 +84,8 @@ class ElasticBatchSampler(Sampler[Indices]):
     Attributes:
         micro_batches: Batches an optimiser step; the last step may have fewer.
         in_flight: What has been handed out and not yet been trained on, a batch at a time.
-        padded: Whether a rank that has nothing draws one of the step's samples, to be given no weight, for what cannot do
-            without a sample on every rank.
+        padded: Whether a rank without samples in a step draws one of the step's samples, with no weight, for what
+            needs a sample on every rank.
     """
 
     def __init__(

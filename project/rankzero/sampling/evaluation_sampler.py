@@ -53,7 +53,9 @@ class EvaluationBatchSampler(Sampler[Indices]):
         more = self.count % self.world_size  # so many ranks, the first ones, have one sample more than the others
         mine, most, least = (self._end(batch, rank) - self._end(batch - 1, rank) for rank in (self.rank, 0, -1))
         total = more * most + (self.world_size - more) * least
-        return Share(mine, total, loss_weight=1.0, metric_weight=mine * self.world_size / total, has_empty_rank=least == 0)
+        return Share(
+            mine, total, loss_weight=1.0, metric_weight=mine * self.world_size / total, has_empty_rank=least == 0
+        )
 
     def samples_until(self, batches: float) -> int:
         """Samples in so many of the first batches, on all ranks together."""

@@ -23,7 +23,9 @@ def teams(monkeypatch):
         return Coordinator(rendezvous(replace(whole, rank=rank, local_rank=rank), 10), REQUESTED)
 
     with reserved_port() as port, ThreadPoolExecutor(3) as pool:
-        whole = Launch(launcher="env", world_size=3, local_world_size=3, port=port, world_id="k", externally_created=True)
+        whole = Launch(
+            launcher="env", world_size=3, local_world_size=3, port=port, world_id="k", externally_created=True
+        )
         made = list(pool.map(make, range(3)))
         yield made
         list(pool.map(lambda member: member.control_channel.leave(), made))

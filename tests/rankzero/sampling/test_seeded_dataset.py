@@ -81,7 +81,9 @@ def test_who_draws_after_all_is_read_once_more():
     data = Drawing(lambda index: index == 7)
     reading = SeededDataset(data)
     reading.__getitems__(indices(1, 2))
-    assert reading.__getitems__(indices(6, 7)) == SeededDataset(Drawing(lambda index: index == 7)).__getitems__(indices(6, 7))
+    assert reading.__getitems__(indices(6, 7)) == SeededDataset(Drawing(lambda index: index == 7)).__getitems__(
+        indices(6, 7)
+    )
     assert data.read == [1, 2, 6, 7, 6, 7]
     reading.__getitems__(indices(8))
     assert data.read[-1:] == [8] and reading._draws

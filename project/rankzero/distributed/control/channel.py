@@ -14,7 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankzero.distributed import network
-from rankzero.distributed.control.server import BEAT_SECONDS, NOBODY, ControlServer, Lines, Message, keep_alive
+from rankzero.distributed.control.server import (
+    BEAT_SECONDS,
+    LAUNCHER_REPORTS,
+    ControlServer,
+    JsonLineConnection,
+    Message,
+    keep_alive,
+)
 from rankzero.distributed.control.watchdog import start_watchdog
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.early_exit import LEAVE, EarlyExit
@@ -66,12 +73,12 @@ class ControlChannel:
         self._until: int | None = None
         self._settled = threading.Event()
         self._over = threading.Event()
-        self._cause, self._teller = "", NOBODY
+        self._cause, self._teller = "", LAUNCHER_REPORTS
         self._leaving = self._tells_itself = self._done = False
         self._early_exit = EarlyExit(self._exit_early)
-        self._hub: ControlServer | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._lines: Lines | None = None
+        self._server: ControlServer | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._to_server: JsonLineConnection | None = None
         if launch.world_size > 1:
             self._join(all_gather_object, interface)
 
@@ -80,19 +87,19 @@ class ControlChannel:
         self._watched = one_machine and self.launch.launcher == "local"
         if self.rank == 0:
             listening = network.listen("127.0.0.1" if one_machine else self._address_to_listen_at(interface), 0)
-            self._hub = ControlServer(listening, self.members, self._watched, lambda rank: self.how_ended(rank))
-            where = (*listening.getsockname()[:2], self._hub.word)
-        told, port, self._word = all_gather_object(where)[0]
-        self._lines = Lines(self._connection(told, port))
-        self._lines.send({"rank": self.rank, "word": self._word})
+            self._server = ControlServer(listening, self.members, self._watched, lambda rank: self.how_ended(rank))
+            where = (*listening.getsockname()[:2], self._server.token)
+        told, port, self._token = all_gather_object(where)[0]
+        self._to_server = JsonLineConnection(self._connection(told, port))
+        self._to_server.send({"rank": self.rank, "token": self._token})
         me = self.members[self.rank]
         here = [other for other in self.members if (other.machine, other.pids) == (me.machine, me.pids)]
         if here[0].rank == self.rank:
-            self._guard = start_watchdog(here[0].host, [(member.rank or 0, member.pid) for member in here])
-        threading.Thread(target=self._listen, args=(self._lines,), name="lifeline", daemon=True).start()
+            self._watchdog = start_watchdog(here[0].host, [(member.rank or 0, member.pid) for member in here])
+        threading.Thread(target=self._listen, args=(self._to_server,), name="control channel", daemon=True).start()
 
     def _connection(self, told: str, port: int) -> socket.socket:
-        """Connects to the hub.
+        """Connects to the control server.
 
         Raises:
             OSError: It cannot be reached.
@@ -119,8 +126,8 @@ class ControlChannel:
 
     def request_stop(self, reason: str) -> None:
         """Has all ranks stop at the next safe point that they can agree on. Any thread of any rank may call."""
-        if self._lines:
-            self._lines.send({"stop": reason})
+        if self._to_server:
+            self._to_server.send({"stop": reason})
         elif self._asked is None:
             self._asked, self._until = reason, 0
             self._settled.set()
@@ -148,21 +155,21 @@ class ControlChannel:
 
     # Failing together
 
-    def fail(self, cause: str) -> bool:
+    def report_failure(self, cause: str) -> bool:
         """Says that this rank has failed; the others are ended. Returns whether this rank is to tell a person why."""
         self._leaving = self._tells_itself = True
-        if self._lines is None:
+        if self._to_server is None:
             return True
         if not self._over.is_set():
-            self._lines.send({"failed": cause})
+            self._to_server.send({"failed": cause})
         if not self._over.wait(ANSWER_SECONDS):
             return acquire_host_lock(self._name)
         return self._teller == self.rank
 
-    def cause(self, seconds: float = 0) -> str | None:
+    def failure_cause(self, seconds: float = 0) -> str | None:
         """Why the run is over, waited for so long; None where no other rank has failed. It has been told."""
         self._leaving = True
-        if self._lines:
+        if self._to_server:
             self._over.wait(seconds)
         return self._cause if self._over.is_set() else None
 
@@ -174,46 +181,46 @@ class ControlChannel:
         """Says that this rank is done: well, or with its failure told."""
         self._early_exit.close()
         self._leaving = self._done = True
-        if self._lines:
-            self._lines.send({"bye": True})
-        if self._hub:
-            self._hub.finish()
-        if self._guard:
-            self._guard.kill()
-            self._guard.wait()
+        if self._to_server:
+            self._to_server.send({"leaving": True})
+        if self._server:
+            self._server.finish()
+        if self._watchdog:
+            self._watchdog.kill()
+            self._watchdog.wait()
 
     @property
     def _name(self) -> str:
         """What the processes of a machine claim to tell that rank zero is gone, which others do alone."""
-        return f"lifeline {self._word}"
+        return f"control channel {self._token}"
 
     # The thread
 
-    def _listen(self, lines: Lines) -> None:
-        while (messages := lines.receive(BEAT_SECONDS)) is not None:
+    def _listen(self, connection: JsonLineConnection) -> None:
+        while (messages := connection.receive(BEAT_SECONDS)) is not None:
             for message in messages:
-                self._take(message, lines)
-            lines.send(None)
+                self._take(message, connection)
+            connection.send(None)
         if not self._done:
-            cause = f"rank 0 on {self.members[0].host} {self.how_ended(0) or f'is gone{lines.why}'}"
+            cause = f"rank 0 on {self.members[0].host} {self.how_ended(0) or f'is gone{connection.why}'}"
             self._end(cause, not self._watched and acquire_host_lock(self._name))
 
-    def _take(self, message: Message, lines: Lines) -> None:
-        if "asked" in message and self._asked is None:
+    def _take(self, message: Message, connection: JsonLineConnection) -> None:
+        if "stop_requested" in message and self._asked is None:
             # The main thread counts a safe point before it looks whether somebody asks; this one does it the other way
             # round. So either the main thread sees the wish there, or the place that is told here is that very point.
-            self._asked = str(message["asked"])
-            lines.send({"at": self._safe_points})
+            self._asked = str(message["stop_requested"])
+            connection.send({"position": self._safe_points})
             if self.rank == 0:
                 self._announce(self._asked)
-        elif "until" in message:
-            self._until = int(message["until"])
+        elif "stop_at" in message:
+            self._until = int(message["stop_at"])
             self._settled.set()
         elif "done" in message:
             self._done = True  # rank zero is, and that it goes is no failure
-        elif "over" in message:
+        elif "failed" in message:
             self._teller = int(message["by"])
-            self._end(str(message["over"]), self._teller == self.rank and not self._tells_itself)
+            self._end(str(message["failed"]), self._teller == self.rank and not self._tells_itself)
 
     def _end(self, cause: str, tells: bool) -> None:
         """Has the main thread leave, since another rank has failed; ends this process where it does not."""
@@ -234,10 +241,10 @@ class ControlChannel:
 
     def _exit_early(self, status: int) -> None:
         """The code that is trained has called `os._exit`."""
-        alone = self._lines is None
+        alone = self._to_server is None
         who = "this process" if alone else f"rank {self.rank} on {socket.gethostname()}"
         cause = f"{who} ended with exit code {status} (os._exit) without a report"
-        if self.fail(cause):
+        if self.report_failure(cause):
             print_error(cause + "; ending all" * (not alone))
         self._last_words(f"{cause}\n{''.join(traceback.format_stack())}")
         report_exit()

@@ -1,9 +1,10 @@
-"""Rank zero's end of all lifelines: it hears who wants to stop, who has failed, and who is gone. Imports no torch.
+"""Rank zero's end of all control channels: requests to stop, failures and lost ranks. Imports no torch.
 
 Messages are a line of JSON each, and an empty line now and then, as a sign of life.
 
-    rank -> hub   {"rank": r, "word": w}  {"stop": reason}  {"at": n}  {"failed": cause}  {"bye": true}
-    hub -> rank   {"asked": reason}  {"until": n}  {"over": cause, "by": the rank that tells a person}  {"done": true}
+    rank -> server   {"rank": r, "token": w}  {"stop": reason}  {"position": n}  {"failed": cause}  {"leaving": true}
+    server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}
+                     {"failed": cause, "by": the reporting rank}
 """
 
 import contextlib
@@ -26,13 +27,13 @@ BEAT_SECONDS = 2.0
 FINISH_SECONDS = 5.0
 ABSENT_SECONDS = 60.0
 
-NOBODY = -1
+LAUNCHER_REPORTS = -1
 """The rank that tells a person, where something else does."""
 
 Message = dict[str, Any]
 
 
-class Lines:
+class JsonLineConnection:
     """Messages over a connection.
 
     Args:
@@ -115,7 +116,7 @@ class ControlServer:
         how_ended: Says how a rank has ended, as far as that can be known.
 
     Attributes:
-        word: What a rank has to know to connect.
+        token: What a rank has to know to connect.
     """
 
     def __init__(
@@ -126,17 +127,17 @@ class ControlServer:
         how_ended: Callable[[int], str] = lambda rank: "",
     ) -> None:
         self.listening, self.members, self.quiet, self.how_ended = listening, members, quiet, how_ended
-        self.word = secrets.token_hex(8)
+        self.token = secrets.token_hex(8)
         _OURS.add(listening)
-        self._ranks: dict[int, Lines] = {}
-        self._callers: dict[socket.socket, Lines] = {}
+        self._ranks: dict[int, JsonLineConnection] = {}
+        self._callers: dict[socket.socket, JsonLineConnection] = {}
         self._left: set[int] = set()
         self._places: dict[int, int] = {}
         self._asked: str | None = None
         self._over: Message | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="hub", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
@@ -162,32 +163,32 @@ class ControlServer:
                 caller, _ = self.listening.accept()
                 keep_alive(caller)
                 caller.settimeout(5)
-                self._callers[caller] = Lines(caller)
+                self._callers[caller] = JsonLineConnection(caller)
                 self._selector.register(caller, selectors.EVENT_READ)
             return
-        lines = self._callers[ready]
-        rank = next((rank for rank, known in self._ranks.items() if known is lines), None)
-        messages = lines.receive(0)
+        connection = self._callers[ready]
+        rank = next((rank for rank, known in self._ranks.items() if known is connection), None)
+        messages = connection.receive(0)
         if rank is None and messages:
-            rank = self._admitted(lines, messages)
+            rank = self._admitted(connection, messages)
         if messages is None or rank is None:
             self._drop(ready)
-            self._miss(rank, lines.why)
+            self._miss(rank, connection.why)
             return
         for message in messages:
             self._take(rank, message)
 
-    def _admitted(self, lines: Lines, messages: Sequence[Message]) -> int | None:
+    def _admitted(self, connection: JsonLineConnection, messages: Sequence[Message]) -> int | None:
         """The rank at the other end of a new connection; None where it is nobody of ours."""
         hello = next(iter(messages), {})
         rank = hello.get("rank")
-        if hello.get("word") != self.word or not isinstance(rank, int) or rank not in range(len(self.members)):
+        if hello.get("token") != self.token or not isinstance(rank, int) or rank not in range(len(self.members)):
             return None
-        self._ranks[rank] = lines
+        self._ranks[rank] = connection
         if self._over:
-            lines.send(self._over)
+            connection.send(self._over)
         elif self._asked:
-            lines.send({"asked": self._asked})
+            connection.send({"stop_requested": self._asked})
         return rank
 
     def _miss(self, rank: int | None, why: str) -> None:
@@ -195,12 +196,12 @@ class ControlServer:
         if rank is not None and rank not in self._left:
             self._left.add(rank)
             how = self.how_ended(rank) or f"is gone{why}"
-            self._judge(f"rank {rank} on {self.members[rank].host} {how}", NOBODY if self.quiet else 0)
+            self._judge(f"rank {rank} on {self.members[rank].host} {how}", LAUNCHER_REPORTS if self.quiet else 0)
 
     def _look_for_absent(self, seconds: float) -> None:
         absent = [member for member in self.members if member.rank not in self._ranks]
         if absent and seconds > ABSENT_SECONDS:
-            self._judge(f"rank {absent[0].rank} on {absent[0].host} has not come to the lifeline", 0)
+            self._judge(f"rank {absent[0].rank} on {absent[0].host} did not open its control connection", 0)
 
     def _drop(self, caller: socket.socket) -> None:
         self._selector.unregister(caller)
@@ -210,28 +211,28 @@ class ControlServer:
     def _take(self, rank: int, message: Message) -> None:
         if "stop" in message and self._asked is None:
             self._asked = str(message["stop"])
-            self._send_all({"asked": self._asked})
-        elif "at" in message:
-            self._places[rank] = int(message["at"])
-        elif "bye" in message:
+            self._send_all({"stop_requested": self._asked})
+        elif "position" in message:
+            self._places[rank] = int(message["position"])
+        elif "leaving" in message:
             self._left.add(rank)
         elif "failed" in message:
             self._judge(str(message["failed"]), rank)
-        if self._asked and ("at" in message or "bye" in message):
+        if self._asked and ("position" in message or "leaving" in message):
             self._settle()
 
     def _settle(self) -> None:
         """Once it is known how far all are: the next safe point of the foremost is the first that all can stop at."""
         if set(self._places) | self._left >= set(range(len(self.members))) and self._places:
-            self._send_all({"until": max(self._places.values()) + 1})
+            self._send_all({"stop_at": max(self._places.values()) + 1})
 
     def _judge(self, cause: str, teller: int) -> None:
         """The run is over, and the first cause of it is known."""
         if self._over is None:
-            self._over = {"over": cause, "by": teller}
+            self._over = {"failed": cause, "by": teller}
             self._send_all(self._over)
 
     def _send_all(self, message: Message | None) -> None:
-        for rank, lines in list(self._ranks.items()):  # any thread may send, while the hub's admits
+        for rank, connection in list(self._ranks.items()):  # any thread may send, while the server's admits
             if rank not in self._left:
-                lines.send(message)
+                connection.send(message)

@@ -4,7 +4,7 @@ A process of its own, one a machine: it sees what no thread of a stopped process
 what no message reaches. It is left alone by whoever stops all at once, as Ctrl-Z, `scontrol suspend` and a laptop's lid
 do, for then it is stopped too; and by debuggers, whose stops are of another kind.
 
-python guard.py HOST RANK:PID...
+python watchdog.py HOST RANK:PID...
 """
 
 import contextlib
@@ -23,7 +23,7 @@ LOOK_SECONDS = 1.0
 
 
 def start_watchdog(host: str, ranks: Sequence[tuple[int, int]]) -> "subprocess.Popen[bytes] | None":
-    """Starts the guard of this machine.
+    """Starts the watchdog of this machine.
 
     Args:
         host: The machine's name.
@@ -37,7 +37,7 @@ def start_watchdog(host: str, ranks: Sequence[tuple[int, int]]) -> "subprocess.P
     )
 
 
-def guard(host: str, ranks: dict[int, int]) -> None:
+def watch(host: str, ranks: dict[int, int]) -> None:
     """Looks at the ranks until none is left."""
     born = {rank: _stat(pid)[1] for rank, pid in ranks.items()}
     since: dict[int, float] = {}
@@ -46,7 +46,7 @@ def guard(host: str, ranks: dict[int, int]) -> None:
         time.sleep(LOOK_SECONDS)
         now = time.monotonic()
         if now - looked > STOPPED_SECONDS / 2:
-            since.clear()  # the guard was stopped as well
+            since.clear()  # the watchdog was stopped as well
         looked = now
         for rank, pid in list(ranks.items()):
             state, birth = _stat(pid)
@@ -74,4 +74,4 @@ def _stat(pid: int) -> tuple[str, str]:
 if __name__ == "__main__":
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    guard(sys.argv[1], {int(rank): int(pid) for rank, _, pid in (word.partition(":") for word in sys.argv[2:])})
+    watch(sys.argv[1], {int(rank): int(pid) for rank, _, pid in (word.partition(":") for word in sys.argv[2:])})

@@ -17,7 +17,7 @@ class ReportFailure(LoopCallback):
     """Tells all ranks at once, as the first callback: one behind it may wait for them, as `OnExceptionCheckpoint` does.
 
     Args:
-        lifeline: Through which they are told.
+        control_channel: Through which they are told.
         outcome: How the training goes, which this callback fills in.
     """
 
@@ -34,4 +34,6 @@ class ReportFailure(LoopCallback):
             return  # the run is not begun, and whoever started it is told why
         self.outcome.error = exception
         logging.getLogger("rankzero").error("".join(traceback.format_exception(exception)))
-        self.control_channel.fail(f"rank {trainer.global_rank} on {socket.gethostname()} failed: {exception!r}")
+        self.control_channel.report_failure(
+            f"rank {trainer.global_rank} on {socket.gethostname()} failed: {exception!r}"
+        )

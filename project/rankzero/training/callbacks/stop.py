@@ -14,7 +14,7 @@ class StopAtSafePoint(LoopHooks):
     """Saves and leaves at a safe point that all ranks have agreed on. All ranks must have it, behind what saves.
 
     Args:
-        lifeline: Through which they agree.
+        control_channel: Through which they agree.
         saving: What saves; None where checkpoints are not wanted.
     """
 

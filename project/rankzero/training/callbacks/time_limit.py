@@ -39,7 +39,7 @@ class TimeLimit(LoopHooks):
     """Measures steps, validations and saves, and has all ranks stop in time. All ranks must have it, behind what saves.
 
     Args:
-        lifeline: Through which all are asked to stop.
+        control_channel: Through which all are asked to stop.
         wall_time: What is left; rank zero's counts.
         saving: What saves; None where checkpoints are not wanted.
     """

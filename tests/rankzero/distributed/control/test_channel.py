@@ -108,7 +108,7 @@ def test_one_that_is_done_holds_up_nobody():
 def test_the_first_cause_is_told_once_and_the_others_are_ended(failing, capfd):
     def work(control_channel, rank, all_gather_object):
         if rank == failing:
-            print("tells" if control_channel.fail(f"rank {rank} says why") else "is silent", flush=True)
+            print("tells" if control_channel.report_failure(f"rank {rank} says why") else "is silent", flush=True)
             return "failed"
         control_channel.on_abort = lambda cause: print(f"log of {rank}: {cause}", flush=True)
         time.sleep(30)
@@ -147,14 +147,14 @@ def test_alone_there_is_nobody_to_agree_with(capsys):
     control_channel.request_stop("SIGTERM")
     assert control_channel.check_stop() == "SIGINT"
     assert capsys.readouterr().err.count("once more to stop now") == 1
-    assert control_channel.fail("alone") and control_channel.cause() is None
+    assert control_channel.report_failure("alone") and control_channel.failure_cause() is None
 
 
 def test_strangers_are_hung_up_on():
     def work(control_channel, rank, all_gather_object):
         if rank == 0:
-            port = control_channel._hub.listening.getsockname()[1]
-            for hello in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 0, "word": "wrong"}\n', b"[]\n\xff\n"):
+            port = control_channel._server.listening.getsockname()[1]
+            for hello in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 0, "token": "wrong"}\n', b"[]\n\xff\n"):
                 with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
                     stranger.sendall(hello)
                     stranger.settimeout(10)

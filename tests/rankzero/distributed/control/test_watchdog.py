@@ -6,7 +6,7 @@ import time
 import pytest
 
 from rankzero.distributed.control import watchdog as module
-from rankzero.distributed.control.watchdog import guard
+from rankzero.distributed.control.watchdog import watch
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def in_a_hurry(monkeypatch):
 def test_one_that_is_stopped_is_ended_and_the_others_are_not(asleep, capfd):
     stopped, other = asleep
     stopped.send_signal(signal.SIGSTOP)
-    watching = threading.Thread(target=guard, args=("here", {0: other.pid, 3: stopped.pid}))
+    watching = threading.Thread(target=watch, args=("here", {0: other.pid, 3: stopped.pid}))
     watching.start()
     assert stopped.wait(20) == -signal.SIGKILL
     assert other.poll() is None
@@ -40,7 +40,7 @@ def test_one_that_is_stopped_is_ended_and_the_others_are_not(asleep, capfd):
 
 def test_one_that_goes_on_in_time_is_left_alone(asleep):
     stopped, _ = asleep
-    watching = threading.Thread(target=guard, args=("here", {0: stopped.pid}))
+    watching = threading.Thread(target=watch, args=("here", {0: stopped.pid}))
     watching.start()
     for _ in range(4):
         stopped.send_signal(signal.SIGSTOP)
@@ -60,7 +60,7 @@ def test_a_guard_that_was_stopped_itself_knows_nothing(asleep, monkeypatch):
     real = time.monotonic
     monkeypatch.setattr(module.time, "monotonic", lambda: real() + clock["skew"])
     stopped.send_signal(signal.SIGSTOP)
-    watching = threading.Thread(target=guard, args=("here", {0: stopped.pid}))
+    watching = threading.Thread(target=watch, args=("here", {0: stopped.pid}))
     watching.start()
     time.sleep(0.3)
     clock["skew"] = 3600.0
@@ -77,5 +77,5 @@ def test_another_process_of_the_same_number_is_none_of_its_business(asleep, monk
     stopped, _ = asleep
     births = iter(["1", "2"])
     monkeypatch.setattr(module, "_stat", lambda pid: ("T", next(births, "2")))
-    guard("here", {0: stopped.pid})
+    watch("here", {0: stopped.pid})
     assert stopped.poll() is None
