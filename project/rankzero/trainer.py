@@ -133,6 +133,7 @@ class Trainer(pl.Trainer):
         arguments = read_arguments(own)
         self.session = session = Session.of_trainer(requested_world(arguments, lightning))
         coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))
+        launch, channel = coordinator.launch, coordinator.control_channel
         self.run = agree_on_run(arguments["root"], arguments["name"], session.title, coordinator)
         self.config_text: str | None = None
         self._given = {key: value for key, value in arguments.items() if value != TRAINER[key].default} | lightning
@@ -142,7 +143,7 @@ class Trainer(pl.Trainer):
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
         self.plan = plan = SamplingPlan(
-            rank=coordinator.launch.rank or 0,
+            rank=launch.rank or 0,
             world_size=world.size,
             seed=global_seed(),
             batch_size=arguments["batch_size"],
@@ -161,7 +162,7 @@ class Trainer(pl.Trainer):
         if not barebones and lightning.get("enable_checkpointing") is not False:
             retention = Retention(arguments["keep"], arguments["keep_best"])
             interval = Interval.read(arguments["save_every"])
-            asks_to_stop = coordinator.control_channel.request_stop if arguments["save_errors"] == "stop" else None
+            asks_to_stop = channel.request_stop if arguments["save_errors"] == "stop" else None
             self._saving = CheckpointCallback(self.run, interval, self._record, retention, asks_to_stop)
         self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
 
@@ -187,7 +188,7 @@ class Trainer(pl.Trainer):
                 "num_nodes": world.nodes,
                 "precision": precision,
                 "strategy": strategy_for(lightning.get("strategy", "auto"), world, coordinator, plan),
-                "plugins": [*plugins, LaunchEnvironment(coordinator.launch)],
+                "plugins": [*plugins, LaunchEnvironment(launch)],
                 "callbacks": callbacks,
                 "use_distributed_sampler": False,  # the plan shares the samples
                 "logger": False if barebones else loggers(lightning.get("logger"), self.run),
@@ -200,15 +201,10 @@ class Trainer(pl.Trainer):
         caller = fit_loop.install(self, plan)
         self._found = KeepFound()
         # Lightning puts finders before all other callbacks, and these have to come before finders.
-        failing = ReportFailure(coordinator.control_channel, self.outcome)
-        self.callbacks: list[Callback] = [caller, failing, self._found, *self.callbacks]
+        self.callbacks: list[Callback] = [caller, ReportFailure(channel, self.outcome), self._found, *self.callbacks]
         fit_loop.fit_loop_of(self).hooks += [
-            TimeLimit(
-                coordinator.control_channel,
-                WallTime(end_of_time(arguments["time_limit"], coordinator.launch)),
-                self._saving,
-            ),
-            StopAtSafePoint(coordinator.control_channel, self._saving),
+            TimeLimit(channel, WallTime(end_of_time(arguments["time_limit"], launch)), self._saving),
+            StopAtSafePoint(channel, self._saving),
         ]
         logged.install(self)
 

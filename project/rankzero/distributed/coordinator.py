@@ -39,9 +39,7 @@ WORK_SECONDS = 1800.0
 
 
 class Coordinator:
-    """The processes of a run, a context manager around all that they do together. All ranks must make one.
-
-    Until the process group is there, and beside it, they talk through a `torch.distributed.Store`.
+    """The processes of a run, which talk through a `torch.distributed.Store`. A context manager that all ranks enter.
 
     Args:
         meeting: All processes, as far as they have been called.
@@ -226,7 +224,7 @@ class Coordinator:
             elif error is not None and not refused:
                 self._say_that_it_failed(error)
         finally:
-            left = leave_process_group()
+            left = leave_process_group(after_error=error is not None)
             if error and refused and not left:
                 self._say_that_it_failed(error)  # the others may wait in a collective
             if refused:
@@ -235,11 +233,9 @@ class Coordinator:
 
     def _say_that_it_failed(self, error: BaseException) -> None:
         """Has the others end, before the process group goes; no collective, for who knows where they are."""
-        if (
-            lost_contact(error) and self.control_channel.failure_cause(CAUSE_SECONDS)
-        ) or not self.control_channel.report_failure(
-            f"rank {self.launch.rank} on {socket.gethostname()} failed: {error!r}"
-        ):
+        cause = f"rank {self.launch.rank} on {socket.gethostname()} failed: {error!r}"
+        known = lost_contact(error) and self.control_channel.failure_cause(CAUSE_SECONDS)
+        if known or not self.control_channel.report_failure(cause):
             mark_reported(error)
 
     def _is_reported_elsewhere(self, text: str) -> bool:
@@ -286,17 +282,18 @@ def told_elsewhere() -> CannotStart:
     return refusal
 
 
-def leave_process_group() -> bool:
+def leave_process_group(after_error: bool) -> bool:
     """Destroys the process group; without this about one gloo run in ten ends with signal 6 after all is done.
 
-    In an exception path too, but with NCCL, where it may wait for ranks that will never come.
+    Args:
+        after_error: Whether this rank has failed. NCCL's group then stays: it may wait for ranks that never come.
 
     Returns:
         Whether there is none any more.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return True
-    if sys.exc_info()[0] is not None and torch.distributed.get_backend() != "gloo":
+    if after_error and torch.distributed.get_backend() != "gloo":
         return False
     torch.distributed.destroy_process_group()
     return True
