@@ -4,9 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 LOWEST := $(VENV)-lowest
 UNIT   := tests/rankzero tests/lightning_modules tests/data_modules tests/test_imports.py
+SYSTEM := tests/system tests/launch tests/benchmarks tests/test_readme.py tests/test_lowest.py
 ARGS   ?=
 
-.PHONY: fit install test test-lowest test-processors lint types check bench soak starts system-tools clean
+.PHONY: fit install test test-system test-lowest test-processors lint types check bench soak starts system-tools clean
 
 fit: install                      ## train the default: a small ResNet on handwritten digits
 	$(BIN)/python launch/fit.py $(ARGS)
@@ -20,8 +21,11 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-test: install                     ## unit tests and system tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(ARGS)
+test: install                     ## unit tests: minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(UNIT) $(ARGS)
+
+test-system: install              ## tests with real parts: Slurm, MPI, torchrun, network namespaces, strace (as root)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(SYSTEM) $(ARGS)
 
 test-lowest: $(LOWEST)/.installed ## unit tests with the lowest versions that pyproject.toml allows
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses 3 --dist loadgroup $(UNIT) $(ARGS)
@@ -35,8 +39,8 @@ $(LOWEST)/.installed: pyproject.toml | install
 	@touch $@
 
 test-processors: install          ## all tests as on a processor without AVX-512, then with torch's plainest kernels
-	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(MAKE) test
-	ATEN_CPU_CAPABILITY=default $(MAKE) test
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(MAKE) test test-system
+	ATEN_CPU_CAPABILITY=default $(MAKE) test test-system
 
 lint: install                     ## ruff: style and format
 	$(BIN)/ruff check .
@@ -45,7 +49,7 @@ lint: install                     ## ruff: style and format
 types: install                    ## mypy --strict
 	$(BIN)/mypy
 
-check: lint types test            ## everything that CI runs
+check: lint types test test-system ## everything that CI runs
 
 bench: install                   ## every claim of speed beside loops written by hand, in turn; on two cores 40 minutes
 	$(BIN)/python benchmarks/step.py --which one $(ARGS)
