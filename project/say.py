@@ -13,13 +13,14 @@ _LOST = (OSError, ValueError)
 def say(text: str, above: str = "") -> None:
     """Prints a line on stderr: what goes wrong or is about to end. `above` goes before it, as it is."""
     with contextlib.suppress(*_LOST):
-        print(f"{above}rankzero: {text}", file=sys.stderr, flush=True)
+        # One string: several ranks write to one pipe, and Python may write a newline of its own later.
+        print(f"{above}rankzero: {text}\n", end="", file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
     """Prints on stdout: how a run goes, and what came of it."""
     with contextlib.suppress(*_LOST):
-        print(text, flush=True)
+        print(f"{text}\n", end="", flush=True)
 
 
 def settle() -> None:
