@@ -198,13 +198,14 @@ _LOST = (OSError, ValueError)
 def print_error(text: str, above: str = "") -> None:
     """Prints a line on stderr: what goes wrong or is about to end. `above` goes before it, as it is."""
     with contextlib.suppress(*_LOST):
-        print(f"{above}rankzero: {spelled(text)}", file=sys.stderr, flush=True)
+        # One string: several ranks write to one pipe, and Python may write a newline of its own later.
+        print(f"{above}rankzero: {spelled(text)}\n", end="", file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
     """Prints on stdout: how a run goes, and what came of it."""
     with contextlib.suppress(*_LOST):
-        print(text, flush=True)
+        print(f"{text}\n", end="", flush=True)
 
 
 def flush_streams() -> None:

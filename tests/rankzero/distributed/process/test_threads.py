@@ -113,7 +113,8 @@ def test_variables_are_set_only_where_the_default_differs():
 SETTING = """
 import os
 from rankzero.distributed.process.threads import user_setting
-print(f"rank {os.environ['RANK']}: {os.environ['OMP_NUM_THREADS']}, set by the user: {user_setting(os.environ)}")
+found = f"{os.environ['OMP_NUM_THREADS']}, set by the user: {user_setting(os.environ)}"
+os.write(1, f"rank {os.environ['RANK']}: {found}\\n".encode())  # at once: both ranks write to one pipe
 """
 
 
