@@ -4,7 +4,6 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 LOWEST := $(VENV)-lowest
 UNIT   := tests/rankzero tests/lightning_modules tests/data_modules tests/test_imports.py
-SYSTEM := tests/system tests/launch tests/benchmarks tests/test_readme.py tests/test_lowest.py
 ARGS   ?=
 
 .PHONY: fit install test test-system test-lowest test-processors lint types check bench soak starts system-tools clean
@@ -22,10 +21,10 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 test: install                     ## unit tests: minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(UNIT) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup -m "not soak and not system" $(ARGS)
 
 test-system: install              ## tests with real parts: Slurm, MPI, torchrun, network namespaces, strace (as root)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(SYSTEM) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup -m "system and not soak" $(ARGS)
 
 test-lowest: $(LOWEST)/.installed ## unit tests with the lowest versions that pyproject.toml allows
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses 3 --dist loadgroup $(UNIT) $(ARGS)

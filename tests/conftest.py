@@ -25,8 +25,16 @@ def pytest_configure(config):
     os.environ["XDG_CONFIG_HOME"] = settings.name
 
 
+SYSTEM = ("tests/system/", "tests/launch/", "tests/benchmarks/", "tests/test_readme.py", "tests/test_lowest.py")
+"""Where all tests are system tests; elsewhere those with the mark."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What takes longest comes first, so that no worker waits for another at the end."""
+    """Marks system tests, and puts those first that take longest, so that no worker waits for another at the end."""
+    for item in items:
+        if item.nodeid.startswith(SYSTEM):
+            item.add_marker("system")
     items.sort(key=lambda item: not item.nodeid.startswith(("tests/test_readme", "tests/system")))
 
 

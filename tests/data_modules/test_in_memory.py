@@ -168,7 +168,7 @@ def test_what_may_not_be(wrong):
 
 def ordered(data, **settings):
     """The batches as the run reads them, in the data's own order."""
-    return SamplingPlan(batch_size=2).apply(DataLoader(data, batch_size=2, **settings), training=True)
+    return SamplingPlan(batch_size=2).wrap(DataLoader(data, batch_size=2, **settings), training=True)
 
 
 def test_small_batches_are_read_many_at_once_and_are_tensors_of_their_own():

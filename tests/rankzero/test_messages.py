@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
 from data_modules.in_memory import at_least
@@ -57,3 +61,31 @@ def test_lost_contact():
 def test_unused_parameters_name_our_own_flag():
     theirs = RuntimeError("... by setting the string value `strategy='ddp_find_unused_parameters_true'` or ...")
     assert "--trainer.strategy ddp_find_unused_parameters_true" in user_message(theirs)
+
+
+SAYING = """
+import os, sys
+from rankzero.messages import flush_streams, print_error, print_line
+print("held back")
+for _ in range(3):
+    print_line("how it goes")
+    print_error("what goes wrong")
+flush_streams()
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "{{ sleep 0.2; {saying} 2>&1; echo $? >&3; }} 3>&2 | true",
+        "{saying} >/dev/full 2>&1; echo $? >&2",
+        "{saying} >&- 2>&-; echo $? >&2",
+    ],
+    ids=["a pipe that nobody reads", "a full disk", "closed"],
+)
+def test_nobody_has_to_hear_it(command):
+    """The exit code stays what it is."""
+    line = command.format(saying=f"'{sys.executable}' -c '{SAYING}'")
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=buffered)
+    assert done.stderr.split() == ["0"]

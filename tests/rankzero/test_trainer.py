@@ -35,7 +35,7 @@ def script(here, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with as_before():
         yield here
-    session._leave_team(None)
+    session._leave_others(None)
     spell_with(None)
     atexit.unregister(session._leave)
 
@@ -135,7 +135,7 @@ def test_a_run_leaves_what_the_command_line_leaves(script, capsys):
 
 def test_a_run_without_a_name_is_called_after_the_script(script):
     trainer, *_ = trained(Trainer)
-    stem = Path(sys.modules["__main__"].__file__).stem
+    stem = Path(getattr(sys.modules["__main__"], "__file__", "run")).stem
     assert trainer.run.path == Path("runs") / f"{stem}-1" and trainer.run.exists
 
 
@@ -254,6 +254,8 @@ def test_a_stop_is_a_system_exit_and_the_same_script_resumes(script, monkeypatch
         patch.setattr(Net, "stops_at", 3)
         Trainer(name="x", max_epochs=2, **QUIET).fit(Net(), samples())
     assert isinstance(stopped.value, SystemExit) and stopped.value.code == 75
+    session._leave_others(None)
+    monkeypatch.setattr(Session, "current", None)  # the same script, started again
     again = Trainer(name="x", max_epochs=2, **QUIET)
     again.fit(Net(), samples())
     assert again.global_step == 12 and again.run.attempt == 2

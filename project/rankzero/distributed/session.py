@@ -137,7 +137,7 @@ def _report_uncaught(kind: type[BaseException], error: BaseException, trace: Tra
     """Reports an error that a script did not catch: a refusal without a traceback, and once per job."""
     launch = _teams[0].launch if _teams else None
     try:
-        _leave_team(error)
+        _leave_others(error)
     except CannotStart as refusal:
         error = refusal
     if isinstance(error, CannotStart):
@@ -150,12 +150,12 @@ def _report_uncaught(kind: type[BaseException], error: BaseException, trace: Tra
 
 def _leave() -> None:
     """Leaves the other processes at the end of a script."""
-    _leave_team(None)
+    _leave_others(None)
     flush_streams()
     report_exit()
 
 
-def _leave_team(error: BaseException | None) -> None:
+def _leave_others(error: BaseException | None) -> None:
     if _teams:
         _teams.pop().__exit__(type(error) if error else None, error, None)
 

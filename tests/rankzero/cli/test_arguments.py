@@ -154,17 +154,17 @@ def test_a_mistake_needs_no_torch_and_leaves_with_2(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "devices", "count"),
+    ("text", "gpus", "count"),
     [
-        ("2", 2, 2),
+        ("2", None, 2),
         ("auto", None, None),
         ("-1", None, None),
-        ("[0,3]", [0, 3], 2),
-        ("0,3,5", [0, 3, 5], 3),
-        ("1,", [1], 1),
-        ("'4'", 4, 4),
+        ("[0,3]", (0, 3), 2),
+        ("0,3,5", (0, 3, 5), 3),
+        ("1,", (1,), 1),
+        ("'4'", None, 4),
     ],
 )
-def test_every_form_that_lightnings_devices_take(text, devices, count):
-    flags = read(f"--trainer.devices={text}")
-    assert (flags.devices, flags.num_devices) == (devices, count)
+def test_every_form_that_lightnings_devices_take(text, gpus, count):
+    requested = read(f"--trainer.devices={text}").requested_world
+    assert (requested.gpus, requested.devices) == (gpus, count)

@@ -37,6 +37,7 @@ def test_a_class_of_another_kind(here):
         fit_here("--model", "json.JSONDecoder")
 
 
+@pytest.mark.system
 def test_a_users_file_that_ours_hides(here):
     (here / "data_modules").mkdir()
     (here / "data_modules/toy.py").write_text("class Mine: pass")

@@ -61,6 +61,7 @@ else:
 """
 
 
+@pytest.mark.system
 def test_pytorch_lightning_is_lightning_pytorch_in_every_form_of_import_where_it_is_not_installed(tmp_path):
     hide = (
         "class Hidden:\n"
@@ -71,6 +72,7 @@ def test_pytorch_lightning_is_lightning_pytorch_in_every_form_of_import_where_it
     run_code(hide + EVERY_FORM, tmp_path)
 
 
+@pytest.mark.system
 def test_an_installed_pytorch_lightning_stays_until_a_command_begins_and_then_gives_way(tmp_path):
     pytest.importorskip("pytorch_lightning")
     code = "import rankzero.cli.lightning_cli, pytorch_lightning, lightning.pytorch\nbefore = pytorch_lightning\n"
@@ -107,6 +109,7 @@ def look():
 """
 
 
+@pytest.mark.system
 def test_processes_that_a_program_starts_import_the_same_modules(tmp_path):
     write(tmp_path, {"data_modules/__init__.py": "", "data_modules/made.py": MADE, "data_modules/toy.py": ""})
     assert run_code(IN_CHILD, tmp_path).strip() == str((True, str(CHECKOUT / "data_modules/toy.py")))
@@ -194,6 +197,7 @@ def clashing(tmp_path):
     return tmp_path
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("model", "context", "sampler", "environment"),
     [
@@ -211,6 +215,7 @@ def test_a_users_packages_of_the_same_names_train_as_in_stock_lightning(clashing
     assert done.summary()["metrics"]["loss_epoch"] == pytest.approx(stock, rel=1e-6)
 
 
+@pytest.mark.system
 def test_our_own_classes_and_ranks_are_the_checkouts_in_such_a_folder(clashing):
     fit("--model", "MLP", "--data", "Toy", "--epochs", "1", "--devices", "2", folder=clashing)
     environment = {"PYTHONPATH": ":".join((str(clashing), *SOURCES))}

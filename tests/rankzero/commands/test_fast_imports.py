@@ -7,15 +7,15 @@ from running import REPOSITORY
 
 CODE = """
 import gc, sys
-from rankzero.commands.fast_imports import quick_imports
+from rankzero.commands.fast_imports import fast_imports
 
-with quick_imports():
+with fast_imports():
     import rankzero.cli.lightning_cli
     assert not gc.isenabled()
     assert not any(name.startswith("scipy.signal.") for name in sys.modules)
     {within}
 assert gc.isenabled() and gc.get_freeze_count() > 100_000
-with quick_imports():
+with fast_imports():
     assert gc.isenabled()  # nothing is left to be saved
 
 import scipy.signal

@@ -93,7 +93,7 @@ def test_a_root_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(RequestError, match="is a file"):
-            choose_run(str(root), None, "MLP-Toy", None)
+            choose_run(str(root), None, "MLP-Toy", None).check_writable()
     with pytest.raises(RequestError, match="folder you may write to"):
         choose_run("/proc/runs", None, "MLP-Toy", None).begin_attempt("a: 1")
 
@@ -108,7 +108,7 @@ def test_a_root_without_permission(tmp_path, mode):
         elif mode == 0o700:
             os._exit(0)  # it is one's own
         try:
-            choose_run(str(tmp_path / "runs"), "x", "MLP-Toy", None)
+            choose_run(str(tmp_path / "runs"), "x", "MLP-Toy", None).check_writable()
         except RequestError as error:
             os._exit(0 if "ermission" in error.found else 1)
         os._exit(2)

@@ -10,7 +10,7 @@ from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 worlds = st.integers(1, 6)
 sizes = st.integers(1, 40)
 counts = st.integers(1, 200)
-limits = st.choice(st.none(), st.integers(1, 9))
+limits = st.one_of(st.none(), st.integers(1, 9))
 
 
 def ranks(world, count, size, epoch=0, **settings):

@@ -97,6 +97,7 @@ for persistent in (False, True):
 """
 
 
+@pytest.mark.system
 def test_a_process_ends_although_loader_processes_ignore_signals():
     folder = REPOSITORY / "tests"
     environment = {**os.environ, "PYTHONPATH": f"{folder}:{SOURCES}", "OMP_NUM_THREADS": "1"}

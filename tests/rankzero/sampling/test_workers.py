@@ -80,11 +80,11 @@ def _deaf():
 
 ORPHAN = """
 import multiprocessing, os, pathlib, time
-from rankzero.sampling.workers import DeafWorker
+from rankzero.sampling.workers import IgnoreStopSignals
 
 def read():
     time.sleep(0.5)  # by now the parent is gone
-    DeafWorker(None)(0)
+    IgnoreStopSignals(None)(0)
     pathlib.Path("alive").touch()
 
 multiprocessing.get_context("fork").Process(target=read).start()

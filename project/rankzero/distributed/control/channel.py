@@ -54,7 +54,7 @@ class ControlChannel:
         interface: `--interface`, whose address alone is listened on.
 
     Attributes:
-        last_words: Called, in another thread, before this process is ended from there.
+        on_abort: Called, in another thread, before this process is ended from there.
         how_ended: Says how a rank has ended, in words behind its name, as far as that can be known; otherwise nothing.
     """
 

@@ -27,8 +27,8 @@ class Launch:
         world_id: What the processes of this world share, and those of no other.
         job_id: What the scheduler or torchrun calls the job; the same after a requeue or a restart.
         restarts: How often the scheduler or torchrun has started this job again.
-        created: True where each device has its process already.
-        agent_store: True where torchrun has already brought the processes together.
+        externally_created: True where each device has its process already.
+        uses_agent_store: True where torchrun has already brought the processes together.
         elastic: Where torchrun may change the number of machines: what says so.
         rank_order: What ranks are handed out by, where the launcher gives none.
         variables: What all this was read from.

@@ -60,7 +60,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         every: The interval.
         record: Returns what a checkpoint says of the run beside its state: plain types, free of ranks.
         retention: Which are kept.
-        ask_to_stop: Called with a reason, in another thread, where a checkpoint cannot be written; None to go on.
+        request_stop: Called with a reason, in another thread, where a checkpoint cannot be written; None to go on.
 
     Attributes:
         last_seconds: How long the last save took until it was on the disk; None before the first.

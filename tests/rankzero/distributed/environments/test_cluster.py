@@ -144,6 +144,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.system
 def test_a_bare_trainer_trains_with_it(tmp_path):
     (tmp_path / "bare.py").write_text(BARE)
     command = [str(BIN / "torchrun"), "--nproc-per-node", "2", "bare.py"]

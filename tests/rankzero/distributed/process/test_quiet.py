@@ -46,6 +46,7 @@ def lines(result):
     return {line for line in found if line and line[0] not in "|-\u2502\u2500\u250f\u2503\u2521\u2514\u250c"}
 
 
+@pytest.mark.system
 def test_everything_that_was_requested_is_printed(tmp_path):
     ours, stock = tmp_path / "ours", tmp_path / "stock"
     for folder in (ours, stock):
@@ -62,6 +63,7 @@ def test_everything_that_was_requested_is_printed(tmp_path):
     assert not [line for line in printed if re.match(REMARKS, line)]
 
 
+@pytest.mark.system
 def test_a_plain_run_prints_a_line_an_epoch_and_a_table(tmp_path):
     module_of(tmp_path)
     result = fit("--model", "nets.Net", "--epochs", "1", folder=tmp_path)

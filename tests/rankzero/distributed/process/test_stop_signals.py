@@ -84,9 +84,9 @@ def test_whoever_waits_for_others_does_not_wait_for_long():
     done = run("""
 import rankzero.distributed.process.stop_signals
 rankzero.distributed.process.stop_signals.PATIENCE_SECONDS = 0.2
-SIGNALS.leave_if_asked()
+SIGNALS.leave_if_requested()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.5)
-SIGNALS.leave_if_asked()
+SIGNALS.leave_if_requested()
 """)
     assert done.returncode == 75

@@ -118,6 +118,7 @@ os.write(1, f"rank {os.environ['RANK']}: {found}\\n".encode())  # at once: both 
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("users", "setting", "wrapped"), [(None, "None", True), ("1", "OMP_NUM_THREADS=1", False)], ids=["torchrun", "user"]
 )

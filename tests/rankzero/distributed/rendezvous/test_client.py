@@ -235,7 +235,7 @@ def test_more_processes_than_were_told(port):
 def test_machines_of_one_name_are_told_apart():
     launch = Launch(world_size=2, externally_created=True, num_nodes=None)
     there = [members.Peer(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
-    assert members.completed(launch, there[1], there)[0].num_nodes == 2
+    assert members.assign_ranks(launch, there[1], there)[0].num_nodes == 2
 
 
 def test_a_port_that_may_not_be_listened_on(port, monkeypatch):

@@ -167,6 +167,7 @@ def test_an_error_in_the_background_is_told_by_the_thread_at_once(tmp_path):
     verify(tmp_path / "step-2")
 
 
+@pytest.mark.system
 def test_a_process_does_not_end_before_what_it_saves(tmp_path):
     (tmp_path / "late.py").write_text(
         "import threading, torch\n"

@@ -30,6 +30,7 @@ def saved(tmp_path):
     return tmp_path / "step-00000001", content["state_dict"]["layer.weight"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("order", [("import rankzero", ""), ("", "import rankzero")])
 def test_the_order_of_imports_does_not_matter(saved, tmp_path, order):
     first, second = order
@@ -37,6 +38,7 @@ def test_the_order_of_imports_does_not_matter(saved, tmp_path, order):
     assert float(run("python", "-c", code, str(saved[0]), folder=tmp_path).out) == pytest.approx(saved[1].sum().item())
 
 
+@pytest.mark.system
 def test_stock_lightning_reads_the_state(saved, tmp_path):
     code = LOAD.format(first="", second="assert 'rankzero' not in sys.modules")
     out = run("python", "-c", code, str(saved[0] / "state.pt"), folder=tmp_path).out

@@ -295,6 +295,7 @@ def test_the_archives_made_here_are_such_as_are_read(good):
     assert load(good)["state_dict"]["w"].tolist() == list(range(64))
 
 
+@pytest.mark.system
 def test_a_zip_bomb_of_zeros(good):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
@@ -394,6 +395,7 @@ def test_a_run_carries_on_from_what_runs_code_if_it_is_told_to(run, here):
     assert "trust" not in (here / "runs/x/config.yaml").read_text()
 
 
+@pytest.mark.system
 def test_a_person_sees_a_message_and_no_traceback(run, here):
     bomb = archive({"data/0": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
     (here / "bomb.ckpt").write_bytes(bomb)

@@ -244,6 +244,7 @@ class Net(BoringModel):
 """
 
 
+@pytest.mark.system
 def test_a_run_with_objects_as_hyperparameters_resumes_by_the_same_command(here):
     (here / "hydra_nets.py").write_text(HYDRA)
     script = str(REPOSITORY / "launch/fit.py")

@@ -254,6 +254,7 @@ class Keeps(Callback):
 KEEPS = ("--model", "MLP", "--data", "Toy", "--trainer.callbacks", "keeps.Keeps", "--run", "x")
 
 
+@pytest.mark.system
 def test_the_same_command_resumes_on_any_number_of_ranks(here, settings):
     (here / "keeps.py").write_text(CALLBACK)
     first = fit(*KEEPS, "--epochs", "1", folder=here)

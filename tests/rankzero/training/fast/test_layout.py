@@ -99,6 +99,7 @@ def test_layers_of_unknown_shape_stay_as_they_are():
     assert "not known yet" in apply_layout(model, "cpu") and not choose_layout(model, "cpu")[0]
 
 
+@pytest.mark.system
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("processor", "threads"), [("AVX2", 1), ("AVX2", 2), (None, 2)])
 def test_both_layouts_have_the_same_gradients(processor, threads):
@@ -187,6 +188,7 @@ def test_carried_on_where_there_is_no_bf16_it_is_told(here, has_bf16, monkeypatc
     assert "--trainer.precision bf16-mixed -> None" in capsys.readouterr().out
 
 
+@pytest.mark.system
 def test_two_processes_choose_once_and_are_evaluated_as_any_other(here):
     arguments = (*SMALL, "--epochs", "1", "--devices", "2", "--data.count", "41", "--accelerator", "cpu")
     result = fit(*arguments, folder=here)
