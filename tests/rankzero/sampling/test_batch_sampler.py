@@ -65,7 +65,7 @@ def test_weights_make_the_mean_over_ranks_and_micro_batches_that_of_the_step(wor
     for number, batches in enumerate(zip(*samplers, strict=True)):
         for sampler, batch in zip(samplers, batches, strict=True):
             mean = sum(loss[i] for i in batch) / max(1, len(batch))
-            averaged = mean * sampler.share(number).weight / world / sampler.micro_batches
+            averaged = mean * sampler.share(number).loss_weight / world / sampler.micro_batches
             means[number // sampler.micro_batches] += averaged
     assert means == pytest.approx([sum(loss[i] for i in step) / len(step) for step in expected], abs=1e-9)
 
@@ -73,7 +73,9 @@ def test_weights_make_the_mean_over_ranks_and_micro_batches_that_of_the_step(wor
 @pytest.mark.parametrize(("world", "size"), [(1, 32), (2, 32), (4, 32), (4, 8)])
 def test_an_even_share_has_no_weight_at_all(world, size):
     assert all(
-        one.share(batch).weight == one.share(batch).part == 1.0 for one in ranks(world, 64, size) for batch in (0,)
+        one.share(batch).loss_weight == one.share(batch).metric_weight == 1.0
+        for one in ranks(world, 64, size)
+        for batch in (0,)
     )
 
 
@@ -129,11 +131,11 @@ def test_in_order_where_nothing_is_shuffled():
 def test_what_cannot_do_without_a_sample_on_each_rank_gets_one_more_than_once(world):
     samplers = ranks(world, 9, 8)
     for sampler in samplers:
-        sampler.pads = True
+        sampler.padded = True
     last = [list(sampler)[-1] for sampler in samplers]
     assert [len(batch) for batch in last] == [1] * world and len({batch[0] for batch in last}) == 1
-    assert [sampler.share(len(sampler) - 1).weight for sampler in samplers] == [world] + [0] * (world - 1)
-    assert not any(sampler.share(len(sampler) - 1).idle for sampler in samplers)
+    assert [sampler.share(len(sampler) - 1).loss_weight for sampler in samplers] == [world] + [0] * (world - 1)
+    assert not any(sampler.share(len(sampler) - 1).has_empty_rank for sampler in samplers)
     assert [sampler.in_flight[-1].size for sampler in samplers] == [1] + [0] * (world - 1)
 
 
@@ -162,4 +164,6 @@ def test_a_short_step_gives_nobody_a_single_sample_where_that_can_be(world, coun
     single = any(len(batch) == 1 for sampler in samplers for batch in sampler)
     assert samplers[0].leaves_single() == single
     assert single == (rest == 1 or (share == 2 and 0 < rest < 2 * world and rest % 2 == 1))
-    assert samplers[0].leaves_idle() == any(samplers[0].share(batch).idle for batch in range(len(samplers[0])))
+    assert samplers[0].leaves_idle() == any(
+        samplers[0].share(batch).has_empty_rank for batch in range(len(samplers[0]))
+    )

@@ -33,7 +33,7 @@ def test_tasks_are_counted_by_flags_and_ranked_by_the_roll_call(node_file):
     assert [launch.rank for launch in launches] == [None] * 4
     assert [launch.node_rank for launch in launches] == [0, 0, 1, 1]
     assert all(launch.world_size == 4 and launch.num_nodes == 2 for launch in launches)
-    assert launches[0].rank_order < launches[1].order and launches[2].order < launches[3].order
+    assert launches[0].rank_order < launches[1].rank_order and launches[2].rank_order < launches[3].rank_order
     assert {launch.port for launch in launches} == {launches[0].port}
     assert launches[2].address == launches[3].address == "pbs1"  # the node file is set on the second host only
 
