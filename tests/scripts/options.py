@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from killing import KillAt  # isort: skip
+from killing import KillAt
 
 
 def options() -> dict:

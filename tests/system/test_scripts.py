@@ -1,6 +1,7 @@
 """Scripts that import `rankzero.Trainer`: Lightning's examples with one line changed, killed and started again."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,11 @@ EXAMPLES = {"autoencoder": 19, "boring": 11, "classifier": 10, "gan": 14, "trans
 @pytest.fixture
 def run(forks: Forks, tmp_path):
     """Runs an example in a folder of its own, and returns the exit codes."""
-    for name in ("killing.py",):
-        (tmp_path / name).write_text((PUBLIC / name).read_text())
+    for file in (*SCRIPTS.glob("*.py"), PUBLIC / "killing.py"):
+        shutil.copy(file, tmp_path)
 
     def start(example: str, *arguments: str, world: int = 1, code: int | None = 0) -> list[int]:
-        script = str(SCRIPTS / f"{example}.py")
+        script = str(tmp_path / f"{example}.py")
         return forks.fit(*arguments, folder=tmp_path, world=world, code=code, script=script)
 
     return start
