@@ -4,7 +4,10 @@
 """
 
 from importlib import import_module
+from pkgutil import extend_path
 from typing import Any
+
+__path__ = extend_path(__path__, __name__)  # a user's folder of this name adds to it, instead of being hidden
 
 _FILES = {"MLP": "mlp", "ResNet": "resnet"}
 

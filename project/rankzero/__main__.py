@@ -2,6 +2,7 @@
 
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from rankzero import __version__
 from rankzero.messages import Exit, RequestError, nearest, print_error, spell_with
@@ -24,6 +25,8 @@ SHORT_FOR = {
 def main() -> int:
     """Runs the command that stands first on the command line; returns its exit code."""
     spell_with(as_typed)
+    if sys.path[0] in ("", str(Path.cwd())):  # `python -m`: no package of the user's may hide ours, which come first
+        del sys.path[0]  # the folder is searched last, see rankzero.cli.import_names
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         width = max(map(len, COMMANDS))

@@ -149,8 +149,8 @@ def user_message(error: BaseException) -> str | None:
 
 def is_of_package(file: Path, *packages: str) -> bool:
     """Whether a file belongs to one of these packages, of those that have been imported."""
-    folders = [folder for name in packages if name in sys.modules for folder in sys.modules[name].__path__]
-    return any(Path(folder) in file.parents for folder in folders)
+    folders = [Path(str(sys.modules[name].__file__)).parent for name in packages if name in sys.modules]
+    return any(folder in file.parents for folder in folders)
 
 
 class RunError(RuntimeError):

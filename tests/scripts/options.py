@@ -4,7 +4,6 @@ import ast
 import sys
 
 import torch
-
 from killing import KillAt
 
 
