@@ -5,7 +5,7 @@ from types import ModuleType
 
 from rankzero.cli.flags import Flag
 from rankzero.cli.foreign_flags import known_elsewhere, near_names, quoted
-from rankzero.messages import RequestError, nearest
+from rankzero.messages import RequestError, nearest, spelled
 
 SUBCOMMANDS = {
     "fit": ("fit", ()),
@@ -20,6 +20,26 @@ OTHER_SUBCOMMANDS = {"train": "fit", "eval": "validate", "evaluate": "validate",
 
 LIGHTNING_KEYS = ("trainer", "model", "data", "optimizer", "lr_scheduler", "seed_everything")
 """The top-level keys of every LightningCLI."""
+
+
+EVERY_DAY = ("model", "data", "epochs", "name", "devices")
+"""The flags that the help shows first."""
+
+GROUPS = {
+    "What to train": ("batch_size", "global_batch_size", "max_device_batch_size", "precision", "fast", "seed", "split"),
+    "How long": ("time_limit", "requeue", "max_attempts"),
+    "Where and on what": ("nodes", "accelerator", "root", "output", "export"),
+    "Saving and resuming": (
+        *("save_every", "keep", "keep_best", "save_errors", "resume", "checkpoint"),
+        *("accept_changed", "trust_checkpoint"),
+    ),
+    "Launching": (
+        *("launcher", "explain", "start_timeout", "backend", "interface"),
+        *("node_rank", "master_addr", "master_port"),
+    ),
+    "Advanced": ("config", "model.X", "help_all"),
+}
+"""The groups of the help, in its order, and their flags."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +79,24 @@ class Command:
         return {name: flag.lightning_key or flag.name for flag in self.flags for name in (flag.name, *flag.aliases)}
 
     def help(self) -> str:
-        """The help: one screen."""
-        rows = [("--model NAME", self._names(self.models)), ("--data NAME", self._names(self.data))]
+        """The help: the flags of every day, then the others in groups."""
+        rows = {
+            "model": ("--model NAME", self._names(self.models)),
+            "data": ("--data NAME", self._names(self.data)),
+            "explain": ("--explain", "say which launcher is detected and from what; start nothing"),
+            "config": ("--config FILE", "read flags from YAML, short or as --print_config writes them"),
+            "model.X": ("--model.X --data.X --trainer.X", "set any argument of theirs"),
+            "help_all": ("--help_all", "list all arguments of the model, the data and the Trainer"),
+        }
         for flag in self.flags:
             also = f" (also {', '.join(f'--{name}' for name in flag.aliases)})" if flag.aliases else ""
-            rows.append((f"--{flag.name} {flag.metavar}", flag.help + also))
-        rows += [
-            ("--explain", "say which launcher was detected and from what; starts nothing"),
-            ("--config FILE", "YAML with any of these, short or as LightningCLI's --print_config writes them"),
-            ("--model.X --data.X --trainer.X", "any argument of theirs; all of them: --help_all"),
-        ]
+            rows[flag.name] = (f"--{flag.name} {flag.metavar}", flag.help + also)
         lines = [f"python launch/{self.name}.py: {self.purpose}", ""]
-        lines += [f"  {left:<31} {right}" for left, right in rows]
-        return "\n".join([*lines, "", *(f"  {example}" for example in self.examples)])
+        for title, names in {"": EVERY_DAY, **GROUPS}.items():
+            shown = [f"  {left:<31} {right}" for left, right in (rows[name] for name in names if name in rows)]
+            title = title.replace("train", "train" if self.name == "fit" else self.name)
+            lines += [*([f"{title}:"] if title and shown else []), *shown, *([""] if shown else [])]
+        return spelled("\n".join([*lines, *(f"  {example}" for example in self.examples)]))
 
     @staticmethod
     def _names(package: ModuleType) -> str:

@@ -1,6 +1,7 @@
 import pytest
 
 from rankzero.cli.arguments import parse_arguments
+from rankzero.cli.command import EVERY_DAY, GROUPS
 from rankzero.cli.foreign_flags import TRAINER
 from rankzero.messages import RequestError
 from running import command_of, fit
@@ -130,13 +131,17 @@ def test_what_only_prints_starts_no_processes():
     assert not read("--model.hidden_sizes", "[8]").only_prints
 
 
-def test_help_is_one_screen_of_all_flags(capsys):
+def test_help_shows_all_flags_in_groups(capsys):
     with pytest.raises(SystemExit) as leaving:
         read("--help")
     text = capsys.readouterr().out
     assert leaving.value.code == 0
     assert all(f"--{flag.name} " in text for flag in FIT.flags)
-    assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= 120
+    assert len(text.splitlines()) <= 60 and max(map(len, text.splitlines())) <= 120
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == [f"{title}:" for title in GROUPS]
+    first = [line.split()[0] for line in text.splitlines()[2:7]]
+    assert first == [f"--{name}" for name in EVERY_DAY]
     assert all(example in text for example in FIT.examples) and len(FIT.examples) == 3
 
 

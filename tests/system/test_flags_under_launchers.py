@@ -1,0 +1,40 @@
+"""Every flag reaches the script under a launcher, whose own parser could take it for one of its own."""
+
+import subprocess
+
+import pytest
+from torch.distributed.run import parse_args
+
+from running import command_of, require
+
+COMMANDS = ("fit", "evaluate", "predict")
+FLAGS = sorted({(flag.name, flag.example) for command in COMMANDS for flag in command_of(command).flags})
+ALIASES = sorted(
+    {name for command in COMMANDS for flag in command_of(command).flags for name in flag.aliases} - {"run"}
+)
+"""Without `--run`, which torchrun takes for its `--run-path`, as `--name` says."""
+
+OURS = [
+    *(word for name, example in FLAGS for word in (f"--{name}", example)),
+    *(word for name in sorted(ALIASES) for word in (f"--{name}", "x")),
+    *("--model", "MLP", "--data", "Toy", "--config", "x.yaml", "--model.depth", "18", "--explain", "--help_all"),
+]
+
+
+@pytest.mark.parametrize("equals", [False, True], ids=["apart", "with ="])
+@pytest.mark.parametrize("start", [["launch/fit.py"], ["-m", "rankzero"]], ids=["script", "module"])
+def test_torchrun_passes_every_flag_on(start, equals):
+    ours = ["fit", *(f"{flag}=x" for flag in OURS if flag.startswith("--"))] if equals else OURS
+    arguments = parse_args(["--nnodes", "1", "--nproc-per-node", "2", *start, *ours])
+    assert arguments.training_script_args == ours
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+def test_mpirun_passes_every_flag_on(launcher, monkeypatch):
+    require(launcher)
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[launcher]
+    script = ["sh", "-c", 'echo "$@"; sleep 0.5', "sh"]  # hydra loses what a process prints that ends at once
+    done = subprocess.run([program, "-np", "1", *script, *OURS], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == OURS, done.stderr
