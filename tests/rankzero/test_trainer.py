@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rankzero
 from rankzero import Trainer
-from rankzero.cli.script_arguments import TRAINER, as_arguments, read_arguments
+from rankzero.cli.script_arguments import TRAINER, read_arguments
 from rankzero.distributed import session
 from rankzero.distributed.session import Session
 from rankzero.messages import RequestError, spell_with
@@ -348,21 +348,3 @@ def test_the_plan_comes_before_the_users_callbacks_and_saving_comes_last(script)
     kinds = [type(callback).__name__ for callback in Trainer(callbacks=users, **QUIET).callbacks]
     assert kinds[:5] == ["HookBridge", "ReportFailure", "KeepFound", "SampleLedger", "Hooks"]
     assert kinds[-2:] == ["ModelCheckpoint", "CheckpointCallback"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "arguments"),
-    [
-        ("--save_every 200steps", 'save_every="200steps"'),
-        ("--epochs 4, or --backend gloo", 'max_epochs=4, or backend="gloo"'),
-        ("--trainer.strategy auto or ddp", 'strategy="auto" or ddp'),
-        ("the same command with --name ANOTHER-NAME", "the same command with name=ANOTHER-NAME"),
-        ("--global_batch_size 3 with a BatchSizeFinder", "global_batch_size=3 with a BatchSizeFinder"),
-        ("--seed 3", "seed=3"),
-        ("leave --nodes and --devices out", "leave num_nodes and devices out"),
-        ("srun --nodes=2 python launch/fit.py --epochs 3", None),
-    ],
-)
-def test_flags_are_spelled_as_arguments(flags, arguments, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/somewhere/train.py"])
-    assert as_arguments(flags) == (arguments or "srun --nodes=2 python train.py --epochs 3")

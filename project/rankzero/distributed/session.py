@@ -180,6 +180,7 @@ def _check_can_start(count: int) -> None:
 
 def _script_name() -> str:
     """What the program is called: its file without the suffix; `run` where it has none."""
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    name = "".join(letter if letter.isalnum() or letter in "_.+=@-" else "-" for letter in Path(script or "run").stem)
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""
+    stem = Path(script).stem if Path(script).is_file() else "run"
+    name = "".join(letter if letter.isalnum() or letter in "_.+=@-" else "-" for letter in stem)
     return name.lstrip(".-")[:64] or "run"

@@ -1,42 +1,8 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rankzero.distributed.scheduler.durations import seconds_of
 from rankzero.training.callbacks.wall_time import REMEMBERED, Kind, WallTime
 
 PLAIN, EPOCH, VALIDATION = Kind
-
-SECONDS = {
-    "90": 5400,
-    "30:00": 1800,
-    "90:05": 5405,
-    "01:30:00": 5400,
-    "1-0": 86400,
-    "1-12": 129600,
-    "1-12:30": 131400,
-    "2-00:00:01": 172801,
-    "90s": 90,
-    "15min": 900,
-    "2h": 7200,
-}
-
-
-@pytest.mark.parametrize(("text", "seconds"), SECONDS.items())
-def test_times_as_slurm_and_people_write_them(text, seconds):
-    assert seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "0", "0:00", "0s", "-5", "1:2:3:4", "1:60", "1.5h", "2d", "٣", "UNLIMITED", "1-"])
-def test_what_is_no_time(text):
-    with pytest.raises(ValueError, match="a time"):
-        seconds_of(text)
-
-
-@given(st.integers(1, 10**8))
-def test_every_time_is_read_back(seconds):
-    days, rest = divmod(seconds, 86400)
-    assert seconds_of(f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}") == seconds
 
 
 class Clock:

@@ -1,0 +1,89 @@
+import pytest
+import yaml
+
+from rankzero.cli.flag_values import (
+    checkpoint_of,
+    choices,
+    export_file,
+    hostname,
+    metric_to_keep,
+    non_negative_int,
+    port_number,
+    positive_int,
+    resume_from,
+    run_name,
+    save_interval,
+    seed_value,
+    time_limit_value,
+    yes_or_no,
+)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "", "1.5", "1e3", "٣", " 2", "0x10"])
+def test_a_count_is_a_whole_number_of_one_or_more(text):
+    with pytest.raises(ValueError, match="whole number"):
+        positive_int(text)
+
+
+@pytest.mark.parametrize("text", ["5", "200steps", "1step", "90s", "15min", "2h"])
+def test_intervals(text):
+    assert save_interval(text) == text
+
+
+@pytest.mark.parametrize("text", ["0", "0steps", "5epochs", "min", "-5", "1.5h"])
+def test_what_is_no_interval(text):
+    with pytest.raises(ValueError, match="steps"):
+        save_interval(text)
+
+
+def test_a_time_limit_reads_the_same_wherever_it_is_written():
+    limit = time_limit_value("1:30:00")
+    assert limit == "5400s" == time_limit_value(str(yaml.safe_load(f"limit: {limit}")["limit"]))
+    with pytest.raises(ValueError, match="a time"):
+        time_limit_value("soon")
+
+
+@pytest.mark.parametrize("text", ["../x", "a/b", "", ".hidden", "-x", "a b", "a\nb", "a\0b", "x" * 200, "$(rm)", "[x]"])
+def test_a_run_name_is_one_folders_name(text):
+    with pytest.raises(ValueError, match="folder"):
+        run_name(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (non_negative_int, "0", 0),
+        (port_number, "65535", 65535),
+        (seed_value, "4294967295", 4294967295),
+        (hostname, "node-1.example", "node-1.example"),
+        (metric_to_keep, "min:val/loss", "min:val/loss"),
+        (resume_from, "last", "auto"),
+        (resume_from, "null", "never"),
+        (checkpoint_of, "None", "last"),
+        (choices("data", "size"), "size,data", "size,data"),
+        (yes_or_no, "True", "yes"),
+        (export_file, "out/model.safetensors", "out/model.safetensors"),
+    ],
+)
+def test_a_right_value_is_read(read, text, value):
+    assert read(text) == value
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (non_negative_int, "-1"),
+        (port_number, "0"),
+        (port_number, "65536"),
+        (seed_value, "4294967296"),
+        (hostname, "two words"),
+        (metric_to_keep, "val/loss"),
+        (resume_from, " "),
+        (choices("data", "size"), "data;size"),
+        (yes_or_no, "maybe"),
+        (export_file, "model.onnx"),
+    ],
+)
+def test_a_wrong_value_is_refused(read, text):
+    with pytest.raises(ValueError, match="."):
+        read(text)

@@ -1,0 +1,54 @@
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from rankzero.cli.script_arguments import as_arguments, as_list, read_arguments
+from rankzero.messages import RequestError
+
+
+@pytest.mark.parametrize(
+    ("flags", "arguments"),
+    [
+        ("--save_every 200steps", 'save_every="200steps"'),
+        ("--epochs 4, or --backend gloo", 'max_epochs=4, or backend="gloo"'),
+        ("--trainer.strategy auto or ddp", 'strategy="auto" or ddp'),
+        ("the same command with --name ANOTHER-NAME", "the same command with name=ANOTHER-NAME"),
+        ("--global_batch_size 3 with a BatchSizeFinder", "global_batch_size=3 with a BatchSizeFinder"),
+        ("--seed 3", "seed=3"),
+        ("leave --nodes and --devices out", "leave num_nodes and devices out"),
+        ("srun --nodes=2 python launch/fit.py --epochs 3", None),
+    ],
+)
+def test_flags_are_spelled_as_arguments(flags, arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/train.py"])
+    assert as_arguments(flags) == (arguments or "srun --nodes=2 python train.py --epochs 3")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        ("time_limit", timedelta(minutes=90), "5400s"),
+        ("time_limit", "2h", "7200s"),
+        ("save_every", 3, "3"),
+        ("trust_checkpoint", True, "yes"),
+        ("fast", False, "no"),
+        ("start_timeout", 10.0, 10),
+        ("accept_changed", ["data", "global_batch_size"], "data,global_batch_size"),
+        ("root", Path("runs/here"), "runs/here"),
+        ("name", None, None),
+    ],
+)
+def test_arguments_are_read_as_their_flags_are(name, given, value):
+    assert read_arguments({name: given}) == {name: value}
+
+
+@pytest.mark.parametrize(("name", "given"), [("keep", 1.5), ("keep", True), ("batch_size", "many"), ("seed", -1)])
+def test_a_wrong_argument_is_a_request_error(name, given):
+    with pytest.raises(RequestError, match=f"--{name}"):
+        read_arguments({name: given})
+
+
+def test_one_thing_several_or_none_is_a_list():
+    assert (as_list(None), as_list(1), as_list((1, 2))) == ([], [1], [1, 2])

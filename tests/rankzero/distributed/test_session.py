@@ -1,0 +1,80 @@
+"""The processes that all Trainers of a program share."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
+from rankzero.distributed.session import Session, _check_can_start, _script_name
+from rankzero.messages import RequestError
+from running import run
+
+
+def session(**world):
+    coordinator = SimpleNamespace(launch=Launch(world_size=2, local_world_size=2))
+    there = WorldInfo("cpu", **{"size": 2, "devices": 2, **world})
+    return Session(RequestedWorld(), coordinator, there, title="x", is_script=True)
+
+
+@pytest.mark.parametrize(
+    "requested",
+    [RequestedWorld(), RequestedWorld(devices=2), RequestedWorld(nodes=1, accelerator="cpu")],
+)
+def test_another_trainer_may_ask_for_the_processes_that_are_there(requested):
+    session().check_same(requested)
+
+
+@pytest.mark.parametrize(
+    ("requested", "message"),
+    [
+        (RequestedWorld(devices=1), "--devices 1"),
+        (RequestedWorld(nodes=2), "--nodes 2"),
+        (RequestedWorld(accelerator="gpu"), "--accelerator gpu"),
+    ],
+)
+def test_another_trainer_may_not_ask_for_others(requested, message):
+    with pytest.raises(RequestError, match=f"{message} for another Trainer"):
+        session().check_same(requested)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("train.py", "train"), ("my script.py", "my-script"), (".x.py", "x"), ("<stdin>", "run"), (None, "run")],
+)
+def test_a_run_is_called_after_the_script(monkeypatch, tmp_path, file, name):
+    monkeypatch.chdir(tmp_path)
+    if file and file.endswith(".py"):
+        (tmp_path / file).write_text("")
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(**({"__file__": file} if file else {})))
+    assert _script_name() == name
+
+
+def test_several_processes_need_a_script(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace())
+    with pytest.raises(RequestError, match="standard input"):
+        _check_can_start(2)
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    with pytest.raises(RequestError, match="a notebook"):
+        _check_can_start(2)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(tmp_path / "train.py")))
+    _check_can_start(2)
+
+
+FROM_STANDARD_INPUT = """
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rankzero import Trainer
+trainer = Trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0, accelerator="cpu", devices={devices})
+trainer.fit(BoringModel())
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("devices", "code"), [(1, 0), (2, 2)])
+def test_a_program_from_standard_input(tmp_path, devices, code):
+    (tmp_path / "program").write_text(FROM_STANDARD_INPUT.format(devices=devices))
+    result = run("sh", "-c", "python - < program", folder=tmp_path, code=code)
+    assert "Traceback" not in result.err
+    assert "run-1: finished" in result.out if code == 0 else "devices=1 here, or save the program" in result.err

@@ -1,0 +1,53 @@
+"""The console command `rankzero`."""
+
+import sys
+
+import pytest
+
+import rankzero
+from rankzero.__main__ import COMMANDS, as_typed, main
+from rankzero.messages import spell_with
+from running import run
+
+
+@pytest.fixture(autouse=True)
+def spelling():
+    yield
+    spell_with(None)
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    def type_line(*words):
+        monkeypatch.setattr(sys, "argv", ["rankzero", *words])
+        code = main()
+        return code, capsys.readouterr()
+
+    return type_line
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_the_help_lists_the_commands(typed, words):
+    code, printed = typed(*words)
+    assert code == 0 and all(f"  {name} " in printed.out for name in COMMANDS)
+
+
+def test_the_version(typed):
+    assert typed("--version") == (0, (rankzero.__version__ + "\n", ""))
+
+
+def test_a_mistyped_command(typed):
+    code, printed = typed("trian")
+    assert code == 2 and "asked  rankzero trian" in printed.err and "type   rankzero" in printed.err
+
+
+def test_messages_are_spelled_as_typed(typed):
+    code, printed = typed("fit", "--devices", "none")
+    assert code == 2 and "launch/" not in printed.err
+    assert as_typed("srun python launch/fit.py --nodes 2") == "srun rankzero fit --nodes 2"
+    assert as_typed("torchrun launch/evaluate.py") == "torchrun -m rankzero evaluate"
+
+
+@pytest.mark.parametrize("start", [("rankzero",), ("python", "-m", "rankzero")], ids=["command", "module"])
+def test_it_explains_in_any_folder(tmp_path, start):
+    assert "launcher:" in run(*start, "explain", folder=tmp_path).out
