@@ -1,19 +1,48 @@
-"""What the examples read from their command lines: arguments of the Trainer, and when to be killed."""
+"""What the examples read from their command lines: arguments of the Trainer, and what is to go wrong."""
 
 import ast
 import sys
+import time
 
 import torch
 from killing import KillAt
+from lightning.pytorch import Callback
+
+
+class Slow(Callback):
+    """Waits in each batch, so that a signal can come in the middle of the training."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        time.sleep(self.seconds)
+
+
+class FailAt(Callback):
+    """Raises an error on the last rank, in one batch."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == self.batch and trainer.global_rank == trainer.world_size - 1:
+            raise KeyError("the example fails")
 
 
 def options() -> dict:
-    """The Trainer's arguments: `name=x devices=2 kill=5` has the run killed after its fifth batch."""
+    """The Trainer's arguments, such as `name=x devices=2`.
+
+    `kill=5` has the run killed after its fifth batch, `fail=5` has it fail there; `pause=0.1` slows it down.
+    """
     values = dict(argument.split("=", 1) for argument in sys.argv[1:])
     values = {name: ast.literal_eval(text) if text[:1].isdigit() else text for name, text in values.items()}
-    kill = values.pop("kill", None)
+    kill, fail, pause = (values.pop(name, None) for name in ("kill", "fail", "pause"))
+    callbacks = [KillAt(kill, run=values["name"])] if kill else []
+    callbacks += [FailAt(fail)] if fail else []
+    callbacks += [Slow(pause)] if pause else []
     quiet = {"accelerator": "cpu", "enable_model_summary": False, "save_every": "3steps"}
-    return {**quiet, **values, "callbacks": [KillAt(kill, run=values["name"])] if kill else []}
+    return {**quiet, **values, "callbacks": callbacks}
 
 
 def finish(trainer, model, *loaders) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,9 @@ def run(forks: Forks, tmp_path):
     for file in (*SCRIPTS.glob("*.py"), PUBLIC / "killing.py"):
         shutil.copy(file, tmp_path)
 
-    def start(example: str, *arguments: str, world: int = 1, code: int | None = 0) -> list[int]:
+    def start(example: str, *arguments: str, world: int = 1, code: int | None = 0, **options) -> list[int]:
         script = str(tmp_path / f"{example}.py")
-        return forks.fit(*arguments, folder=tmp_path, world=world, code=code, script=script)
+        return forks.fit(*arguments, folder=tmp_path, world=world, code=code, script=script, **options)
 
     return start
 
@@ -44,3 +45,29 @@ def test_an_example_killed_in_mid_epoch_and_started_again_ends_as_if_never_kille
     summaries = [json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("whole", "x")]
     assert [summary["attempts"] for summary in summaries] == [1, 2]
     assert summaries[0]["ledger"] == summaries[1]["ledger"] and len(summaries[0]["ledger"]) == 2
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_signal_stops_all_ranks_after_one_step_and_the_same_script_resumes(run, tmp_path, forks, world):
+    run("boring", "name=whole", world=world)
+    run("boring", "name=x", "pause=0.5", world=world, code=75, signals=[(5.0, signal.SIGTERM, world - 1)])
+    said = forks.said(tmp_path, world)
+    assert "run x: stopped" in said[0] and 'the same command with name="x"' in said[0]
+    assert not any("Traceback" in text for text in said)
+    run("boring", "name=x", world=world)
+    whole, again = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "x"))
+    assert difference(whole, again, 0.0 if world == 1 else 1e-6) is None
+
+
+def test_a_failure_of_one_rank_ends_all_and_is_told_once(run, tmp_path, forks):
+    assert run("boring", "name=x", "fail=5", world=2, code=None) == [1, 1]
+    said = "".join(forks.said(tmp_path, 2))
+    assert said.count("KeyError: 'the example fails'") == 1
+    assert json.loads((tmp_path / "runs/x/summary.json").read_text())["status"] == "failed"
+
+
+def test_a_refusal_is_printed_once_and_without_a_traceback(run, tmp_path, forks):
+    run("boring", "name=x", "save_every=often", world=2, code=2)
+    said = "".join(forks.said(tmp_path, 2))
+    assert said.count('asked  save_every="often"') == 1 and "Traceback" not in said
+    assert not (tmp_path / "runs").exists()
