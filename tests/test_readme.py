@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import socket
 import subprocess
 import time
 import urllib.request
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from running import BIN, REPOSITORY, require, run
+from running import BIN, REPOSITORY, require, reserved_port, run
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SHORT = {
@@ -66,7 +65,8 @@ def test_every_command_runs(page, section, tmp_path, request, forks):
         if words[0] == "make":
             run_make(words[1])
         elif words[0] == "tensorboard":
-            show(words, tmp_path)
+            with reserved_port() as port:
+                show(words, tmp_path, port)
         else:
             if words[0] == "srun":
                 environment = request.getfixturevalue("slurm")
