@@ -91,11 +91,8 @@ def run_make(target: str) -> None:
     assert {"fit": "launch/fit.py", "test": "-m pytest"}[target] in done.stdout
 
 
-def show(words: list[str], folder: Path) -> None:
+def show(words: list[str], folder: Path, port: int) -> None:
     """Runs TensorBoard until it shows the runs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [str(BIN / words[0]), *words[1:], "--port", str(port)]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
