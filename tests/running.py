@@ -53,7 +53,14 @@ def require(part: str) -> None:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port of 127.0.0.1 that our own processes can listen on and that the kernel gives to nobody else meanwhile."""
+    """Reserves a free TCP port on 127.0.0.1 for a test.
+
+    A bound socket keeps the kernel from assigning the port to another process. Processes of the test can still listen
+    on the port if they set SO_REUSEADDR, because the bound socket does not listen.
+
+    Yields:
+        The port.
+    """
     with socket.socket() as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(("127.0.0.1", 0))

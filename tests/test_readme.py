@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import socket
 import subprocess
 import time
 import urllib.request
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from running import BIN, REPOSITORY, require, run
+from running import BIN, REPOSITORY, require, reserved_port, run
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SHORT = {
@@ -66,7 +65,8 @@ def test_every_command_runs(page, section, tmp_path, request, forks):
         if words[0] == "make":
             run_make(words[1])
         elif words[0] == "tensorboard":
-            show_tensorboard(words, tmp_path)
+            with reserved_port() as port:
+                show_tensorboard(words, tmp_path, port)
         else:
             if words[0] == "srun":
                 environment = request.getfixturevalue("slurm")
@@ -91,11 +91,8 @@ def run_make(target: str) -> None:
     assert {"fit": "launch/fit.py", "test": "-m pytest"}[target] in done.stdout
 
 
-def show_tensorboard(words: list[str], folder: Path) -> None:
+def show_tensorboard(words: list[str], folder: Path, port: int) -> None:
     """Runs TensorBoard until it shows the runs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [str(BIN / words[0]), *words[1:], "--port", str(port)]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

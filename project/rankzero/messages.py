@@ -198,7 +198,7 @@ _LOST = (OSError, ValueError)
 def print_error(text: str, above: str = "") -> None:
     """Prints a line on stderr: what goes wrong or is about to end. `above` goes before it, as it is."""
     with contextlib.suppress(*_LOST):
-        # One string: several ranks write to one pipe, and Python may write a newline of its own later.
+        # Text and newline in one write: ranks share a pipe, and unbuffered Python writes print's newline separately.
         print(f"{above}rankzero: {spelled(text)}\n", end="", file=sys.stderr, flush=True)
 
 

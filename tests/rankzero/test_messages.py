@@ -1,4 +1,6 @@
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 
@@ -72,6 +74,23 @@ for _ in range(3):
     print_error("what goes wrong")
 flush_streams()
 """
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_each_line_is_a_single_write(unbuffered):
+    """Ranks share a pipe: a newline in a write of its own may follow the line of another rank."""
+    reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # keeps each write apart
+    code = "from rankzero.messages import print_error, print_line; print_line('a line'); print_error('an error')"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with reading, writing:
+        subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=writing, env=environment, check=True)
+        reading.setblocking(False)
+        writes = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                writes.append(reading.recv(100))
+    writes = [written for written in writes if written]  # print's empty `end` is a write too, and prints nothing
+    assert writes == [b"a line\n", b"rankzero: an error\n"]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def _serve() -> None:
             begun = time.monotonic()
             for seconds, number, rank in request["signals"]:
                 time.sleep(max(0.0, begun + seconds - time.monotonic()))
-                os.kill(ranks[rank], number)  # which is there, or has not been waited for
+                os.kill(ranks[rank], number)  # it runs, or its exit code has not been read yet
             codes = _codes(ranks, begun + request["seconds"])
         print(json.dumps(codes), flush=True)
 

@@ -77,11 +77,11 @@ class SeededDataset(Dataset[Any]):
             generators.put_back(before)
 
     def gather(self, samples: Positions) -> list[Tensor] | None:
-        """Gathers rows of the data set within, where `gathers`; None where there are none."""
+        """Returns the rows of these samples, one tensor per field; None for an empty batch. Requires `gathers`."""
         if not samples.size:
             return None
         where = torch.from_numpy(samples)
-        if self._parts:  # which may count from the end
+        if self._parts:  # the indices of a Subset may be negative
             where = where.remainder(len(self._source))  # type: ignore[arg-type]
         return [tensor.index_select(0, where) for tensor in self._source.tensors]  # type: ignore[attr-defined]
 

@@ -54,9 +54,9 @@ class BatchHooks:
 
     @property
     def have_no_observers(self) -> bool:
-        """Whether none of the hooks of a batch, nor `optimizer_zero_grad` or `backward`, is the user's.
+        """Whether there are no user callbacks, and the module overrides no hook that a batch calls.
 
-        One such look takes the place of several calls where no code of the user's runs between them.
+        One check replaces several hook calls as long as no user code runs between them.
         """
         return (
             self._trainer.callbacks == self._seen  # type: ignore[attr-defined]
