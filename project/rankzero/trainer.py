@@ -22,7 +22,7 @@ from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import newest_valid
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.resume import RunOptions
-from rankzero.runs.stored_config import describe_config
+from rankzero.runs.stored_config import Config, as_json, describe_config
 from rankzero.runs.summary import Figures, metrics_of
 from rankzero.runs.tensorboard import loggers
 from rankzero.sampling.generators import global_seed
@@ -86,7 +86,7 @@ class Trainer(pl.Trainer):
     Attributes:
         run: Directory of the run.
         outcome: How training goes.
-        config_text: YAML that checkpoints are stored with; described from the arguments if None.
+        config: Stored with checkpoints; described from the arguments if None.
 
     Raises:
         RequestError: The request cannot be met; uncaught, it is printed without a traceback, with exit code 2.
@@ -135,7 +135,7 @@ class Trainer(pl.Trainer):
         coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))
         launch, channel = coordinator.launch, coordinator.control_channel
         self.run = agree_on_run(arguments["root"], arguments["name"], session.title, coordinator)
-        self.config_text: str | None = None
+        self.config: Config | None = None
         self._given = {key: value for key, value in arguments.items() if value != TRAINER[key].default} | lightning
         self._fast, self._fit_called = arguments["fast"] == "yes", False
         self.outcome, self._options = Outcome(), RunOptions.read(arguments)
@@ -251,12 +251,12 @@ class Trainer(pl.Trainer):
         options = self._options
         if ckpt_path is not None:
             options = replace(options, resume=self._choice.path_of(str(ckpt_path)) or "auto")
-        if self.config_text is None:
-            self.config_text = describe_config(model, data, self._given)
+        if self.config is None:
+            self.config = describe_config(model, data, self._given)
         attempt = Attempt(
             self.run,
             options,
-            self.config_text,
+            self.config,
             self,
             self.plan,
             self.outcome,
@@ -295,6 +295,6 @@ class Trainer(pl.Trainer):
             "id": self.run.id,
             "attempt": self.run.attempt,
             "metrics": metrics_of(self),
-            "config": self.config_text,
+            "config": as_json(self.config),
             "order": order_of(self, self.plan),
         }

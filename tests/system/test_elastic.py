@@ -23,6 +23,7 @@ def test_a_machine_joins_and_leaves(tmp_path, hosts, first, second):
     elastic = ("--nnodes", "1:2", "--max-restarts", "3", "--rdzv-conf", "last_call_timeout=2", *rendezvous)
     # What was asked for does not count here: the world is torchrun's to say.
     command = (str(BIN / "torchrun"), *elastic, *TRAIN, "--epochs", "100000", "--nodes", "2")
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     log = tmp_path / "log"
 
     def starts():
@@ -41,11 +42,11 @@ def test_a_machine_joins_and_leaves(tmp_path, hosts, first, second):
     def saved():
         return sorted((tmp_path / "runs/MLP-Toy-grows/checkpoints").glob("step-*"))
 
-    stays = hosts.start(first, *command, folder=tmp_path, log=log)
+    stays = hosts.start(first, *command, folder=tmp_path, log=log, environment=environment)
     joins = None
     try:
         under_way(1)
-        joins = hosts.start(second, *command, folder=tmp_path, log=log)
+        joins = hosts.start(second, *command, folder=tmp_path, log=log, environment=environment)
         under_way(2)
         joined = int(starts()[1][1])
         wait_until(lambda: int(saved()[-1].name.removeprefix("step-")) > joined, "a checkpoint of both")

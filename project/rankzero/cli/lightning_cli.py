@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.parser import RankzeroParser, reader, without_enums
 from rankzero.cli.script_arguments import TRAINER
-from rankzero.runs.stored_config import OF_ONE_START, dump_config, without_objects
+from rankzero.runs.stored_config import OF_ONE_START, Config, without_objects
 
 LINKED = ("in_features", "out_features", "in_channels", "image_size", "num_classes")
 """What a model has to know of the data: an argument of the model that nobody gave is taken from the data module's
@@ -88,12 +88,12 @@ class RankzeroCLI(LightningCLI):
         return f"{type(self.model).__name__}-{data}"
 
     @property
-    def config_text(self) -> str:
-        """The configuration as YAML, to start another run like it: without the run's name and what it resumed."""
+    def stored_config(self) -> Config:
+        """The configuration, to start another run like it: without the run's name and what it resumed."""
         config = without_objects(yaml.safe_load(self.parser.dump(without_enums(self.config), skip_unset=False)))
         for name in (*OF_ONE_START, *(() if self.datamodule else ("data",))):
             config.pop(name, None)
-        return dump_config(config)
+        return config
 
     @property
     def trainer_arguments(self) -> dict[str, Any]:

@@ -49,5 +49,5 @@ def build_trainer(cli: RankzeroCLI) -> Trainer:
     trainer.plan.data_batch_size = cli.data_batch_size
     if cli.config.fast == "yes" and trainer.precision == "bf16-mixed":
         cli.config.trainer.precision = trainer.precision
-    trainer.config_text = cli.config_text
+    trainer.config = cli.stored_config
     return trainer

@@ -23,6 +23,7 @@ from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
 from rankzero.runs.next_attempt import next_attempt, why_not_again
 from rankzero.runs.resume import RunOptions, choose_resume_point, on_rank_zero
+from rankzero.runs.stored_config import Config
 from rankzero.runs.summary import Figures, summarise
 from rankzero.runs.tensorboard import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
@@ -59,7 +60,7 @@ class Attempt:
     Args:
         run: The run's directory, which need not exist.
         options: What it resumes from, and whether it is requeued.
-        config_text: The YAML that it is stored with.
+        config: Stored with the attempt and its checkpoints.
         trainer: The Trainer.
         plan: The order of samples.
         outcome: How it goes, filled in while it trains.
@@ -75,7 +76,7 @@ class Attempt:
         self,
         run: RunDirectory,
         options: RunOptions,
-        config_text: str,
+        config: Config,
         trainer: Trainer,
         plan: SamplingPlan,
         outcome: Outcome,
@@ -90,7 +91,7 @@ class Attempt:
         trainer.strategy.setup_environment()
         self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
         self.resume_plan = on_rank_zero(
-            trainer.strategy, launch.rank, lambda: choose_resume_point(run, options, config_text, trainer, launch, self._lock)
+            trainer.strategy, launch.rank, lambda: choose_resume_point(run, options, config, trainer, launch, self._lock)
         )
         run.follow(self.resume_plan.run)
         self.checkpoint = self.resume_plan.checkpoint

@@ -13,7 +13,7 @@ from rankzero.runs.checkpoints.safe_load import load, needs_trust, signed_sha256
 from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import CannotStart, RequestError, Stopped, nearest
-from rankzero.runs.stored_config import changes, classes_in
+from rankzero.runs.stored_config import Config, changes, classes_in, dump_config, read_config
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.lock import RunLock
 
@@ -100,7 +100,7 @@ def on_rank_zero(strategy: Strategy, rank: int | None, work: Callable[[], T]) ->
 
 
 def choose_resume_point(
-    run: RunDirectory, options: RunOptions, config_text: str, trainer: Trainer, launch: Launch, lock: RunLock
+    run: RunDirectory, options: RunOptions, config: Config, trainer: Trainer, launch: Launch, lock: RunLock
 ) -> ResumePlan:
     """Chooses the checkpoint to resume from, and begins the attempt. Only rank zero calls this.
 
@@ -110,7 +110,7 @@ def choose_resume_point(
     try:
         if run.title is None:  # otherwise its directory is one that does not exist yet
             lock.acquire(run.path)
-        plan = _choose_resume_point(run, options, config_text, trainer, launch)
+        plan = _choose_resume_point(run, options, config, trainer, launch)
         if run.title is not None:
             lock.acquire(run.path)
     except BaseException:
@@ -120,7 +120,7 @@ def choose_resume_point(
 
 
 def _choose_resume_point(
-    run: RunDirectory, options: RunOptions, config_text: str, trainer: Trainer, launch: Launch
+    run: RunDirectory, options: RunOptions, config: Config, trainer: Trainer, launch: Launch
 ) -> ResumePlan:
     plan = ResumePlan(run)
     resume = options.resume
@@ -145,15 +145,15 @@ def _choose_resume_point(
                 raise needs_trust(plan.checkpoint, names)
         if plan.manifest.get("rankzero") is None:
             plan.notes.append(f"{plan.checkpoint} is not ours: the epoch that it ends in begins anew")
-    _check_same_training(plan, config_text)
-    if stored := (plan.manifest.get("rankzero") or {}).get("config"):
-        plan.notes += changes(stored, config_text)
+    _check_same_training(plan, config)
+    if stored := _stored_config(plan):
+        plan.notes += changes(read_config(stored), config)
     if resume == "auto" and _reached(run.read("summary.json"), trainer):
         plan.already_finished = True
         plan.notes.append(already_finished_note(run, trainer))
     else:
         archive_newer(plan)
-        run.begin_attempt(config_text, launch.job_id)
+        run.begin_attempt(dump_config(config), launch.job_id)
     return plan
 
 
@@ -169,12 +169,17 @@ def read_description(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
     return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": ours}
 
 
-def _check_same_training(plan: ResumePlan, config_text: str) -> None:
+def _stored_config(plan: ResumePlan) -> Any:
+    """What the chosen checkpoint holds as its configuration; None if there is nothing."""
+    return (plan.manifest.get("rankzero") or {}).get("config")
+
+
+def _check_same_training(plan: ResumePlan, config: Config) -> None:
     """Raises a RequestError where a checkpoint is of another model or other data than what is asked for."""
-    stored = (plan.manifest.get("rankzero") or {}).get("config")
+    stored = _stored_config(plan)
     if stored is None:
         return
-    was, asked = classes_in(stored), classes_in(config_text)
+    was, asked = classes_in(read_config(stored)), classes_in(config)
     if not was:
         found = "its manifest does not say of which model and data it is"
         raise RequestError(f"the checkpoint {plan.checkpoint}", found, "the path of another checkpoint")

@@ -1,13 +1,21 @@
-"""The configuration that a checkpoint remembers, as YAML. Imports no torch."""
+"""The configuration that a checkpoint stores. Imports no torch."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 
+Config = dict[str, Any]
+"""Section (`model`, `data`, `trainer`) or flag -> its value, as `--config` reads it from YAML."""
+
+
+MAX_DEPTH = 100
+
+
 class _Loader(yaml.SafeLoader):
-    """Knows no aliases, of which a few lines can make what fills the memory."""
+    """Refuses aliases: a few lines of them can expand to more than the memory holds."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -22,32 +30,53 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def dump_config(config: dict[str, Any]) -> str:
-    """The text that `read_config` reads."""
+def dump_config(config: Config) -> str:
+    """The configuration as YAML, for `--config`."""
     return str(yaml.dump(config, Dumper=_Dumper, sort_keys=False))
 
 
-def read_config(text: Any) -> dict[str, Any]:
-    """Reads a configuration; empty where somebody wrote it who means ill, or knows no better."""
+def as_json(value: Any, depth: int = 0) -> Any:
+    """A value of a configuration as JSON holds it: numbers that are not finite as YAML spells them, keys as text.
+
+    Raises:
+        ValueError: It is nested more than `MAX_DEPTH` times.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deeply")
+    if isinstance(value, dict):
+        return {str(key): as_json(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [as_json(item, depth + 1) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def read_config(stored: Any) -> Config:
+    """The configuration that a manifest holds: an object or, from versions before 0.2, YAML. Empty if it is neither."""
     try:
-        content = yaml.load(text, Loader=_Loader)
+        content = as_json(yaml.load(stored, Loader=_Loader) if isinstance(stored, str) else stored)
     except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def classes_in(config: str) -> dict[str, str]:
+def classes_in(config: Config) -> dict[str, str]:
     """The class paths of model and data in a configuration; empty where it does not name them."""
-    content = read_config(config)
     try:
-        return {name: str(content[name]["class_path"]) for name in ("model", "data") if content.get(name)}
+        return {name: str(config[name]["class_path"]) for name in ("model", "data") if config.get(name)}
     except (LookupError, TypeError):
         return {}
 
 
-def changes(before: str, now: str) -> list[str]:
-    """What is asked for otherwise than a checkpoint remembers, in a line of `--flag before -> now`; none if nothing."""
-    was, asked = (flattened(read_config(text)) for text in (before, now))
+def changes(before: Config, now: Config) -> list[str]:
+    """What differs from the configuration of a checkpoint, in a line of `--flag before -> now`; empty if nothing.
+
+    Args:
+        before: As `read_config` returns it.
+        now: The configuration of this start.
+    """
+    was, asked = flattened(before), flattened(as_json(now))
     changed = [
         f"--{key} {was.get(key)} -> {asked.get(key)}" for key in {**was, **asked} if was.get(key) != asked.get(key)
     ]
@@ -72,7 +101,7 @@ OF_ONE_START = (
 """Arguments that another run like this one does not take over."""
 
 
-def describe_config(model: object, data: object, arguments: Mapping[str, Any]) -> str:
+def describe_config(model: object, data: object, arguments: Mapping[str, Any]) -> Config:
     """The configuration of a run that a script has built, as far as YAML can hold it.
 
     Args:
@@ -80,11 +109,11 @@ def describe_config(model: object, data: object, arguments: Mapping[str, Any]) -
         data: The data module; None, or loaders, which are not described.
         arguments: The Trainer's arguments that were given.
     """
-    config: dict[str, Any] = {"model": {"class_path": _class_path(model)}}
+    config: Config = {"model": {"class_path": _class_path(model)}}
     if hasattr(data, "train_dataloader"):
         config["data"] = {"class_path": _class_path(data)}
     plain = {name: value for name, value in arguments.items() if name not in OF_ONE_START and _is_plain(value)}
-    return dump_config({**config, "trainer": plain})
+    return {**config, "trainer": plain}
 
 
 def _class_path(thing: object) -> str:
@@ -97,7 +126,7 @@ def _is_plain(value: object) -> bool:
     return value is None or type(value) in (str, int, float, bool)
 
 
-def without_objects(config: dict[str, Any]) -> dict[str, Any]:
+def without_objects(config: Config) -> Config:
     """A dumped configuration without the arguments whose defaults are objects that YAML cannot hold.
 
     jsonargparse (4.52) puts an error message in the place of such an object. Another run like this one, and an

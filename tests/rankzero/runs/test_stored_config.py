@@ -1,6 +1,10 @@
+import datetime
+import json
+
+import pytest
 import yaml
 
-from rankzero.runs.stored_config import without_objects
+from rankzero.runs.stored_config import as_json, changes, dump_config, read_config, without_objects
 from running import evaluate_here, fit_here
 
 PARTIAL = """
@@ -34,6 +38,22 @@ class Net(LightningModule):
 """
 
 
+KEYED = """
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+
+class Net(BoringModel):
+    def __init__(self, names: dict[int, str], limit: float = float("inf")):
+        super().__init__()
+        assert names == {1: "one"} and limit == float("inf")
+"""
+
+
+def nested(depth):
+    """A dictionary that holds a dictionary, and so on."""
+    return {"a": nested(depth - 1)} if depth else {}
+
+
 def test_defaults_that_are_objects_stay_out_of_the_configuration(here, monkeypatch):
     (here / "partial_default.py").write_text(PARTIAL)
     monkeypatch.syspath_prepend(here)
@@ -48,3 +68,48 @@ def test_defaults_that_are_objects_stay_out_of_the_configuration(here, monkeypat
 def test_all_other_values_stay():
     config = {"a": {"b": "Unable to serialize instance <x>", "c": [1, "text"]}, "d": None}
     assert without_objects(config) == {"a": {"c": [1, "text"]}, "d": None}
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (float("inf"), ".inf"),
+        (float("-inf"), "-.inf"),
+        (float("nan"), ".nan"),
+        ({1: [None, True, 2, 0.5, "a"]}, {"1": [None, True, 2, 0.5, "a"]}),
+        (datetime.date(2026, 1, 2), "2026-01-02"),
+    ],
+)
+def test_values_of_yaml_as_json(value, stored):
+    assert as_json(value) == stored == json.loads(json.dumps(stored, allow_nan=False))
+
+
+def test_a_configuration_that_versions_before_stored_as_yaml_is_read():
+    config = {"model": {"class_path": "mine.Net", "init_args": {"lr": 0.1}}, "trainer": {"max_time": None}}
+    assert read_config(dump_config(config)) == read_config(config) == config
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [None, 5, [], "", "a: [", "a: &a [1]\nb: *a", "[" * 5000, nested(200), "{a: " * 200 + "1" + "}" * 200],
+    ids=lambda stored: str(stored)[:20],
+)
+def test_what_is_no_configuration_is_read_as_an_empty_one(stored):
+    assert read_config(stored) == {}
+
+
+def test_changes_name_flags_and_both_values():
+    before = {"model": {"class_path": "a.Net", "init_args": {"lr": 0.1, "depth": 3}}, "epochs": 2}
+    now = {"model": {"class_path": "a.Net", "init_args": {"lr": 0.2, "depth": 3}}, "epochs": 2, "limit": float("inf")}
+    assert changes(before, now) == ["changed since the checkpoint: --model.lr 0.1 -> 0.2, --limit None -> .inf"]
+    assert changes(as_json(now), now) == []
+
+
+def test_a_manifest_holds_the_configuration_as_an_object_that_evaluation_reads(here, monkeypatch):
+    (here / "keyed.py").write_text(KEYED)
+    monkeypatch.syspath_prepend(here)
+    assert fit_here("--model", "keyed.Net", "--model.names", '{"1": "one"}', "--name", "x", "--epochs", "1") == 0
+    (checkpoint,) = (here / "runs/x/checkpoints").glob("step-*")
+    stored = json.loads((checkpoint / "manifest.json").read_text())["rankzero"]["config"]
+    assert stored["model"] == {"class_path": "keyed.Net", "init_args": {"names": {"1": "one"}, "limit": ".inf"}}
+    assert evaluate_here("--name", "x") == 0  # the module checks its arguments

@@ -58,6 +58,7 @@ def detect(asked: RequestedWorld | None = None, environ: Mapping[str, str] | Non
     except (KeyError, ValueError) as error:
         raise _incomplete(found or ("pbs" if "PBS_JOBID" in environ else "local"), error, Variables(environ)) from None
     _check_nesting(launch, environ)
+    torchrun.check_elastic(launch)
     if asked.node_rank not in (None, launch.node_rank) and launch.node_rank is not None and found != "local":
         raise RequestError(
             f"--node_rank {asked.node_rank}",

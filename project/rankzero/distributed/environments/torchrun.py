@@ -5,6 +5,10 @@ from pathlib import Path
 
 from rankzero.distributed.environments.ancestors import ancestor_ids, ancestors, command_of, environment_of, option
 from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, folder_name
+from rankzero.messages import RequestError
+
+SEPARATE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+"""The variable with which torchrun's agents keep their store to themselves."""
 
 
 def found(variables: Variables) -> bool:
@@ -47,12 +51,34 @@ def drawn(run_id: str) -> bool:
 
 
 def elastic_nodes(variables: Variables) -> str | None:
-    """`--nnodes 1:2` where torchrun was given a range; it tells its workers by no variable, so its own line is read."""
+    """`--nnodes 1:2` where torchrun was given a range; no variable tells its workers, so its own line is read."""
     nodes = option(own_command(), "nnodes")
     if nodes:
-        return f"--nnodes {nodes}" if ":" in nodes else None
+        return f"--nnodes {nodes}" if _is_range(nodes) else None
     nodes = variables.find("PET_NNODES") or ""
-    return f"PET_NNODES={nodes}" if ":" in nodes else None
+    return f"PET_NNODES={nodes}" if _is_range(nodes) else None
+
+
+def _is_range(nodes: str) -> bool:
+    fewest, _, most = nodes.partition(":")
+    return bool(most) and fewest != most
+
+
+def check_elastic(launch: Launch) -> None:
+    """Refuses an elastic torchrun whose agents share their store with the processes that they start.
+
+    Each agent (torch 2.15.0, `DynamicRendezvousHandler.next_rendezvous`) then keeps the address of its first round,
+    also where rank 0 has moved since, and an agent that joins waits for an address that nobody writes.
+
+    Raises:
+        RequestError: It is one.
+    """
+    if launch.elastic and launch.uses_agent_store:
+        raise RequestError(
+            f"an elastic torchrun ({launch.elastic})",
+            "torchrun shares its store with the processes it starts, so that a machine that joins would wait for ever",
+            f"{SEPARATE_STORE} torchrun ..., the same line on every machine",
+        )
 
 
 def own_command() -> list[str]:

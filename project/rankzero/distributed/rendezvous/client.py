@@ -16,7 +16,6 @@ from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous import elastic
 from rankzero.distributed.rendezvous.errors import GREETING, foreign, missing, nobody_answers, not_rank_zeros
 from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
 from rankzero.distributed.rendezvous.server import (
@@ -62,8 +61,6 @@ def meet(launch: Launch, requested: RequestedWorld) -> RendezvousResult:
     Raises:
         RequestError: They are not, or somebody is missing.
     """
-    if launch.elastic and launch.uses_agent_store:
-        launch = elastic.meeting_point(launch, requested.start_timeout)
     if launch.world_size == 1 or not launch.externally_created or launch.uses_agent_store:
         return RendezvousResult.without_roll_call(launch)
     meeting = rendezvous(launch, requested.start_timeout, requested.interface)

@@ -2,7 +2,9 @@ import pytest
 
 from rankzero.distributed.environments import torchrun
 from rankzero.distributed.environments.ancestors import option
+from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
+from rankzero.messages import RequestError
 from recorded import TORCHRUN
 
 
@@ -30,6 +32,7 @@ def test_torchruns_id_is_the_jobs(run_id, job_id):
         (["torchrun", "--nnodes", "1:2", "fit.py"], "--nnodes 1:2"),
         (["torchrun", "--nnodes=1:4", "fit.py"], "--nnodes 1:4"),
         (["torchrun", "--nnodes", "2", "fit.py"], None),
+        (["torchrun", "--nnodes", "1:1", "fit.py"], None),
         (["torchrun", "fit.py"], None),
         ([], None),
     ],
@@ -39,6 +42,14 @@ def test_elastic_worlds_are_known_by_torchruns_line(monkeypatch, words, elastic)
     assert read().elastic == elastic
     if not elastic and not words:
         assert read(PET_NNODES="1:3").elastic == "PET_NNODES=1:3"
+
+
+def test_an_elastic_torchrun_that_shares_its_store_is_refused(monkeypatch):
+    monkeypatch.setattr(torchrun, "ancestors", lambda: [["torchrun", "--nnodes", "1:2", "fit.py"]])
+    with pytest.raises(RequestError, match=r"an elastic torchrun \(--nnodes 1:2\)") as error:
+        detect(environ=TORCHRUN)
+    assert error.value.instead.startswith("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun")
+    assert detect(environ=TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).elastic == "--nnodes 1:2"
 
 
 def test_options_in_all_their_forms():
