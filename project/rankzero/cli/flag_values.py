@@ -1,77 +1,70 @@
-"""Reads the values of flags: each reader raises a ValueError that says what would have been right. Imports no torch."""
+"""Readers of flag values: each returns the value, or raises a ValueError that says what would have been right.
+
+Imports neither torch nor jsonargparse, whose import takes longer than all of the parsing here.
+"""
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from rankzero.distributed.scheduler.durations import seconds_of
 
 EXPORTS = (".pt", ".safetensors")
 """What the file of `--export` may end in."""
 
-
-def positive_int(text: str) -> int:
-    """Reads a whole number of 1 or more."""
-    if not re.fullmatch(r"0*[1-9][0-9]*", text):
-        raise ValueError("a whole number of 1 or more")
-    return int(text)
+Reader = Callable[[str], Any]
 
 
-def seed_value(text: str) -> int:
-    """Reads a whole number that every generator takes for a seed."""
-    if not re.fullmatch(r"[0-9]+", text) or int(text) >= 2**32:
-        raise ValueError("a whole number from 0 to 4294967295")
-    return int(text)
+def whole_number(least: int, most: int | None = None) -> Reader:
+    """Returns a reader of a whole number within limits."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least or (most is not None and int(text) > most):
+            upwards = f"of {least} or more" if most is None else f"from {least} to {most}"
+            raise ValueError(f"a whole number {upwards}")
+        return int(text)
+
+    return read
 
 
-def save_interval(text: str) -> str:
-    """Reads how often to save: `5` (epochs), `200steps`, `90s`, `15min` or `2h`."""
-    if not re.fullmatch(r"0*[1-9][0-9]*(steps?|s|min|h)?", text):
-        raise ValueError("a number of epochs (5), of steps (200steps) or a time (15min, 2h)")
-    return text
+def matching(pattern: str, meaning: str) -> Reader:
+    """Returns a reader of text that a regular expression matches as a whole.
+
+    Args:
+        pattern: The regular expression.
+        meaning: What it stands for, for the error message.
+    """
+
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(meaning)
+        return text
+
+    return read
 
 
-def metric_to_keep(text: str) -> str:
-    """Reads a metric and which way is better: `min:val/loss` or `max:val/accuracy`."""
-    if not re.fullmatch(r"(min|max):\S+", text):
-        raise ValueError("min:NAME or max:NAME, where NAME is a metric that the model logs")
-    return text
+positive_int = whole_number(1)
+non_negative_int = whole_number(0)
+seed_value = whole_number(0, 2**32 - 1)
+port_number = whole_number(1, 2**16 - 1)
+hostname = matching(r"[!-~]+", "a name without blanks")
+save_interval = matching(
+    r"0*[1-9][0-9]*(steps?|s|min|h)?", "a number of epochs (5), of steps (200steps) or a time (15min, 2h)"
+)
+metric_to_keep = matching(r"(min|max):\S+", "min:NAME or max:NAME, where NAME is a metric that the model logs")
+run_name = matching(
+    r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}",
+    "a folder's name of letters, digits and . _ - + = @ (at most 128, not beginning with . or -)",
+)
 
 
 def time_limit_value(text: str) -> str:
     """Reads how long the run may take, as Slurm's `--time` has it or with a unit.
 
     Returns:
-        The time in seconds, `5400s`: what was written as `1:30:00` would be read as another number by a YAML reader.
+        The time in seconds, `5400s`: YAML readers take `1:30:00` for another number.
     """
     return f"{seconds_of(text)}s"
-
-
-def run_name(text: str) -> str:
-    """Reads a name that is one folder's name on every file system."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}", text):
-        raise ValueError("a folder's name of letters, digits and . _ - + = @ (at most 128, not beginning with . or -)")
-    return text
-
-
-def non_negative_int(text: str) -> int:
-    """Reads a whole number of 0 or more."""
-    if not re.fullmatch(r"[0-9]+", text):
-        raise ValueError("a whole number of 0 or more")
-    return int(text)
-
-
-def port_number(text: str) -> int:
-    """Reads a TCP port."""
-    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 2**16:
-        raise ValueError("a port, 1 to 65535")
-    return int(text)
-
-
-def hostname(text: str) -> str:
-    """Reads the name of a host or of an interface."""
-    if not re.fullmatch(r"[!-~]+", text):
-        raise ValueError("a name without blanks")
-    return text
 
 
 def file_path(text: str) -> str:
@@ -91,7 +84,7 @@ def checkpoint_of(text: str) -> str:
     return "last" if text in ("null", "None") else file_path(text)
 
 
-def choices(*legal: str) -> Callable[[str], str]:
+def choices(*legal: str) -> Reader:
     """Returns a reader of one or more of the `legal` words, with commas between them."""
 
     def read(text: str) -> str:
@@ -102,7 +95,7 @@ def choices(*legal: str) -> Callable[[str], str]:
     return read
 
 
-def choice(*legal: str) -> Callable[[str], str]:
+def choice(*legal: str) -> Reader:
     """Returns a reader of one of the `legal` words."""
 
     def read(text: str) -> str:
@@ -116,7 +109,7 @@ def choice(*legal: str) -> Callable[[str], str]:
 def yes_or_no(text: str) -> str:
     """Reads `yes` or `no`, which YAML may have made `True` and `False` of."""
     word = {"true": "yes", "false": "no"}.get(text.lower(), text.lower())
-    return choice("yes", "no")(word)
+    return str(choice("yes", "no")(word))
 
 
 def export_file(text: str) -> str:

@@ -19,7 +19,7 @@ from rankzero.cli.flag_values import (
 )
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "x", "", "1.5", "1e3", "٣", " 2", "0x10"])
+@pytest.mark.parametrize("text", ["0", "-1", "x", "", "1.5", "1e3", "٣", " 2", "0x10", "9" * 5000])
 def test_a_count_is_a_whole_number_of_one_or_more(text):
     with pytest.raises(ValueError, match="whole number"):
         positive_int(text)

@@ -8,7 +8,8 @@ one of torch's functions has changed or was replaced (see `replaced.py`), torch'
 
 import logging
 from collections.abc import Callable
-from types import ModuleType
+from functools import cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor
 from torch.autograd import graph
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import SGD, Optimizer
 from torch.optim import optimizer as optimizers
+from torch.optim.lr_scheduler import LambdaLR
 from torch.overrides import has_torch_function_unary
 
 from rankzero.training.fast import replaced
@@ -76,7 +78,8 @@ def fast_backward(loss: Tensor) -> None:
 def fast_step(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
     """What takes an optimiser's steps: as `optimizer.step(closure=closure)`."""
     hooked, own = type(optimizer).step, vars(optimizer).get("step")
-    if not (_is_stock(replaced.step) and _is_of(optimizers, hooked) and (own is None or _is_of_schedule(own, hooked))):
+    is_known = _is_stock(replaced.step) and _code_of(hooked) is _HOOKED_STEP
+    if not (is_known and (own is None or (_code_of(own) is _step_of_schedule() and own.__wrapped__ is hooked))):
         return lambda closure: optimizer.step(closure=closure)
     plain = hooked.__wrapped__  # type: ignore[attr-defined]
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
@@ -125,11 +128,17 @@ def _is_profiled() -> bool:
     return torch._C._autograd._profiler_enabled()
 
 
-def _is_of_schedule(step: Any, hooked: Any) -> bool:
-    """Whether an optimiser's own `step` is what torch's schedules put there, which only notes that it was called."""
-    return _is_of(lr_scheduler, step) and step.__wrapped__ is hooked
+def _code_of(function: Any) -> CodeType | None:
+    return getattr(function, "__code__", None)
 
 
-def _is_of(module: ModuleType, function: Any) -> bool:
-    """Whether a function is written down in a module; who wraps one may well give it the same name and attributes."""
-    return getattr(getattr(function, "__code__", None), "co_filename", None) == module.__file__
+_HOOKED_STEP = _code_of(Optimizer.profile_hook_step(Optimizer.step))
+"""The code of the wrapper that torch puts around the `step` of every optimizer class."""
+
+
+@cache
+def _step_of_schedule() -> CodeType | None:
+    """The code of the `step` that torch's schedules give an optimizer, which only notes that it was called."""
+    optimizer = SGD([torch.zeros(1)])
+    LambdaLR(optimizer, lambda step: 1.0)
+    return _code_of(vars(optimizer)["step"])
