@@ -43,13 +43,13 @@ class ImageTransform:
         seen = np.empty(pictures.shape, np.float32)
 
         def work(part: slice) -> None:
-            some = pictures[part]
+            images = pictures[part]
             if self.padding:
-                some = crop_at_random(some, self.padding, keys[part])
+                images = crop_at_random(images, self.padding, keys[part])
             if self.flip:
-                some = mirror_at_random(some, keys[part])
+                images = mirror_at_random(images, keys[part])
             normalised = seen[part]
-            normalised[...] = some.numpy()
+            normalised[...] = images.numpy()
             normalised -= self.mean
             normalised /= self.std
 
@@ -69,9 +69,9 @@ def crop_at_random(pictures: Tensor, padding: int, keys: Tensor) -> Tensor:
         Pictures of the same shape.
     """
     count, channels, height, width = pictures.shape
-    whole = pictures.numpy()
-    padded = np.zeros((count, channels, height + 2 * padding, width + 2 * padding), whole.dtype)
-    padded[:, :, padding : padding + height, padding : padding + width] = whole
+    pixels = pictures.numpy()
+    padded = np.zeros((count, channels, height + 2 * padding, width + 2 * padding), pixels.dtype)
+    padded[:, :, padding : padding + height, padding : padding + width] = pixels
     of_picture, of_channel, of_row, of_pixel = padded.strides
     windows = np.lib.stride_tricks.as_strided(  # picture, top, left -> what is cut out there
         padded,

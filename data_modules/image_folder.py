@@ -73,8 +73,8 @@ class ImageFolder(LightningDataModule):
 
     def _samples(self) -> dict[str, list[Sample]]:
         if self.training != self.root and (self.root / "val").is_dir():
-            there = [split for split in ("train", "val", "test") if (self.root / split).is_dir()]
-            return {split: _pictures(self.root / split, self.classes) for split in there}
+            splits = [split for split in ("train", "val", "test") if (self.root / split).is_dir()]
+            return {split: _pictures(self.root / split, self.classes) for split in splits}
         samples = _pictures(self.training, self.classes)
         held_out = len(samples) // 10
         if not held_out:

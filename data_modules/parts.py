@@ -27,8 +27,8 @@ def in_row_blocks(work: Callable[[slice], None], rows: int) -> None:
     first, *others = map(slice, ends, ends[1:])
     under_way = [_threads().submit(work, part) for part in others]
     work(first)
-    for one in under_way:
-        one.result()
+    for future in under_way:
+        future.result()
 
 
 @cache

@@ -135,7 +135,7 @@ class Command:
         if not instead and near:
             rest = "" if value is None or where else f" {quoted(value)}"
             instead = f"{dashes}{near[0]}{name[len(name.split('.')[0]) :] if near[0] in LIGHTNING_KEYS else ''}{rest}"
-        listed = f"; near it: {', '.join(dashes + one for one in near)}" if len(near) > 1 else ""
+        listed = f"; near it: {', '.join(dashes + name for name in near)}" if len(near) > 1 else ""
         given = "" if value is None else f" {quoted(value)}"
         return RequestError(
             f"{where}{dashes}{name}{given}",

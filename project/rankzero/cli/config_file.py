@@ -56,11 +56,11 @@ def _load(path: str) -> dict[str, Any]:
     file = Path(path).expanduser()
     if not file.is_file():
         folder = file.parent if file.parent.is_dir() else Path()
-        there = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
-        near = nearest(file.name, there)
+        names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
+        near = nearest(file.name, names)
         raise RequestError(
             f"--config {path}",
-            f"no such file; {folder.resolve()} holds {', '.join(there) if there else 'no .yaml file'}",
+            f"no such file; {folder.resolve()} holds {', '.join(names) if names else 'no .yaml file'}",
             f"--config {folder / near}" if near else "--config FILE, or leave it out",
         )
     try:

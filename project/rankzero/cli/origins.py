@@ -42,7 +42,7 @@ class Origins:
             return f"{key}{value}, in {name}"
         above = [(option, text) for option, text in options if f"{key}.".startswith(f"{option}.")]
         if above:
-            return str(max(above, key=lambda one: len(one[0]))[1])
+            return str(max(above, key=lambda typed: len(typed[0]))[1])
         return f"--{key}" + (f" {quoted(given)}" if given and "Namespace(" not in given else "")
 
     def file_of(self, key: str) -> str:

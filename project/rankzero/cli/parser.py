@@ -118,8 +118,8 @@ def _no_such_argument(group: str, argument: str, class_path: str, options: list[
 def _no_such(asked: str, found: str, known: list[str]) -> RequestError:
     near = near_names(asked, known)
     listed = near if len(known) > 8 else known
-    there = f"; there {'are' if listed is known else 'are, among others,'} {', '.join(listed)}" if listed else ""
-    return RequestError(asked, found + there, near[0] if near else nearest(asked, known) or "--help_all")
+    listing = f"; there {'are' if listed is known else 'are, among others,'} {', '.join(listed)}" if listed else ""
+    return RequestError(asked, found + listing, near[0] if near else nearest(asked, known) or "--help_all")
 
 
 def _arguments_of(class_path: str) -> list[str]:

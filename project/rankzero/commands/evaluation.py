@@ -139,8 +139,8 @@ def with_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
         return flags  # a .ckpt of somebody else: --model and --data have to say
     config = read_config(read_manifest(checkpoint)["rankzero"].get("config"))
     # A dict, unlike a class path, says everything: `--data '{"class_path": ...}'`.
-    whole = {name for name in ("model", "data") for token in flags.arguments if token.startswith(f"--{name}={{")}
-    kept = {key: config[key] for key in KEPT if config.get(key) is not None and key not in whole}
+    replaced = {name for name in ("model", "data") for token in flags.arguments if token.startswith(f"--{name}={{")}
+    kept = {key: config[key] for key in KEPT if config.get(key) is not None and key not in replaced}
     arguments = ["--config=" + dump_config(kept), *flags.arguments]
     name = f"the configuration stored in {checkpoint}"
     origins = replace(flags.origins, files=[(name, kept), *flags.origins.files], stored=name)

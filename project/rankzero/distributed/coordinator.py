@@ -102,8 +102,8 @@ class Coordinator:
         if self.launch.num_nodes == 1:
             return "lo"
         address = network.resolve(self.launch.address)[0]
-        mine = (self.launch.node_rank, network.source_address(address))
-        others = [source for node, source in self.all_gather_object(mine) if node != self.launch.node_rank and source]
+        own = (self.launch.node_rank, network.source_address(address))
+        others = [source for node, source in self.all_gather_object(own) if node != self.launch.node_rank and source]
         target = others[0] if self.launch.node_rank == self.members[0].node_rank and others else address
         source = network.source_address(target)
         return network.interface_of(source) if source else None

@@ -149,14 +149,14 @@ def tell(error: BaseException, launch: Launch) -> Exit:
 
 def user_frames(error: BaseException) -> list[str]:
     """The traceback without the frames of libraries and of the run itself, where any others are in it."""
-    whole = traceback.TracebackException.from_exception(error)
+    trace = traceback.TracebackException.from_exception(error)
     frames = [
         frame
-        for frame in whole.stack
+        for frame in trace.stack
         if "site-packages" not in frame.filename and not is_of_package(Path(frame.filename), *OURS)
     ]
     if not frames:
-        return list(whole.format())
-    left_out = len(whole.stack) - len(frames)
+        return list(trace.format())
+    left_out = len(trace.stack) - len(frames)
     head = f"Traceback (most recent call last; {left_out} frames of libraries left out):\n"
-    return [head, *traceback.format_list(frames), *whole.format_exception_only()]
+    return [head, *traceback.format_list(frames), *trace.format_exception_only()]

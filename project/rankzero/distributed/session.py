@@ -88,16 +88,16 @@ class Session:
             RequestError: It asks for others.
         """
         world, launch = self.world, self.coordinator.launch
-        there = {"nodes": world.nodes, "devices": world.devices, "accelerator": world.accelerator}
+        present = {"nodes": world.nodes, "devices": world.devices, "accelerator": world.accelerator}
         asked = {"nodes": requested.nodes, "devices": requested.devices, "accelerator": requested.accelerator}
         same_kind = {"auto": True, "gpu": world.accelerator in ("cuda", "mps")}
         for name, value in asked.items():
-            if value in (None, there[name]) or (name == "accelerator" and same_kind.get(str(value))):
+            if value in (None, present[name]) or (name == "accelerator" and same_kind.get(str(value))):
                 continue
             raise RequestError(
                 f"--{name} {value} for another Trainer of this program",
                 f"{launch.shape} on {world.accelerator}, which an earlier Trainer chose; a process keeps its place",
-                f"--{name} {there[name]} (every sample still counts once), or a script of its own",
+                f"--{name} {present[name]} (every sample still counts once), or a script of its own",
             )
 
 

@@ -96,8 +96,8 @@ def print_predictions(result: dict[str, Any], folder: Path) -> None:
 def _print(table: Table) -> None:
     """Prints a table as wide as it is, so that what is typed again stays whole; brackets in names mean nothing."""
     console = Console(markup=False, highlight=False)
-    whole = console.measure(table, options=console.options.update(max_width=10_000)).maximum
-    console.width = max(console.width, whole)
+    width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    console.width = max(console.width, width)
     with console.capture() as capture:
         console.print(table, soft_wrap=True)
     print_line(capture.get().removesuffix("\n"))

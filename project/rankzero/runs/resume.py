@@ -234,10 +234,10 @@ def _no_such_checkpoint(text: str, path: Path) -> RequestError:
     if not folder.is_dir():
         found = f"there is no such file or folder, and no folder {folder}"
         return RequestError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
-    there = [other.name for other in folder.glob("*.ckpt")] + [other.name for other in checkpoints_in(folder)]
-    there += [other.parent.name for other in folder.glob("*/run.json")]
-    near = nearest(path.name, there) or (sorted(there)[-1] if there else None)
-    names = f"; {folder.resolve()} holds {', '.join(sorted(there)[-8:])}" if there else ""
+    names_there = [other.name for other in folder.glob("*.ckpt")] + [other.name for other in checkpoints_in(folder)]
+    names_there += [other.parent.name for other in folder.glob("*/run.json")]
+    near = nearest(path.name, names_there) or (sorted(names_there)[-1] if names_there else None)
+    names = f"; {folder.resolve()} holds {', '.join(sorted(names_there)[-8:])}" if names_there else ""
     within_run = newest_valid(folder / "checkpoints")[0]
     instead = str(folder / near if near else within_run or f"the path of a checkpoint, such as {_EXAMPLE}")
     return RequestError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)

@@ -22,13 +22,13 @@ class Position:
         epoch: The epoch, from 0.
         step: Optimiser steps of it that are done.
         samples: Samples of it that are consumed.
-        cycle: Rounds of it that are done, for a loader that goes round while a longer one goes on.
+        pass_index: Rounds of it that are done, for a loader that goes round while a longer one goes on.
     """
 
     epoch: int = 0
     step: int = 0
     samples: int = 0
-    cycle: int = 0
+    pass_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class ElasticBatchSampler(Sampler[Indices]):
     @property
     def steps(self) -> int:
         """Optimiser steps in this epoch."""
-        whole, rest = divmod(self.count - self.start_position.samples, self.global_batch_size)
-        return self.start_position.step + whole + (rest > 0 and not self.drop_last)
+        full_steps, rest = divmod(self.count - self.start_position.samples, self.global_batch_size)
+        return self.start_position.step + full_steps + (rest > 0 and not self.drop_last)
 
     @property
     def first_batch(self) -> int:
@@ -147,7 +147,7 @@ class ElasticBatchSampler(Sampler[Indices]):
     @property
     def pass_began_at(self) -> int:
         """Batches of the epoch in earlier rounds, for a loader that goes round."""
-        return self.start_position.cycle and self.start_position.cycle * len(self)
+        return self.start_position.pass_index and self.start_position.pass_index * len(self)
 
     def __len__(self) -> int:
         """Batches in this epoch, the same on every rank."""
@@ -157,7 +157,9 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def order(self) -> Callable[[Positions], Positions]:
         """The order of this epoch: from positions to samples."""
-        return Permutation(self.count, self.seed, self.epoch, self.start_position.cycle) if self.shuffle else np.copy
+        return (
+            Permutation(self.count, self.seed, self.epoch, self.start_position.pass_index) if self.shuffle else np.copy
+        )
 
     def consumed(self, batches: int) -> int:
         """Samples of this epoch's order that are used behind so many batches, also within a step."""
@@ -165,12 +167,12 @@ class ElasticBatchSampler(Sampler[Indices]):
         if batches >= len(self) or not micro_batches:
             return self.position(batches).samples
         size = self._size(step)
-        return self._first(step) + min(size, micro_batches * self.device_batch_size * self._takers(size))
+        return self._first(step) + min(size, micro_batches * self.device_batch_size * self._active_ranks(size))
 
     def position(self, batches: int) -> Position:
         """Where the run is behind the last step that is done after so many batches of this epoch."""
         step = batches // self.micro_batches if batches < len(self) else self.steps
-        return Position(self.epoch, step, min(self.count, self._first(step)), self.start_position.cycle)
+        return Position(self.epoch, step, min(self.count, self._first(step)), self.start_position.pass_index)
 
     def share(self, batch: int) -> Share:
         """What this rank has of a batch."""
@@ -179,14 +181,14 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def _sizes(self) -> list[int]:
         """The sizes of the steps there are: whole ones, and a short one."""
-        whole, rest = divmod(self.count, self.global_batch_size)
-        return [self.global_batch_size] * (whole > 0) + [rest] * (rest > 0 and not self.drop_last)
+        full_steps, rest = divmod(self.count, self.global_batch_size)
+        return [self.global_batch_size] * (full_steps > 0) + [rest] * (rest > 0 and not self.drop_last)
 
     def leaves_idle(self) -> bool:
         """Whether in some step some rank has nothing, or would have if it were not given a sample once more."""
         device = self.device_batch_size
         for size in self._sizes():
-            active_ranks = self._takers(size)
+            active_ranks = self._active_ranks(size)
             most, least = -(-size // active_ranks), size // active_ranks if active_ranks == self.world_size else 0
             if least <= (most - 1) // device * device:
                 return True
@@ -194,10 +196,10 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def leaves_single(self) -> bool:
         """Whether in some step some rank reads a single sample."""
-        smallest = [(size // self._takers(size), size % self._takers(size) > 0) for size in self._sizes()]
+        smallest = [(size // self._active_ranks(size), size % self._active_ranks(size) > 0) for size in self._sizes()]
         return any(
-            (one + more) % self.device_batch_size == 1 % self.device_batch_size
-            for one, larger in smallest
+            (samples + more) % self.device_batch_size == 1 % self.device_batch_size
+            for samples, larger in smallest
             for more in range(larger + 1)
         )
 
@@ -215,28 +217,28 @@ class ElasticBatchSampler(Sampler[Indices]):
         return origin.samples + (step - origin.step) * self.global_batch_size
 
     def _size(self, step: int) -> int:
-        left, whole = self.count - self._first(step), self.global_batch_size
-        return whole if left >= whole else left
+        left, full = self.count - self._first(step), self.global_batch_size
+        return full if left >= full else left
 
     def _shares(self, size: int) -> list[Share]:
         """How a step of `size` samples is dealt to this rank, a micro-batch at a time."""
         shares = self._dealt.get((size, self.padded))
         if shares is None:
             device, world = self.device_batch_size, self.world_size
-            active_ranks = self._takers(size)
+            active_ranks = self._active_ranks(size)
             of_rank = [
                 (size - rank + active_ranks - 1) // active_ranks if rank < active_ranks else 0 for rank in range(world)
             ]
             shares = []
             for done in range(0, of_rank[0], device):
                 dealt = [min(device, max(0, samples - done)) for samples in of_rank]
-                mine, total = dealt[self.rank] * world, sum(dealt)
+                own, total = dealt[self.rank] * world, sum(dealt)
                 idle = not all(dealt) and not self.padded
-                shares.append(Share(dealt[self.rank], total, mine * self.micro_batches / size, mine / total, idle))
+                shares.append(Share(dealt[self.rank], total, own * self.micro_batches / size, own / total, idle))
             self._dealt[size, self.padded] = shares
         return shares
 
-    def _takers(self, size: int) -> int:
+    def _active_ranks(self, size: int) -> int:
         """Among how many ranks a step is dealt: all, or, of a short one, so many that none gets a single sample.
 
         Batch norm cannot do with a single one.
@@ -252,16 +254,19 @@ class ElasticBatchSampler(Sampler[Indices]):
     def arrays(self) -> Iterator[Positions]:
         """The samples of each batch of this rank; what comes of `__iter__`, as arrays."""
         if self._exhausted:
-            self._exhausted, self.start_position = False, Position(self.epoch, cycle=self.start_position.cycle + 1)
+            self._exhausted, self.start_position = (
+                False,
+                Position(self.epoch, pass_index=self.start_position.pass_index + 1),
+            )
         self.begun = True
         self.in_flight = deque()
         return self._batches(self.in_flight)
 
     def _batches(self, given: deque[Positions]) -> Iterator[Positions]:
         order = self.order()
-        whole = self.global_batch_size if self.micro_batches == 1 and not self.padded else 0
+        full_size = self.global_batch_size if self.micro_batches == 1 and not self.padded else 0
         for first, size, row in self._rows(order):
-            if size == whole:
+            if size == full_size:
                 given.append(row)
                 yield row
                 continue
@@ -275,18 +280,18 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def _rows(self, order: Callable[[Positions], Positions]) -> Iterator[tuple[int, int, Positions]]:
         """For each step its first position, its size, and the samples of this rank."""
-        size, mine = self.global_batch_size, self._share_of(self.global_batch_size)
-        whole = self.start_position.step + (self.count - self.start_position.samples) // size
-        block = max(1, BLOCK // max(1, mine.size))
-        for step in range(self.start_position.step, whole, block):
-            firsts = self._first(step) + size * np.arange(min(block, whole - step))
-            for first, row in zip(firsts.tolist(), order(firsts[:, None] + mine), strict=True):
+        size, own_places = self.global_batch_size, self._share_of(self.global_batch_size)
+        first_short_step = self.start_position.step + (self.count - self.start_position.samples) // size
+        block = max(1, BLOCK // max(1, own_places.size))
+        for step in range(self.start_position.step, first_short_step, block):
+            firsts = self._first(step) + size * np.arange(min(block, first_short_step - step))
+            for first, row in zip(firsts.tolist(), order(firsts[:, None] + own_places), strict=True):
                 yield first, size, row
-        if whole < self.steps:
-            first, size = self._first(whole), self._size(whole)
+        if first_short_step < self.steps:
+            first, size = self._first(first_short_step), self._size(first_short_step)
             yield first, size, order(first + self._share_of(size))
 
     def _share_of(self, size: int) -> Positions:
         """The places within a step that are this rank's."""
-        active_ranks = self._takers(size)
+        active_ranks = self._active_ranks(size)
         return np.arange(self.rank, size if self.rank < active_ranks else 0, active_ranks)

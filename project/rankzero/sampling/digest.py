@@ -41,7 +41,7 @@ class Digest:
             power = power * numbers
 
     def __sub__(self, other: "Digest") -> "Digest":
-        return Digest([(mine - its) % _MODULUS for mine, its in zip(self.sums, other.sums, strict=True)])
+        return Digest([(own - others) % _MODULUS for own, others in zip(self.sums, other.sums, strict=True)])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Digest) and self.sums == other.sums

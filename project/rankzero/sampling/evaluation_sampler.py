@@ -36,8 +36,8 @@ class EvaluationBatchSampler(Sampler[Indices]):
     ) -> None:
         assert count >= 0 and batch_size > 0 and world_size > rank >= 0
         self.rank, self.world_size, self.batch_size, self.seed = rank, world_size, batch_size, seed
-        whole = count // (batch_size * world_size) * batch_size * world_size
-        self.count = whole if drop_last else count
+        in_full_batches = count // (batch_size * world_size) * batch_size * world_size
+        self.count = in_full_batches if drop_last else count
 
     @property
     def first_batch(self) -> int:

@@ -50,9 +50,9 @@ def _describe(dataset: Any, prefix: str, found: dict[str, str], depth: int) -> N
     found[f"{prefix}class"] = type(dataset).__qualname__
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
         inner = value if isinstance(value, list | tuple) else [value]
-        if depth and inner and all(isinstance(one, Dataset) for one in inner):
-            for number, one in enumerate(inner):
-                _describe(one, f"{prefix}{name}{f'[{number}]' if len(inner) > 1 else ''}.", found, depth - 1)
+        if depth and inner and all(isinstance(part, Dataset) for part in inner):
+            for number, part in enumerate(inner):
+                _describe(part, f"{prefix}{name}{f'[{number}]' if len(inner) > 1 else ''}.", found, depth - 1)
         elif isinstance(value, Tensor | np.ndarray):
             found[prefix + name] = f"{_form(value)}, {_digest(value)}"
         elif isinstance(value, list | tuple | dict | set | frozenset) and value:

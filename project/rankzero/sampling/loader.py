@@ -169,18 +169,18 @@ def read_ahead(reading: SeededDataset, batches: Iterator[Positions], key: int) -
     """
     ahead = 1
     while drawn := list(islice(batches, ahead)):
-        sizes = [one.size for one in drawn]
+        sizes = [samples.size for samples in drawn]
         if len(drawn) == 1 or not all(sizes):
-            for one in drawn:
-                batch = reading.__getitems__(Indices.of(one, key))
-                if one.size:
+            for samples in drawn:
+                batch = reading.__getitems__(Indices.of(samples, key))
+                if samples.size:
                     ahead = _how_many(batch)
                 yield batch
             continue
-        whole = reading.__getitems__(Indices.of(np.concatenate(drawn), key))
+        gathered = reading.__getitems__(Indices.of(np.concatenate(drawn), key))
         # Each is a tensor of its own: who changes one in place changes no other, nor what autograd knows of it.
-        for parts in zip(*([one.data for one in part.split(sizes)] for part in whole), strict=True):
-            yield type(whole)(parts)
+        for parts in zip(*([rows.data for rows in part.split(sizes)] for part in gathered), strict=True):
+            yield type(gathered)(parts)
 
 
 def _how_many(batch: Any) -> int:

@@ -26,16 +26,16 @@ class Permutation:
         count: N, from 1 to 10^12 and beyond.
         seed: Any non-negative number.
         epoch: Likewise.
-        cycle: Likewise: which pass within the epoch, for a loader that goes round while a longer one goes on.
+        pass_index: Likewise: which pass within the epoch, for a loader that goes round while a longer one goes on.
     """
 
-    def __init__(self, count: int, seed: int, epoch: int, cycle: int = 0) -> None:
+    def __init__(self, count: int, seed: int, epoch: int, pass_index: int = 0) -> None:
         assert count > 0
         self.count = count
         self.height = math.isqrt(count - 1) + 1
         self.width = -(-count // self.height)
         rounds = ROUNDS_WHEN_SMALL if count < SMALL else ROUNDS
-        stream = np.random.SeedSequence([_ORDER, seed, epoch, cycle])
+        stream = np.random.SeedSequence([_ORDER, seed, epoch, pass_index])
         self._keys = stream.generate_state(rounds, np.uint64)
 
     def __call__(self, positions: Positions) -> Positions:

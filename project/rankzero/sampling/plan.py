@@ -77,7 +77,7 @@ class SamplingPlan:
         loader: object,
         training: bool,
         broadcast: Callable[[Any], Any] = lambda value: value,
-        pads: str | None = None,
+        padded_for: str | None = None,
     ) -> object:
         """Returns a loader that reads in the run's order, or the same one where its order is the user's own.
 
@@ -85,7 +85,7 @@ class SamplingPlan:
             loader: What a data module returned.
             training: Whether it is a training loader.
             broadcast: Sends an object from rank zero to all; all ranks call it.
-            pads: What cannot do without a sample on every rank, if anything.
+            padded_for: What cannot do without a sample on every rank, if anything.
 
         Raises:
             RequestError: A batch would be larger than the data, or the data has changed.
@@ -100,7 +100,7 @@ class SamplingPlan:
                 loader.worker_init_fn = IgnoreStopSignals(loader.worker_init_fn)
             if training:
                 self.unmanaged_loaders += 1
-                self._pad(pads)
+                self._pad(padded_for)
             rank_zero_warn(
                 f"rankzero: the order of the {'training' if training else 'evaluation'} samples is left to {reason}: "
                 f"that every sample is used exactly once, at any number of processes, is not promised here"
@@ -109,7 +109,7 @@ class SamplingPlan:
         assert isinstance(loader, DataLoader)
         batches = self._train(loader) if training else self._evaluate(loader)
         if training:
-            self._pad(pads)
+            self._pad(padded_for)
         return ManagedLoader(loader, batches, broadcast)
 
     def _train(self, loader: "DataLoader[Any]") -> ElasticBatchSampler:
@@ -140,16 +140,16 @@ class SamplingPlan:
             )
         return batches
 
-    def _pad(self, pads: str | None) -> None:
+    def _pad(self, padded_for: str | None) -> None:
         """Has every rank read a sample in every step, for what cannot do without one."""
         if len(self.training) + self.unmanaged_loaders > 1:
-            pads = "several training loaders"
+            padded_for = "several training loaders"
         for order in self.training:
-            order.padded = bool(pads)
-        if pads and any(order.leaves_idle() for order in self.training):
+            order.padded = bool(padded_for)
+        if padded_for and any(order.leaves_idle() for order in self.training):
             rank_zero_warn(
-                f"rankzero: some steps have fewer samples than there are processes, and {pads} cannot do without a "
-                "sample on each: there a sample is read once more. DataLoader(drop_last=True) leaves a short last "
+                f"rankzero: some steps have fewer samples than there are processes, and {padded_for} cannot do without "
+                "a sample on each: there a sample is read once more. DataLoader(drop_last=True) leaves a short last "
                 "batch out"
             )
 

@@ -34,9 +34,9 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
             [int(size) for size in kept["global_batch_sizes"]],
             kept["data"],
         )
-        plan.start = [Position(**position) for position in kept["positions"]]
+        plan.start = [_position(stored) for stored in kept["positions"]]
         first = sizes[0]
-    except (LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         found = f"the order of samples that it was saved in is not whole ({error!r})"
         raise RequestError("to carry on from this checkpoint", found, f"another one, or {_ANEW}") from None
     if plan.seed != seed:
@@ -59,3 +59,8 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
         f"--batch_size {plan.batch_size} would be {asked:,} samples a step; run {run} carries on with {first:,}, "
         "or else with --accept_changed global_batch_size"
     )
+
+
+def _position(stored: dict[str, int]) -> Position:
+    """A position as a checkpoint stores it; versions before 0.2 call its `pass_index` `cycle`."""
+    return Position(**{"pass_index" if name == "cycle" else name: value for name, value in stored.items()})

@@ -117,7 +117,9 @@ class DataParallel(RunStrategy, DDPStrategy):
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.coordinator.launch.world_size
         # A tensor on a GPU would come out on a GPU of the same number, on each rank.
-        torch.distributed.all_gather_object(values, apply_to_collection(value, Tensor, lambda one: one.detach().cpu()))
+        torch.distributed.all_gather_object(
+            values, apply_to_collection(value, Tensor, lambda tensor: tensor.detach().cpu())
+        )
         return values
 
     def reduce_together(self, values: Tensor, operation: str, group: Any = None) -> int:

@@ -21,9 +21,9 @@ from rankzero.training.strategies import RunStrategy
 
 def install(trainer: Trainer, plan: SamplingPlan) -> "HookBridge":
     """Puts the loops in the place of Lightning's; returns the callback that calls their hooks, for the first place."""
-    theirs = trainer.fit_loop
-    ours = FitLoop(trainer, theirs.min_epochs, theirs.max_epochs)
-    ours.epoch_loop = EpochLoop(trainer, theirs.epoch_loop.min_steps, theirs.epoch_loop.max_steps)
+    stock = trainer.fit_loop
+    ours = FitLoop(trainer, stock.min_epochs, stock.max_epochs)
+    ours.epoch_loop = EpochLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
     ours.plan = ours.epoch_loop.plan = plan
     trainer.fit_loop = ours
     if isinstance(trainer.strategy, RunStrategy):

@@ -23,16 +23,18 @@ def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         return
-    there = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32)
-    there = there.to(trained[0].device)
-    torch.distributed.all_reduce(there, torch.distributed.ReduceOp.MAX)
-    used = [parameter for parameter, anywhere in zip(trained, there.tolist(), strict=True) if anywhere]
+    has_gradient = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32)
+    has_gradient = has_gradient.to(trained[0].device)
+    torch.distributed.all_reduce(has_gradient, torch.distributed.ReduceOp.MAX)
+    used = [parameter for parameter, anywhere in zip(trained, has_gradient.tolist(), strict=True) if anywhere]
     for bucket in _buckets(used):
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad.to_dense() for one in bucket]
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense() for parameter in bucket
+        ]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         flat /= world_size
         torch.distributed.all_reduce(flat)
-        for parameter, mean in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+        for parameter, mean in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):
             _put(parameter, mean.view_as(parameter))
 
 
@@ -46,7 +48,7 @@ def _buckets(parameters: Iterable[Parameter]) -> Iterable[list[Parameter]]:
     """Neighbours of one type on one device, of about the size that DistributedDataParallel sends at once."""
     bucket: list[Parameter] = []
     for parameter in parameters:
-        size = sum(one.numel() * one.element_size() for one in bucket)
+        size = sum(member.numel() * member.element_size() for member in bucket)
         if bucket and (_kind(parameter) != _kind(bucket[0]) or size >= BUCKET_BYTES):
             yield bucket
             bucket = []

@@ -55,12 +55,14 @@ class Subscribers:
 
     def __init__(self, trainer: Trainer, beside: list[LoopHooks]) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        everyone = [*(one for one in callbacks if isinstance(one, LoopHooks)), *beside]
+        listeners = [*(listener for listener in callbacks if isinstance(listener, LoopHooks)), *beside]
         self._trainer = trainer
         self.of: dict[str, tuple[Callable[..., None], ...]] = {}
         for hook in self.HOOKS:
             idle = getattr(LoopHooks, hook)
-            self.of[hook] = tuple(getattr(one, hook) for one in everyone if getattr(type(one), hook) is not idle)
+            self.of[hook] = tuple(
+                getattr(listener, hook) for listener in listeners if getattr(type(listener), hook) is not idle
+            )
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Calls all that implement it."""

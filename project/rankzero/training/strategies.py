@@ -46,7 +46,9 @@ class RunStrategy(Strategy):
         trainer = self._module.trainer
         loads = self.plan.loads_training  # a finder loads validation data while the stage is training
         training = trainer.state.stage is RunningStage.TRAINING if loads is None else loads
-        loader = self.plan.wrap(dataloader, training, self.broadcast, self._pads() if training else None)
+        loader = self.plan.wrap(
+            dataloader, training, self.broadcast, self._module_needing_samples() if training else None
+        )
         if training and self.plan.order:
             self._accumulate(self.plan.order.micro_batches)
             self._warn_of_single_samples(self.plan.order)
@@ -59,7 +61,7 @@ class RunStrategy(Strategy):
             RequestError: The module, or a callback, steps when it wants.
         """
         trainer = self._module.trainer
-        schedules = any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks)  # type: ignore[attr-defined]
+        schedules = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         own_way = "a GradientAccumulationScheduler" if schedules else "a module that optimises by hand"
         if micro_batches > 1 and (schedules or not self._module.automatic_optimization):
             raise RequestError(
@@ -78,7 +80,7 @@ class RunStrategy(Strategy):
                 "avoids it"
             )
 
-    def _pads(self) -> str | None:
+    def _module_needing_samples(self) -> str | None:
         """What of this module cannot do without a sample on every rank."""
         if not self._module.automatic_optimization:
             return "manual optimisation"

@@ -143,8 +143,8 @@ def test_a_loader_that_goes_round_while_a_longer_one_goes_on():
     sampler = ElasticBatchSampler(4, 2, shuffle=True, seed=1)
     rounds = [[i for batch in sampler for i in batch] for _ in range(3)]
     assert all(sorted(one) == [0, 1, 2, 3] for one in rounds) and len({tuple(one) for one in rounds}) > 1
-    assert sampler.pass_began_at == 4 and sampler.position(1) == Position(0, 1, 2, cycle=2)
-    carried_on = ElasticBatchSampler(4, 2, shuffle=True, seed=1, start=Position(0, 1, 2, cycle=1))
+    assert sampler.pass_began_at == 4 and sampler.position(1) == Position(0, 1, 2, pass_index=2)
+    carried_on = ElasticBatchSampler(4, 2, shuffle=True, seed=1, start=Position(0, 1, 2, pass_index=1))
     assert [i for batch in carried_on for i in batch] == rounds[1][2:]
     assert [i for batch in carried_on for i in batch] == rounds[2]
 

@@ -211,7 +211,7 @@ def test_loaders_that_are_asked_for_anew_take_the_place_of_the_former():
 def test_where_a_rank_has_nothing_and_cannot_do_without_there_is_a_warning():
     with pytest.warns(UserWarning, match="SyncBatchNorm cannot do without a sample on each"):
         SamplingPlan(0, 2, global_batch_size=33).wrap(
-            DataLoader(DATA, batch_size=8), training=True, pads="SyncBatchNorm"
+            DataLoader(DATA, batch_size=8), training=True, padded_for="SyncBatchNorm"
         )
 
 

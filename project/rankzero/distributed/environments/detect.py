@@ -193,11 +193,11 @@ def _incomplete(launcher: str, error: KeyError | ValueError, variables: Variable
         line = "--nodes N --node_rank R --master_addr HOST --master_port PORT"
         where = "where R is 0 on HOST, 1 on the next, and so on"
         return RequestError("machines that are joined by hand", missing, f"on each the same line with {line}, {where}")
-    there = {name: variables.text(name) for name in PLACES if name in variables}
+    found = {name: variables.text(name) for name in PLACES if name in variables}
     instead = HOW[launcher]
     if missing.startswith("MASTER_ADDR"):
         instead = "--master_addr HOST, where HOST is the machine of rank 0"
     if launcher == "env":
-        instead += f"\nor, to start alone: unset {' '.join(name for name in there if name in PLACES[:5])}"
-    said = " ".join(f"{name}={value}" for name, value in there.items())
+        instead += f"\nor, to start alone: unset {' '.join(name for name in found if name in PLACES[:5])}"
+    said = " ".join(f"{name}={value}" for name, value in found.items())
     return RequestError(f"to be one of several processes ({launcher}: {said})", missing, instead)

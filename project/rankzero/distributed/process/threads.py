@@ -102,10 +102,10 @@ def _share(me: Peer, members: Sequence[Peer], local_ranks: int) -> Threads:
     """
     neighbors = [member for member in members if _on_one_machine(member, me)]
     masks = [parse_cpus(member.cores) for member in neighbors]
-    mine = parse_cpus(me.cores)
-    share = sum(Fraction(1, sum(core in mask for mask in masks)) for core in mine)
-    count, ranks = max(1, int(share)), sum(bool(mask & mine) for mask in masks)
-    reason = _divided(len(mine), ranks)
+    own_cores = parse_cpus(me.cores)
+    share = sum(Fraction(1, sum(core in mask for mask in masks)) for core in own_cores)
+    count, ranks = max(1, int(share)), sum(bool(mask & own_cores) for mask in masks)
+    reason = _divided(len(own_cores), ranks)
     if ranks == 1 and local_ranks > 1:
         reason = f"bound to {reason}"
     if me.quota is not None:
@@ -113,18 +113,18 @@ def _share(me: Peer, members: Sequence[Peer], local_ranks: int) -> Threads:
         cpus = max(1, int(me.quota + 0.5))
         if max(1, cpus // in_cgroup) < count:
             count, reason = max(1, cpus // in_cgroup), f"CPU quota of {_divided(cpus, in_cgroup)}"
-    return Threads(count, reason, all_cores=count == len(mine))
+    return Threads(count, reason, all_cores=count == len(own_cores))
 
 
 def _divided(cores: int, ranks: int) -> str:
     return f"{cores} core{'s' * (cores > 1)}" + (f" / {ranks} ranks" if ranks > 1 else "")
 
 
-def _on_one_machine(one: Peer, other: Peer) -> bool:
+def _on_one_machine(peer: Peer, other: Peer) -> bool:
     """Containers of one machine have names of their own, but one kernel."""
-    if one.boot or other.boot:
-        return one.boot == other.boot
-    return one.node_rank == other.node_rank
+    if peer.boot or other.boot:
+        return peer.boot == other.boot
+    return peer.node_rank == other.node_rank
 
 
 def _is_bound_by_parent(me: Peer) -> bool:

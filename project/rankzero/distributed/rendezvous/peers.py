@@ -64,29 +64,29 @@ def assign_ranks(launch: Launch, me: Peer, members: Sequence[Peer]) -> tuple[Lau
         ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.rank_order, member.pid))
     else:
         ordered = sorted(members, key=lambda member: member.rank or 0)
-    told = all(member.node_rank is not None for member in ordered)
-    names = [member.node_rank if told else member.machine for member in ordered]
-    nodes = list(dict.fromkeys(sorted(names) if told else names))  # type: ignore[type-var]
+    is_known = all(member.node_rank is not None for member in ordered)
+    names = [member.node_rank if is_known else member.machine for member in ordered]
+    nodes = list(dict.fromkeys(sorted(names) if is_known else names))  # type: ignore[type-var]
     count = [0] * len(nodes)
-    whole = []
+    placed = []
     for rank, (member, name) in enumerate(zip(ordered, names, strict=True)):
         node = nodes.index(name)
         local_rank = count[node] if member.local_rank is None else member.local_rank
-        whole.append(replace(member, rank=rank, local_rank=local_rank, node_rank=node))
+        placed.append(replace(member, rank=rank, local_rank=local_rank, node_rank=node))
         count[node] += 1
-    mine = next(member for old, member in zip(ordered, whole, strict=True) if old == me)
-    assert mine.node_rank is not None
+    own = next(member for old, member in zip(ordered, placed, strict=True) if old == me)
+    assert own.node_rank is not None
     launch = replace(
         launch,
-        rank=mine.rank,
-        local_rank=mine.local_rank,
-        node_rank=mine.node_rank,
+        rank=own.rank,
+        local_rank=own.local_rank,
+        node_rank=own.node_rank,
         num_nodes=len(nodes),
-        local_world_size=count[mine.node_rank],
+        local_world_size=count[own.node_rank],
         processes_a_node=tuple(count),
-        hosts=tuple(next(member.host for member in whole if member.node_rank == node) for node in range(len(nodes))),
+        hosts=tuple(next(member.host for member in placed if member.node_rank == node) for node in range(len(nodes))),
     )
-    return launch, whole
+    return launch, placed
 
 
 def _pids() -> str:

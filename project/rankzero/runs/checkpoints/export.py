@@ -52,6 +52,6 @@ def _weights(checkpoint: Path, trusted: bool) -> Mapping[str, Any]:
 
 def _write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
     """Tensors that share memory, which the format does not know, become tensors of their own."""
-    whole = {name: value.detach().clone().contiguous() for name, value in weights.items() if isinstance(value, Tensor)}
+    contiguous = {name: value.detach().clone().contiguous() for name, value in weights.items() if isinstance(value, Tensor)}
     with synced(path) as file:
-        file.write(safetensors.torch.save(whole, {"format": "pt"}))
+        file.write(safetensors.torch.save(contiguous, {"format": "pt"}))

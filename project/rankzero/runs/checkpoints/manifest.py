@@ -134,7 +134,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for match, path in sorted(found, key=lambda one: (int(one[0][1]), one[0][2] is None))]
+    return [path for match, path in sorted(found, key=lambda entry: (int(entry[0][1]), entry[0][2] is None))]
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:

@@ -48,10 +48,10 @@ class SampleLedger(LoopCallback):
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         order = self.plan.only_order
-        for one in self.plan.training:
-            if one.in_flight:
-                samples = one.in_flight.popleft()
-                if one is order:
+        for sampler in self.plan.training:
+            if sampler.in_flight:
+                samples = sampler.in_flight.popleft()
+                if sampler is order:
                     self._batches += 1
                     self._ledger.use(samples)
 

@@ -31,10 +31,10 @@ def needs_stock_forward(parallel: DistributedDataParallel) -> bool:
         return True
     if type(parallel) is not DistributedDataParallel or "forward" in vars(parallel):
         return True
-    for one in (parallel, parallel.module):
-        if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks:
+    for module in (parallel, parallel.module):
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             return True
-        if one._compiled_call_impl is not None:
+        if module._compiled_call_impl is not None:
             return True
     return modules._has_any_global_hook() or parallel._use_python_reducer or parallel._delay_all_reduce_all_params
 

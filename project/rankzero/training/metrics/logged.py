@@ -191,10 +191,10 @@ def gathered(results: _ResultCollection) -> Gathered:
     return {**(results.carried if isinstance(results, Results) else {}), **own}
 
 
-def merged(everyone: Sequence[Gathered]) -> Gathered:
+def merged(of_ranks: Sequence[Gathered]) -> Gathered:
     """What one rank would have gathered that had seen all that these have."""
-    keys = dict.fromkeys(key for one in everyone for key in one)
-    return {key: _merged([one[key] for one in everyone if key in one]) for key in keys}
+    keys = dict.fromkeys(key for values in of_ranks for key in values)
+    return {key: _merged([values[key] for values in of_ranks if key in values]) for key in keys}
 
 
 def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -267,21 +267,25 @@ def _warn_of_own_values(trainer: Trainer) -> None:
     """Warns where ranks log values of their own at an epoch's end, of which no mean is right. All ranks must call."""
     results = trainer._results
     assert results is not None
-    own = {key: one for key, one in gathered(results).items() if "value" in one and one["fx"].endswith("_epoch_end")}
-    everyone = strategy_of(trainer).gather({key: _own_value(one) for key, one in own.items()})
-    for key, one in own.items():
-        values = [theirs[key] for theirs in everyone if key in theirs]
+    own = {
+        key: entry
+        for key, entry in gathered(results).items()
+        if "value" in entry and entry["fx"].endswith("_epoch_end")
+    }
+    of_ranks = strategy_of(trainer).gather({key: _own_value(entry) for key, entry in own.items()})
+    for key, entry in own.items():
+        values = [values_of_rank[key] for values_of_rank in of_ranks if key in values_of_rank]
         if not max(values) - min(values) > 1e-6 * max(map(abs, values)):  # nor where one is not a number
             continue
-        if not one["sync"]:
+        if not entry["sync"]:
             shown = "rank zero's alone is taken"
         elif strategy_of(trainer).plan.is_uneven:
             shown = "their mean is taken, in which a rank with fewer samples counts as much as one with more"
         else:
             continue
         rank_zero_warn(
-            f"rankzero: self.log({one['name']!r}) in {one['fx']} has another value on each rank: {shown}. Logged in "
-            "the step, or as a metric of torchmetrics, it is exact at any number of processes"
+            f"rankzero: self.log({entry['name']!r}) in {entry['fx']} has another value on each rank: {shown}. "
+            "Logged in the step, or as a metric of torchmetrics, it is exact at any number of processes"
         )
 
 

@@ -69,12 +69,12 @@ class LiveSettings(LoopCallback):
 
 def flags_of(module: nn.Module) -> dict[str, bool]:
     """What is frozen, and which mode each module is in: `NAME.requires_grad`, `NAME.training`, ..."""
-    parameters = {f"{name}.requires_grad": one.requires_grad for name, one in module.named_parameters()}
+    parameters = {f"{name}.requires_grad": owner.requires_grad for name, owner in module.named_parameters()}
     return parameters | {
-        f"{name}.{flag}": getattr(one, flag)
-        for name, one in module.named_modules()
+        f"{name}.{flag}": getattr(owner, flag)
+        for name, owner in module.named_modules()
         for flag in MODULE_FLAGS
-        if isinstance(getattr(one, flag, None), bool)
+        if isinstance(getattr(owner, flag, None), bool)
     }
 
 

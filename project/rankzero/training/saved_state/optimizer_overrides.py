@@ -70,12 +70,12 @@ def _change_schedule(schedule: Any, was: Settings, now: Settings) -> None:
     for key in _changed(was, _plain(now)):
         part = vars(schedule).get(key)
         parts, befores, nows = (value if isinstance(value, list) else [value] for value in (part, was[key], now[key]))
-        inner = [hasattr(one, "__dict__") and not isinstance(one, dict) for one in parts]
+        inner = [hasattr(part_now, "__dict__") and not isinstance(part_now, dict) for part_now in parts]
         if not any(inner) and (isinstance(part, dict) or not isinstance(now[key], dict)):
             setattr(schedule, key, now[key])
-        for one, old, new, is_object in zip(parts, befores, nows, inner, strict=False):
+        for part_now, old, new, is_object in zip(parts, befores, nows, inner, strict=False):
             if is_object and isinstance(old, dict) and isinstance(new, dict):
-                _change_schedule(one, old, new)
+                _change_schedule(part_now, old, new)
     if hasattr(schedule, "_last_lr") and hasattr(schedule, "optimizer"):
         schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 

@@ -29,8 +29,8 @@ def without_pruning(state: Mapping[str, Any], pruned: Mapping[str, Any], masked:
         masked: Whether the masks are to be multiplied into the parameters.
     """
     names = {f"{name}_{part}" for name in pruned for part in ("orig", "mask")}
-    whole = {name: part["orig"] * part["mask"] if masked else part["orig"] for name, part in pruned.items()}
-    return {**{name: value for name, value in state.items() if name not in names}, **whole}
+    dense = {name: part["orig"] * part["mask"] if masked else part["orig"] for name, part in pruned.items()}
+    return {**{name: value for name, value in state.items() if name not in names}, **dense}
 
 
 def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -60,19 +60,19 @@ class RankStates(LoopCallback):
                 rank_zero_warn(f"rankzero: the error feedback of {type(state).__name__} begins anew, from nothing")
         states, self._loaded = self._loaded, None
         same_world = len(states) == self.plan.world_size
-        mine = states[self.plan.rank] if same_world else states[0]
-        for name, values in mine["shown"].items():
+        own = states[self.plan.rank] if same_world else states[0]
+        for name, values in own["shown"].items():
             setattr(trainer._logger_connector, name, dict(values))
         if same_world:
-            load_generators(mine["generators"], trainer.strategy.root_device)
+            load_generators(own["generators"], trainer.strategy.root_device)
         else:
             self._seed_anew(trainer.global_step)
         if fit_loop_of(trainer).is_within_epoch:
             # At another world size rank zero goes on with what all have gathered, the others with nothing.
-            whole = [mine] if same_world else states if self.plan.rank == 0 else []
-            carried = logged_metrics.merged([one["gathered"] for one in whole])
+            taken_over = [own] if same_world else states if self.plan.rank == 0 else []
+            carried = logged_metrics.merged([state["gathered"] for state in taken_over])
             fit_loop_of(trainer).epoch_loop.results.carried = carried
-            load_metrics(trainer.lightning_module, [one["metrics"] for one in whole])
+            load_metrics(trainer.lightning_module, [state["metrics"] for state in taken_over])
 
     def _seed_anew(self, step: int) -> None:
         key = int(np.random.SeedSequence([self.plan.seed, step, self.plan.rank]).generate_state(1, np.uint64)[0])
@@ -120,7 +120,7 @@ def save_metrics(module: LightningModule) -> dict[str, State]:
 def load_metrics(module: LightningModule, saved: Sequence[Mapping[str, State]]) -> None:
     """Restores the states of metrics, those of several ranks merged."""
     for name, metric in _metrics(module).items():
-        states = [one[name] for one in saved if name in one]
+        states = [of_rank[name] for of_rank in saved if name in of_rank]
         for number, state in enumerate(states):
             if number == 0:
                 for key, value in state["state"].items():

@@ -16,6 +16,6 @@ def order_of(trainer: Trainer, plan: SamplingPlan) -> dict[str, Any] | None:
     return {
         "positions": [vars(loop.position_of(order)) for order in plan.training],
         "seed": plan.seed,
-        "global_batch_sizes": [one.global_batch_size for one in plan.training],
+        "global_batch_sizes": [sampler.global_batch_size for sampler in plan.training],
         "data": plan.data,
     }
