@@ -1,0 +1,170 @@
+"""The built wheel in a virtual environment of its own, in a user's folder with packages named as ours."""
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from running import REPOSITORY, require
+
+pytestmark = pytest.mark.xdist_group("wheel")
+
+MINE = """
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self, width: int = 3):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, width)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch[0]).square().mean()
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.layer(batch[0]).square().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Data(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.arange(64.0).reshape(16, 4)), batch_size=4)
+
+    val_dataloader = train_dataloader
+"""
+
+TRAIN = """
+from project.settings import EPOCHS  # a package of the user's, named as the source folder of the wheel
+from data_modules.mine import Data
+from models import Net
+from rankzero import Trainer
+
+trainer = Trainer(max_epochs=EPOCHS, accelerator="cpu", name="script", enable_progress_bar=False)
+trainer.fit(Net(), datamodule=Data())
+print(f"rank {trainer.global_rank} of {trainer.world_size} done")
+"""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> Path:
+    """The folder of programs of an environment with the wheel, which takes all other packages from this one."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("project", "lightning_modules", "data_modules"):
+        shutil.copytree(REPOSITORY / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, folder / "source")
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    build = (*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(folder / "source"))
+    subprocess.run(build, check=True, timeout=120)
+    venv.create(folder / "venv", symlinks=True)
+    (wheel,) = folder.glob("rankzero-*.whl")
+    python = folder / "venv/bin/python"
+    subprocess.run((*pip, "--python", str(python), "install", "--no-deps", str(wheel)), check=True, timeout=120)
+    (packages,) = folder.glob("venv/lib/python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "venv/bin"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A user's folder."""
+    for name in ("project", "data_modules"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "project/settings.py").write_text("EPOCHS = 2\n")
+    (tmp_path / "data_modules/mine.py").write_text(MINE)
+    (tmp_path / "models.py").write_text("from data_modules.mine import Net\n")
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def start(folder: Path, *command: str, environment: dict[str, str] | None = None) -> str:
+    """Runs a command line in a folder, and returns what it prints."""
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def statement(folder: Path, name: str) -> str:
+    """The last line of a run's ledger."""
+    summary = json.loads((folder / "runs" / name / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    return str(summary["ledger"][-1])
+
+
+def test_it_is_the_wheel_that_is_imported_and_it_loads_no_torch(programs, folder):
+    code = "import rankzero, sys; print(rankzero.__file__, 'torch' in sys.modules, rankzero.Trainer.__module__)"
+    printed = start(folder, str(programs / "python"), "-c", code)
+    assert printed.split() == [
+        str(next(programs.parent.glob("lib/python*/site-packages/rankzero/__init__.py"))),
+        "False",
+        "rankzero.trainer",
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("{bin}/rankzero", "fit"),
+        ("{bin}/python", "-m", "rankzero", "fit"),
+        ("{bin}/python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "rankzero", "fit"),
+    ],
+    ids=["rankzero", "python -m rankzero", "torchrun -m rankzero"],
+)
+def test_the_command_line_finds_the_users_classes(programs, folder, command):
+    words = ("--model", "models.Net", "--data", "data_modules.mine.Data", "--model.width", "5", "--epochs", "1")
+    program = [word.format(bin=programs) for word in command]
+    start(folder, *program, *words, "--name", "mine", "--accelerator", "cpu")
+    assert statement(folder, "mine") == "epoch 1: 16 of 16 samples, each once"
+    assert "val/loss" in start(folder, str(programs / "rankzero"), "evaluate", "--name", "mine")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "command"),
+    [
+        (1, ()),
+        (2, ("{python}", "-m", "torch.distributed.run", "--nproc-per-node", "2")),
+        (2, ("srun", "--nodes=2", "--ntasks-per-node=1", "{python}")),
+        (2, ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2", "{python}")),
+    ],
+    ids=["python", "torchrun", "srun", "mpirun"],
+)
+def test_a_script_under_each_launcher(programs, folder, ranks, command, request):
+    environment = request.getfixturevalue("slurm") if "srun" in command else None
+    if "mpirun.openmpi" in command:
+        require("openmpi")
+    words = [word.format(python=programs / "python") for word in command or ("{python}",)]
+    printed = start(folder, *words, "train.py", environment=environment)
+    assert sorted(line for line in printed.splitlines() if line.startswith("rank ") and "done" in line) == [
+        f"rank {rank} of {ranks} done" for rank in range(ranks)
+    ]
+    assert statement(folder, "script") == "epoch 2: 16 of 16 samples, each once"
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(1, "world 1"), (2, "an interactive interpreter")])
+def test_an_interactive_interpreter_trains_in_one_process_alone(programs, folder, devices, expected):
+    terminal, stdin = pty.openpty()
+    lines = (
+        f"from rankzero import Trainer; trainer = Trainer(devices={devices}, accelerator='cpu', name='x')\n"
+        "print('world', trainer.world_size)\nraise SystemExit\n"
+    )
+    command = [str(programs / "python"), "-i", "-c", ""]
+    with subprocess.Popen(command, cwd=folder, stdin=stdin, stdout=-1, stderr=subprocess.STDOUT, text=True) as process:
+        os.write(terminal, lines.encode())
+        printed, _ = process.communicate(timeout=60)
+    os.close(terminal)
+    os.close(stdin)
+    assert expected in printed, printed
