@@ -1,7 +1,6 @@
 import pytest
 
 from rankzero.distributed.environments import torchrun
-from rankzero.distributed.environments.ancestors import option
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from recorded import TORCHRUN
 
@@ -39,9 +38,3 @@ def test_elastic_worlds_are_known_by_torchruns_line(monkeypatch, words, elastic)
     assert read().elastic == elastic
     if not elastic and not words:
         assert read(PET_NNODES="1:3").elastic == "PET_NNODES=1:3"
-
-
-def test_options_in_all_their_forms():
-    words = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
-    assert option(words, "rdzv-endpoint") == "a:1" and option(words, "rdzv-id") == "x"
-    assert option(words, "nnodes") is None
