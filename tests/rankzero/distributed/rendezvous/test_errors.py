@@ -58,6 +58,7 @@ def test_tasks_without_ranks_are_counted():
     [
         ({"num_nodes": None}, came(0), None),
         ({"num_nodes": 1}, came(0, nodes=[0]), None),
+        ({"num_nodes": 1, "hosts": ("n1",)}, came(0, hosts=["n1.site.org"]), None),
         ({"num_nodes": 2}, came(0, nodes=[0]), "node 1"),
         ({"num_nodes": 3}, came(0, 1, nodes=[0, 0]), "node 1, node 2"),
         ({"num_nodes": 2}, came(0, 1, nodes=[0, 1]), None),

@@ -100,9 +100,10 @@ def test_node_ranks_of_the_launcher_count_more_than_names():
 
 
 def test_node_ranks_with_gaps_become_consecutive():
-    launch, everyone = assigned(tasks((0, 0, 3, "a"), (1, 0, 7, "b"), (2, 1, 7, "b")))
+    launch, everyone = assigned(tasks((0, 0, 3, "a"), (1, 0, 7, "b"), (2, 1, 7, "b")), seen_by=2)
     assert [member.node_rank for member in everyone] == [0, 1, 1]
     assert (launch.num_nodes, launch.processes_a_node, launch.hosts) == (2, (1, 2), ("a", "b"))
+    assert (launch.node_rank, launch.local_world_size) == (1, 2)
 
 
 def test_names_count_where_a_node_rank_is_missing():
@@ -118,7 +119,7 @@ def test_local_ranks_of_the_launcher_are_kept():
 def test_tasks_without_ranks_are_ordered_by_node_then_number_then_process():
     members = [
         Peer(None, None, node, 4, host, pid, rank_order=order)
-        for node, host, pid, order in [(1, "b", 1, 7), (0, "a", 9, 3), (0, "a", 8, 3), (0, "a", 10, 2)]
+        for node, host, pid, order in [(1, "b", 1, 2), (0, "a", 9, 3), (0, "a", 8, 3), (0, "a", 10, 2)]
     ]
     launch, everyone = assign_ranks(replace(WORLD, rank=None, world_size=4), members[0], members)
     assert [(member.rank, member.pid) for member in everyone] == [(0, 10), (1, 8), (2, 9), (3, 1)]
