@@ -157,9 +157,14 @@ def test_a_process_that_is_alone_ends_at_once(variables, pauses):
     assert pauses == [] and signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize("name", RANKS)
 @pytest.mark.parametrize(
-    ("spoke", "claims", "seconds"), [(True, False, 0.3), (False, False, 2.5), (True, True, 2.5), (False, True, 2.5)]
+    ("name", "spoke", "claims", "seconds"),
+    [
+        *((name, False, False, 2.5) for name in RANKS),
+        ("RANK", False, True, 2.5),
+        ("RANK", True, True, 2.5),
+        ("RANK", True, False, 0.3),
+    ],
 )
 def test_a_rank_that_has_reported_ends_before_the_others(variables, pauses, name, spoke, claims, seconds):
     variables(**{name: "1"})
@@ -261,7 +266,10 @@ def caught(work):
 
 
 def test_frames_of_libraries_are_left_out():
-    error = caught(lambda: psutil.Process(-1))
+    def called_by_the_user():
+        return psutil.Process(-1)
+
+    error = caught(lambda: called_by_the_user())
     stock = traceback.format_exception(error)
     head, *frames = user_frames(error)
     assert head.startswith("Traceback (most recent call last; ") and head.count("\n") == 1

@@ -5,6 +5,7 @@ import os
 import select
 import socket
 import threading
+import time
 
 import pytest
 
@@ -22,11 +23,9 @@ def pair():
 
 
 def all_messages(connection, count):
-    """The next messages, without signs of life."""
-    found = []
-    while len(found) < count:
-        received = connection.receive(10)
-        assert received, f"only {found} came"
+    """The next messages, without signs of life; fewer where the connection ends or nothing comes."""
+    found, deadline = [], time.monotonic() + 10
+    while len(found) < count and time.monotonic() < deadline and (received := connection.receive(1)) is not None:
         found += [message for message in received if message]
     return found
 
@@ -62,7 +61,8 @@ def test_lines_that_are_no_messages_are_skipped(pair, line):
 
 
 def test_lines_of_several_threads_are_not_mixed(pair):
-    count, text = 8, "x" * 20_000  # more than a socket's buffer holds at once
+    count, text = 8, "x" * 20_000
+    pair[0].connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that a line takes several calls
     threads = [threading.Thread(target=pair[0].send, args=({"failed": f"{n}{text}"},)) for n in range(count)]
     for thread in threads:
         thread.start()
