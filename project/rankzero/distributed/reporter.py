@@ -148,15 +148,25 @@ def tell(error: BaseException, launch: Launch) -> Exit:
 
 
 def user_frames(error: BaseException) -> list[str]:
-    """The traceback without the frames of libraries and of the run itself, where any others are in it."""
-    trace = traceback.TracebackException.from_exception(error)
+    """The traceback of an error and of its causes, each without the frames of libraries and of rankzero.
+
+    Where no other frame is left, all are kept.
+    """
+    return _user_frames(traceback.TracebackException.from_exception(error))
+
+
+def _user_frames(trace: traceback.TracebackException) -> list[str]:
+    if getattr(trace, "exceptions", None):  # a group, whose format shows all that it holds
+        return list(trace.format())
+    cause, relation = trace.__cause__, "\nThe above exception was the direct cause of the following exception:\n\n"
+    if cause is None and not trace.__suppress_context__:
+        cause, relation = trace.__context__, "\nDuring handling of the above exception, another exception occurred:\n\n"
+    causes = [*_user_frames(cause), relation] if cause else []
     frames = [
         frame
         for frame in trace.stack
         if "site-packages" not in frame.filename and not is_of_package(Path(frame.filename), *OURS)
     ]
-    if not frames:
-        return list(trace.format())
-    left_out = len(trace.stack) - len(frames)
-    head = f"Traceback (most recent call last; {left_out} frames of libraries left out):\n"
-    return [head, *traceback.format_list(frames), *trace.format_exception_only()]
+    left_out = len(trace.stack) - len(frames) if frames else 0
+    head = f"Traceback (most recent call last{f'; {left_out} frames of libraries left out' if left_out else ''}):\n"
+    return [*causes, head, *traceback.format_list(frames or trace.stack), *trace.format_exception_only()]

@@ -91,7 +91,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 def _read(line: bytes) -> Message | None:
     try:
         message = json.loads(line) if line else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
 

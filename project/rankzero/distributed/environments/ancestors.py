@@ -22,7 +22,9 @@ def ancestor_ids() -> Iterator[str]:
     process = "self"
     for _ in range(_GENERATIONS):
         try:
-            parent = re.search(r"^PPid:\s*(\d+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+            parent = re.search(
+                r"^PPid:\s*(\d+)", Path(f"/proc/{process}/status").read_text(errors="replace"), re.MULTILINE
+            )
         except OSError:
             return
         process = parent[1] if parent else "0"
@@ -35,7 +37,7 @@ def command_of(process: str) -> list[str]:
     Raises:
         OSError: It cannot be read.
     """
-    return Path(f"/proc/{process}/cmdline").read_text().split("\0")
+    return Path(f"/proc/{process}/cmdline").read_text(errors="surrogateescape").split("\0")
 
 
 def environment_of(process: str) -> dict[str, str]:

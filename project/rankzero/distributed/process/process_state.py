@@ -8,7 +8,7 @@ from pathlib import Path
 def process_state(pid: int) -> tuple[str, str] | None:
     """State and time of birth of a process of this host, see proc(5); None if it does not exist."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         if Path("/proc/self/stat").exists():
             return None

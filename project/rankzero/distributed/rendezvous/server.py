@@ -131,7 +131,7 @@ def _read_member(received: bytes) -> Peer | None:
     line, newline, _ = received.partition(b"\n")
     try:
         return Peer(**json.loads(line)) if newline else None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
 
 

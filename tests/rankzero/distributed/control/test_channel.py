@@ -148,18 +148,3 @@ def test_alone_there_is_nobody_to_agree_with(capsys):
     assert control_channel.check_stop() == "SIGINT"
     assert capsys.readouterr().err.count("once more to stop now") == 1
     assert control_channel.report_failure("alone") and control_channel.failure_cause() is None
-
-
-def test_strangers_are_hung_up_on():
-    def work(control_channel, rank, all_gather_object):
-        if rank == 0:
-            port = control_channel._server.listening.getsockname()[1]
-            for hello in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 0, "token": "wrong"}\n', b"[]\n\xff\n"):
-                with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
-                    stranger.sendall(hello)
-                    stranger.settimeout(10)
-                    assert stranger.recv(10) == b""
-        all_gather_object(None)
-        return "well"
-
-    assert run(2, work) == (["well", "well"], [0, 0])

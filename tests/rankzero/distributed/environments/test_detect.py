@@ -136,20 +136,6 @@ def test_half_of_the_variables(variables, missing):
     assert missing in refusal(variables).found
 
 
-def test_alone_by_variables():
-    launch = detect(environ={"RANK": "0", "WORLD_SIZE": "1"})
-    assert (launch.rank, launch.world_size, launch.num_nodes, launch.address) == (0, 1, 1, "127.0.0.1")
-
-
-def test_machines_by_hand():
-    asked = RequestedWorld(nodes=2, devices=2, node_rank=1, address="a", port=29500)
-    launch = detect(asked=asked, environ={})
-    assert (launch.rank, launch.world_size, launch.node_rank, launch.port) == (2, 4, 1, 29500)
-    assert not launch.externally_created  # two processes are still to be started
-    one_each = detect(asked=RequestedWorld(nodes=2, devices=1, node_rank=1, address="a", port=29500), environ={})
-    assert one_each.externally_created and one_each.rank == 1
-
-
 @pytest.mark.parametrize(
     ("asked", "missing"),
     [

@@ -1,9 +1,7 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rankzero.distributed.environments import slurm
-from rankzero.distributed.environments.launch import RequestedWorld, Variables, derived_port
+from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from recorded import STEP
 
 UNEVEN = {**STEP, "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
@@ -56,8 +54,3 @@ def test_host_lists(text, hosts):
 def test_tasks_of_each_node():
     assert slurm.expand_tasks("2(x3),1") == (2, 2, 2, 1)
     assert slurm.expand_tasks("4") == (4,)
-
-
-@given(st.text())
-def test_every_key_has_a_port(key):
-    assert 20000 <= derived_port(key) < 32768 and derived_port(key) == derived_port(key)

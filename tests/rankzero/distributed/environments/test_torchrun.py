@@ -1,7 +1,6 @@
 import pytest
 
 from rankzero.distributed.environments import torchrun
-from rankzero.distributed.environments.ancestors import option
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.messages import RequestError
@@ -50,9 +49,3 @@ def test_an_elastic_torchrun_that_shares_its_store_is_refused(monkeypatch):
         detect(environ=TORCHRUN)
     assert error.value.instead.startswith("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun")
     assert detect(environ=TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).elastic == "--nnodes 1:2"
-
-
-def test_options_in_all_their_forms():
-    words = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
-    assert option(words, "rdzv-endpoint") == "a:1" and option(words, "rdzv-id") == "x"
-    assert option(words, "nnodes") is None

@@ -53,15 +53,6 @@ def test_an_exit_code_that_was_reported_is_kept(code, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_process_of_a_process_reports_nothing(capfd):
-    """It may have another file open under the same number."""
-    child = (
-        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {REPORTING!r}], close_fds=False, check=True)"
-    )
-    assert run(child, count=1) == 1
-    assert "ended with exit code 0 without a report" in capfd.readouterr().err
-
-
 def test_the_first_failure_is_the_exit_code_and_ends_the_others(monkeypatch):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
     begun = time.monotonic()

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import socket
 import threading
 import time
@@ -15,7 +14,6 @@ from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous import client as roll_call
 from rankzero.distributed.rendezvous import peers as members
-from rankzero.distributed.rendezvous import server as hall
 from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
 from rankzero.distributed.rendezvous.errors import GREETING
 from rankzero.messages import RequestError
@@ -165,32 +163,6 @@ def answer(listening, reply):
             connection.sendall(reply)
 
 
-def test_strangers_do_not_disturb(port):
-    rank_zero, rank_one = launches(port, count=2, nodes=1)
-    with ThreadPoolExecutor(2) as pool:
-        zero = pool.submit(rendezvous, rank_zero, 10)
-        generator = random.Random(0)
-        for _ in range(50):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2) as stranger:
-                stranger.sendall(generator.randbytes(generator.choice((0, 3, 5000))) + b"\n{}\n")
-        meeting = pool.submit(rendezvous, rank_one, 10).result()
-        zero.result().listening.close()
-    assert len(meeting.members) == 2
-
-
-def test_one_that_leaves_while_it_waits_is_missing(port):
-    rank_zero = launches(port, count=3, nodes=1)[0]
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(call, [rank_zero], 2)
-        time.sleep(0.3)
-        with socket.create_connection(("127.0.0.1", port)) as caller:
-            caller.recv(100)
-            member = '{"rank": 1, "local_rank": 1, "node_rank": 0, "world_size": 3, "host": "a", "pid": 1, "order": 0}'
-            caller.sendall(member.encode() + b"\n")
-            time.sleep(0.3)
-        assert "missing ranks 1, 2" in waiting.result()[0].found
-
-
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "a b", "é" * 70, "..", "host\nname"])
 def test_an_address_that_does_not_resolve(port, name):
     errors = call(launches(port, count=2, address=name), start_timeout=1)
@@ -210,15 +182,6 @@ def unreachable(address, timeout):
     raise OSError(113, "No route to host")
 
 
-def test_one_machine_listens_on_loopback_alone(port):
-    rank_zero = launches(port, count=2, nodes=1)[0]
-    assert hall.where_to_listen(replace(rank_zero, address="x"), ["127.0.1.1"], None) == "127.0.1.1"
-    several = replace(rank_zero, num_nodes=2, local_world_size=1)
-    assert hall.where_to_listen(replace(several, address="x"), ["127.0.1.1"], None) == ""
-    assert hall.where_to_listen(replace(several, address="x"), ["10.0.0.1"], None) == "10.0.0.1"
-    assert hall.where_to_listen(several, ["10.0.0.1"], "lo") == "127.0.0.1"
-
-
 def test_more_processes_than_were_told(port):
     tasks = [
         Launch(
@@ -230,18 +193,3 @@ def test_more_processes_than_were_told(port):
     results = call(tasks, start_timeout=2)
     assert sum(isinstance(result, RendezvousResult) for result in results) == 2
     assert sum(isinstance(result, RequestError) for result in results) == 2
-
-
-def test_machines_of_one_name_are_told_apart():
-    launch = Launch(world_size=2, externally_created=True, num_nodes=None)
-    there = [members.Peer(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
-    assert members.assign_ranks(launch, there[1], there)[0].num_nodes == 2
-
-
-def test_a_port_that_may_not_be_listened_on(port, monkeypatch):
-    def refuse(ip, number):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(hall.network, "listen", refuse)
-    (error,) = call(launches(80, count=2, nodes=1)[:1], start_timeout=1)
-    assert "port 80" in error.asked and "Permission denied" in error.found

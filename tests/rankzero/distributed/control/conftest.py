@@ -1,0 +1,60 @@
+"""A control server whose ranks are sockets of the test."""
+
+import json
+import socket
+import time
+
+import pytest
+
+from rankzero.distributed import network
+from rankzero.distributed.control.server import ControlServer, JsonLineConnection
+from rankzero.distributed.rendezvous.peers import Peer
+
+
+class World:
+    """A server and its ranks."""
+
+    def __init__(self, size, quiet=False, how_ended=lambda rank: ""):
+        listening = network.listen("127.0.0.1", 0)
+        self.address, self.opened, self.size = listening.getsockname(), [], size
+        members = [Peer(rank, rank, 0, size, "ab"[rank % 2], 1) for rank in range(size)]
+        self.server = ControlServer(listening, members, quiet, how_ended)
+
+    def connect(self, *hello):
+        connection = socket.create_connection(self.address, timeout=10)
+        self.opened.append(connection)
+        for line in hello:
+            connection.sendall(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
+        return JsonLineConnection(connection)
+
+    def rank(self, rank):
+        connection = self.connect({"rank": rank, "token": self.server.token})
+        while rank not in self.server._ranks:
+            time.sleep(0.001)
+        return connection
+
+    def all_ranks(self):
+        return [self.rank(rank) for rank in range(self.size)]
+
+    def close(self):
+        """Lets the server end: every rank that has not left is lost."""
+        for rank in set(range(self.size)) - self.server._ranks.keys():
+            self.connect({"rank": rank, "token": self.server.token}).send({"leaving": True})
+        for connection in self.opened:
+            connection.close()
+        self.server._thread.join(10)
+        assert not self.server._thread.is_alive() and self.server.listening.fileno() == -1
+
+
+@pytest.fixture
+def world():
+    """Starts a server of a world of this size."""
+    started = []
+
+    def start(size, **more):
+        started.append(World(size, **more))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()

@@ -1,0 +1,271 @@
+"""Ranks are sockets of the test, which speak the protocol to a real server."""
+
+import fcntl
+import os
+import select
+import socket
+import threading
+import time
+
+import pytest
+
+from rankzero.distributed import network
+from rankzero.distributed.control import server as module
+from rankzero.distributed.control.server import LAUNCHER_REPORTS, JsonLineConnection, keep_alive
+
+
+@pytest.fixture
+def pair():
+    """Two connected ends."""
+    one, other = socket.socketpair()
+    with one, other:
+        yield JsonLineConnection(one), JsonLineConnection(other)
+
+
+def all_messages(connection, count):
+    """The next messages, without signs of life; fewer where the connection ends or nothing comes."""
+    found, deadline = [], time.monotonic() + 10
+    while len(found) < count and time.monotonic() < deadline and (received := connection.receive(1)) is not None:
+        found += [message for message in received if message]
+    return found
+
+
+def test_messages_arrive_as_they_were_sent(pair):
+    messages = [{"stop": "SIGTERM"}, {"position": -1}, {"failed": "a\nb ä \x00"}, {"deep": {"list": [1, None]}}]
+    for message in messages:
+        pair[0].send(message)
+    assert all_messages(pair[1], len(messages)) == messages
+
+
+def test_a_sign_of_life_is_an_empty_message(pair):
+    pair[0].send(None)
+    assert pair[1].receive(10) == [{}]
+
+
+def test_a_message_may_arrive_in_pieces(pair):
+    found = []
+    for piece in (b'{"stop"', b': "now"', b'}\n{"position": 1}\n{"pos', b'ition": 2}\n'):
+        pair[0].connection.sendall(piece)
+        found.append(pair[1].receive(10))
+    assert found == [[], [], [{"stop": "now"}, {"position": 1}], [{"position": 2}]]
+
+
+def test_without_a_message_receive_returns_after_the_time_given(pair):
+    assert pair[1].receive(0.01) == []
+
+
+@pytest.mark.parametrize(
+    "line", [b"GET / HTTP/1.1\r", b"\xff", b"[]", b"7", b"null", b'"a"', b"{", b"9" * 5000, b"[" * 5000], ids=len
+)
+def test_lines_that_are_no_messages_are_skipped(pair, line):
+    pair[0].connection.sendall(line + b'\n{"position": 1}\n')
+    assert pair[1].receive(10) == [{"position": 1}]
+
+
+def test_lines_of_several_threads_are_not_mixed(pair):
+    count, text = 8, "x" * 20_000
+    pair[0].connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that a line takes several calls
+    threads = [threading.Thread(target=pair[0].send, args=({"failed": f"{n}{text}"},)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    found = {message["failed"] for message in all_messages(pair[1], count)}
+    for thread in threads:
+        thread.join()
+    assert found == {f"{n}{text}" for n in range(count)}
+
+
+def test_the_end_of_a_connection_is_none_with_a_reason(pair):
+    pair[0].connection.close()
+    assert pair[1].receive(10) is None and pair[1].why == " (killed? out of memory?)"
+    pair[0].send({"stop": "nobody reads it"})
+    pair[1].send(None)
+
+
+def test_an_error_of_the_connection_is_its_reason():
+    with network.listen("127.0.0.1", 0) as listening:
+        one = socket.create_connection(listening.getsockname())
+        other, _ = listening.accept()
+    with other:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets the connection
+        one.close()
+        connection = JsonLineConnection(other)
+        assert connection.receive(10) is None and connection.why == " (Connection reset by peer)"
+        assert connection.receive(10) is None
+
+
+def test_a_connection_may_have_a_descriptor_above_1023(pair):
+    number = fcntl.fcntl(pair[1].connection, fcntl.F_DUPFD, 1024)
+    with socket.socket(fileno=number) as high:
+        with pytest.raises(ValueError, match="out of range"):
+            select.select([high], [], [], 0)
+        pair[0].send({"position": 1})
+        assert JsonLineConnection(high).receive(10) == [{"position": 1}]
+
+
+def test_a_forked_process_holds_no_connection(pair):
+    process = os.fork()
+    if process == 0:
+        os._exit(0 if pair[0].connection.fileno() == -1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert pair[0].connection.fileno() != -1
+
+
+def test_the_kernel_looks_for_lost_connections():
+    with socket.socket() as connection:
+        keep_alive(connection)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        idle, interval, count, unacknowledged = (connection.getsockopt(socket.IPPROTO_TCP, each) for each in options)
+        assert idle + interval * count <= 15 and unacknowledged <= 15_000
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def expect(ranks, *messages):
+    for connection in ranks:
+        assert all_messages(connection, len(messages)) == [*messages]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_stop_after_the_foremost_rank(world, size):
+    ranks = world(size).all_ranks()
+    ranks[-1].send({"stop": "SIGTERM"})
+    expect(ranks, {"stop_requested": "SIGTERM"})
+    for rank, connection in enumerate(ranks):
+        connection.send({"position": 10 + rank})
+    expect(ranks, {"stop_at": 10 + size})
+
+
+def test_before_the_first_step_all_stop_at_0(world):
+    ranks = world(2).all_ranks()
+    ranks[0].send({"stop": "SIGINT"})
+    expect(ranks, {"stop_requested": "SIGINT"})
+    for connection in ranks:
+        connection.send({"position": -1})
+    expect(ranks, {"stop_at": 0})
+
+
+def test_only_the_first_request_to_stop_counts(world):
+    ranks = world(2).all_ranks()
+    ranks[0].send({"stop": "SIGTERM"})
+    expect(ranks, {"stop_requested": "SIGTERM"})
+    ranks[1].send({"stop": "SIGINT"})
+    for connection in ranks:
+        connection.send({"position": 4})
+    expect(ranks, {"stop_at": 5})
+
+
+def test_a_rank_that_has_left_is_not_waited_for(world):
+    ranks = world(3).all_ranks()
+    ranks[0].send({"stop": "SIGTERM"})
+    expect(ranks, {"stop_requested": "SIGTERM"})
+    ranks[0].send({"position": 3})
+    ranks[1].send({"position": 2})
+    ranks[2].send({"leaving": True})
+    expect(ranks[:2], {"stop_at": 4})
+
+
+def test_a_rank_that_connects_late_learns_of_the_stop(world):
+    there = world(2)
+    early = there.rank(0)
+    early.send({"stop": "SIGTERM"})
+    expect([early], {"stop_requested": "SIGTERM"})
+    expect([there.rank(1)], {"stop_requested": "SIGTERM"})
+
+
+def test_the_first_failure_is_passed_on_with_the_rank_that_reports_it(world):
+    there = world(3)
+    ranks = [there.rank(0), there.rank(1)]
+    ranks[1].send({"failed": "out of memory"})
+    failure = {"failed": "out of memory", "by": 1}
+    expect(ranks, failure)
+    ranks[0].send({"failed": "connection closed by peer"})
+    expect([there.rank(2)], failure)
+    ranks[0].send({"stop": "SIGTERM"})
+    expect(ranks, {"stop_requested": "SIGTERM"})  # and no second failure before it
+
+
+@pytest.mark.parametrize(
+    ("quiet", "how", "text", "by"),
+    [
+        (False, "", "is gone (killed? out of memory?)", 0),
+        (True, "", "is gone (killed? out of memory?)", LAUNCHER_REPORTS),
+        (False, "was ended by SIGKILL", "was ended by SIGKILL", 0),
+    ],
+)
+def test_a_lost_rank_is_a_failure(world, quiet, how, text, by):
+    there = world(3, quiet=quiet, how_ended=lambda rank: how and f"{how}" * (rank == 1))
+    ranks = there.all_ranks()
+    ranks[1].connection.close()
+    expect([ranks[0], ranks[2]], {"failed": f"rank 1 on b {text}", "by": by})
+
+
+def test_a_rank_that_has_left_may_hang_up(world):
+    ranks = world(2).all_ranks()
+    ranks[1].send({"leaving": True})
+    ranks[1].connection.close()
+    ranks[0].send({"stop": "SIGTERM"})
+    expect(ranks[:1], {"stop_requested": "SIGTERM"})
+
+
+def test_a_rank_that_does_not_connect_is_a_failure(world, monkeypatch):
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
+    there = world(3)
+    ranks = [there.rank(0), there.rank(2)]
+    assert ranks[0].receive(10) == [{}]  # signs of life
+    monkeypatch.setattr(module, "ABSENT_SECONDS", 0.0)
+    expect(ranks, {"failed": "rank 1 on b did not open its control connection", "by": 0})
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[]\n\xff\n",
+        pytest.param(b"[" * 5000 + b"\n", id="nested"),
+        b"\n",
+        {"rank": 1},
+        {"rank": 1, "token": "wrong"},
+        {"rank": 1, "token": None},
+        {"rank": 2, "token": "right"},
+        {"rank": -1, "token": "right"},
+        {"rank": "1", "token": "right"},
+        {"rank": 1.0, "token": "right"},
+        {"token": "right"},
+    ],
+)
+def test_strangers_are_hung_up_on(world, hello):
+    there = world(2)
+    if isinstance(hello, dict) and hello.get("token") == "right":
+        hello = {**hello, "token": there.server.token}
+    rank = there.rank(0)
+    stranger = there.connect(hello)
+    while (messages := stranger.receive(10)) is not None:
+        assert messages == [{}]
+    rank.send({"stop": "SIGTERM"})
+    expect([rank], {"stop_requested": "SIGTERM"})  # and no failure
+
+
+def test_every_server_has_its_own_token(world):
+    tokens = {world(1).server.token for _ in range(3)}
+    assert len(tokens) == 3 and all(len(token) >= 16 for token in tokens)
+
+
+def test_at_the_end_ranks_learn_that_rank_zero_leaves(world):
+    there = world(2)
+    ranks = there.all_ranks()
+    ranks[0].send({"leaving": True})
+    finishing = threading.Thread(target=there.server.finish)
+    finishing.start()
+    expect(ranks[1:], {"done": True})
+    assert finishing.is_alive()
+    ranks[1].send({"leaving": True})
+    finishing.join(10)
+    assert not finishing.is_alive() and there.server.listening.fileno() == -1
+
+
+def test_rank_zero_does_not_wait_long_for_the_others(world, monkeypatch):
+    monkeypatch.setattr(module, "FINISH_SECONDS", 0.01)
+    there = world(2)
+    there.all_ranks()
+    there.server.finish()
+    assert there.server._thread.is_alive()

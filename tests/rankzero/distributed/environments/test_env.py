@@ -1,0 +1,83 @@
+import pytest
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+
+from rankzero.distributed.environments import env
+from rankzero.distributed.environments.detect import detect
+from rankzero.distributed.environments.launch import RequestedWorld, Variables
+from recorded import ENV
+
+NODES = {**ENV, "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+GROUPS = {**NODES, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
+
+
+def read(variables, **asked):
+    return env.read(Variables(variables), RequestedWorld(**asked))
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, False),
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "2"}, False),
+        ({"RANK": "", "WORLD_SIZE": ""}, False),
+        ({"RANK": "0"}, True),
+        ({"WORLD_SIZE": "1"}, True),
+        ({"LOCAL_RANK": "0"}, True),
+    ],
+)
+def test_an_address_alone_is_no_launcher(variables, found):
+    assert env.found(Variables(variables)) == found
+
+
+@pytest.mark.parametrize("variables", [GROUPS, {**ENV, "LOCAL_RANK": "1"}, {**ENV, "RANK": "0", "LOCAL_RANK": "0"}])
+def test_values_are_those_of_lightnings_environment_of_the_same_variables(variables, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    launch, lightnings = read(variables), TorchElasticEnvironment()
+    assert (launch.rank, launch.local_rank) == (lightnings.global_rank(), lightnings.local_rank())
+    assert (launch.world_size, launch.node_rank or 0) == (lightnings.world_size(), lightnings.node_rank())
+    assert (launch.address, launch.port) == (lightnings.main_address, lightnings.main_port)
+    assert LightningEnvironment().main_address == launch.address
+    assert launch.externally_created and launch.launcher == "env" and launch.variables == variables
+
+
+def test_what_the_variables_leave_out_stays_unknown():
+    launch = read(ENV)
+    assert (launch.local_rank, launch.local_world_size, launch.num_nodes, launch.node_rank) == (None,) * 4
+    assert not launch.one_machine and launch.evidence == "RANK=1 WORLD_SIZE=2" and launch.world_id == "env 29500"
+
+
+def test_one_machine_is_known_by_its_number_of_processes():
+    launch = read({**NODES, "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "7"})
+    assert (launch.num_nodes, launch.node_rank, launch.one_machine) == (1, 0, True)
+
+
+def test_alone_by_variables():
+    launch = detect(environ={"RANK": "0", "WORLD_SIZE": "1"})
+    assert (launch.rank, launch.world_size, launch.num_nodes, launch.address) == (0, 1, 1, "127.0.0.1")
+
+
+def test_a_process_that_is_alone_needs_no_other_variable():
+    launch = read({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "3"})
+    assert (launch.local_rank, launch.local_world_size, launch.num_nodes, launch.node_rank) == (0, 1, 1, 0)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_missing_variable_is_named(name):
+    with pytest.raises(KeyError, match=name):
+        read({**ENV, name: ""})
+
+
+def test_the_flags_replace_address_and_port():
+    places = {"RANK": "1", "WORLD_SIZE": "2"}
+    launch = read(places, address="flag", port=4000)
+    assert (launch.address, launch.port, launch.world_id) == ("flag", 4000, "env 4000")
+    with pytest.raises(KeyError, match="MASTER_PORT"):
+        read(places, address="flag")
+    with pytest.raises(KeyError, match="MASTER_ADDR"):
+        read(places, port=4000)
+
+
+def test_a_port_that_is_no_number_is_refused_with_its_value():
+    with pytest.raises(ValueError, match=r"^MASTER_PORT='http' is not a whole number of 0 or more$"):
+        read({**ENV, "MASTER_PORT": "http"})

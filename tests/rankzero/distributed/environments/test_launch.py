@@ -1,0 +1,147 @@
+import sys
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.distributed.environments.launch import (
+    Launch,
+    RequestedWorld,
+    Variables,
+    derived_port,
+    folder_name,
+    meeting_point,
+)
+
+
+@pytest.mark.parametrize(
+    ("launch", "shape"),
+    [
+        ({}, "1 node x 1 process"),
+        ({"world_size": 4}, "1 node x 4 processes"),
+        ({"world_size": 2, "num_nodes": 2}, "2 nodes x 1 process"),
+        ({"world_size": 6, "num_nodes": 3}, "3 nodes x 2 processes"),
+        ({"world_size": 1, "num_nodes": None}, "1 process"),
+        ({"world_size": 3, "num_nodes": None}, "3 processes"),
+        ({"world_size": 3, "num_nodes": 2, "processes_a_node": (2, 1)}, "2 nodes with 2 and 1 processes"),
+        ({"world_size": 6, "num_nodes": 3, "processes_a_node": (3, 2, 1)}, "3 nodes with 3, 2 and 1 processes"),
+        ({"world_size": 4, "num_nodes": 2, "processes_a_node": (2, 2)}, "2 nodes x 2 processes"),
+    ],
+)
+def test_the_shape_counts_nodes_and_processes(launch, shape):
+    assert Launch(**launch).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("launch", "one_machine"),
+    [
+        ({}, True),
+        ({"world_size": 2, "num_nodes": 1, "local_world_size": None}, True),
+        ({"world_size": 2, "num_nodes": None, "local_world_size": 2}, True),
+        ({"world_size": 2, "num_nodes": None, "local_world_size": None}, False),
+        ({"world_size": 2, "num_nodes": 2, "local_world_size": 1}, False),
+    ],
+)
+def test_one_machine_is_known_from_either_number(launch, one_machine):
+    assert Launch(**launch).one_machine == one_machine
+
+
+def test_a_launch_cannot_be_changed_and_shares_no_variables():
+    assert Launch().variables is not Launch().variables
+    with pytest.raises(FrozenInstanceError):
+        Launch().rank = 1
+
+
+def test_an_empty_variable_counts_as_unset():
+    variables = Variables({"A": "", "B": " ", "C": "c"})
+    assert ["A" in variables, "B" in variables, "C" in variables, "D" in variables] == [False, True, True, False]
+    assert [variables.find(name) for name in "ABCD"] == [None, " ", "c", None]
+    for name in "AD":
+        for read in (variables.text, variables.number):
+            with pytest.raises(KeyError, match=name):
+                read(name)
+    assert variables.find_number("A") is None
+
+
+def test_only_variables_that_were_read_are_recorded():
+    variables = Variables({"A": "1", "B": "2", "C": "", "D": "3"})
+    assert "D" in variables
+    variables.number("A"), variables.find("B"), variables.find("C"), variables.find_number("nothing")
+    assert variables.read == {"A": "1", "B": "2"}
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("7", 7), ("007", 7), ("4294967290", 4294967290)])
+def test_whole_numbers(text, number):
+    assert Variables({"A": text}).number("A") == Variables({"A": text}).find_number("A") == number
+
+
+@pytest.mark.parametrize("text", ["-1", "+1", "1.0", "1e3", "0x10", "1_000", " 1", "1\n", "one", "٣", "²"])
+def test_anything_else_is_refused_with_its_name_and_value(text):
+    with pytest.raises(ValueError) as caught:
+        Variables({"A": text}).number("A")
+    assert str(caught.value) == f"A={text!r} is not a whole number of 0 or more"
+
+
+def test_a_number_of_too_many_digits_is_refused_as_well():
+    with pytest.raises(ValueError, match=r"digits"):
+        Variables({"A": "9" * (sys.get_int_max_str_digits() + 1)}).number("A")
+
+
+@given(st.text())
+def test_every_key_has_a_port(key):
+    assert 20000 <= derived_port(key) < 32768 and derived_port(key) == derived_port(key)
+
+
+def test_ports_are_the_same_in_every_process_and_version():
+    assert [derived_port(key) for key in ("", "env", "slurm 12.0")] == [25762, 28575, 26291]
+
+
+def meet(environ=None, host=None, **asked):
+    return meeting_point(Variables(environ or {}), RequestedWorld(**asked), host, "key")
+
+
+def test_flags_win_over_variables_and_variables_over_the_launchers_host():
+    environ = {"MASTER_ADDR": "variable", "MASTER_PORT": "1"}
+    assert meet(environ, "host", address="flag", port=2) == ("flag", 2)
+    assert meet(environ, "host") == ("variable", 1)
+    assert meet({}, "host") == ("host", derived_port("key"))
+    assert meet({"MASTER_ADDR": "", "MASTER_PORT": ""}, "host") == ("host", derived_port("key"))
+
+
+def test_a_missing_address_is_reported_by_the_variables_name():
+    with pytest.raises(KeyError, match="MASTER_ADDR"):
+        meet({"MASTER_PORT": "1"})
+
+
+def test_the_last_port_is_65535():
+    assert meet({"MASTER_PORT": "65535"}, "host") == ("host", 65535)
+    with pytest.raises(ValueError, match=r"^MASTER_PORT=65536 is not a port \(1 to 65535\)$"):
+        meet({"MASTER_PORT": "65536"}, "host")
+
+
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        (None, None),
+        ("", None),
+        ("...", None),
+        ("[]", None),
+        ("ä", None),
+        ("12", "12"),
+        ("15[3].pbs1", "15-3.pbs1"),
+        ("../../etc/x y", "etc-x-y"),
+        (".hidden", "hidden"),
+        ("--name", "name"),
+        ("a\0b\nc", "ab-c"),
+        ("x" * 100, "x" * 64),
+    ],
+)
+def test_a_jobs_id_becomes_the_name_of_a_folder(job, name):
+    assert folder_name(job) == name
+
+
+@given(st.text())
+def test_the_name_of_a_folder_stays_below_its_parent(job):
+    name = folder_name(job)
+    assert name is None or (0 < len(name) <= 64 and "/" not in name and not name.startswith((".", "-")))

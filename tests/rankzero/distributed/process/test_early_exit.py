@@ -1,0 +1,108 @@
+"""Each case leaves a process, so each is forked off."""
+
+import multiprocessing
+import os
+import sys
+import threading
+
+import pytest
+
+from rankzero.distributed.process.early_exit import LEAVE, EarlyExit
+
+WITHOUT_AN_EXIT = 99
+
+
+@pytest.fixture
+def forked():
+    """Runs code in a forked process; returns its exit code and what it has reported."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+
+    def run(work):
+        process = os.fork()
+        if process == 0:
+            try:
+                EarlyExit(lambda status: os.write(writing, f"{status},".encode())).watch()
+                work()
+            finally:
+                LEAVE(WITHOUT_AN_EXIT)
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        try:
+            return code, os.read(reading, 100).decode()
+        except BlockingIOError:
+            return code, ""
+
+    yield run
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 75, 255])
+def test_any_status_is_reported_and_becomes_1(forked, status):
+    assert forked(lambda: os._exit(status)) == (1, f"{status},")
+
+
+def test_the_argument_may_have_its_name(forked):
+    assert forked(lambda: os._exit(status=3)) == (1, "3,")
+
+
+def test_an_exit_from_a_thread_is_reported(forked):
+    def work():
+        thread = threading.Thread(target=lambda: os._exit(4))
+        thread.start()
+        thread.join()
+
+    assert forked(work) == (1, "4,")
+
+
+def test_other_ways_to_end_are_not_reported(forked):
+    assert forked(lambda: None) == (WITHOUT_AN_EXIT, "")
+    assert forked(lambda: sys.exit(3)) == (WITHOUT_AN_EXIT, "")
+
+
+def test_a_report_that_raises_does_not_keep_the_process():
+    process = os.fork()
+    if process == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        try:
+            EarlyExit(lambda status: {}[status]).watch()
+            os._exit(3)
+        finally:
+            LEAVE(WITHOUT_AN_EXIT)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
+
+
+def test_forked_processes_keep_their_own_status(forked):
+    """Loader processes of torch are such: multiprocessing ends them by `os._exit`."""
+
+    def work():
+        process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(7,))
+        process.start()
+        process.join()
+        os._exit(process.exitcode)
+
+    assert forked(work) == (1, "7,")
+
+
+def test_closing_restores_the_function_of_the_os_module():
+    early_exit = EarlyExit(lambda status: None)
+    early_exit.close()
+    assert os._exit is LEAVE
+    early_exit.watch()
+    try:
+        assert os._exit is not LEAVE
+    finally:
+        early_exit.close()
+    assert os._exit is LEAVE and LEAVE.__module__ == "posix"
+
+
+def test_closing_keeps_a_function_that_somebody_else_put_there(monkeypatch):
+    early_exit = EarlyExit(lambda status: None)
+    early_exit.watch()
+    others = print
+    monkeypatch.setattr(os, "_exit", others)
+    early_exit.close()
+    kept = os._exit
+    monkeypatch.undo()
+    early_exit.close()
+    assert kept is others and os._exit is LEAVE

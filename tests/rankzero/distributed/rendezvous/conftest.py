@@ -1,0 +1,104 @@
+"""The server runs in a thread; tests speak the protocol to it through sockets."""
+
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+
+import pytest
+
+from rankzero.distributed import network
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.rendezvous.server import RendezvousServer
+from rankzero.messages import RequestError
+
+
+class Caller:
+    """A process that calls rank zero."""
+
+    def __init__(self, port):
+        self.connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.file = self.connection.makefile("rwb")
+        self.greeting = self.file.readline()
+
+    def send(self, line):
+        self.file.write(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
+        self.file.flush()
+        return self
+
+    def answer(self):
+        return json.loads(self.file.readline() or "null")
+
+    def close(self):
+        self.file.close()
+        self.connection.close()
+
+
+class Rendezvous:
+    """Rank zero of a world on this machine, which waits in a thread."""
+
+    def __init__(self, pool, size, seconds=10.0, refusal=None):
+        self.listening = network.listen("127.0.0.1", 0)
+        self.port = self.listening.getsockname()[1]
+        self.launch = Launch(
+            launcher="env", world_size=size, local_world_size=size, port=self.port, world_id="k", num_nodes=1
+        )
+        self.me = Peer.this(self.launch)
+        self.server = RendezvousServer(self.launch, self.me, self.listening, time.monotonic() + seconds, seconds)
+        self.callers = []
+        self.members = pool.submit(self.server.wait, refusal)
+
+    def call(self, line=b""):
+        caller = Caller(self.port).send(line)
+        self.callers.append(caller)
+        return caller
+
+    def member(self, rank, **more):
+        """What the process of this rank sends."""
+        return asdict(replace(self.me, **{"rank": rank, "local_rank": rank, "pid": 1000 + (rank or 0), **more}))
+
+    def wait_until_there_are(self, count):
+        while len(self.server.members) != count:
+            time.sleep(0.01)
+
+    def refused(self):
+        with pytest.raises(RequestError) as caught:
+            self.members.result(10)
+        return caught.value
+
+    def close(self):
+        self.server.deadline = 0
+        self.members.exception(10)
+        for opened in (*self.callers, self.listening):
+            opened.close()
+
+
+@pytest.fixture
+def call():
+    """Calls a port of this machine as a process does that looks for rank zero."""
+    callers = []
+
+    def start(port):
+        callers.append(Caller(port))
+        return callers[-1]
+
+    yield start
+    for caller in callers:
+        caller.close()
+
+
+@pytest.fixture
+def rendezvous():
+    """Starts rank zero of a world of this size."""
+    started = []
+
+    def start(size, **more):
+        started.append(Rendezvous(pool, size, **more))
+        return started[-1]
+
+    with ThreadPoolExecutor(4) as pool:
+        yield start
+        for one in started:
+            one.close()

@@ -1,0 +1,148 @@
+import os
+import socket
+
+import pytest
+
+from rankzero.distributed import network
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.errors import (
+    GREETING,
+    foreign,
+    missing,
+    missing_ranks,
+    nobody_answers,
+    not_rank_zeros,
+)
+from rankzero.distributed.rendezvous.peers import Peer
+
+HERE = socket.gethostname()
+
+
+def launch(size=4, **more):
+    return Launch(**{"launcher": "env", "world_size": size, "address": "a", "port": 29500, **more})
+
+
+def came(*ranks, hosts="a", nodes=None):
+    """Processes of these ranks, on these hosts (all on the same one where only one is given) and nodes."""
+    hosts = hosts * len(ranks) if len(hosts) == 1 else hosts
+    nodes = [None] * len(ranks) if nodes is None else nodes
+    return [Peer(rank, None, node, 4, host, 1) for rank, host, node in zip(ranks, hosts, nodes, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "text"),
+    [
+        (2, [0], "missing rank 1"),
+        (3, [0], "missing ranks 1, 2"),
+        (4, [0, 2], "missing ranks 1, 3"),
+        (17, [0], "missing ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16"),
+        (18, [0], "missing ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 and 1 more"),
+        (1000, [0, 5], "missing ranks 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 982 more"),
+    ],
+)
+def test_missing_ranks_are_listed_up_to_16(size, ranks, text):
+    assert missing_ranks(launch(size), came(*ranks)) == text
+
+
+def test_a_rank_that_is_alone_misses_rank_zero():
+    assert missing_ranks(launch(rank=2), came(2)).startswith("missing rank 0, ")
+    assert missing_ranks(launch(rank=2), came(2)).endswith(" at a:29500")
+
+
+def test_tasks_without_ranks_are_counted():
+    assert missing_ranks(launch(rank=None), came(None, None)) == "missing 2 of 4 tasks"
+
+
+@pytest.mark.parametrize(
+    ("more", "members", "absent"),
+    [
+        ({"num_nodes": None}, came(0), None),
+        ({"num_nodes": 1}, came(0, nodes=[0]), None),
+        ({"num_nodes": 1, "hosts": ("n1",)}, came(0, hosts=["n1.site.org"]), None),
+        ({"num_nodes": 2}, came(0, nodes=[0]), "node 1"),
+        ({"num_nodes": 3}, came(0, 1, nodes=[0, 0]), "node 1, node 2"),
+        ({"num_nodes": 2}, came(0, 1, nodes=[0, 1]), None),
+        ({"num_nodes": 2}, came(0, 1, nodes=[0, None]), None),
+        ({"num_nodes": 2, "hosts": ("a", "b")}, came(0), "b"),
+        ({"num_nodes": 2, "hosts": ("a", "b")}, came(0, 1, hosts="ab"), None),
+        ({"num_nodes": 2, "hosts": ("n1", "n2")}, came(0, hosts=["n1.site.org"], nodes=[0]), "n2"),
+        ({"num_nodes": 2, "hosts": ("n1", "n2")}, came(0, 1, hosts=["x", "y"], nodes=[0, 1]), None),
+        ({"num_nodes": 2, "hosts": ("a", "a")}, came(0, nodes=[0]), "node 1"),
+    ],
+)
+def test_absent_machines_are_named(more, members, absent):
+    text = missing(launch(local_world_size=None, **more), members, 5).found
+    if absent is None:
+        assert "nobody from" not in text
+    else:
+        assert f"; nobody from {absent}; " in text
+
+
+def test_a_missing_rank_names_the_shape_the_numbers_and_the_port():
+    error = missing(launch(num_nodes=None), came(0, 1, hosts="ba"), 0.5)
+    assert error.asked == "4 processes within 0.5 s (--start_timeout)"
+    assert error.found == "missing ranks 2, 3; 2 of 4 came, from a, b"
+    assert " a:29500 " in error.instead and "--start_timeout 4 " in error.instead
+    assert "--start_timeout 1200 " in missing(launch(), came(0), 300.0).instead
+
+
+def test_the_address_of_another_machine_as_rank_zero_sees_it():
+    error = not_rank_zeros(launch(rank=0), ["192.0.2.1", "192.0.2.2"])
+    assert error.asked == "to meet at a:29500, rank 0's machine"
+    assert error.found == f"rank 0 is on {HERE}, and a (192.0.2.1, 192.0.2.2) is another machine or none"
+    assert error.instead == f"--master_addr {HERE}"
+
+
+def test_the_address_of_another_machine_as_another_rank_sees_it():
+    error = not_rank_zeros(launch(rank=3), ["192.0.2.1"])
+    assert error.found == f"a (192.0.2.1) is {HERE}, and rank 0 is not on it: this is rank 3"
+    assert error.instead == "--master_addr HOST"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "before", "lines"),
+    [
+        ("local", "--node_rank 0 on a\nor ", 2),
+        ("mpi", f"mpirun -x MASTER_ADDR={HERE} ... (Open MPI), -genv MASTER_ADDR {HERE} (hydra),\nor ", 2),
+        ("slurm", "", 1),
+    ],
+)
+def test_what_to_type_depends_on_the_launcher(launcher, before, lines):
+    instead = not_rank_zeros(launch(rank=0, launcher=launcher), ["192.0.2.1"]).instead
+    assert instead == f"{before}--master_addr {HERE}" and len(instead.splitlines()) == lines
+
+
+def test_rank_zero_cannot_listen_on_a_port_that_another_process_holds():
+    with network.listen("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        error = nobody_answers(launch(rank=0, port=port), ["127.0.0.1"])
+    assert error.asked == f"to listen on port {port} of {HERE}"
+    assert error.found.startswith(f"it is in use by process {os.getpid()} (")
+    assert error.instead.startswith("--master_port PORT")
+
+
+def test_an_address_that_does_not_answer():
+    error = nobody_answers(launch(rank=1), ["192.0.2.1", "192.0.2.2"])
+    assert error.asked.startswith("to meet at a:29500 (")
+    assert error.found == f"a (192.0.2.1, 192.0.2.2) does not answer {HERE}"
+    assert error.instead.startswith("--master_addr HOST")
+
+
+def test_another_run_on_the_port_is_named():
+    error = foreign(launch(rank=1), f'{GREETING} "slurm 12.0"\n')
+    assert error.asked == "to meet at a:29500"
+    assert error.found == 'on that port is another run\'s rank 0 ("slurm 12.0")'
+    assert error.instead.startswith("--master_port PORT")
+
+
+@pytest.mark.parametrize("greeting", ["", "HTTP/1.1 400 Bad Request", "RANKZERO", "\x1b[2J"])
+def test_another_program_of_this_machine_on_the_port_is_named(greeting):
+    with network.listen("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        error = foreign(launch(rank=1, address="127.0.0.1", port=port), greeting)
+    assert error.found.startswith(f"that port is in use by process {os.getpid()} (")
+
+
+def test_another_program_of_another_machine_is_not_looked_up():
+    text = foreign(launch(rank=1, address="192.0.2.1"), "SSH-2.0").found
+    assert text.startswith("on that port is ") and "in use by" not in text

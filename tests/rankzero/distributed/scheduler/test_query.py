@@ -1,0 +1,78 @@
+import os
+
+import pytest
+
+from rankzero.distributed.scheduler import query
+from rankzero.distributed.scheduler.query import Answer, ask
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("echo 1:00:00", "1:00:00"),
+        ("printf '  a\\n b \\n\\n'", "a\n b"),
+        ("true", ""),
+        ("echo warning >&2; echo answer", "answer"),
+        ("printf 'a\\377'", "a\ufffd"),
+    ],
+    ids=["a line", "space around", "nothing", "a warning", "no UTF-8"],
+)
+def test_what_a_program_prints_is_the_answer(programs, script, text):
+    programs(squeue=script)
+    assert ask("squeue") == Answer(True, text)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo out; echo ' Invalid job id ' >&2; exit 1", "Invalid job id"),
+        ("echo out; exit 153", "out"),
+        ("exit 2", "left with 2"),
+        ("kill -9 $$", "left with -9"),
+    ],
+    ids=["stderr", "stdout", "silent", "killed"],
+)
+def test_a_failure_says_why(programs, script, why):
+    programs(squeue=script)
+    assert ask("squeue") == Answer(False, why)
+
+
+def test_every_argument_arrives_as_it_is(programs):
+    programs(qstat='for word in "$@"; do echo "[$word]"; done')
+    assert ask("qstat", "-f", "15[3].pbs1", "", "a b", "$HOME;", "*").text.splitlines() == [
+        *("[-f]", "[15[3].pbs1]", "[]", "[a b]", "[$HOME;]", "[*]")
+    ]
+
+
+def test_a_missing_program_and_a_file_that_is_no_program(programs, tmp_path):
+    answer = ask("squeue")
+    assert not answer.ok and "No such file or directory: 'squeue'" in answer.text
+    (tmp_path / "programs" / "squeue").touch(0o644)
+    answer = ask("squeue")
+    assert not answer.ok and "Permission denied" in answer.text
+
+
+def test_an_argument_that_cannot_be_passed_raises_nothing(programs):
+    programs(squeue="true")
+    assert ask("squeue", "a\0b") == Answer(False, "embedded null byte")
+
+
+def test_a_program_that_does_not_end_is_killed(programs, monkeypatch, tmp_path):
+    monkeypatch.setattr(query, "PATIENCE_SECONDS", 0.2)
+    programs(squeue=f"echo $$ > {tmp_path}/pid; echo early; exec sleep 60")
+    assert ask("squeue") == Answer(False, "no answer within 0.2 s")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_program_reads_nothing_from_the_runs_input(programs):
+    programs(squeue="cat; echo end")
+    assert ask("squeue") == Answer(True, "end")
+
+
+def test_times_are_in_utc_and_formats_those_of_the_program(programs, monkeypatch):
+    for name, value in {"TZ": "America/New_York", "SQUEUE_FORMAT": "%i", "SQUEUE_STATES": "PD", "KEPT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    programs(squeue='echo "$TZ,$SQUEUE_FORMAT,$SQUEUE_STATES,$KEPT,$(date +%Z)"')
+    assert ask("squeue").text == "UTC0,,,1,UTC"
+    assert os.environ["TZ"] == "America/New_York" and os.environ["SQUEUE_FORMAT"] == "%i"

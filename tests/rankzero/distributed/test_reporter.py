@@ -1,0 +1,314 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+
+import psutil
+import pytest
+
+from rankzero.distributed import reporter
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.reporter import (
+    RANKS,
+    acquire_host_lock,
+    exit_after_reporter,
+    is_node_reporter,
+    is_reporting_rank,
+    process_namespace,
+    refuse,
+    tell,
+    user_frames,
+)
+from rankzero.messages import AnotherRankFailed, CannotStart, Exit, RequestError, RunError, mark_reported
+
+HERE = socket.gethostname()
+JOB = f"job of process {os.getpid()}"
+"""Locks are shared by all processes of a machine, those of other test runs too."""
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"}
+SLURM = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+MPI = {"OMPI_COMM_WORLD_RANK": "1"}
+PBS = {"PBS_TASKNUM": "2", "PBS_NODENUM": "0"}
+
+
+@pytest.fixture(autouse=True)
+def locks(monkeypatch):
+    """The locks that this process holds are those of the test."""
+    held = []
+    monkeypatch.setattr(reporter, "_claim", held)
+    yield held
+    for claim in held:
+        claim.close()
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """Sets what a launcher sets, and nothing else that says a rank."""
+    for name in (*RANKS, "SLURM_STEP_ID", "SLURM_JOB_ID", "PBS_TASKNUM", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+    def put(**values):
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return put
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """The pauses that the reporter would make."""
+    seconds = []
+    monkeypatch.setattr(reporter.time, "sleep", seconds.append)
+    return seconds
+
+
+@pytest.mark.parametrize(("rank", "reports"), [(0, True), (1, False)])
+def test_the_rank_of_the_launch_counts_where_it_is_known(variables, rank, reports):
+    variables(RANK=str(1 - rank), TORCHELASTIC_RUN_ID="x")
+    assert is_reporting_rank(Launch(launcher="torchrun", rank=rank)) == reports
+
+
+@pytest.mark.parametrize(
+    ("values", "reports"),
+    [
+        ({}, True),
+        (TORCHRUN | {"RANK": "0"}, True),
+        (TORCHRUN | {"RANK": "1"}, False),
+        ({"SLURM_PROCID": "0"}, True),
+        ({"SLURM_PROCID": "3"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "0"}, False),
+        ({"PMI_RANK": "0", "SLURM_PROCID": "1"}, True),
+        ({"PMIX_RANK": "1"}, False),
+        (PBS | {"PBS_NODENUM": "1"}, False),
+        (PBS | {"RANK": "0", "PBS_NODENUM": "1"}, False),
+        (TORCHRUN | SLURM | {"RANK": "0", "SLURM_NODEID": "1"}, False),
+        (TORCHRUN | MPI | {"RANK": "0"}, False),
+    ],
+)
+def test_before_the_launch_is_known_the_variables_say_the_rank(variables, values, reports):
+    variables(**values)
+    assert is_reporting_rank(None) == is_reporting_rank(Launch(launcher="env")) == reports
+    assert is_reporting_rank(Launch(launcher="pbs", rank=None)) == reports
+
+
+@pytest.mark.parametrize(
+    ("values", "job"),
+    [
+        ({"RANK": "1"}, "MASTER_ADDR"),
+        ({"RANK": "0"}, "MASTER_PORT"),
+        (PBS, "PBS_JOBID"),
+        (TORCHRUN | SLURM | {"RANK": "0", "SLURM_NODEID": "0"}, "SLURM_JOB_ID"),
+        (TORCHRUN | SLURM | {"RANK": "0", "SLURM_NODEID": "1", "GROUP_WORLD_SIZE": "2"}, "SLURM_JOB_ID"),
+        (TORCHRUN | MPI | {"RANK": "0", "OMPI_COMM_WORLD_RANK": "0"}, "PMIX_NAMESPACE"),
+        (TORCHRUN | MPI | {"RANK": "0", "GROUP_WORLD_SIZE": "2"}, "PMIX_NAMESPACE"),
+    ],
+    ids=["rank 1 by hand", "rank 0 by hand", "pbs", "slurm", "slurm, node 1", "mpi", "mpi, rank 1"],
+)
+def test_where_several_may_be_rank_zero_the_first_of_each_job_reports(variables, values, job):
+    variables(**values, **{job: JOB})
+    assert [is_reporting_rank(None), is_reporting_rank(None)] == [True, False]
+    variables(**{job: f"another {JOB}"})
+    assert is_reporting_rank(None)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "rank", "local_rank", "own", "reports"),
+    [
+        ("torchrun", 2, 0, False, True),
+        ("torchrun", 3, 1, False, False),
+        ("torchrun", 0, 0, False, False),
+        ("slurm", 2, 0, False, False),
+        ("mpi", 2, 0, False, False),
+        ("slurm", 2, 0, True, True),
+        ("mpi", 2, 0, True, True),
+        ("mpi", 3, 1, True, False),
+    ],
+)
+def test_one_rank_of_each_further_machine_points_to_rank_zero(launcher, rank, local_rank, own, reports):
+    assert is_node_reporter(Launch(launcher=launcher, rank=rank, local_rank=local_rank), own) == reports
+
+
+CLAIM = "import sys; from rankzero.distributed.reporter import *; print(acquire_host_lock(sys.argv[1]), flush=True)"
+
+
+def test_a_lock_is_held_by_one_process_until_it_ends(locks):
+    def claimed_elsewhere():
+        return subprocess.run([sys.executable, "-c", CLAIM, JOB], capture_output=True, text=True, check=True).stdout
+
+    assert claimed_elsewhere() == "True\n"
+    assert acquire_host_lock(JOB) and not acquire_host_lock(JOB) and len(locks) == 1
+    assert claimed_elsewhere() == "False\n"
+
+
+def test_names_of_locks_may_be_long_and_of_any_letters():
+    names = [f"{JOB} {'x' * 1000}", f"{JOB} {'x' * 999}y", f"{JOB} ä\0\n"]
+    assert [acquire_host_lock(name) for name in names * 2] == [True] * 3 + [False] * 3
+
+
+def test_the_namespace_is_that_of_process_ids():
+    assert process_namespace() == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+
+
+def test_a_process_that_is_alone_ends_at_once(variables, pauses):
+    before = signal.getsignal(signal.SIGTERM)
+    exit_after_reporter(2, spoke=False)
+    assert pauses == [] and signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("name", "spoke", "claims", "seconds"),
+    [
+        *((name, False, False, 2.5) for name in RANKS),
+        ("RANK", False, True, 2.5),
+        ("RANK", True, True, 2.5),
+        ("RANK", True, False, 0.3),
+    ],
+)
+def test_a_rank_that_has_reported_ends_before_the_others(variables, pauses, name, spoke, claims, seconds):
+    variables(**{name: "1"})
+    if claims:
+        acquire_host_lock(JOB)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        exit_after_reporter(2, spoke)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert pauses == [seconds]
+
+
+ENDED = """
+import os, signal, threading, time
+from rankzero.distributed import reporter
+def end():
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=end).start()
+reporter.LEAVE_SECONDS = 60
+reporter.exit_after_reporter(75, False)
+"""
+
+
+def test_a_rank_that_the_launcher_ends_meanwhile_keeps_its_exit_code():
+    assert subprocess.run([sys.executable, "-c", ENDED], env={**os.environ, "RANK": "1"}).returncode == 75
+
+
+def refused(capsys, launch, error=None, **attributes):
+    error = error or RequestError("--devices 3", "2 devices\nand more", "--devices 2")
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    assert refuse(error, launch) is Exit.WRONG_REQUEST
+    return capsys.readouterr().err
+
+
+WHOLE = "rankzero: cannot start\n  asked  --devices 3\n  found  2 devices\n         and more\n  type   --devices 2\n"
+
+
+@pytest.mark.parametrize(
+    ("launch", "attributes", "printed"),
+    [
+        (None, {}, WHOLE),
+        (Launch(), {}, WHOLE),
+        (Launch(launcher="slurm", rank=0), {"reported_elsewhere": True}, ""),
+        (Launch(launcher="slurm", rank=1), {"reported_elsewhere": False}, WHOLE),
+        (Launch(launcher="slurm", rank=1), {}, ""),
+        (Launch(launcher="slurm", rank=1, local_rank=0), {"local_only": True}, "2 devices"),
+        (Launch(launcher="torchrun", rank=1, local_rank=0), {}, "2 devices"),
+        (Launch(launcher="torchrun", rank=1, local_rank=0), {"reported_elsewhere": True}, ""),
+        (Launch(launcher="torchrun", rank=1, local_rank=1), {}, ""),
+    ],
+)
+def test_a_refusal_is_printed_once_a_job(variables, capsys, launch, attributes, printed):
+    text = refused(capsys, launch, **attributes)
+    assert text == (f"rankzero: rank 1 on {HERE} does not start: {printed}\n" if printed == "2 devices" else printed)
+
+
+def test_a_refusal_without_three_lines_is_printed_as_well(variables, capsys):
+    assert refused(capsys, None, CannotStart("  no data\nat all")) == "rankzero: cannot start\n  no data\nat all\n"
+    line = refused(capsys, Launch(launcher="torchrun", rank=1), CannotStart("  no data\nat all"))
+    assert line == f"rankzero: rank 1 on {HERE} does not start: no data\n"
+
+
+TWO = Launch(world_size=2, rank=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "launch", "printed", "seconds"),
+    [
+        (RunError("the disk is full"), TWO, f"rank 1 on {HERE} failed\n  the disk is full\n", []),
+        (RunError("the disk is full"), Launch(), "this process failed\n  the disk is full\n", []),
+        (AnotherRankFailed("rank 0"), TWO, f"rank 1 on {HERE} lost contact with another rank (rank 0)\n", [1]),
+        (RuntimeError("Broken pipe"), TWO, f"rank 1 on {HERE} lost contact with another rank (Broken pipe)\n", [1]),
+        (RuntimeError("Broken pipe"), Launch(), "RuntimeError: Broken pipe\nrankzero: this process failed", []),
+        (KeyError("x"), TWO, f"KeyError: 'x'\nrankzero: rank 1 on {HERE} failed with the error above\n", []),
+    ],
+)  # fmt: skip
+def test_a_failure_names_the_rank_and_says_what_went_wrong(capsys, pauses, error, launch, printed, seconds):
+    assert tell(error, launch) is Exit.FAILED
+    text = capsys.readouterr().err
+    assert printed in text and text.count("rankzero: ") == 1 and pauses == seconds
+    assert text.startswith("rankzero: ") == ("Error: " not in printed)
+
+
+def test_what_another_rank_has_reported_is_not_printed(capsys, pauses):
+    error = RuntimeError("Broken pipe")
+    mark_reported(error)
+    assert tell(error, TWO) is Exit.FAILED and capsys.readouterr().err == "" and pauses == [1]
+
+
+def caught(work):
+    try:
+        work()
+    except Exception as error:
+        return error
+
+
+def test_frames_of_libraries_are_left_out():
+    def called_by_the_user():
+        return psutil.Process(-1)
+
+    error = caught(lambda: called_by_the_user())
+    stock = traceback.format_exception(error)
+    head, *frames = user_frames(error)
+    assert head.startswith("Traceback (most recent call last; ") and head.count("\n") == 1
+    assert all(frame in stock for frame in frames) and not any("site-packages" in frame for frame in frames)
+    left_out = sum("site-packages" in frame for frame in stock)
+    assert left_out and f"; {left_out} frames of" in head and len(frames) == len(stock) - 1 - left_out
+
+
+def test_frames_of_the_package_are_left_out():
+    error = caught(lambda: reporter.refuse(None, Launch(launcher="slurm")))
+    assert [part for part in user_frames(error) if part.startswith("  File")] == [
+        part for part in traceback.format_exception(error) if __file__ in part
+    ]
+
+
+@pytest.mark.parametrize("is_cause", [True, False])
+def test_causes_are_printed_before_the_error(is_cause):
+    def fail():
+        try:
+            raise KeyError("sample 7")
+        except KeyError as error:
+            raise RuntimeError("bad batch") from (error if is_cause else None)
+
+    printed = "".join(user_frames(caught(fail)))
+    assert ("KeyError: 'sample 7'" in printed) == is_cause and printed.endswith("RuntimeError: bad batch\n")
+
+
+def test_the_error_during_whose_handling_another_occurred_is_printed():
+    def fail():
+        try:
+            raise KeyError("sample 7")
+        except KeyError:
+            raise RuntimeError("bad batch")  # noqa: B904
+
+    error = caught(fail)
+    assert "".join(user_frames(error)) == "".join(traceback.format_exception(error))
+
+
+def test_an_error_that_never_was_in_the_users_code_keeps_its_frames(monkeypatch):
+    error = caught(lambda: psutil.Process(-1))
+    error.__traceback__ = error.__traceback__.tb_next.tb_next
+    assert user_frames(error) == traceback.format_exception(error)
