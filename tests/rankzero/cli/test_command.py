@@ -40,6 +40,8 @@ def test_the_help_of_each_command_shows_its_flags_and_no_others(name):
     shown = [line.split()[0].removeprefix("--") for line in lines if line.startswith("  --")]
     others = {"model", "data", "explain", "config", "model.X", "help_all"}
     assert sorted(shown) == sorted({flag.name for flag in command.flags} | others)
+    titles = [number for number, line in enumerate(lines) if line.endswith(":") and not line.startswith(" ")]
+    assert all(lines[number + 1].startswith("  --") for number in titles)
     assert ("What to train:" in lines) is (name == "fit") and (f"What to {name}:" in lines) is (name != "fit")
     assert [line.strip() for line in lines[-len(command.examples) :]] == list(command.examples)
 

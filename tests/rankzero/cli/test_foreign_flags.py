@@ -125,6 +125,7 @@ def test_a_flag_that_the_command_lacks_is_not_suggested():
         ("zzzz", []),
         ("x" * 100_000, []),
     ],
+    ids=lambda value: str(value)[:20],
 )
 def test_near_names(name, near):
     assert near_names(name, ["epochs", "data.batch_size", "batch_size", "model"]) == near
