@@ -86,14 +86,18 @@ def test_other_ranks_print_nothing(explained, variables):
     assert explained(**variables) == {}
 
 
-def test_machines_that_are_joined_by_hand(explained):
-    rows = explained(
-        *["--nodes", "2", "--node_rank", "0", "--devices", "1", "--master_addr", "node1", "--master_port", "29511"]
-    )
-    assert rows["world"] == ["2 nodes x 1 process"] and rows["meet at"] == ["node1:29511"]
-    assert rows["this is"] == ["rank 0, node 0"] and rows["would start"] == [
-        "the work of this rank, once all are there"
-    ]
+@pytest.mark.parametrize(
+    ("devices", "world", "does"),
+    [
+        (1, "2 nodes x 1 process", "the work of this rank, once all are there"),
+        (2, "2 nodes x 2 processes", "2 processes on this machine"),
+    ],
+)
+def test_machines_that_are_joined_by_hand(explained, devices, world, does):
+    flags = {"nodes": 2, "node_rank": 0, "devices": devices, "master_addr": "node1", "master_port": 29511}
+    rows = explained(*(f"--{name}={value}" for name, value in flags.items()))
+    expected = {"world": world, "meet at": "node1:29511", "this is": "rank 0, node 0", "would start": does}
+    assert {label: rows[label] for label in expected} == {label: [text] for label, text in expected.items()}
 
 
 def test_threads_and_backend_as_the_user_set_them(explained):

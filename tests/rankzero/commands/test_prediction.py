@@ -1,6 +1,7 @@
 """`predict` in this process, compared with a stock Trainer's predictions."""
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,6 +78,31 @@ def test_a_prediction_that_cannot_be_made_leaves_nothing(run):
     with pytest.raises(RequestError, match="--output DIR, a folder you may write to"):
         predict_here("--name", "x", "--split", "test", "--output", "file")
     assert (run.parent.parent / "file").read_text() == "kept"
+
+
+SCALAR = """
+from lightning_modules.mlp import MLP
+
+class Scalar(MLP):
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0]).mean()
+"""
+
+
+@pytest.mark.parametrize("kept", [[], ["notes.txt"]])
+def test_a_prediction_that_fails_removes_its_parts(run, monkeypatch, kept):
+    folder = run.parent.parent / "out"
+    for name in kept:
+        folder.mkdir()
+        (folder / name).touch()
+    (run.parent.parent / "scalar.py").write_text(SCALAR)
+    monkeypatch.syspath_prepend(run.parent.parent)
+    try:
+        with pytest.raises(RequestError, match="no row for each sample"):
+            predict_here(*("--name", "x", "--split", "test", "--output", "out", "--model", "scalar.Scalar"))
+    finally:
+        sys.modules.pop("scalar", None)
+    assert folder.exists() is bool(kept) and [path.name for path in folder.glob("*")] == kept
 
 
 class Net(LightningModule):

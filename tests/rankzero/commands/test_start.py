@@ -56,17 +56,21 @@ if __name__ == "__main__":
 @pytest.fixture
 def started(here):
     """Runs the program; returns its exit code, what each call of the work saw, and stderr."""
-    (here / "program.py").write_text(PROGRAM)
+    (here / "code").mkdir()
+    (here / "code" / "program.py").write_text(PROGRAM)
 
     def begin(work, *arguments, **variables):
         environment = {**os.environ, "WORK": work, **variables}
         environment.pop("OMP_NUM_THREADS", None)
-        command = [sys.executable, "program.py", *arguments]
+        command = [sys.executable, "code/program.py", *arguments]
         return subprocess.Popen(
             command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
     return begin
+
+
+FAILED = "KeyError: 'in the work'\nrankzero: this process failed with the error above\n"
 
 
 def ended(process):
@@ -87,7 +91,7 @@ def ended(process):
 )
 def test_the_outcome_of_the_work_is_the_exit_code(started, work, code, error):
     found, seen, err = ended(started(work, "--epochs", "3"))
-    assert found == code and (err == error or (error is None and "KeyError: 'in the work'" in err))
+    assert found == code and (err == error or (error is None and err.endswith(FAILED)))
     (call,) = seen
     expected = {"rank": 0, "world": 1, "members": 1, "epochs": 3, "torch": False, "prints": False, "path": True}
     assert call.items() >= expected.items()
@@ -120,10 +124,27 @@ def test_ranks_that_a_launcher_has_started_meet_before_the_work(started):
     ]
 
 
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "RANK": "0",
+    "MASTER_ADDR": "nowhere.invalid",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_another_number_of_processes_than_the_launchers_is_refused_before_the_rendezvous(started):
+    code, seen, err = ended(started("seven", "--devices", "3", "--start_timeout", "1", **TORCHRUN))
+    assert (code, seen) == (2, [])
+    assert "asked  --devices 3\n  found  torchrun started 1 node x 2 processes" in err
+
+
 def test_a_configuration_is_printed_by_rank_zero_alone_and_without_a_rendezvous(started):
-    place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "29500"}
-    torchrun = {"TORCHELASTIC_RUN_ID": "x", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}
-    ranks = [started("seven", "--print_config", **place, **torchrun, RANK=str(rank)) for rank in range(2)]
+    ranks = [started("seven", "--print_config", **TORCHRUN | {"RANK": str(rank)}) for rank in range(2)]
     (first, printed, _), (second, silent, _) = map(ended, ranks)
     assert (first, len(printed), printed[0]["prints"]) == (7, 1, True) and (second, silent) == (0, [])
 
@@ -171,5 +192,5 @@ def test_a_wrong_request_is_one_message_and_the_code_2(arguments, message, capsy
 
 
 def test_an_explanation_does_no_work(capsys):
-    assert start(command_of("evaluate"), never, ["--explain", "--devices", "3"]) == 0
-    assert "would start: 3 processes on this machine" in capsys.readouterr().out
+    assert start(command_of("evaluate"), never, ["--explain", "--devices", "1"]) == 0
+    assert "would start: one process" in capsys.readouterr().out
