@@ -213,8 +213,8 @@ def test_each_loader_is_kept_apart(tmp_path):
     kept = KeepPredictions(tmp_path, rank=0, world_size=1)
     with as_before():
         trainer = Trainer(accelerator="cpu", callbacks=[kept], **QUIET)
-        trainer.predict(Net(), [loader(4), loader(2)], return_predictions=False)
-    for number, count in enumerate((4, 2)):
+        trainer.predict(Net(), [loader(4), loader(5)], return_predictions=False)
+    for number, count in enumerate((4, 5)):
         assert merge(tmp_path / str(number), tmp_path / "all.pt") == count
         found = torch.load(tmp_path / "all.pt", weights_only=True)
         assert found["number"].tolist() == list(range(count)) and found["loader"] == [str(number)] * count
