@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from data_modules.augmentation import ImageTransform, crop_at_random
 from data_modules.digits import Digits
-from data_modules.in_memory import InMemory, as_it_is, random_keys, split_indices
+from data_modules.in_memory import InMemory, as_it_is, split_indices
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
 from rankzero.sampling.plan import SamplingPlan
@@ -48,76 +47,6 @@ def test_what_a_module_says_of_its_data_is_so(make):
             assert targets.shape[1:] == (module.out_features,)
 
 
-def rows(dataset):
-    return {tuple(picture.flatten().tolist()) for picture in dataset.inputs}
-
-
-def test_toy_is_the_tutorials():
-    splits = ready(Toy()).splits
-    assert len(splits["train"]) == 2048 and splits["train"].inputs.shape == (2048, 20)
-    assert not rows(splits["train"]) & rows(splits["val"]) and not rows(splits["val"]) & rows(splits["test"])
-
-
-def test_the_digits_are_split_the_same_way_each_time():
-    first, again, other = (ready(Digits(split_seed=seed)).splits for seed in (0, 0, 1))
-    assert [len(first[split]) for split in ("train", "val", "test")] == [1437, 180, 180]
-    assert torch.equal(first["val"].inputs, again["val"].inputs)
-    assert not torch.equal(first["val"].inputs, other["val"].inputs)
-
-
-def test_training_digits_are_shifted_and_others_are_not():
-    splits = ready(Digits()).splits
-    torch.manual_seed(0)
-    some = list(range(20))
-    assert not torch.equal(*(splits["train"].__getitems__(some)[0] for _ in range(2)))
-    assert torch.equal(*(splits["val"].__getitems__(some)[0] for _ in range(2)))
-    assert torch.equal(*(ready(Digits(augment=False)).splits["train"].__getitems__(some)[0] for _ in range(2)))
-
-
-def test_noise_of_any_count_costs_no_memory():
-    dataset = ready(SyntheticImages(count=10**9, image_size=8)).splits["train"]
-    assert len(dataset) == 10**9 and dataset.pictures.numel() < 10**6
-    assert torch.equal(dataset.__getitems__([10**9 - 1])[0][0], dataset[10**9 - 1][0])
-
-
-@pytest.mark.parametrize("padding", [1, 4])
-def test_crops_are_windows_of_the_padded_picture(padding):
-    pictures = torch.arange(1, 5 * 2 * 6 * 6 + 1).reshape(5, 2, 6, 6)
-    cropped = crop_at_random(pictures, padding, random_keys(range(5)))
-    padded = torch.nn.functional.pad(pictures, (padding,) * 4)
-    for before, after in zip(padded, cropped, strict=True):
-        windows = before.unfold(1, 6, 1).unfold(2, 6, 1).permute(1, 2, 0, 3, 4).flatten(0, 1)
-        assert any(torch.equal(window, after) for window in windows)
-
-
-def test_pictures_are_normalised():
-    picture = torch.full((1, 1, 2, 2), 14, dtype=torch.uint8)
-    batch = ImageTransform(mean=(10.0,), std=(2.0,))(picture, random_keys([0]))
-    assert torch.equal(batch, torch.full((1, 1, 2, 2), 2.0))
-
-
-@pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize("flip", [False, True])
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (2, 5, 9)])
-@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [50, 300])
-def test_pictures_are_what_the_formula_says_to_the_last_bit(shape, padding, flip, kind, count):
-    channels, height, width = shape
-    pictures = torch.randint(0, 256, (count, *shape), dtype=torch.uint8).to(kind)
-    keys, before = random_keys(range(count)), pictures.clone()
-    mean, std = [125.3, 123.0, 113.9][:channels], [63.0, 62.1, 66.7][:channels]
-    expected = []
-    for picture, key in zip(pictures, keys.tolist(), strict=True):
-        padded = torch.nn.functional.pad(picture, (padding,) * 4)
-        top, left = (((key >> bits) & 0xFFFFFF) % (2 * padding + 1) for bits in (8, 36))
-        cut = padded[:, top : top + height, left : left + width]
-        turned = cut.flip(-1) if flip and key & 1 else cut
-        expected.append((turned.float() - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1))
-    batch = ImageTransform(mean, std, padding=padding, flip=flip)(pictures, keys)
-    assert torch.equal(batch, torch.stack(expected)) and batch.is_contiguous() and batch.dtype is torch.float32
-    assert torch.equal(pictures, before)  # what was handed in is as it was
-
-
 @pytest.mark.parametrize("make", MODULES)
 def test_a_batch_is_the_readers_own(make):
     data = ready(make()).splits["train"]
@@ -128,27 +57,6 @@ def test_a_batch_is_the_readers_own(make):
     stored = (data.inputs if hasattr(data, "inputs") else data.pictures).clone()
     kept.zero_(), labels.zero_()
     assert torch.equal(data.inputs if hasattr(data, "inputs") else data.pictures, stored)
-
-
-def test_no_pictures_at_all():
-    none = torch.zeros(0, 3, 4, 4, dtype=torch.uint8)
-    batch = ImageTransform((0.0,) * 3, (1.0,) * 3, padding=1, flip=True)(none, random_keys([]))
-    assert batch.shape == (0, 3, 4, 4) and batch.dtype is torch.float32
-
-
-def test_half_of_the_pictures_are_mirrored():
-    torch.manual_seed(0)
-    pictures = torch.arange(4.0).expand(1000, 1, 1, 4)
-    mirrored = (ImageTransform((0.0,), (1.0,), flip=True)(pictures, random_keys(range(1000)))[:, 0, 0, 0] == 3).sum()
-    assert 400 < mirrored < 600
-
-
-def test_crops_are_as_frequent_as_one_another():
-    torch.manual_seed(0)
-    picture = torch.zeros(1, 1, 5, 5)
-    picture[..., 2, 2] = 1
-    cropped = crop_at_random(picture.expand(9000, 1, 5, 5), 1, random_keys(range(9000)))
-    assert cropped.sum(0)[0, 1:4, 1:4].sub(1000).abs().max() < 5 * 1000**0.5
 
 
 def test_a_picture_is_the_same_in_any_batch_that_has_keys():

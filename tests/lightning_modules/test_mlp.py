@@ -27,17 +27,6 @@ def test_pictures_are_flattened():
     assert MLP(in_features=48, num_classes=4)(torch.rand(2, 3, 4, 4)).shape == (2, 4)
 
 
-def test_classes_make_it_a_classification():
-    logits, labels = torch.randn(6, 4), torch.randint(4, (6,))
-    assert torch.equal(
-        MLP(in_features=2, num_classes=4).loss(logits, labels), nn.functional.cross_entropy(logits, labels)
-    )
-    outputs, targets = torch.randn(6, 1), torch.randn(6, 1)
-    assert torch.equal(
-        MLP(in_features=2, out_features=1).loss(outputs, targets), nn.functional.mse_loss(outputs, targets)
-    )
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"in_features": 3}, {"in_features": 3, "out_features": 1, "hidden_sizes": [0]}]
 )

@@ -1,8 +1,6 @@
 import pytest
 
 from rankzero.cli.arguments import parse_arguments
-from rankzero.cli.command import EVERY_DAY, GROUPS
-from rankzero.cli.foreign_flags import TRAINER
 from rankzero.messages import RequestError
 from running import command_of, fit
 
@@ -69,42 +67,6 @@ def test_mistakes(arguments, found, instead):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "instead"),
-    [
-        ("--gpus 2", "--devices 2"),
-        ("--nproc_per_node=4", "--devices 4"),
-        ("--num_nodes 2", "--nodes 2"),
-        ("--lr 0.1", "--model.optimizer AdamW --model.optimizer.lr 0.1"),
-        ("--model my.Net --learning_rate 0.1", "--model.learning_rate 0.1, where the model takes it"),
-        ("--strategy ddp", "--trainer.strategy ddp"),
-        ("--max_steps 7", "--trainer.max_steps 7"),
-        ("--max_epochs 7", "--epochs 7"),
-        ("--num_workers 7", "--data.num_workers 7"),
-        ("--num-workers=7", "--data.num_workers 7"),
-        ("--checkpoint_path a.ckpt", "--resume a.ckpt"),
-        ("--log_dir here", "--root here"),
-        ("--fp16", "--precision 16-mixed"),
-        ("--bf16 --epochs 3", "--precision bf16-mixed"),
-        ("--accumulate_grad_batches 2", "--trainer.accumulate_grad_batches 2"),
-        ("--gradient_clip_val 0.5", "--trainer.gradient_clip_val 0.5"),
-        ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
-    ],
-)
-def test_a_flag_of_another_trainer_gets_ours_with_the_users_value(arguments, instead):
-    with pytest.raises(RequestError) as error:
-        read(*arguments.split())
-    assert error.value.instead.startswith(instead) and len(error.value.found) < 120
-
-
-def test_every_argument_of_lightnings_trainer_is_known():
-    import inspect
-
-    from lightning.pytorch import Trainer
-
-    assert set(TRAINER) == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
-
-
-@pytest.mark.parametrize(
     "argument", ["--g\x1b[31mpus", "\udcff\udcfe", "x" * 100_000, "--x=" + "\n" * 9, "--\x00", "--"]
 )
 def test_hostile_arguments_are_one_printable_message(argument):
@@ -129,20 +91,6 @@ def test_what_only_prints_starts_no_processes():
     assert read("--model.help", "ResNet").only_prints
     assert read("--help_all").only_prints
     assert not read("--model.hidden_sizes", "[8]").only_prints
-
-
-def test_help_shows_all_flags_in_groups(capsys):
-    with pytest.raises(SystemExit) as leaving:
-        read("--help")
-    text = capsys.readouterr().out
-    assert leaving.value.code == 0
-    assert all(f"--{flag.name} " in text for flag in FIT.flags)
-    assert len(text.splitlines()) <= 60 and max(map(len, text.splitlines())) <= 120
-    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles == [f"{title}:" for title in GROUPS]
-    first = [line.split()[0] for line in text.splitlines()[2:7]]
-    assert first == [f"--{name}" for name in EVERY_DAY]
-    assert all(example in text for example in FIT.examples) and len(FIT.examples) == 3
 
 
 def test_help_needs_no_torch(tmp_path):

@@ -1,9 +1,7 @@
 import pytest
 
-from rankzero.cli.command import EVERY_DAY, GROUPS
 from rankzero.cli.flags import RUNNING, TRAINING
 from rankzero.messages import RequestError
-from running import command_of
 
 FLAGS = {flag.name: flag for flag in (*RUNNING, *TRAINING)}
 
@@ -27,10 +25,3 @@ def test_a_mistyped_choice_gets_its_nearest_match():
 def test_every_flags_example_is_right(flag):
     flag.value(flag.example)
     assert "\n" not in flag.help and len(flag.help) < 90
-
-
-@pytest.mark.parametrize("command", ["fit", "evaluate", "predict"])
-def test_the_help_has_every_flag_in_one_group(command):
-    grouped = [*EVERY_DAY, *(name for names in GROUPS.values() for name in names)]
-    assert len(grouped) == len(set(grouped))
-    assert {flag.name for flag in command_of(command).flags} <= set(grouped)

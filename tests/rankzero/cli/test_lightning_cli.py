@@ -1,4 +1,4 @@
-"""`fit` in this process: what a run does and leaves behind, and what bad input gets."""
+"""Configurations: what can be set, users' own classes, and what bad input gets."""
 
 import json
 import os
@@ -14,59 +14,6 @@ TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1")
 
 def summary(folder, run="x"):
     return json.loads((folder / "runs" / run / "summary.json").read_text())
-
-
-def test_a_run_leaves_what_the_design_says(here, capsys):
-    assert fit_here(*TOY, "--run", "x") == 0
-    run = here / "runs" / "x"
-    for name in ("run.json", "config.yaml", "attempts/0001/config.yaml", "logs/rank-000.log"):
-        assert (run / name).is_file(), name
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000064"]
-    assert list((run / "tensorboard").glob("events.*"))
-    found = summary(here)
-    expected = {
-        "run": "x",
-        "status": "finished",
-        "epochs": 1,
-        "steps": 64,
-        "samples": 2048,
-        "world_size": 1,
-        "nodes": 1,
-        "devices": 1,
-        "launcher": "local",
-        "attempts": 1,
-        "checkpoint": "checkpoints/step-00000064",
-    }
-    assert {name: found[name] for name in expected} == expected
-    assert found["samples_per_second"] > 0 and found["seconds"] > 0
-    assert 0 < found["metrics"]["val/loss"] < 1
-    out = capsys.readouterr().out
-    assert "rankzero: local (no launcher's variables are set): 1 node x 1 process on cpu" in out
-    assert "tensorboard --logdir runs/x/tensorboard" in out and "run x: finished" in out
-
-
-def test_tensorboard_shows_the_run(here):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    fit_here(*TOY[:-1], "2", "--run", "x")
-    events = EventAccumulator(str(here / "runs/x/tensorboard")).Reload()
-    names = events.Tags()["scalars"]
-    assert {"train/loss", "val/loss", "val/mae", "train/samples_per_second", "train/lr"} <= set(names)
-    assert [event.step for event in events.Scalars("val/loss")] == [63, 127]
-    assert len(events.Scalars("train/loss")) == 12
-
-
-def test_the_tutorials_command(here):
-    assert (
-        fit_here(
-            *["--model", "MLP", "--data", "Toy", "--total_epochs", "50", "--save_every", "10", "--batch_size", "32"]
-        )
-        == 0
-    )
-    found = summary(here, "MLP-Toy-1")
-    assert (found["epochs"], found["steps"]) == (50, 50 * 64)
-    kept = sorted(path.name for path in (here / "runs/MLP-Toy-1/checkpoints").iterdir())
-    assert kept == ["step-00001920", "step-00002560", "step-00003200"]
 
 
 def test_the_configuration_starts_another_run_like_it(here):
@@ -136,14 +83,6 @@ class WithLoaders(Net):
         super().__init__(num_classes=2)
     def train_dataloader(self):
         return Data().train_dataloader()
-
-class Broken(Net):
-    def training_step(self, batch, batch_idx):
-        raise KeyError("mine")
-
-class Refuses(LightningDataModule):
-    def setup(self, stage):
-        raise ValueError("not ours to explain")
 """
 
 
@@ -181,24 +120,6 @@ def test_a_module_with_loaders_of_its_own_needs_no_data(here, mine):
 def test_the_command_lines_batch_size_replaces_the_datas(here):
     fit_here(*TOY, "--run", "x", "--data.count", "20", "--batch_size", "4")
     assert summary(here)["steps"] == 5
-
-
-def test_steps_alone_limit_a_run(here):
-    fit_here("--model", "MLP", "--data", "Toy", "--data.count", "32", "--trainer.max_steps", "30", "--run", "x")
-    assert (summary(here)["steps"], summary(here)["epochs"]) == (30, 30)
-
-
-def test_a_failure_in_a_users_code_is_kept(here, mine):
-    with pytest.raises(KeyError):
-        fit_here("--model", "mine.Broken", "--model.num_classes", "1", "--data", "mine.Data", "--run", "x")
-    assert summary(here)["status"] == "failed"
-    assert "KeyError: 'mine'" in (here / "runs/x/logs/rank-000.log").read_text()
-
-
-def test_an_error_of_a_users_own_is_not_taken_for_a_wrong_request(here, mine):
-    with pytest.raises(ValueError, match="not ours to explain") as error:
-        fit_here("--model", "mine.Net", "--model.num_classes", "1", "--data", "mine.Refuses")
-    assert not isinstance(error.value, CannotStart)
 
 
 BAD = [
@@ -243,19 +164,6 @@ def test_bad_input_is_one_message_and_nothing_is_created(here, arguments, messag
     assert sorted(os.listdir(here)) == before
 
 
-def test_a_bad_attempt_leaves_an_earlier_one_as_it_was(here):
-    fit_here(*TOY, "--run", "x")
-    before = {
-        path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
-    }
-    with pytest.raises(CannotStart):
-        fit_here("--model", "MLP", "--data", "Toy", "--run", "x", "--epochs", "2", "--data.count", "99")
-    after = {
-        path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
-    }
-    assert {path: after[path] for path in before} == before
-
-
 def test_message_of_three_lines(here):
     with pytest.raises(RequestError) as error:
         fit_here("--batch_size", "2000")
@@ -264,19 +172,3 @@ def test_message_of_three_lines(here):
         "  found  1,437 training samples",
         "  type   --batch_size 1437, or less",
     ]
-
-
-def test_a_run_that_diverges_still_writes_a_summary_that_can_be_read(here, capsys):
-    fit_here(*TOY, "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
-    text = (here / "runs/x/summary.json").read_text()
-    assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/loss"] is None
-    assert "not a finite number" in capsys.readouterr().out
-
-
-def test_steps_instead_of_epochs(here, capsys):
-    fit_here("--model", "MLP", "--data", "Toy", "--trainer.max_epochs=-1", "--trainer.max_steps", "100", "--run", "x")
-    assert summary(here)["steps"] == 100 and "/-1" not in capsys.readouterr().out
-
-
-def test_a_trial_run(here):
-    assert fit_here(*TOY, "--run", "x", "--trainer.fast_dev_run", "true") == 0

@@ -1,0 +1,14 @@
+import urllib.error
+import urllib.request
+
+import pytest
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Lets every download fail at once."""
+
+    def refuse(*arguments, **options):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)

@@ -1,0 +1,131 @@
+import pytest
+import torch
+
+from data_modules.augmentation import ImageTransform, crop_at_random, mirror_at_random
+from data_modules.in_memory import random_keys
+from data_modules.parts import LEAST_ROWS
+
+
+@pytest.mark.parametrize("padding", [1, 4])
+def test_crops_are_windows_of_the_padded_image(padding):
+    images = torch.arange(1, 5 * 2 * 6 * 6 + 1).reshape(5, 2, 6, 6)
+    cropped = crop_at_random(images, padding, random_keys(range(5)))
+    padded = torch.nn.functional.pad(images, (padding,) * 4)
+    for before, after in zip(padded, cropped, strict=True):
+        windows = before.unfold(1, 6, 1).unfold(2, 6, 1).permute(1, 2, 0, 3, 4).flatten(0, 1)
+        assert any(torch.equal(window, after) for window in windows)
+
+
+def test_images_are_normalised():
+    image = torch.full((1, 1, 2, 2), 14, dtype=torch.uint8)
+    batch = ImageTransform(mean=(10.0,), std=(2.0,))(image, random_keys([0]))
+    assert torch.equal(batch, torch.full((1, 1, 2, 2), 2.0))
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (2, 5, 9)])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [50, 300])
+def test_images_equal_the_formula_bit_for_bit(shape, padding, flip, kind, count):
+    channels, height, width = shape
+    images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8).to(kind)
+    keys, before = random_keys(range(count)), images.clone()
+    mean, std = [125.3, 123.0, 113.9][:channels], [63.0, 62.1, 66.7][:channels]
+    expected = []
+    for image, key in zip(images, keys.tolist(), strict=True):
+        padded = torch.nn.functional.pad(image, (padding,) * 4)
+        top, left = (((key >> bits) & 0xFFFFFF) % (2 * padding + 1) for bits in (8, 36))
+        cut = padded[:, top : top + height, left : left + width]
+        turned = cut.flip(-1) if flip and key & 1 else cut
+        expected.append((turned.float() - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1))
+    batch = ImageTransform(mean, std, padding=padding, flip=flip)(images, keys)
+    assert torch.equal(batch, torch.stack(expected)) and batch.is_contiguous() and batch.dtype is torch.float32
+    assert torch.equal(images, before)  # the input is unchanged
+
+
+def test_an_empty_batch():
+    none = torch.zeros(0, 3, 4, 4, dtype=torch.uint8)
+    batch = ImageTransform((0.0,) * 3, (1.0,) * 3, padding=1, flip=True)(none, random_keys([]))
+    assert batch.shape == (0, 3, 4, 4) and batch.dtype is torch.float32
+
+
+def test_half_of_the_images_are_mirrored():
+    torch.manual_seed(0)
+    images = torch.arange(4.0).expand(1000, 1, 1, 4)
+    mirrored = (ImageTransform((0.0,), (1.0,), flip=True)(images, random_keys(range(1000)))[:, 0, 0, 0] == 3).sum()
+    assert 400 < mirrored < 600
+
+
+def test_all_crops_are_equally_frequent():
+    torch.manual_seed(0)
+    image = torch.zeros(1, 1, 5, 5)
+    image[..., 2, 2] = 1
+    cropped = crop_at_random(image.expand(9000, 1, 5, 5), 1, random_keys(range(9000)))
+    assert cropped.sum(0)[0, 1:4, 1:4].sub(1000).abs().max() < 5 * 1000**0.5
+
+
+@pytest.mark.parametrize("padding", [1, 4])
+def test_the_key_chooses_the_window(padding):
+    choices = 2 * padding + 1
+    places = [(top, left) for top in range(choices) for left in range(choices)]
+    keys = torch.tensor([top << 8 | left << 36 for top, left in places])
+    image = torch.arange(1, 2 * 3 * 5 + 1).reshape(2, 3, 5)
+    padded = torch.nn.functional.pad(image, (padding,) * 4)
+    cropped = crop_at_random(image.expand(len(places), 2, 3, 5), padding, keys)
+    for (top, left), found in zip(places, cropped, strict=True):
+        assert torch.equal(found, padded[:, top : top + 3, left : left + 5])
+
+
+@pytest.mark.parametrize("key", [0, 1, -1, 2**63 - 1, -(2**63)])
+def test_extreme_keys_crop_within_the_padded_image(key):
+    images = torch.arange(1, 17).reshape(1, 1, 4, 4)
+    cropped = crop_at_random(images, 2, torch.tensor([key]))
+    top, left = (((key >> bits) & 0xFFFFFF) % 5 for bits in (8, 36))
+    assert torch.equal(cropped[0], torch.nn.functional.pad(images[0], (2,) * 4)[:, top : top + 4, left : left + 4])
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 16])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int64, torch.float32])
+def test_odd_keys_mirror_as_torch_flips_and_even_keys_change_nothing(width, kind):
+    images = torch.randint(0, 256, (6, 2, 3, width), generator=torch.Generator().manual_seed(0)).to(kind)
+    before = images.clone()
+    mirrored = mirror_at_random(images, torch.tensor([0, 1, 2, -1, -2, 2**63 - 1]))
+    assert torch.equal(mirrored[[1, 3, 5]], images[[1, 3, 5]].flip(-1)) and torch.equal(mirrored[::2], images[::2])
+    assert mirrored.dtype is kind and torch.equal(images, before)
+
+
+def test_the_lowest_bit_mirrors_and_does_not_crop():
+    images = torch.arange(2 * 16).reshape(2, 1, 4, 4)
+    keys = random_keys(range(2))
+    assert torch.equal(crop_at_random(images, 3, keys | 1), crop_at_random(images, 3, keys & ~1))
+    assert torch.equal(mirror_at_random(images, keys & 1), mirror_at_random(images, keys))
+
+
+def test_an_image_comes_out_the_same_alone_and_in_a_batch():
+    transform = ImageTransform((120.0,), (60.0,), padding=2, flip=True)
+    images = torch.randint(0, 256, (70, 1, 8, 8), dtype=torch.uint8)
+    keys = random_keys(range(70))
+    alone = [transform(images[i : i + 1], keys[i : i + 1]) for i in range(70)]
+    assert transform.by_picture and torch.equal(transform(images, keys), torch.cat(alone))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_the_number_of_threads_changes_nothing(threads):
+    transform = ImageTransform((120.0,), (60.0,), padding=1, flip=True)
+    images = torch.randint(0, 256, (3 * LEAST_ROWS, 1, 4, 4), dtype=torch.uint8)
+    keys, before = random_keys(range(len(images))), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        expected = transform(images, keys)
+        torch.set_num_threads(threads)
+        assert torch.equal(transform(images, keys), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_images_that_are_not_contiguous_in_memory():
+    transform = ImageTransform((120.0,) * 3, (60.0,) * 3, padding=1, flip=True)
+    images = torch.randint(0, 256, (9, 8, 8, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    keys = random_keys(range(9))
+    assert torch.equal(transform(images, keys), transform(images.contiguous(), keys))

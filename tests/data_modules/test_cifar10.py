@@ -1,0 +1,163 @@
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+
+from data_modules import cifar10
+from data_modules.cifar10 import CIFAR10, read_batch
+from data_modules.in_memory import split_indices
+
+
+def write_cifar(folder, each=20, **changes):
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(0)
+    for file in cifar10.FILES:
+        data = generator.integers(0, 256, (each, 3072), dtype=np.uint8)
+        labels = generator.integers(0, 10, each).tolist()
+        (folder / file.name).write_bytes(pickle.dumps({"data": data, "labels": labels, **changes}))
+
+
+def test_converted_files_are_read_where_they_need_not_be_the_published_ones(tmp_path):
+    write_cifar(tmp_path / "cifar-10-batches-py")
+    with pytest.raises(ValueError, match=r"data_batch_1.*--data.verify false"):
+        CIFAR10(root=str(tmp_path)).prepare_data()
+    module = CIFAR10(root=str(tmp_path), verify=False, batch_size=8)
+    module.prepare_data()
+    module.setup("fit")
+    assert {split: len(data) for split, data in module.splits.items()} == {"train": 90, "val": 10, "test": 20}
+    images, labels = next(iter(module.train_dataloader()))
+    assert images.shape == (8, 3, 32, 32) and labels.dtype is torch.int64
+
+
+def test_cifar10_channels_come_first(tmp_path):
+    data = np.arange(3072, dtype=np.uint16).astype(np.uint8)[None]
+    (tmp_path / "b").write_bytes(pickle.dumps({b"data": data, b"labels": [3]}))
+    images, labels = read_batch(tmp_path / "b")
+    assert images[0, 1, 0, 0] == 1024 % 256 and images[0, 0, 1, 0] == 32 and labels.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"junk", pickle.dumps({"data": [[1, 2]]}), pickle.dumps({"data": np.zeros((1, 3072), "u1"), "labels": [11]})],
+)
+def test_a_damaged_batch_is_named(tmp_path, content):
+    (tmp_path / "data_batch_1").write_bytes(content)
+    with pytest.raises(ValueError, match="corrupt: .*data_batch_1"):
+        read_batch(tmp_path / "data_batch_1")
+
+
+def test_a_batch_that_would_run_code_is_refused(tmp_path, capsys):
+    class Evil:
+        def __reduce__(self):
+            return (print, ("ran",))
+
+    (tmp_path / "b").write_bytes(pickle.dumps({"data": Evil()}))
+    with pytest.raises(ValueError, match=r"builtins\.print, which is no array"):
+        read_batch(tmp_path / "b")
+    assert "ran" not in capsys.readouterr().out
+
+
+def test_existing_files_stay_when_a_download_fails(tmp_path, no_network):
+    (tmp_path / "notes").write_text("x")
+    with pytest.raises(FileNotFoundError):
+        CIFAR10(root=str(tmp_path)).prepare_data()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def test_without_a_network_the_error_says_what_to_do(tmp_path, no_network):
+    with pytest.raises(FileNotFoundError, match=r"data_batch_1.*cifar-10-python\.tar\.gz"):
+        CIFAR10(root=str(tmp_path / "new")).prepare_data()
+    assert not (tmp_path / "new").exists()
+
+
+class Stock(torchvision.datasets.CIFAR10):
+    """torchvision's, which reads files of any content here."""
+
+    def _check_integrity(self):
+        return True
+
+    def _load_meta(self):
+        pass
+
+
+def test_the_splits_hold_what_torchvision_reads(tmp_path):
+    write_cifar(tmp_path / "cifar-10-batches-py")
+    splits = CIFAR10(root=str(tmp_path), split_seed=4).load()
+    train, val = split_indices([90, 10], 4)
+    for split, stock, part in (
+        ("train", Stock(tmp_path, train=True), train),
+        ("val", Stock(tmp_path, train=True), val),
+        ("test", Stock(tmp_path, train=False), slice(None)),
+    ):
+        assert torch.equal(splits[split].inputs, torch.from_numpy(stock.data).permute(0, 3, 1, 2)[part])
+        assert torch.equal(splits[split].targets, torch.tensor(stock.targets)[part])
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_only_training_images_are_augmented_and_only_on_request(tmp_path, augment):
+    write_cifar(tmp_path)
+    for split, data in CIFAR10(root=str(tmp_path), augment=augment).load().items():
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (cifar10.MEAN, cifar10.STD))
+        changed = not torch.equal(data.__getitems__(range(10))[0], (data.inputs[:10].float() - mean) / std)
+        assert changed is (augment and split == "train")
+
+
+def test_the_files_are_looked_for_in_the_archives_folder_first(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    assert CIFAR10(root=str(tmp_path)).folder is None
+    write_cifar(tmp_path, each=1)
+    assert CIFAR10(root=str(tmp_path)).folder == tmp_path
+    write_cifar(folder, each=1)
+    assert CIFAR10(root=str(tmp_path)).folder == folder == CIFAR10(root=str(folder)).folder
+    (folder / "test_batch").unlink()
+    assert CIFAR10(root=str(tmp_path)).folder == tmp_path
+
+
+def test_loading_without_the_files_names_them(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"^missing: data_batch_1, .*, test_batch in "):
+        CIFAR10(root=str(tmp_path)).load()
+
+
+def test_pickles_of_older_versions_of_numpy_are_read(tmp_path):
+    data = np.arange(2 * 3072).astype(np.uint8).reshape(2, 3072)
+    content = pickle.dumps({"data": data, "labels": [3, np.int64(4)]}, protocol=2)
+    assert b"numpy._core" in content
+    (tmp_path / "b").write_bytes(content.replace(b"numpy._core", b"numpy.core"))
+    images, labels = read_batch(tmp_path / "b")
+    assert torch.equal(images, torch.from_numpy(data.reshape(2, 3, 32, 32))) and labels.tolist() == [3, 4]
+
+
+def test_a_batch_without_images(tmp_path):
+    (tmp_path / "b").write_bytes(pickle.dumps({"data": np.zeros((0, 3072), np.uint8), "labels": []}))
+    images, labels = read_batch(tmp_path / "b")
+    assert images.shape == (0, 3, 32, 32) and labels.shape == (0,)
+
+
+@pytest.mark.parametrize("labels", [[], [1], [1, 2, 3], [-1, 0], [0, 10]])
+def test_labels_that_do_not_fit_the_images_are_refused(tmp_path, labels):
+    (tmp_path / "b").write_bytes(pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": labels}))
+    with pytest.raises(ValueError, match="^corrupt: .*b has 2 pictures, and labels that do not fit them$"):
+        read_batch(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["posix\nsystem", "builtins\neval", "numpy\nload", "numpy.core.multiarray\nfromfile", "numpy._core\nabsolute"],
+)
+def test_a_pickle_may_name_arrays_only(tmp_path, name):
+    (tmp_path / "b").write_bytes(f"c{name}\n(S'touch {tmp_path}/ran'\ntR.".encode())
+    with pytest.raises(ValueError, match="which is no array"):
+        read_batch(tmp_path / "b")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickle_imports_no_module(tmp_path, monkeypatch):
+    (tmp_path / "loaded_by_pickle.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "b").write_bytes(b"cloaded_by_pickle\nname\n.")
+    with pytest.raises(ValueError, match=r"loaded_by_pickle\.name, which is no array"):
+        read_batch(tmp_path / "b")
+    assert "loaded_by_pickle" not in sys.modules

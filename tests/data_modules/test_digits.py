@@ -1,0 +1,52 @@
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from data_modules.digits import MEAN, SIZES, STD, Digits
+
+
+def ready(module):
+    module.setup("fit")
+    return module
+
+
+def test_the_digits_are_split_the_same_way_each_time():
+    first, again, other = (ready(Digits(split_seed=seed)).splits for seed in (0, 0, 1))
+    assert [len(first[split]) for split in ("train", "val", "test")] == [1437, 180, 180]
+    assert torch.equal(first["val"].inputs, again["val"].inputs)
+    assert not torch.equal(first["val"].inputs, other["val"].inputs)
+
+
+def test_training_digits_are_shifted_and_others_are_not():
+    splits = ready(Digits()).splits
+    torch.manual_seed(0)
+    some = list(range(20))
+    assert not torch.equal(*(splits["train"].__getitems__(some)[0] for _ in range(2)))
+    assert torch.equal(*(splits["val"].__getitems__(some)[0] for _ in range(2)))
+    assert torch.equal(*(ready(Digits(augment=False)).splits["train"].__getitems__(some)[0] for _ in range(2)))
+
+
+def test_the_splits_together_are_scikit_learns_digits_each_once():
+    bunch = load_digits()
+    expected = [(*image.flatten().tolist(), label) for image, label in zip(bunch.images, bunch.target, strict=True)]
+    splits = Digits(split_seed=3).load()
+    found = [
+        (*image.flatten().tolist(), label)
+        for data in splits.values()
+        for image, label in zip(data.inputs, data.targets.tolist(), strict=True)
+    ]
+    assert sorted(found) == sorted(expected) and {name: len(data) for name, data in splits.items()} == SIZES
+
+
+def test_the_mean_and_the_deviation_are_those_of_all_images():
+    images = torch.as_tensor(load_digits().images)
+    assert (images.mean().item(), images.std().item()) == pytest.approx((*MEAN, *STD), abs=1e-3)
+
+
+def test_a_training_digit_is_shifted_by_at_most_one_pixel():
+    data = Digits().load()["train"]
+    seen, _ = data.__getitems__([7] * 200)
+    levels = (seen * STD[0] + MEAN[0]).round().to(torch.uint8)
+    padded = torch.nn.functional.pad(data.inputs[7], (1,) * 4)
+    windows = {tuple(padded[0, i : i + 8, j : j + 8].flatten().tolist()) for i in range(3) for j in range(3)}
+    assert {tuple(image.flatten().tolist()) for image in levels} == windows

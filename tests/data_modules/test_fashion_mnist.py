@@ -1,0 +1,156 @@
+import gzip
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
+
+from data_modules.fashion_mnist import DEBIAN, FILES, MEAN, STD, FashionMNIST, read_idx
+from running import require
+
+
+def test_fashion_mnist_of_debian():
+    require("fashion-mnist")
+    module = FashionMNIST()
+    module.root = module.root / "nowhere"
+    module.prepare_data()
+    module.setup("fit")
+    sizes = {split: len(data) for split, data in module.splits.items()}
+    assert sizes == {"train": 55_000, "val": 5_000, "test": 10_000}
+    labels = torch.cat([module.splits["train"].targets, module.splits["val"].targets])
+    assert labels.bincount().tolist() == [6000] * 10
+    inputs, _ = module.splits["val"].__getitems__(list(range(5000)))
+    assert inputs.shape == (5000, 1, 28, 28) and abs(inputs.mean()) < 0.02 and abs(inputs.std() - 1) < 0.02
+
+
+@pytest.mark.parametrize("damage", ["bytes", "cut short"])
+def test_a_damaged_file_of_fashion_mnist_is_named(tmp_path, damage):
+    require("fashion-mnist")
+    shutil.copytree(DEBIAN, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "t10k-images-idx3-ubyte.gz"
+    data = bytearray(path.read_bytes())
+    if damage == "bytes":
+        data[5000] ^= 255
+    path.write_bytes(data if damage == "bytes" else data[:-100])
+    with pytest.raises(ValueError, match="corrupt: t10k-images-idx3-ubyte.gz"):
+        FashionMNIST(root=str(tmp_path)).prepare_data()
+
+
+def test_an_idx_file_is_read_and_a_short_one_is_refused(tmp_path):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"\0\0\x08\x02" + b"\0\0\0\x02\0\0\0\x03" + bytes(range(6))))
+    assert read_idx(path).tolist() == [[0, 1, 2], [3, 4, 5]]
+    path.write_bytes(gzip.compress(b"\0\0\x08\x01" + b"\0\0\0\x05" + b"abc"))
+    with pytest.raises(ValueError, match="cut short"):
+        read_idx(path)
+
+
+def test_without_a_network_the_error_says_what_to_do(tmp_path, no_network):
+    with pytest.raises(FileNotFoundError) as error:
+        FashionMNIST(root=str(tmp_path / "new" / "data")).prepare_data()
+    text = str(error.value)
+    assert all(file.name in text for file in FILES)
+    assert str(tmp_path / "new" / "data") in text and "apt-get install dataset-fashion-mnist" in text
+    assert not (tmp_path / "new").exists()
+
+
+def idx(array):
+    """An array of bytes in LeCun's format."""
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(1,), (5,), (3, 4, 5)])
+def test_idx_is_read_as_torchvision_reads_it(tmp_path, shape):
+    content = idx(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+    (tmp_path / "a").write_bytes(content)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    found, expected = read_idx(tmp_path / "a.gz"), read_sn3_pascalvincent_tensor(str(tmp_path / "a"))
+    assert torch.equal(found, expected) and found.dtype is expected.dtype is torch.uint8
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 28, 28)])
+def test_an_idx_file_without_samples(tmp_path, shape):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(np.zeros(shape, np.uint8))))
+    assert read_idx(tmp_path / "a.gz").shape == shape
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\0\0\x09\x01\0\0\0\x01a",
+        b"\1\0\x08\x01\0\0\0\x01a",
+        b"\0\0\x08\x01\xff\xff\xff\xff",
+        b"\0\0\x08\x01\0\0\0\x01ab",
+        b"\0\0\x08\x02\x7f\xff\xff\xff\x7f\xff\xff\xffa",
+    ],
+    ids=["another type", "another magic number", "a negative size", "too long", "a huge size"],
+)
+def test_a_file_that_is_not_idx_is_named(tmp_path, content):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(ValueError, match=r"^corrupt: .*a\.gz is not an IDX file of bytes"):
+        read_idx(tmp_path / "a.gz")
+
+
+def write_numbered(folder):
+    """Files of the published counts whose images are 1x3 pixels: the sample's number; its label is the last digit."""
+    folder.mkdir(parents=True)
+    for images, labels, count in ((FILES[0], FILES[1], 60_000), (FILES[2], FILES[3], 10_000)):
+        numbers = np.arange(count)
+        pixels = np.stack([numbers >> 16, numbers >> 8, numbers], 1).astype(np.uint8)[:, None]
+        (folder / images.name).write_bytes(gzip.compress(idx(pixels), 1))
+        (folder / labels.name).write_bytes(gzip.compress(idx((numbers % 10).astype(np.uint8)), 1))
+
+
+def numbers_in(data):
+    return (data.inputs.flatten(1).long() * torch.tensor([1 << 16, 1 << 8, 1])).sum(1)
+
+
+def test_splits_use_every_image_once_with_its_label(tmp_path):
+    write_numbered(tmp_path / "FashionMNIST" / "raw")
+    module = FashionMNIST(root=str(tmp_path))
+    splits, again = module.load(), FashionMNIST(root=str(tmp_path)).load()
+    found = {split: numbers_in(data) for split, data in splits.items()}
+    assert {split: len(numbers) for split, numbers in found.items()} == {"train": 55_000, "val": 5_000, "test": 10_000}
+    assert torch.equal(torch.cat([found["train"], found["val"]]).sort().values, torch.arange(60_000))
+    assert torch.equal(found["test"], torch.arange(10_000))
+    for split, data in splits.items():
+        assert torch.equal(data.targets, found[split] % 10) and data.inputs.shape[1:] == (1, 1, 3)
+        assert torch.equal(data.inputs, again[split].inputs)
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_only_training_images_are_mirrored_and_only_on_request(tmp_path, augment):
+    write_numbered(tmp_path / "raw")
+    splits = FashionMNIST(root=str(tmp_path / "raw"), augment=augment).load()
+    for split, data in splits.items():
+        seen = data.__getitems__(range(200))[0]
+        plain = (data.inputs[:200].float() - MEAN[0]) / STD[0]
+        mirrored = (seen != plain).flatten(1).any(1)
+        assert torch.equal(seen[mirrored], plain[mirrored].flip(-1))
+        assert bool(mirrored.any()) is (augment and split == "train")
+
+
+def test_the_files_are_looked_for_in_the_root_first(tmp_path, monkeypatch):
+    raw = tmp_path / "data" / "FashionMNIST" / "raw"
+    debian = tmp_path / "debian"
+    monkeypatch.setattr("data_modules.fashion_mnist.DEBIAN", debian)
+    monkeypatch.chdir(tmp_path)
+
+    def put(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in FILES:
+            (folder / file.name).touch()
+
+    assert FashionMNIST().folder is None
+    put(debian)
+    assert FashionMNIST().folder == debian and FashionMNIST(root="data").folder is None
+    put(raw)
+    assert FashionMNIST().folder.resolve() == raw == FashionMNIST(root=str(tmp_path / "data")).folder
+    put(tmp_path / "data")
+    assert FashionMNIST().folder.resolve() == tmp_path / "data"
+
+
+def test_loading_without_the_files_names_them(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"^missing: train-images-idx3-ubyte\.gz, .* in "):
+        FashionMNIST(root=str(tmp_path)).load()

@@ -1,0 +1,163 @@
+"""Files of published data sets: found, checked and downloaded."""
+
+import contextlib
+import gzip
+import hashlib
+import socket
+import threading
+
+import pytest
+
+from data_modules.published_files import TIMEOUT_SECONDS, PublishedFile, check, download, folder_with
+
+
+def md5(data):
+    return hashlib.md5(data).hexdigest()
+
+
+A, B = PublishedFile("a", md5(b"a")), PublishedFile("b", md5(b"b"))
+
+
+def test_a_download_happens_once_for_many(tmp_path):
+    fetched = []
+
+    def fetch(folder):
+        fetched.append(folder)
+        for name in ("a", "b"):
+            (folder / name).write_text(name)
+
+    threads = [threading.Thread(target=download, args=([A, B], tmp_path / "x", fetch, "")) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fetched) == 1
+    assert {path.name for path in (tmp_path / "x").iterdir()} - {".download.lock"} == {"a", "b"}
+
+
+def test_a_download_that_is_not_what_was_published_leaves_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="by checksum"):
+        download([A], tmp_path / "x", lambda folder: (folder / "a").write_text("other"), "")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_gz_that_was_packed_anew_is_known_by_its_content(tmp_path):
+    file = PublishedFile("a.gz", md5(b"as published"), hashlib.sha256(b"content").hexdigest())
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"content"))
+    check([file], tmp_path, "")
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"other"))
+    with pytest.raises(ValueError, match="corrupt"):
+        check([file], tmp_path, "")
+
+
+def write(folder, **contents):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def test_the_first_folder_that_holds_all_files_is_found(tmp_path):
+    half, whole, also = (
+        write(tmp_path / "1", a="a"),
+        write(tmp_path / "2", a="", b=""),
+        write(tmp_path / "3", a="", b=""),
+    )
+    assert folder_with([A, B], [half, tmp_path / "none", whole, also]) == whole
+    assert folder_with([A, B], [half]) is None and folder_with([A, B], []) is None
+    (half / "b").mkdir()
+    assert folder_with([A, B], [half]) is None
+
+
+def test_each_damaged_file_is_named_with_what_to_do(tmp_path):
+    check([A, B], write(tmp_path, a="a", b="b"), "")
+    with pytest.raises(ValueError) as error:
+        check([A, B], write(tmp_path, b="x"), ", or else")
+    assert str(error.value) == (
+        f"corrupt: b in {tmp_path} (not what was published, by checksum); "
+        "delete it and start again to download anew, or else"
+    )
+    with pytest.raises(ValueError, match="^corrupt: a, b in .*; delete them and start again"):
+        check([A, B], write(tmp_path, a=""), "")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-4], lambda data: data[:10], lambda data: b"", lambda data: b"x"]
+)
+def test_a_gz_that_cannot_be_unpacked_is_damaged(tmp_path, damage):
+    file = PublishedFile("a.gz", md5(b"as published"), hashlib.sha256(b"content").hexdigest())
+    (tmp_path / "a.gz").write_bytes(damage(gzip.compress(b"content")))
+    assert not file.is_sound(tmp_path)
+
+
+def test_a_gz_without_a_known_content_has_to_be_the_published_file(tmp_path):
+    packed = gzip.compress(b"content", mtime=0)
+    (tmp_path / "a.gz").write_bytes(packed)
+    assert PublishedFile("a.gz", md5(packed)).is_sound(tmp_path)
+    assert not PublishedFile("a.gz", md5(b"content")).is_sound(tmp_path)
+
+
+def test_files_that_are_there_are_not_downloaded_again(tmp_path):
+    download([A], write(tmp_path, a="a"), lambda folder: pytest.fail("downloaded"), "")
+    assert (tmp_path / "a").read_text() == "a"
+
+
+def test_a_download_goes_to_the_file_system_of_its_folder(tmp_path):
+    """So that each file is moved into place in a single step."""
+
+    def fetch(folder):
+        assert folder.parent == tmp_path / "x"
+        write(folder, a="a")
+
+    download([A], tmp_path / "x", fetch, "")
+
+
+def failing(folder):
+    (folder / "a").write_text("a")
+    raise OSError("no network")
+
+
+@pytest.mark.parametrize("fetch", [failing, lambda folder: None, lambda folder: write(folder, a="a")])
+def test_an_incomplete_download_leaves_nothing_that_looks_finished(tmp_path, fetch):
+    with pytest.raises(FileNotFoundError, match=r"^missing: a, b; downloading failed \("):
+        download([A, B], tmp_path / "x" / "y", fetch, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_download_says_what_is_missing_and_how_to_get_it(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        download([A, B], write(tmp_path / "x", b="old"), failing, "; from the shelf")
+    assert str(error.value) == (
+        f"missing: a; downloading failed (no network). Put the files into {tmp_path / 'x'}; from the shelf"
+    )
+    assert (tmp_path / "x" / "b").read_text() == "old" and not (tmp_path / "x" / "a").exists()
+
+
+def test_an_interrupted_download_can_be_repeated(tmp_path):
+    def interrupted(folder):
+        write(folder, a="a")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        download([A], tmp_path / "x", interrupted, "")
+    assert {path.name for path in (tmp_path / "x").iterdir()} <= {".download.lock"}
+    download([A], tmp_path / "x", lambda folder: write(folder, a="a"), "")
+    assert (tmp_path / "x" / "a").read_text() == "a"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_silent_server_times_out_and_other_sockets_keep_their_timeout(tmp_path, fails):
+    seen = []
+
+    def fetch(folder):
+        seen.append(socket.getdefaulttimeout())
+        failing(folder) if fails else write(folder, a="a")
+
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(12.5)
+    try:
+        with pytest.raises(FileNotFoundError) if fails else contextlib.nullcontext():
+            download([A], tmp_path / "x", fetch, "")
+        assert seen == [TIMEOUT_SECONDS] and socket.getdefaulttimeout() == 12.5
+    finally:
+        socket.setdefaulttimeout(before)

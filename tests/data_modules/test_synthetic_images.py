@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from data_modules.synthetic_images import POOL, NoisePictures, SyntheticImages
+
+
+def ready(module):
+    module.setup("fit")
+    return module
+
+
+def test_noise_of_any_count_costs_no_memory():
+    dataset = ready(SyntheticImages(count=10**9, image_size=8)).splits["train"]
+    assert len(dataset) == 10**9 and dataset.pictures.numel() < 10**6
+    assert torch.equal(dataset.__getitems__([10**9 - 1])[0][0], dataset[10**9 - 1][0])
+
+
+@pytest.mark.parametrize(("count", "pool"), [(1, 1), (POOL - 1, POOL - 1), (POOL, POOL), (POOL + 1, POOL)])
+def test_samples_repeat_after_the_pool(count, pool):
+    data = NoisePictures(count, (1, 2, 2), classes=4, seed=0)
+    assert len(data) == count and len(data.pictures) == pool
+    indices = [0, count - 1, count // 2]
+    images, labels = data.__getitems__(indices)
+    for index, image, label in zip(indices, images, labels, strict=True):
+        assert torch.equal(image, data.pictures[index % pool]) and label == data.labels[index % pool]
+        assert torch.equal(image, data[index][0]) and label == data[index][1]
+
+
+def test_an_empty_batch():
+    images, labels = NoisePictures(5, (3, 2, 2), classes=4, seed=0).__getitems__([])
+    assert images.shape == (0, 3, 2, 2) and labels.shape == (0,)
+
+
+def test_the_noise_depends_on_the_seed_alone():
+    first, again, other = (SyntheticImages(count=9, image_size=2, data_seed=seed).load() for seed in (5, 5, 6))
+    for split in ("train", "val", "test"):
+        assert torch.equal(first[split].pictures, again[split].pictures)
+        assert torch.equal(first[split].labels, again[split].labels)
+        assert not torch.equal(first[split].pictures, other[split].pictures)
+    assert not torch.equal(first["val"].pictures, first["test"].pictures)
+
+
+@pytest.mark.parametrize(("count", "held_out"), [(1, 1), (7, 1), (8, 1), (16, 2), (4096, 512)])
+def test_an_eighth_each_is_held_out_and_at_least_one(count, held_out):
+    splits = SyntheticImages(count=count, image_size=1).load()
+    assert {split: len(data) for split, data in splits.items()} == {"train": count, "val": held_out, "test": held_out}
+
+
+def test_a_single_class_and_a_single_pixel():
+    module = SyntheticImages(count=3, image_size=1, in_channels=1, num_classes=1)
+    images, labels = module.load()["train"].__getitems__(range(3))
+    assert module.in_features == 1 and images.shape == (3, 1, 1, 1) and labels.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["count", "image_size", "in_channels", "num_classes"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_size_below_one_is_named(name, value):
+    with pytest.raises(ValueError, match=f"^--data.{name} is {value}; it has to be 1 or more$"):
+        SyntheticImages(**{name: value})

@@ -1,0 +1,229 @@
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.cli import ReduceLROnPlateau
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_modules.mlp import MLP
+from lightning_modules.schedule import Constant, Cosine
+from lightning_modules.supervised import Supervised, required
+from running import as_before
+
+SAMPLES, FEATURES, CLASSES = 10, 4, 3
+
+
+def data(classes=CLASSES):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
+    if classes is None:
+        return inputs, torch.randn(SAMPLES, 1, generator=generator)
+    return inputs, torch.randint(classes, (SAMPLES,), generator=generator)
+
+
+def module(classes=CLASSES, **options):
+    torch.manual_seed(1)
+    return Supervised(nn.Linear(FEATURES, classes or 1), num_classes=classes, **options)
+
+
+@pytest.fixture
+def trainer():
+    """Makes Lightning's own Trainers, as plain as they can be."""
+
+    def make(**settings):
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+        return Trainer(accelerator="cpu", enable_model_summary=False, num_sanity_val_steps=0, **quiet, **settings)
+
+    with as_before():
+        yield make
+
+
+def loader(tensors, batch_size=4):
+    return DataLoader(TensorDataset(*tensors), batch_size=batch_size)
+
+
+def test_classes_make_it_a_classification():
+    logits, labels = torch.randn(6, 4), torch.randint(4, (6,))
+    assert torch.equal(
+        MLP(in_features=2, num_classes=4).loss(logits, labels), nn.functional.cross_entropy(logits, labels)
+    )
+    outputs, targets = torch.randn(6, 1), torch.randn(6, 1)
+    assert torch.equal(
+        MLP(in_features=2, out_features=1).loss(outputs, targets), nn.functional.mse_loss(outputs, targets)
+    )
+
+
+@pytest.mark.parametrize("classes", [-1, 0, 1])
+def test_fewer_than_two_classes_are_refused(classes):
+    with pytest.raises(ValueError, match=f"^num_classes is {classes}; to classify there have to be 2 or more$"):
+        Supervised(nn.Linear(1, 1), num_classes=classes)
+
+
+@pytest.mark.parametrize("classes", [CLASSES, None])
+def test_training_is_a_hand_written_loop_to_the_last_bit(trainer, classes):
+    tensors, epochs = data(classes), 2
+    model, expected = module(classes), module(classes).network
+    trainer(max_epochs=epochs).fit(model, loader(tensors))
+
+    optimizer = SGD(expected.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    total = epochs * math.ceil(SAMPLES / 4)
+    for step, batch in enumerate([*loader(tensors)] * epochs):
+        optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / total)) / 2
+        optimizer.zero_grad()
+        loss = F.cross_entropy if classes else F.mse_loss
+        loss(expected(batch[0]), batch[1]).backward()
+        optimizer.step()
+    for ours, by_hand in zip(model.network.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(ours, by_hand)
+
+
+def test_the_training_loss_is_logged_in_each_step(trainer):
+    seen = []
+
+    class Losses(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            seen.append((outputs["loss"].item(), trainer.callback_metrics["train/loss"].item()))
+
+    trainer(max_epochs=1, callbacks=[Losses()]).fit(module(), loader(data()))
+    assert len(seen) == 3 and all(loss == logged for loss, logged in seen)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, SAMPLES, 100])
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_metrics_of_a_classification_do_not_depend_on_the_batch_size(trainer, split, batch_size):
+    model, (inputs, targets) = module(), data()
+    run = trainer().validate if split == "val" else trainer().test
+    (found,) = run(model, loader((inputs, targets), batch_size), verbose=False)
+    with torch.no_grad():
+        logits = model.network(inputs)
+    assert found == {
+        f"{split}/loss": pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-6),
+        f"{split}/accuracy": pytest.approx((logits.argmax(1) == targets).float().mean().item(), rel=1e-6),
+    }
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, SAMPLES])
+def test_metrics_of_a_regression_do_not_depend_on_the_batch_size(trainer, batch_size):
+    model, (inputs, targets) = module(None), data(None)
+    (found,) = trainer().validate(model, loader((inputs, targets), batch_size), verbose=False)
+    with torch.no_grad():
+        outputs = model.network(inputs)
+    assert found == {
+        "val/loss": pytest.approx(F.mse_loss(outputs, targets).item(), rel=1e-6),
+        "val/mae": pytest.approx(F.l1_loss(outputs, targets).item(), rel=1e-6),
+    }
+
+
+def test_a_loss_that_is_not_a_number_stays_visible_in_the_mean(trainer):
+    inputs, targets = data()
+    inputs[5] = float("nan")
+    (found,) = trainer().validate(module(), loader((inputs, targets), 2), verbose=False)
+    assert math.isnan(found["val/loss"])
+
+
+def test_each_epoch_is_evaluated_anew(trainer):
+    model = module(optimizer=lambda parameters: SGD(parameters, lr=0.0))
+    seen = []
+
+    class Note(Callback):
+        def on_validation_end(self, trainer, pl_module):
+            seen.append(trainer.callback_metrics["val/loss"].item())
+
+    class Other(DataLoader):
+        """The first validation reads half of the samples, the second all."""
+
+        def __iter__(self):
+            return iter([*super().__iter__()][: 1 if not seen else None])
+
+    trainer(max_epochs=2, callbacks=[Note()]).fit(model, loader(data()), Other(TensorDataset(*data()), batch_size=5))
+    inputs, targets = data()
+    with torch.no_grad():
+        losses = F.cross_entropy(model.network(inputs), targets, reduction="none")
+    assert seen == pytest.approx([losses[:5].mean().item(), losses.mean().item()], rel=1e-6)
+
+
+@pytest.mark.parametrize("classes", [CLASSES, None])
+def test_predictions_are_the_networks_outputs(trainer, classes):
+    model, (inputs, targets) = module(classes), data(classes)
+    found = trainer().predict(model, loader((inputs, targets)))
+    with torch.no_grad():
+        assert torch.equal(torch.cat(found), torch.cat([model.network(part) for part in inputs.split(4)]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"max_epochs": 2}, 6),
+        ({"max_epochs": 2, "accumulate_grad_batches": 2}, 4),
+        ({"max_steps": 5}, 5),
+        ({"max_epochs": 4, "max_steps": 5}, 5),
+        ({"max_epochs": 2, "limit_train_batches": 1}, 2),
+    ],
+)
+def test_a_schedule_of_ours_is_planned_for_the_steps_of_the_run(trainer, settings, steps):
+    made = trainer(**settings)
+    made.fit(module(schedule=lambda optimizer: Cosine(optimizer, final_factor=0.5)), loader(data()))
+    (config,) = made.lr_scheduler_configs
+    assert config.interval == "step" and config.scheduler.total_steps == made.global_step == steps
+    assert config.scheduler.get_last_lr() == [pytest.approx(0.025)]
+
+
+def test_a_run_without_an_end_has_no_plan(trainer):
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, *arguments):
+            trainer.should_stop = True
+
+    made = trainer(max_epochs=-1, callbacks=[Stop()])
+    made.fit(module(), loader(data()))
+    (config,) = made.lr_scheduler_configs
+    assert config.scheduler.total_steps is None and config.scheduler.get_last_lr() == [0.05]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "interval", "monitor"),
+    [
+        (Constant, "step", None),
+        (lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1), "epoch", None),
+        (lambda optimizer: ReduceLROnPlateau(optimizer, monitor="val/loss"), "epoch", "val/loss"),
+    ],
+    ids=["ours", "StepLR", "ReduceLROnPlateau"],
+)
+def test_the_interval_and_the_monitor_follow_the_schedule(trainer, schedule, interval, monitor):
+    made = trainer(max_epochs=1)
+    made.fit(module(schedule=schedule), loader(data()), loader(data()))
+    (config,) = made.lr_scheduler_configs
+    assert (config.interval, config.monitor) == (interval, monitor)
+
+
+def test_the_optimizer_gets_every_parameter(trainer):
+    model = module(optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.5), schedule=Constant)
+    model.trainer = trainer(max_steps=7)
+    optimizer = model.configure_optimizers()["optimizer"]
+    assert isinstance(optimizer, torch.optim.AdamW) and optimizer.defaults["lr"] == 0.5
+    assert {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} == {
+        id(parameter) for parameter in model.network.parameters()
+    }
+
+
+@pytest.mark.parametrize("value", [1, 100])
+def test_a_required_number_that_is_given_is_returned(value):
+    assert required("width", value, "Net", "columns") == value
+
+
+def test_a_required_number_that_nobody_gives_is_named_with_what_to_type():
+    with pytest.raises(ValueError) as error:
+        required("width", None, "Net", "columns of a sample")
+    assert str(error.value) == (
+        "Net has to know width (columns of a sample), and the data does not say. Type another --model or --data, "
+        "or --model.width N, or give the data module an attribute width"
+    )
+
+
+@pytest.mark.parametrize("value", [0, -3])
+def test_a_required_number_below_one_is_refused(value):
+    with pytest.raises(ValueError, match=f"^Net: width is {value}; it has to be 1 or more$"):
+        required("width", value, "Net", "columns")

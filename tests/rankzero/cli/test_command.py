@@ -1,0 +1,133 @@
+from importlib import import_module
+
+import pytest
+
+from rankzero.cli.arguments import parse_arguments
+from rankzero.cli.command import EVERY_DAY, GROUPS, OTHER_SUBCOMMANDS, SUBCOMMANDS
+from rankzero.messages import RequestError, spell_with
+from running import command_of
+
+FIT = command_of("fit")
+COMMANDS = ("fit", "evaluate", "predict")
+
+
+def test_help_shows_all_flags_in_groups(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        parse_arguments(FIT, ["--help"])
+    text = capsys.readouterr().out
+    assert leaving.value.code == 0
+    assert all(f"--{flag.name} " in text for flag in FIT.flags)
+    assert len(text.splitlines()) <= 60 and max(map(len, text.splitlines())) <= 120
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == [f"{title}:" for title in GROUPS]
+    first = [line.split()[0] for line in text.splitlines()[2:7]]
+    assert first == [f"--{name}" for name in EVERY_DAY]
+    assert all(example in text for example in FIT.examples) and len(FIT.examples) == 3
+
+
+@pytest.mark.parametrize("command", ["fit", "evaluate", "predict"])
+def test_the_help_has_every_flag_in_one_group(command):
+    grouped = [*EVERY_DAY, *(name for names in GROUPS.values() for name in names)]
+    assert len(grouped) == len(set(grouped))
+    assert {flag.name for flag in command_of(command).flags} <= set(grouped)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_shows_its_flags_and_no_others(name):
+    command = command_of(name)
+    lines = command.help().splitlines()
+    assert lines[0] == f"python launch/{name}.py: {command.purpose}"
+    shown = [line.split()[0].removeprefix("--") for line in lines if line.startswith("  --")]
+    others = {"model", "data", "explain", "config", "model.X", "help_all"}
+    assert sorted(shown) == sorted({flag.name for flag in command.flags} | others)
+    titles = [number for number, line in enumerate(lines) if line.endswith(":") and not line.startswith(" ")]
+    assert all(lines[number + 1].startswith("  --") for number in titles)
+    assert ("What to train:" in lines) is (name == "fit") and (f"What to {name}:" in lines) is (name != "fit")
+    assert [line.strip() for line in lines[-len(command.examples) :]] == list(command.examples)
+
+
+def test_the_help_is_spelled_as_the_command_was_typed():
+    spell_with(lambda text: text.replace("python launch/fit.py", "rankzero fit"))
+    try:
+        assert FIT.help().startswith("rankzero fit: ") and "python launch/fit.py" not in FIT.help()
+    finally:
+        spell_with(None)
+
+
+def test_aliases_are_shown_and_stand_for_the_same_key():
+    assert "passes over the data (also --total_epochs)" in FIT.help()
+    assert FIT.keys["total_epochs"] == FIT.keys["epochs"] == "trainer.max_epochs"
+    assert FIT.keys["ckpt_path"] == FIT.keys["resume"] == "resume"
+
+
+def test_own_flags_are_those_without_a_key_of_lightnings():
+    own = {flag.name for flag in FIT.own_flags}
+    assert {"save_every", "batch_size"} <= own and not own & {"epochs", "devices", "seed"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "path"),
+    [
+        ("model", "MLP", "lightning_modules.MLP"),
+        ("data", "Toy", "data_modules.Toy"),
+        ("model", "my_package.Net", "my_package.Net"),
+        ("data", "data.yaml", "data.yaml"),
+        ("model", '{"class_path": "x"}', '{"class_path": "x"}'),
+    ],
+)
+def test_short_names_become_class_paths_and_others_stay(flag, text, path):
+    assert FIT.class_path(flag, text) == path
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "instead"),
+    [
+        ("model", "RezNet", "--model ResNet"),
+        ("data", "Tooy", "--data Toy"),
+        ("model", "Toy", "--model MLP"),
+        ("data", "", "--data CIFAR10"),
+    ],
+)
+def test_a_name_that_there_is_not_gets_the_nearest_or_the_first(flag, text, instead):
+    with pytest.raises(RequestError) as error:
+        FIT.class_path(flag, text)
+    assert (error.value.asked, error.value.instead) == (f"--{flag} {text}", instead)
+    names = (FIT.models if flag == "model" else FIT.data).__all__
+    assert error.value.found == (
+        f"no {flag} of that name; there are {', '.join(names)}, and any class path (my_package.MyClass)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (("epocs", "", "3"), ("--epocs 3", "there is no flag of that name", "--epochs 3")),
+        (("epocs", ""), ("--epocs", "there is no flag of that name", "--epochs")),
+        (("gpus", "", "2"), ("--gpus 2", "there is no flag of that name", "--devices 2")),
+        (("zzzz", "", "a b"), ("--zzzz 'a b'", "there is no flag of that name", "python launch/fit.py --help")),
+        (("trainr.devices", "", "2"), ("--trainr.devices 2", "there is no flag of that name", "--trainer.devices 2")),
+        (
+            ("batchsize", "", "3"),
+            (
+                "--batchsize 3",
+                "there is no flag of that name; near it: --batch_size, --global_batch_size, --max_device_batch_size",
+                "--batch_size 3",
+            ),
+        ),
+        (("epocs", "c.yaml: "), ("c.yaml: epocs", "there is no such key", "epochs")),
+        (("gpus", "c.yaml: "), ("c.yaml: gpus", "there is no such key", "devices: VALUE")),
+        (("fp16", "c.yaml: "), ("c.yaml: fp16", "there is no such key", "precision: 16-mixed")),
+        (("hlp", ""), ("--hlp", "there is no flag of that name", "--help")),
+        (("hlp", "c.yaml: "), ("c.yaml: hlp", "there is no such key", "python launch/fit.py --help")),
+    ],
+)
+def test_an_unknown_flag_or_key_is_one_message(arguments, lines):
+    error = FIT.unknown(*arguments)
+    assert (error.asked, error.found, error.instead) == lines
+
+
+def test_every_subcommand_is_a_command_that_takes_its_flags():
+    for name, flags in SUBCOMMANDS.values():
+        assert callable(import_module(f"rankzero.commands.{name}").main)
+        parse_arguments(command_of(name), flags)
+    assert set(OTHER_SUBCOMMANDS.values()) <= SUBCOMMANDS.keys() and not OTHER_SUBCOMMANDS.keys() & SUBCOMMANDS.keys()

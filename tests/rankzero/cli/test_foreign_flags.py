@@ -1,0 +1,151 @@
+import inspect
+import shlex
+
+import pytest
+from lightning.pytorch import Trainer
+
+from rankzero.cli import foreign_flags
+from rankzero.cli.arguments import parse_arguments
+from rankzero.cli.foreign_flags import TRAINER, known_elsewhere, near_names, quoted
+from rankzero.messages import RequestError
+from running import command_of
+
+FIT = command_of("fit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        ("--gpus 2", "--devices 2"),
+        ("--nproc_per_node=4", "--devices 4"),
+        ("--num_nodes 2", "--nodes 2"),
+        ("--lr 0.1", "--model.optimizer AdamW --model.optimizer.lr 0.1"),
+        ("--model my.Net --learning_rate 0.1", "--model.learning_rate 0.1, where the model takes it"),
+        ("--strategy ddp", "--trainer.strategy ddp"),
+        ("--max_steps 7", "--trainer.max_steps 7"),
+        ("--max_epochs 7", "--epochs 7"),
+        ("--num_workers 7", "--data.num_workers 7"),
+        ("--num-workers=7", "--data.num_workers 7"),
+        ("--checkpoint_path a.ckpt", "--resume a.ckpt"),
+        ("--log_dir here", "--root here"),
+        ("--fp16", "--precision 16-mixed"),
+        ("--bf16 --epochs 3", "--precision bf16-mixed"),
+        ("--accumulate_grad_batches 2", "--trainer.accumulate_grad_batches 2"),
+        ("--gradient_clip_val 0.5", "--trainer.gradient_clip_val 0.5"),
+        ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
+    ],
+)
+def test_a_flag_of_another_trainer_gets_ours_with_the_users_value(arguments, instead):
+    with pytest.raises(RequestError) as error:
+        parse_arguments(FIT, arguments.split())
+    assert error.value.instead.startswith(instead) and len(error.value.found) < 120
+
+
+def test_every_argument_of_lightnings_trainer_is_known():
+    assert set(TRAINER) == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
+def test_every_suggested_flag_is_one_of_the_command(name):
+    command = command_of(name)
+    values = {flag.name: flag.example for flag in command.flags} | {"model": "MLP", "data": "Toy"}
+    for target, others in foreign_flags._OTHER_NAMES.items():
+        if "." in target or target in values:
+            for other in others.split():
+                suggestion = known_elsewhere(other, values.get(target, "1"), list(values), model="")
+                assert suggestion == f"--{target} {values.get(target, '1')}"
+                parse_arguments(command, shlex.split(suggestion))
+
+
+def test_every_target_of_the_table_is_a_flag():
+    flags = {flag.name for name in ("fit", "evaluate", "predict") for flag in command_of(name).flags}
+    trainer = {f"trainer.{name}" for name in TRAINER}
+    assert foreign_flags._OTHER_NAMES.keys() <= flags | trainer | {"model", "data", "data.num_workers", "data.root"}
+
+
+def test_a_switch_is_replaced_by_a_flag_with_its_value():
+    for switch in foreign_flags._SWITCHES:
+        suggestion = known_elsewhere(switch, None, list(FIT.keys), model="")
+        assert suggestion == known_elsewhere(switch, "true", list(FIT.keys), model="")
+        parse_arguments(FIT, suggestion.replace("N", "2").split())
+
+
+def test_spellings_of_one_name_are_the_same():
+    for name in ("num_workers", "num-workers", "NUM_WORKERS", "trainer_num-workers"):
+        assert known_elsewhere(name, "3", [], model="") == "--data.num_workers 3"
+
+
+@pytest.mark.parametrize("name", ["Epochs", "EPOCHS", "trainer_epochs"])
+def test_another_spelling_of_a_flag_of_the_command_is_that_flag(name):
+    assert known_elsewhere(name, "3", list(FIT.keys), model="") == "--epochs 3"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "suggestion"),
+    [
+        ("max_epochs", None, "--epochs VALUE"),
+        ("max_steps", None, "--trainer.max_steps VALUE"),
+        ("gpu", None, "--trainer.devices [0]"),
+        ("gpu", "1", "--trainer.devices [1]"),
+        ("gpu", "0,2", "--trainer.devices [0,2]"),
+        ("exp_name", "my run", "--name 'my run'"),
+        ("log_dir", "", "--root ''"),
+        ("log_dir", "$(rm x)", "--root '$(rm x)'"),
+        ("nothing", "3", None),
+        ("", None, None),
+    ],
+)
+def test_the_value_is_kept_as_it_is_typed_in_a_shell(name, value, suggestion):
+    assert known_elsewhere(name, value, list(FIT.keys), model="") == suggestion
+
+
+@pytest.mark.parametrize("name", ["lr", "learning_rate", "base_lr"])
+def test_a_learning_rate_is_an_argument_of_the_optimizer(name):
+    ours = known_elsewhere(name, "0.1", [], model="MLP")
+    assert ours == "--model.optimizer AdamW --model.optimizer.lr 0.1"
+    assert known_elsewhere(name, "0.1", [], model="") == (
+        f"--model.{name} 0.1, where the model takes it, or --optimizer AdamW --optimizer.lr 0.1"
+    )
+    parse_arguments(FIT, ["--model", "MLP", *ours.split()])
+
+
+def test_a_flag_that_the_command_lacks_is_not_suggested():
+    assert known_elsewhere("num_epochs", "3", list(command_of("evaluate").keys), model="") is None
+    assert known_elsewhere("checkpoint_path", "a", list(FIT.keys), model="") == "--resume a"
+    assert known_elsewhere("checkpoint_path", "a", list(command_of("evaluate").keys), model="") == "--checkpoint a"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("epocs", ["epochs"]),
+        ("EPOCHS", ["epochs"]),
+        ("batch-size", ["batch_size", "data.batch_size"]),
+        ("", []),
+        ("zzzz", []),
+        ("x" * 100_000, []),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_near_names(name, near):
+    assert near_names(name, ["epochs", "data.batch_size", "batch_size", "model"]) == near
+
+
+def test_the_nearest_names_come_first_and_are_few():
+    names = [f"abcde{i}" for i in range(9)]
+    assert near_names("abcde7", names, count=2)[0] == "abcde7" and len(near_names("abcde7", names, count=2)) == 2
+    assert len(near_names("abcde7", names)) == 4 and near_names("abcde7", []) == []
+
+
+@pytest.mark.parametrize("value", ["", "a", "a b", "$(rm)", "it's", "[1, 2]", "*", "ümlaut", "x" * 120])
+def test_a_quoted_value_is_read_by_a_shell_as_it_was(value):
+    assert shlex.split(quoted(value)) == [value]
+
+
+def test_a_long_value_is_shortened():
+    assert quoted("x" * 121) == "x" * 117 + "..."
+
+
+@pytest.mark.parametrize("value", ["\x1b[31m", "\n", "\x7f", "\x9b", "\x00", "\udcff"])
+def test_what_cannot_be_printed_is_a_question_mark(value):
+    assert quoted(f"a{value}b") == shlex.quote(f"a?{value[1:]}b")

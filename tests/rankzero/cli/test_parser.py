@@ -1,0 +1,143 @@
+"""Mistakes in the arguments of a model, as jsonargparse finds them and a person reads them."""
+
+from argparse import ArgumentError
+from enum import Enum
+
+import pytest
+from jsonargparse import Namespace
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Timer
+
+from rankzero.cli.flag_values import positive_int, save_interval
+from rankzero.cli.origins import Origins
+from rankzero.cli.parser import RankzeroParser, parsing_error, reader, without_enums
+from rankzero.messages import RequestError
+
+MLP = "lightning_modules.MLP"
+
+
+def parser(**options):
+    made = RankzeroParser(**options)
+    made.add_argument("--config", action="config")
+    made.add_argument("--keep", type=reader(positive_int), default=3)
+    made.add_argument("--rate", type=float)
+    made.add_lightning_class_args(LightningModule, "model", subclass_mode=True, required=False)
+    return made
+
+
+def refusal(*arguments, files=(), stored=""):
+    made = parser()
+    made.origins = Origins(typed=arguments, files=files, stored=stored)
+    with pytest.raises(RequestError) as error:
+        made.parse_args(arguments)
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "found", "instead"),
+    [
+        (("--kep", "3"), "--kep", "there is no such flag; there are --help, --config", "--keep"),
+        (("--kep=3",), "--kep", "there is no such flag", "--keep"),
+        (("--zzzz",), "--zzzz", "there is no such flag", "--help_all"),
+        (("--rate", "x"), "--rate x", "expected float", "--help_all to see what it may be"),
+        (("--model", MLP, "--model.hidden_sizes", "x"), "--model.hidden_sizes x", "expected list", "--help_all"),
+        (("--model", MLP, "--model.hiden_sizes=[3]"), "--model.hiden_sizes", "MLP has no such", "--model.hidden_sizes"),
+        (("--model", "json.JSONDecoder"), "--model json.JSONDecoder", "is not a LightningModule", "the class path of"),
+        (("--model", "no.such.Net"), "--model no.such.Net", "No module named 'no'", "--model package.module.Class"),
+        (("--model", "json.Nothing"), "--model json.Nothing", "no attribute 'Nothing'", "--model package.module.Class"),
+        (
+            ("--model", MLP, "--model.optimizer", "SGD", "--model.optimizer.lrr", "0.1"),
+            "--model.optimizer.lrr",
+            "SGD has no such argument",
+            "--model.optimizer.lr",
+        ),
+        (
+            ("--model", "lightning_modules.supervised.Supervised"),
+            "--model lightning_modules.supervised.Supervised",
+            "required argument missing: network",
+            "--model.network ...",
+        ),
+    ],
+)
+def test_a_mistake_says_asked_found_and_what_to_type(arguments, asked, found, instead):
+    error = refusal(*arguments)
+    assert error.asked == asked and found in error.found and error.instead.startswith(instead)
+    assert "jsonargparse" not in str(error) and "Namespace" not in str(error) and len(str(error).splitlines()) < 6
+
+
+def test_a_mistake_in_a_config_file_names_the_file(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("model: {class_path: lightning_modules.MLP, init_args: {hiden: 3}}")
+    content = {"model": {"class_path": MLP, "init_args": {"hiden": 3}}}
+    error = refusal("--config", str(file), files=[("--config c.yaml", content)])
+    assert error.asked == "model.hiden: 3, in --config c.yaml" and error.instead == "--model.hidden_sizes"
+
+
+def test_an_argument_that_a_class_no_longer_takes_is_left_out_of_the_stored_configuration():
+    content = {"model": {"class_path": MLP, "init_args": {"hidden_sizes": [3], "gone": 1}}}
+    error = refusal(
+        *("--model", MLP, "--model.gone", "1"),
+        files=[("the stored configuration", content)],
+        stored="the stored configuration",
+    )
+    assert error.found.startswith("MLP has no such argument")  # it was typed
+    made = parser()
+    made.origins = Origins(files=[("the stored configuration", content)], stored="the stored configuration")
+    with pytest.raises(RequestError) as raised:
+        made.parse_object({"model": content["model"]})
+    assert raised.value.found.startswith("gone is no longer an argument of MLP; the stored configuration")
+    assert raised.value.instead.startswith('--model \'{"class_path": "lightning_modules.MLP", "init_args": {"hid')
+
+
+def test_a_parser_within_the_parser_raises_as_argparse_does():
+    with pytest.raises(ArgumentError):
+        parser(exit_on_error=False).parse_args(["--rate", "x"])
+
+
+def test_a_refusal_of_a_users_class_is_raised_as_it_is():
+    refused = RequestError("--data.root nowhere", "nowhere is not there", "--data.root DIR")
+    wrapped = ValueError("in jsonargparse")
+    wrapped.__cause__ = TypeError("around it")
+    wrapped.__cause__.__context__ = refused
+    with pytest.raises(RequestError) as error:
+        parser().error("Problem with given class_path", wrapped)
+    assert error.value is refused
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["", "\n\n", 'Parser key "model":', "x" * 10_000, "\x1b[31m", "Option ''"],
+    ids=lambda message: message[:20],
+)
+def test_any_message_becomes_three_readable_parts(message):
+    lines = str(parsing_error(message, [])).splitlines()
+    assert [line.split()[0] for line in lines] == ["asked", "found", "type"]
+    assert all(line.isprintable() and len(line) < 700 for line in lines)
+
+
+def test_a_reader_reads_numbers_that_yaml_has_read():
+    assert reader(positive_int)(4) == reader(positive_int)("4") == 4
+    assert reader(save_interval)(200) == "200" and reader(save_interval)("200steps") == "200steps"
+    with pytest.raises(ValueError, match="a whole number of 1 or more"):
+        reader(positive_int)(0)
+    assert parser().parse_args(["--keep", "4"]).keep == 4
+
+
+def test_members_of_enumerations_become_their_values():
+    class Text(str, Enum):
+        A = "a"
+
+    class Number(Enum):
+        ONE = 1
+
+    content = Namespace(a=Text.A, b={"c": [Text.A, "x"], "d": (Text.A, 3)}, e=Number.ONE, f=Namespace(g=None))
+    expected = Namespace(a="a", b={"c": ["a", "x"], "d": ("a", 3)}, e=Number.ONE, f=Namespace(g=None))
+    assert repr(without_enums(content)) == repr(expected)  # a member of such a type is equal to its value
+    assert type(without_enums(Text.A)) is str
+
+
+def test_a_configuration_with_lightnings_timer_can_be_written():
+    made = RankzeroParser()
+    made.add_lightning_class_args(Timer, "timer")
+    config = without_enums(made.parse_args([]))
+    assert "interval: step" in made.dump(config, skip_unset=False)

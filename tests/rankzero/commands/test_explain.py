@@ -1,0 +1,132 @@
+import os
+
+import pytest
+
+from rankzero.cli.arguments import parse_arguments
+from rankzero.commands.explain import explain
+from rankzero.distributed.environments.validate import PROCESSES_A_CORE
+from rankzero.messages import Exit
+from recorded import OPEN_MPI, STEP, TORCHRUN
+from running import command_of
+
+
+@pytest.fixture
+def explained(monkeypatch, capsys):
+    """Prints the explanation of a command line; returns the rows by their label."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments, **variables):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            assert explain(parse_arguments(command_of("fit"), arguments)) == Exit.FINISHED
+        rows = {}
+        for line in capsys.readouterr().out.splitlines():
+            label, _, text = line.partition(":")
+            rows.setdefault(label.strip(), []).append(text.strip())
+        return rows
+
+    return run
+
+
+def test_a_process_that_nobody_launched(explained):
+    rows = explained()
+    assert rows["launcher"] == ["local (no launcher's variables are set)"] and rows["world"] == ["1 node x 1 process"]
+    assert rows["would start"] == ["one process, or one for each GPU of this machine"]
+    assert rows["backend"] == ["nccl where each process has a GPU of its own, else gloo"]
+    assert not {"this is", "meet at", "hosts", "read"} & rows.keys()
+
+
+@pytest.mark.parametrize(
+    ("devices", "does"),
+    [
+        (1, "one process, or one for each GPU of this machine"),
+        (2, "2 processes on this machine"),
+        (3, "3 processes on this machine"),
+    ],
+)
+def test_local_processes_share_the_cores(explained, devices, does):
+    rows = explained("--devices", str(devices))
+    cores = len(os.sched_getaffinity(0))
+    assert rows["would start"] == [does]
+    each = "each " if devices > 1 else ""
+    assert rows["threads"][0].startswith(f"{max(1, cores // devices)} {each}(") or "quota" in rows["threads"][0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (
+            TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"},
+            {"world": ["2 nodes x 2 processes"], "this is": ["rank 0, node 0"], "meet at": ["a:29500"]},
+        ),
+        (
+            OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+            {"world": ["1 node x 2 processes"]},
+        ),
+        (STEP | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}, {"world": ["2 nodes x 2 processes"], "hosts": ["n1, n2"]}),
+    ],
+    ids=["torchrun", "Open MPI", "Slurm"],
+)
+def test_rank_zero_of_a_launcher_explains_what_was_read(explained, variables, expected):
+    rows = explained(**variables)
+    assert rows.items() >= expected.items()
+    assert rows["would start"] == ["the work of this rank, once all are there"]
+    read = dict(row.split("=", 1) for row in rows["read"])
+    assert read and read.items() <= variables.items() and list(read) == sorted(read)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [TORCHRUN, OPEN_MPI, STEP],
+    ids=["torchrun", "Open MPI", "Slurm"],
+)
+def test_other_ranks_print_nothing(explained, variables):
+    assert explained(**variables) == {}
+
+
+@pytest.mark.parametrize(
+    ("devices", "world", "does"),
+    [
+        (1, "2 nodes x 1 process", "the work of this rank, once all are there"),
+        (2, "2 nodes x 2 processes", "2 processes on this machine"),
+    ],
+)
+def test_machines_that_are_joined_by_hand(explained, devices, world, does):
+    flags = {"nodes": 2, "node_rank": 0, "devices": devices, "master_addr": "node1", "master_port": 29511}
+    rows = explained(*(f"--{name}={value}" for name, value in flags.items()))
+    expected = {"world": world, "meet at": "node1:29511", "this is": "rank 0, node 0", "would start": does}
+    assert {label: rows[label] for label in expected} == {label: [text] for label, text in expected.items()}
+
+
+def test_threads_and_backend_as_the_user_set_them(explained):
+    rows = explained("--backend", "gloo", OMP_NUM_THREADS="5")
+    assert rows["threads"] == ["as set by OMP_NUM_THREADS=5"] and rows["backend"] == ["gloo"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "found"),
+    [
+        (("--nodes", "2"), {}, "one process on one machine; no launcher's variables are set"),
+        (("--launcher", "mpi"), {}, "none of its variables is set, so this process was not started by mpi"),
+        ((), {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "no task has been started (SLURM_JOB_ID=1"),
+    ],
+)
+def test_without_a_launch_the_refusal_is_all(explained, arguments, variables, found):
+    rows = explained(*arguments, **variables)
+    assert rows["would start"] == ["nothing"] and "launcher" not in rows
+    assert found in " ".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "found"),
+    [
+        (("--devices", str(PROCESSES_A_CORE * (os.cpu_count() or 1) + 1)), {}, "cores on this machine"),
+        (("--devices", "3"), {**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}, "slurm started 2 nodes x 2 processes"),
+    ],
+)
+def test_what_was_detected_is_shown_above_a_refusal(explained, arguments, variables, found):
+    rows = explained(*arguments, **variables)
+    assert rows["would start"] == ["nothing"] and list(rows)[:2] == ["launcher", "world"]
+    assert any(label.startswith("found") and found in label for label in rows)

@@ -1,0 +1,40 @@
+import re
+import shlex
+import sys
+
+import pytest
+
+from rankzero.cli.arguments import parse_arguments
+from rankzero.commands.fit import FIT, fit, main
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.client import RendezvousResult
+from running import as_before
+
+ALONE = RendezvousResult.without_roll_call(Launch())
+
+
+@pytest.mark.parametrize("example", FIT.examples)
+def test_the_examples_of_the_help_are_command_lines(example):
+    before, after = re.split(r"launch/fit\.py", example)
+    assert before.split()[0] in ("python", "torchrun", "srun")
+    assert parse_arguments(FIT, shlex.split(after)).command is FIT
+
+
+def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["launch/fit.py", "--devices", "0"])
+    assert main() == 2
+    assert "asked  --devices 0\n" in capsys.readouterr().err
+    assert main(["--explain", "--devices", "2"]) == 0
+    assert "would start: 2 processes on this machine" in capsys.readouterr().out
+
+
+def test_without_a_model_and_data_the_defaults_are_trained(here, capsys):
+    with as_before(), pytest.raises(SystemExit) as leaving:
+        fit(parse_arguments(FIT, ["--print_config"]), ALONE)
+    printed = capsys.readouterr().out
+    assert leaving.value.code == 0
+    assert "class_path: lightning_modules.ResNet" in printed and "class_path: data_modules.Digits" in printed
+
+
+def test_a_run_stops_safely():
+    assert FIT.stops_safely

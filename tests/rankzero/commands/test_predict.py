@@ -1,0 +1,44 @@
+import re
+import shlex
+import sys
+
+import pytest
+
+from rankzero.cli.arguments import parse_arguments
+from rankzero.commands.predict import PREDICT, main, predict
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.messages import RequestError
+from running import as_before
+
+ALONE = RendezvousResult.without_roll_call(Launch())
+
+
+@pytest.mark.parametrize("example", PREDICT.examples)
+def test_the_examples_of_the_help_are_command_lines(example):
+    before, after = re.split(r"launch/predict\.py", example)
+    assert before.split()[0] in ("python", "torchrun", "srun")
+    assert parse_arguments(PREDICT, shlex.split(after)).command is PREDICT
+
+
+def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["launch/predict.py", "--devices", "0"])
+    assert main() == 2
+    assert "asked  --devices 0\n" in capsys.readouterr().err
+    assert main(["--explain", "--devices", "2"]) == 0
+    assert "would start: 2 processes on this machine" in capsys.readouterr().out
+
+
+def test_a_run_that_there_is_not(here):
+    with as_before(), pytest.raises(RequestError, match="no such run") as error:
+        predict(parse_arguments(PREDICT, ["--name", "x"]), ALONE)
+    assert error.value.asked == "to evaluate --name x" and not list(here.iterdir())
+
+
+def test_model_and_data_are_those_of_the_checkpoint():
+    flags = parse_arguments(PREDICT, [])
+    assert flags.arguments == [] and flags.get("split") == "predict"
+
+
+def test_a_signal_ends_it_at_once():
+    assert not PREDICT.stops_safely

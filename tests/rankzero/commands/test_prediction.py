@@ -1,0 +1,251 @@
+"""`predict` in this process, compared with a stock Trainer's predictions."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+
+from data_modules.toy import Toy
+from lightning_modules.mlp import MLP
+from rankzero.cli.arguments import parse_arguments
+from rankzero.commands.prediction import PARTS, KeepPredictions, output_folder, predict, read_split
+from rankzero.commands.prediction_files import merge
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.messages import CannotStart, RequestError
+from running import as_before, command_of, fit_here, weights
+
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+
+
+def flags(*arguments):
+    return parse_arguments(command_of("predict"), arguments)
+
+
+def predict_here(*arguments):
+    with as_before():
+        return predict(flags(*arguments), RendezvousResult.without_roll_call(Launch()))
+
+
+@pytest.fixture
+def run(here):
+    fit_here(*("--model", "MLP", "--data", "Toy", "--data.count", "80", "--epochs", "1", "--name", "x"))
+    return here / "runs" / "x"
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_predictions_are_those_of_a_stock_trainer(run, batch_size, capsys):
+    assert predict_here("--name", "x", "--split", "test", "--batch_size", str(batch_size)) == 0
+    model, data = MLP(in_features=20, out_features=1), Toy(count=80)
+    model.load_state_dict(weights(run))
+    data.setup("test")
+    with as_before():
+        expected = torch.cat(Trainer(accelerator="cpu", **QUIET).predict(model, data.test_dataloader()))
+    folder = run / "predictions-test"
+    torch.testing.assert_close(torch.load(folder / "predictions.pt", weights_only=True), expected)
+    assert json.loads((folder / "predictions.json").read_text()) == {
+        "run": "x",
+        "checkpoint": "runs/x/checkpoints/step-00000003",
+        "split": "test",
+        "world_size": 1,
+        "samples": {"predictions.pt": 10},
+    }
+    assert sorted(path.name for path in folder.iterdir()) == ["predictions.csv", "predictions.json", "predictions.pt"]
+    assert "10 samples, each once" in capsys.readouterr().out
+
+
+def test_old_predictions_are_replaced_and_other_files_stay(run):
+    folder = run.parent.parent / "out"
+    (folder / PARTS / "0").mkdir(parents=True)
+    for name in ("predictions.pt", "predictions-1.pt", "predictions-1.csv", "notes.txt"):
+        (folder / name).write_text("old")
+    (folder / PARTS / "0" / "rank-9.pt").write_text("of a prediction that did not finish")
+    predict_here("--name", "x", "--split", "val", "--output", "out")
+    kept = ["notes.txt", "predictions.csv", "predictions.json", "predictions.pt"]
+    assert sorted(path.name for path in folder.iterdir()) == kept and (folder / "notes.txt").read_text() == "old"
+
+
+def test_a_prediction_that_cannot_be_made_leaves_nothing(run):
+    with pytest.raises(CannotStart, match="neither Toy nor MLP has a predict_dataloader") as error:
+        predict_here("--name", "x", "--output", "out")
+    assert error.value.instead == "--split test" and not (run.parent.parent / "out").exists()
+    (run.parent.parent / "file").write_text("kept")
+    with pytest.raises(RequestError, match="--output DIR, a folder you may write to"):
+        predict_here("--name", "x", "--split", "test", "--output", "file")
+    assert (run.parent.parent / "file").read_text() == "kept"
+
+
+SCALAR = """
+from lightning_modules.mlp import MLP
+
+class Scalar(MLP):
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0]).mean()
+"""
+
+
+@pytest.mark.parametrize("kept", [[], ["notes.txt"]])
+def test_a_prediction_that_fails_removes_its_parts(run, monkeypatch, kept):
+    folder = run.parent.parent / "out"
+    for name in kept:
+        folder.mkdir()
+        (folder / name).touch()
+    (run.parent.parent / "scalar.py").write_text(SCALAR)
+    monkeypatch.syspath_prepend(run.parent.parent)
+    try:
+        with pytest.raises(RequestError, match="no row for each sample"):
+            predict_here(*("--name", "x", "--split", "test", "--output", "out", "--model", "scalar.Scalar"))
+    finally:
+        sys.modules.pop("scalar", None)
+    assert folder.exists() is bool(kept) and [path.name for path in folder.glob("*")] == kept
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.stages = []
+
+    def setup(self, stage):
+        self.stages.append(stage)
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        return {"number": batch[0][:, 0].long(), "loader": [str(dataloader_idx)] * len(batch[0])}
+
+
+class Data(LightningDataModule):
+    def __init__(self):
+        super().__init__()
+        self.stages = []
+
+    def setup(self, stage):
+        self.stages.append(stage)
+
+    def test_dataloader(self):
+        return loader(5)
+
+    def val_dataloader(self):
+        return loader(6)
+
+
+class NetWithLoader(Net):
+    def test_dataloader(self):
+        return loader(7)
+
+
+def loader(count, **settings):
+    return DataLoader(TensorDataset(torch.arange(float(count))[:, None]), batch_size=3, **settings)
+
+
+def predicted_numbers(model, datamodule, folder):
+    kept = KeepPredictions(folder, rank=0, world_size=1)
+    with as_before():
+        trainer = Trainer(accelerator="cpu", callbacks=[kept], **QUIET)
+        trainer.predict(model, datamodule=datamodule, return_predictions=False)
+    merge(folder / "0", folder / "predictions.pt")
+    return torch.load(folder / "predictions.pt", weights_only=True)["number"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("make_model", "make_data", "split", "stage", "count"),
+    [
+        (Net, Data, "test", "test", 5),
+        (Net, Data, "val", "validate", 6),
+        (NetWithLoader, Data, "test", "test", 5),
+        (NetWithLoader, LightningDataModule, "test", "test", 7),
+        (NetWithLoader, lambda: None, "test", "test", 7),
+    ],
+)
+def test_a_split_is_read_by_whichever_has_it_and_set_up_as_that_split(
+    tmp_path, make_model, make_data, split, stage, count
+):
+    model, data = make_model(), make_data()
+    read_split(SimpleNamespace(model=model, datamodule=data), split)
+    assert predicted_numbers(model, data, tmp_path) == list(range(count))
+    assert model.stages == [stage] and getattr(data, "stages", [stage]) == [stage]
+
+
+@pytest.mark.parametrize(
+    ("data", "split", "found", "instead"),
+    [
+        (Data, "predict", "neither Data nor Net has a predict_dataloader", "--split test"),
+        (LightningDataModule, "val", "neither LightningDataModule nor Net has a val_dataloader", "a data module that"),
+        (lambda: None, "test", "neither Net has a test_dataloader", "a data module that has a test_dataloader"),
+    ],
+)
+def test_a_split_that_nobody_has_is_refused(data, split, found, instead):
+    with pytest.raises(RequestError) as error:
+        read_split(SimpleNamespace(model=Net(), datamodule=data()), split)
+    assert (error.value.asked, error.value.found) == (f"--split {split}", found)
+    assert error.value.instead.startswith(instead)
+
+
+@pytest.mark.filterwarnings("ignore:.*has shuffling enabled", "ignore:.*across ranks is zero")
+@pytest.mark.parametrize(
+    ("count", "settings"), [(0, {}), (1, {}), (7, {}), (7, {"shuffle": True}), (7, {"drop_last": True})]
+)
+def test_a_loader_of_the_users_is_kept_in_the_order_it_was_read(tmp_path, count, settings):
+    settings = {name: value for name, value in settings.items() if count}
+    torch.manual_seed(0)
+    seen = []
+
+    class Noting(Net):
+        def predict_step(self, batch, batch_idx):
+            seen.extend(batch[0][:, 0].tolist())
+            return batch[0][:, 0]
+
+    kept = KeepPredictions(tmp_path, rank=0, world_size=1)
+    with as_before():
+        trainer = Trainer(accelerator="cpu", callbacks=[kept], **QUIET)
+        trainer.predict(Noting(), loader(count, **settings), return_predictions=False)
+    if count == 0:  # Lightning calls no hook then
+        assert kept.writers == []
+        return
+    assert merge(tmp_path / "0", tmp_path / "all.pt") == len(seen)
+    assert torch.load(tmp_path / "all.pt", weights_only=True).tolist() == seen
+
+
+def test_each_loader_is_kept_apart(tmp_path):
+    kept = KeepPredictions(tmp_path, rank=0, world_size=1)
+    with as_before():
+        trainer = Trainer(accelerator="cpu", callbacks=[kept], **QUIET)
+        trainer.predict(Net(), [loader(4), loader(5)], return_predictions=False)
+    for number, count in enumerate((4, 5)):
+        assert merge(tmp_path / str(number), tmp_path / "all.pt") == count
+        found = torch.load(tmp_path / "all.pt", weights_only=True)
+        assert found["number"].tolist() == list(range(count)) and found["loader"] == [str(number)] * count
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_order_of_the_users_cannot_be_divided_among_processes(tmp_path, world_size):
+    own = loader(4, sampler=SubsetRandomSampler(range(4)))
+    trainer = SimpleNamespace(predict_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[own])))
+    with pytest.raises(RequestError) as error:
+        KeepPredictions(tmp_path, 0, world_size).on_predict_start(trainer, Net())
+    assert error.value.asked == f"predictions on {world_size} processes"
+    assert error.value.instead == "--devices 1, without a launcher"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [
+        ((), "runs/x/predictions"),
+        (("--split", "test"), "runs/x/predictions-test"),
+        (("--split", "val"), "runs/x/predictions-val"),
+        (("--output", "here"), "here"),
+    ],
+)
+def test_predictions_go_into_the_run(here, arguments, folder):
+    (here / "runs/x/checkpoints/step-1").mkdir(parents=True)
+    (here / "runs/x/run.json").write_text("{}")
+    assert output_folder(flags(*arguments), Path("runs/x/checkpoints/step-1")) == Path(folder)
+
+
+def test_predictions_of_a_checkpoint_of_no_run_go_into_this_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert output_folder(flags("--split", "test"), Path("else/where/a.ckpt")) == Path("a.ckpt-predictions-test")
+    assert output_folder(flags("--output", "~/out"), Path("a/b/c")) == tmp_path / "out"

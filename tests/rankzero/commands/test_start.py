@@ -1,0 +1,196 @@
+"""From the command line to the work: exit codes, processes and signals, in processes of their own without torch."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rankzero.commands.start import resolve_subcommand, start
+from running import REPOSITORY, command_of, reserved_port
+
+PROGRAM = f"""
+import json, os, signal, sys, time
+sys.path[:0] = [{str(REPOSITORY)!r}, {str(REPOSITORY / "project")!r}]
+from dataclasses import replace
+from rankzero.commands.fit import FIT
+from rankzero.commands.start import start
+from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.messages import RequestError, Stopped
+
+def raises(error):
+    raise error
+
+def stopped_by_signal():
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not SIGNALS.asked:
+        time.sleep(0.01)
+    return 6
+
+WORK = {{
+    "seven": lambda: 7,
+    "refuses": lambda: raises(RequestError("--devices 9", "2 GPUs", "--devices 2")),
+    "stopped": lambda: raises(Stopped("SIGTERM: stopped in a test")),
+    "interrupted": lambda: raises(KeyboardInterrupt()),
+    "fails": lambda: raises(KeyError("in the work")),
+    "signal": stopped_by_signal,
+    "fails on rank 1": lambda: int(rank == 1) and raises(KeyError("in the work")),
+}}
+
+def work(flags, meeting):
+    global rank
+    launch = meeting.launch
+    rank = launch.rank
+    seen = {{"rank": rank, "world": launch.world_size, "members": len(meeting.members), "epochs": flags.get("epochs")}}
+    seen |= {{"torch": "torch" in sys.modules, "threads": os.environ.get("OMP_NUM_THREADS")}}
+    seen |= {{"prints": flags.only_prints, "path": os.getcwd() in sys.path}}
+    os.write(1, (json.dumps(seen) + "\\n").encode())
+    return WORK[os.environ["WORK"]]()
+
+if __name__ == "__main__":
+    sys.exit(start(replace(FIT, stops_safely=os.environ["WORK"] == "signal"), work, sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def started(here):
+    """Runs the program; returns its exit code, what each call of the work saw, and stderr."""
+    (here / "code").mkdir()
+    (here / "code" / "program.py").write_text(PROGRAM)
+
+    def begin(work, *arguments, **variables):
+        environment = {**os.environ, "WORK": work, **variables}
+        environment.pop("OMP_NUM_THREADS", None)
+        command = [sys.executable, "code/program.py", *arguments]
+        return subprocess.Popen(
+            command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    return begin
+
+
+FAILED = "KeyError: 'in the work'\nrankzero: this process failed with the error above\n"
+
+
+def ended(process):
+    out, err = process.communicate(timeout=60)
+    return process.returncode, [json.loads(line) for line in out.splitlines()], err
+
+
+@pytest.mark.parametrize(
+    ("work", "code", "error"),
+    [
+        ("seven", 7, ""),
+        ("refuses", 2, "rankzero: cannot start\n  asked  --devices 9\n  found  2 GPUs\n  type   --devices 2\n"),
+        ("stopped", 75, "rankzero: SIGTERM: stopped in a test\n"),
+        ("interrupted", 130, ""),
+        ("fails", 1, None),
+        ("signal", 6, ""),
+    ],
+)
+def test_the_outcome_of_the_work_is_the_exit_code(started, work, code, error):
+    found, seen, err = ended(started(work, "--epochs", "3"))
+    assert found == code and (err == error or (error is None and err.endswith(FAILED)))
+    (call,) = seen
+    expected = {"rank": 0, "world": 1, "members": 1, "epochs": 3, "torch": False, "prints": False, "path": True}
+    assert call.items() >= expected.items()
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_the_work_is_done_once_on_each_rank(started, devices):
+    code, seen, _ = ended(started("seven", "--devices", str(devices)))
+    assert code == 7
+    assert sorted(call["rank"] for call in seen) == list(range(devices))
+    assert {(call["world"], call["members"]) for call in seen} == {(devices, devices)}
+    cores = len(os.sched_getaffinity(0))
+    assert {call["threads"] for call in seen} <= {str(max(1, cores // devices)), str(max(1, cores // devices) + 1)}
+
+
+def test_a_failure_on_one_rank_is_that_of_the_command(started):
+    code, seen, err = ended(started("fails on rank 1", "--devices", "2"))
+    assert code == 1 and len(seen) == 2 and err.count("KeyError: 'in the work'") == 1
+
+
+def test_ranks_that_a_launcher_has_started_meet_before_the_work(started):
+    with reserved_port() as port:
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks = [started("seven", "--devices", "2", RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in range(2)]
+        results = [ended(process) for process in ranks]
+    assert [code for code, _, _ in results] == [7, 7]
+    assert [[(call["rank"], call["world"], call["members"]) for call in seen] for _, seen, _ in results] == [
+        [(0, 2, 2)],
+        [(1, 2, 2)],
+    ]
+
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "RANK": "0",
+    "MASTER_ADDR": "nowhere.invalid",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_another_number_of_processes_than_the_launchers_is_refused_before_the_rendezvous(started):
+    code, seen, err = ended(started("seven", "--devices", "3", "--start_timeout", "1", **TORCHRUN))
+    assert (code, seen) == (2, [])
+    assert "asked  --devices 3\n  found  torchrun started 1 node x 2 processes" in err
+
+
+def test_a_configuration_is_printed_by_rank_zero_alone_and_without_a_rendezvous(started):
+    ranks = [started("seven", "--print_config", **TORCHRUN | {"RANK": str(rank)}) for rank in range(2)]
+    (first, printed, _), (second, silent, _) = map(ended, ranks)
+    assert (first, len(printed), printed[0]["prints"]) == (7, 1, True) and (second, silent) == (0, [])
+
+
+def never(*arguments):
+    pytest.fail("the work was called")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "rest"),
+    [
+        ([], "fit", []),
+        (["--epochs", "3"], "fit", ["--epochs", "3"]),
+        (["fit", "--epochs", "3"], "fit", ["--epochs", "3"]),
+        (["validate", "--name", "x"], "evaluate", ["--split", "val", "--name", "x"]),
+        (["test"], "evaluate", ["--split", "test"]),
+        (["predict", "fit"], "predict", ["fit"]),
+        (["--name", "test"], "fit", ["--name", "test"]),
+        (["evaluate"], "fit", ["evaluate"]),
+    ],
+)
+def test_subcommands(arguments, name, rest):
+    assert resolve_subcommand(command_of("fit"), arguments) == (name, rest)
+
+
+@pytest.mark.parametrize(("word", "script"), [("test", "evaluate"), ("predict", "predict")])
+def test_a_subcommand_is_done_by_the_other_command(word, script, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        start(command_of("fit"), never, [word, "--help"])
+    assert leaving.value.code == 0 and capsys.readouterr().out.startswith(f"python launch/{script}.py: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--devics", "3"], "type   --devices 3"),
+        (["--devices", "1000000"], "cores on this machine"),
+        (["--launcher", "slurm"], "was not started by slurm"),
+    ],
+)
+def test_a_wrong_request_is_one_message_and_the_code_2(arguments, message, capsys):
+    assert start(command_of("evaluate"), never, arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("rankzero: cannot start\n  asked  ") and message in printed.err and not printed.out
+
+
+def test_an_explanation_does_no_work(capsys):
+    assert start(command_of("evaluate"), never, ["--explain", "--devices", "1"]) == 0
+    assert "would start: one process" in capsys.readouterr().out

@@ -1,0 +1,194 @@
+"""`fit` in this process: what a run does and leaves behind."""
+
+import json
+import sys
+
+import pytest
+import yaml
+
+from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.messages import CannotStart, Exit
+from running import fit_here
+
+TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1")
+
+USERS = """
+import os
+import signal
+from lightning.pytorch import Callback
+from lightning.pytorch.demos.boring_classes import BoringDataModule as Data
+from lightning.pytorch.demos.boring_classes import BoringModel as Net
+from data_modules.in_memory import at_least
+
+class Broken(Net):
+    def training_step(self, batch, batch_idx):
+        raise KeyError("in the step")
+
+class Refuses(Data):
+    def setup(self, stage):
+        raise ValueError("not ours to explain")
+
+class Late(Net):
+    def training_step(self, batch, batch_idx):
+        at_least(batch_idx, "batch_size", 1)
+        return super().training_step(batch, batch_idx)
+
+class Early(Net):
+    def configure_optimizers(self):
+        at_least(1, "batch_size", 0)
+
+class Interrupted(Callback):
+    def on_train_batch_end(self, trainer, *arguments):
+        if trainer.global_step == 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+def summary(folder, run="x"):
+    return json.loads((folder / "runs" / run / "summary.json").read_text())
+
+
+@pytest.fixture
+def users(here, monkeypatch):
+    (here / "users.py").write_text(USERS)
+    monkeypatch.syspath_prepend(here)
+    yield
+    sys.modules.pop("users", None)
+
+
+def test_a_run_leaves_what_the_design_says(here, capsys):
+    assert fit_here(*TOY, "--run", "x") == 0
+    run = here / "runs" / "x"
+    for name in ("run.json", "config.yaml", "attempts/0001/config.yaml", "logs/rank-000.log"):
+        assert (run / name).is_file(), name
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000064"]
+    assert list((run / "tensorboard").glob("events.*"))
+    found = summary(here)
+    expected = {
+        "run": "x",
+        "status": "finished",
+        "epochs": 1,
+        "steps": 64,
+        "samples": 2048,
+        "world_size": 1,
+        "nodes": 1,
+        "devices": 1,
+        "launcher": "local",
+        "attempts": 1,
+        "checkpoint": "checkpoints/step-00000064",
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert found["samples_per_second"] > 0 and found["seconds"] > 0
+    assert 0 < found["metrics"]["val/loss"] < 1
+    out = capsys.readouterr().out
+    assert "rankzero: local (no launcher's variables are set): 1 node x 1 process on cpu" in out
+    assert "tensorboard --logdir runs/x/tensorboard" in out and "run x: finished" in out
+
+
+def test_tensorboard_shows_the_run(here):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    fit_here(*TOY[:-1], "2", "--run", "x")
+    events = EventAccumulator(str(here / "runs/x/tensorboard")).Reload()
+    names = events.Tags()["scalars"]
+    assert {"train/loss", "val/loss", "val/mae", "train/samples_per_second", "train/lr"} <= set(names)
+    assert [event.step for event in events.Scalars("val/loss")] == [63, 127]
+    assert len(events.Scalars("train/loss")) == 12
+
+
+def test_the_tutorials_command(here):
+    assert (
+        fit_here(
+            *["--model", "MLP", "--data", "Toy", "--total_epochs", "50", "--save_every", "10", "--batch_size", "32"]
+        )
+        == 0
+    )
+    found = summary(here, "MLP-Toy-1")
+    assert (found["epochs"], found["steps"]) == (50, 50 * 64)
+    kept = sorted(path.name for path in (here / "runs/MLP-Toy-1/checkpoints").iterdir())
+    assert kept == ["step-00001920", "step-00002560", "step-00003200"]
+
+
+def test_steps_alone_limit_a_run(here):
+    fit_here("--model", "MLP", "--data", "Toy", "--data.count", "32", "--trainer.max_steps", "30", "--run", "x")
+    assert (summary(here)["steps"], summary(here)["epochs"]) == (30, 30)
+
+
+def test_a_failure_in_a_users_code_is_kept(here, users):
+    with pytest.raises(KeyError):
+        fit_here("--model", "users.Broken", "--data", "users.Data", "--epochs", "1", "--run", "x")
+    assert summary(here)["status"] == "failed"
+    assert "KeyError: 'in the step'" in (here / "runs/x/logs/rank-000.log").read_text()
+
+
+def test_an_error_of_a_users_own_is_not_taken_for_a_wrong_request(here, users):
+    with pytest.raises(ValueError, match="not ours to explain") as error:
+        fit_here("--model", "users.Net", "--data", "users.Refuses")
+    assert not isinstance(error.value, CannotStart)
+
+
+def test_a_bad_attempt_leaves_an_earlier_one_as_it_was(here):
+    fit_here(*TOY, "--run", "x")
+    before = {
+        path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
+    }
+    with pytest.raises(CannotStart):
+        fit_here("--model", "MLP", "--data", "Toy", "--run", "x", "--epochs", "2", "--data.count", "99")
+    after = {
+        path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
+    }
+    assert {path: after[path] for path in before} == before
+
+
+def test_a_run_that_diverges_still_writes_a_summary_that_can_be_read(here, capsys):
+    fit_here(*TOY, "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
+    text = (here / "runs/x/summary.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/loss"] is None
+    assert "not a finite number" in capsys.readouterr().out
+
+
+def test_steps_instead_of_epochs(here, capsys):
+    fit_here("--model", "MLP", "--data", "Toy", "--trainer.max_epochs=-1", "--trainer.max_steps", "100", "--run", "x")
+    assert summary(here)["steps"] == 100 and "/-1" not in capsys.readouterr().out
+
+
+def test_a_trial_run(here):
+    assert fit_here(*TOY, "--run", "x", "--trainer.fast_dev_run", "true") == 0
+
+
+def test_an_error_that_our_modules_raise_is_a_refusal_only_before_the_first_step(here, users):
+    with pytest.raises(CannotStart, match="--data.batch_size is 0; it has to be 1 or more"):
+        fit_here("--model", "users.Early", "--data", "users.Data", "--run", "x")
+    assert not (here / "runs").exists()
+    with pytest.raises(ValueError, match="batch_size is 1; it has to be 2 or more") as error:
+        fit_here("--model", "users.Late", "--data", "users.Data", "--run", "x")
+    assert not isinstance(error.value, CannotStart) and summary(here)["status"] == "failed"
+
+
+def test_a_signal_stops_the_run_and_the_same_command_resumes_it(here, users, capsys):
+    arguments = (*TOY, "--data.count", "256", "--run", "x", "--trainer.callbacks", "users.Interrupted")
+    SIGNALS.listen()
+    try:
+        assert fit_here(*arguments) == Exit.STOPPED == 75
+    finally:
+        SIGNALS.close()
+    stopped = summary(here)
+    assert stopped["status"] == "stopped" and 3 <= stopped["steps"] < 8
+    assert fit_here(*arguments) == 0
+    assert (summary(here)["status"], summary(here)["steps"], summary(here)["attempts"]) == ("finished", 8, 2)
+
+
+def test_printing_a_configuration_trains_nothing(here, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        fit_here(*TOY, "--print_config")
+    assert leaving.value.code == 0 and not list(here.iterdir())
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["class_path"] == "lightning_modules.MLP" and config["trainer"]["max_epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"), [((), 2), (("--data.batch_size", "16"), 4), (("--batch_size", "8"), 8)]
+)
+def test_the_batch_size_is_the_commands_or_the_datas(here, arguments, steps):
+    fit_here(*TOY, "--data.count", "64", "--run", "x", *arguments)
+    assert (summary(here)["steps"], summary(here)["samples"]) == (steps, 64)
