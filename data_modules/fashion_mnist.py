@@ -1,6 +1,7 @@
 """Fashion-MNIST (Xiao et al. 2017): 70,000 pictures of clothes, 28x28 grey pixels, 10 classes."""
 
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -112,10 +113,16 @@ def read_idx(path: Path) -> Tensor:
 
     Returns:
         A uint8 tensor of the shape that the file states.
+
+    Raises:
+        ValueError: It is no such file.
     """
-    data = gzip.decompress(path.read_bytes())
-    dimensions = data[3]
-    shape = np.frombuffer(data, dtype=">i4", count=dimensions, offset=4).astype(int)
-    if data[:3] != b"\0\0\x08" or len(data) != 4 + 4 * dimensions + int(shape.prod()):
+    try:
+        data = gzip.decompress(path.read_bytes())
+        dimensions = data[3]
+        shape = np.frombuffer(data, dtype=">i4", count=dimensions, offset=4).astype(int)
+    except (OSError, EOFError, zlib.error, IndexError, ValueError):
+        data, dimensions, shape = b"", 0, np.zeros(0, int)
+    if data[:3] != b"\0\0\x08" or (shape < 0).any() or len(data) != 4 + 4 * dimensions + int(shape.prod()):
         raise ValueError(f"corrupt: {path} is not an IDX file of bytes, or is cut short; delete it to download it anew")
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy())

@@ -110,8 +110,8 @@ def download(files: Sequence[PublishedFile], folder: Path, fetch: Callable[[Path
 
 def _remove_if_empty(folder: Path, made: Sequence[Path]) -> None:
     """Takes back the folders that were made for a download that failed, unless somebody else uses them by now."""
-    if {entry.name for entry in folder.glob("*")} <= {".download.lock"} and made:
-        (folder / ".download.lock").unlink(missing_ok=True)
     with contextlib.suppress(OSError):
+        if {entry.name for entry in folder.glob("*")} <= {".download.lock"} and made:
+            (folder / ".download.lock").unlink(missing_ok=True)
         for parent in made:
             parent.rmdir()

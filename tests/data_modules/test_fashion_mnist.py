@@ -46,6 +46,23 @@ def test_an_idx_file_is_read_and_a_short_one_is_refused(tmp_path):
         read_idx(path)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not gzip",
+        gzip.compress(b"\0\0\x08"),
+        gzip.compress(b"\0\0\x08\x02\0\0"),
+        gzip.compress(b"\0\0\x08\x02" + b"\xff" * 8 + b"a"),
+    ],
+    ids=["empty", "no gzip", "no header", "half a header", "negative sizes"],
+)
+def test_what_is_no_idx_file_is_refused(tmp_path, content):
+    (tmp_path / "a.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"corrupt: .*delete it"):
+        read_idx(tmp_path / "a.gz")
+
+
 def test_without_a_network_the_error_says_what_to_do(tmp_path, no_network):
     with pytest.raises(FileNotFoundError) as error:
         FashionMNIST(root=str(tmp_path / "new" / "data")).prepare_data()

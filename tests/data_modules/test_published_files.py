@@ -124,6 +124,13 @@ def test_an_incomplete_download_leaves_nothing_that_looks_finished(tmp_path, fet
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_below_a_file_is_refused_and_the_file_stays(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(FileNotFoundError, match="missing: a; downloading failed"):
+        download([A], tmp_path / "file" / "x", failing, "")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_a_failed_download_says_what_is_missing_and_how_to_get_it(tmp_path):
     with pytest.raises(FileNotFoundError) as error:
         download([A, B], write(tmp_path / "x", b="old"), failing, "; from the shelf")

@@ -58,6 +58,8 @@ def predict(flags: Arguments, meeting: RendezvousResult) -> int:
         settings: dict[str, Any] = {"ckpt_path": checkpoint, "return_predictions": False, "weights_only": None}
         try:
             trainer.predict(cli.model, datamodule=cli.datamodule, **settings)
+            if not kept.writers:
+                raise RequestError(f"--split {flags.get('split')}", "it has no samples", "another --split or --data")
             trainer.strategy.barrier("predictions")
             samples = on_rank_zero(trainer.strategy, coordinator.launch.rank, lambda: _write(folder, len(kept.writers)))
         except BaseException:

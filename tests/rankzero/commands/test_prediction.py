@@ -59,6 +59,14 @@ def test_predictions_are_those_of_a_stock_trainer(run, batch_size, capsys):
     assert "10 samples, each once" in capsys.readouterr().out
 
 
+def test_a_split_without_samples_is_refused(run, monkeypatch):
+    nothing = DataLoader(TensorDataset(torch.zeros(0, 20)))
+    monkeypatch.setattr(Toy, "predict_dataloader", lambda self: nothing, raising=False)
+    with pytest.raises(RequestError, match="it has no samples"):
+        predict_here("--name", "x", "--split", "predict")
+    assert not (run / "predictions").exists()
+
+
 def test_old_predictions_are_replaced_and_other_files_stay(run):
     folder = run.parent.parent / "out"
     (folder / PARTS / "0").mkdir(parents=True)
