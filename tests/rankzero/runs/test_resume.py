@@ -142,6 +142,13 @@ def test_another_model_or_other_data_is_refused(here, other):
         fit_here(*TOY, "--epochs", "2", "--run", "x", *other)
 
 
+def test_a_checkpoint_that_does_not_fit_the_model(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    with pytest.raises(CannotStart, match="does not fit the model"):
+        fit_here(*TOY, "--epochs", "2", "--run", "x", "--model.hidden_sizes", "[7]")
+    assert len(json.loads((here / "runs/x/run.json").read_text())["attempts"]) == 1
+
+
 def test_going_back_keeps_the_newer_checkpoints(here):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "runs/x/checkpoints/step-00000050")
@@ -160,6 +167,14 @@ def test_a_refused_way_back_leaves_the_newer_checkpoints_where_they_are(here):
     with pytest.raises(CannotStart):
         fit_here(*TOY, "--data", "Digits", "--run", "x", "--resume", "runs/x/checkpoints/step-00000050")
     assert sorted((here / "runs").rglob("step-*")) == before
+
+
+def test_a_wrong_request_to_begin_anew_takes_nothing_away(here):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    with pytest.raises(CannotStart):
+        fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "never", "--batch_size", "5000")
+    assert [path.name for path in (here / "runs").iterdir()] == ["x"]
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
 
 
 def test_a_run_that_its_steps_ended_within_an_epoch_goes_on_there(here, capsys):
