@@ -149,6 +149,26 @@ def test_an_epoch_that_was_resumed_is_stated_as_one(tmp_path, has_ledger):
     assert ledger.statements == [f"epoch {number}: 29 of 29 samples, each once" for number in epochs]
 
 
+def test_an_epoch_that_begins_anew_after_a_resume_counts_from_nothing(tmp_path):
+    train(save=Save(tmp_path / "x.ckpt"), max_steps=6)
+    plan = SamplingPlan()
+    plan.start = [Position(1)]
+    ledger = train(plan=plan, resume=tmp_path / "x.ckpt", max_epochs=3)
+    assert ledger.statements == [f"epoch {number}: 29 of 29 samples, each once" for number in (1, 2, 3)]
+
+
+def test_a_saved_ledger_of_other_samples_is_an_error(tmp_path):
+    file = tmp_path / "x.ckpt"
+    train(save=Save(file), max_steps=6)
+    content = torch.load(file)
+    content["ledger"]["sums"][1] += 1
+    torch.save(content, file)
+    plan = SamplingPlan()
+    plan.start = [Position(1, 2, 16)]
+    with pytest.raises(SamplesDifferError, match="epoch 2: 29 of 29 samples should have been used"):
+        train(plan=plan, resume=file, max_epochs=3)
+
+
 @pytest.mark.parametrize("checkpoint", [{}, {"ledger": None}])
 def test_a_checkpoint_without_a_ledger_changes_nothing(checkpoint):
     ledger = SampleLedger(plan := SamplingPlan())

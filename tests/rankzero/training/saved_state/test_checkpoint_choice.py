@@ -106,34 +106,26 @@ def test_last_is_nothing_where_nothing_was_saved_and_the_newest_whole_checkpoint
 def test_a_path_may_be_a_file_a_checkpoint_or_a_run(script, monkeypatch):
     trainer, _ = trained(Trainer, name="x")
     trainer.save_checkpoint("own.ckpt")
+    Path("own.bin").write_bytes(Path("own.ckpt").read_bytes())
     newest = str(Path("runs/x/checkpoints/step-00000012"))
-    assert trainer._choice.path_of("own.ckpt") == "own.ckpt"
+    for name in ("own.ckpt", "own.bin"):
+        assert trainer._choice.path_of(name) == name
     assert trainer._choice.path_of("runs/x") == trainer._choice.path_of(newest) == newest
     monkeypatch.setenv("HOME", str(script))
-    assert trainer._choice.path_of("~/own.ckpt") == str(script / "own.ckpt")
+    assert trainer._choice.path_of("~/own.bin") == str(script / "own.bin")
 
 
-@pytest.fixture
-def left():
-    """A checkpoint in the folder where Lightning looks for one of a Slurm job, or of an error."""
-
-    def leave(kind, path):
-        trainer = kind(max_epochs=1, logger=False, enable_checkpointing=False, **QUIET)
-        trainer.fit(Net(), samples(), samples())
-        trainer.save_checkpoint(path)
-
-    return leave
-
-
-def test_nothing_is_loaded_that_was_not_asked_for_unlike_in_lightning(script, left):
-    left(pl.Trainer, "on_exception.ckpt")
-    epochs = {}
-    for kind, settings in ((pl.Trainer, {"logger": False}), (Trainer, {"name": "x"})):
-        own = OnExceptionCheckpoint(".")
-        trainer = kind(max_epochs=1, callbacks=[own], **QUIET, **settings)
-        seen = []
+def test_nothing_is_loaded_that_was_not_asked_for_unlike_in_lightning(script):
+    """Lightning loads what an `OnExceptionCheckpoint` has left."""
+    settings = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, **QUIET}
+    before = pl.Trainer(**settings)
+    before.fit(Net(), samples(), samples())
+    for kind in (pl.Trainer, Trainer):
+        before.save_checkpoint("on_exception.ckpt")
+        trainer = kind(**{**settings, "enable_checkpointing": True}, callbacks=[OnExceptionCheckpoint(".")])
+        batches = []
         model = Net()
-        model.on_train_batch_start = lambda batch, batch_idx, seen=seen: seen.append(batch_idx)
+        model.on_train_batch_start = lambda batch, batch_idx, batches=batches: batches.append(batch_idx)
         trainer.fit(model, samples(), samples())
-        epochs[kind] = seen
-    assert epochs == {pl.Trainer: [], Trainer: [*range(6)]}
+        loaded = trainer.ckpt_path is not None
+        assert (loaded, batches) == ((True, []) if kind is pl.Trainer else (False, [*range(6)]))
