@@ -22,6 +22,7 @@ from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import Command
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.sampling.plan import SamplingPlan
 
 REPOSITORY = Path(__file__).parent.parent
 SOURCES = f"{REPOSITORY}:{REPOSITORY / 'project'}"
@@ -146,11 +147,21 @@ def train_here(
     model: LightningModule | None = None,
     loops: bool = False,
     resume: Path | None = None,
+    plan: SamplingPlan | None = None,
     **settings: Any,
 ) -> None:
-    """Trains a model of Lightning's, with Lightning's Trainer, but for the callbacks and, if need be, our loops."""
-    from rankzero.sampling.plan import SamplingPlan
+    """Trains a model of Lightning's with Lightning's Trainer; with our loops if `loops` or a plan is given.
+
+    Args:
+        callbacks: Callbacks of the Trainer.
+        model: The model.
+        loops: Whether our loops replace those of Lightning.
+        resume: Checkpoint to resume from.
+        plan: Order of samples, which replaces that of the loaders.
+        settings: Other arguments of the Trainer.
+    """
     from rankzero.training.fit_loop import install
+    from rankzero.training.strategies import OneProcess
 
     quiet = {
         "logger": False,
@@ -158,12 +169,14 @@ def train_here(
         "enable_model_summary": False,
         "enable_progress_bar": False,
     }
+    if plan is not None:
+        settings["strategy"] = OneProcess(plan, device="cpu")
     with as_before():
         trainer = Trainer(
             callbacks=list(callbacks), **{**quiet, "accelerator": "cpu", "limit_val_batches": 1, **settings}
         )
-        if loops:
-            trainer.callbacks.insert(0, install(trainer, SamplingPlan()))
+        if loops or plan is not None:
+            trainer.callbacks.insert(0, install(trainer, plan or SamplingPlan()))
         trainer.fit(model or BoringModel(), ckpt_path=resume)
 
 

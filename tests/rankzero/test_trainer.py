@@ -1,6 +1,5 @@
 """The Trainer as a script uses it, compared with Lightning's own."""
 
-import atexit
 import inspect
 import json
 import sys
@@ -21,23 +20,10 @@ from rankzero import Trainer
 from rankzero.cli.script_arguments import TRAINER, read_arguments
 from rankzero.distributed import session
 from rankzero.distributed.session import Session
-from rankzero.messages import RequestError, spell_with
+from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.manifest import checkpoints_in
-from running import as_before
 
 QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
-
-
-@pytest.fixture
-def script(here, monkeypatch):
-    """A process in which no Trainer has been built, in a folder of its own."""
-    monkeypatch.setattr(Session, "current", None)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    with as_before():
-        yield here
-    session._leave_others(None)
-    spell_with(None)
-    atexit.unregister(session._leave)
 
 
 class Net(BoringModel):
@@ -191,41 +177,6 @@ def test_evaluations_and_predictions_before_and_after_training(script):
 def test_predictions_keep_the_last_batch_of_a_loader_that_drops_it(script, shuffle):
     loader = DataLoader(samples().dataset, 4, drop_last=True)
     assert sum(map(len, Trainer(**QUIET).predict(Net(), loader))) == 21
-
-
-def test_ckpt_path_may_be_last_best_or_a_path(script):
-    trainer, model, _ = trained(Trainer, name="x", keep_best="min:val_loss", keep=10)
-    last = trainer.test(model, samples(), verbose=False)
-    assert trainer.test(Net(), samples(), ckpt_path="last", verbose=False) == last
-    best = Path(trainer.checkpoint_callback.best_model_path)
-    assert best.parent.resolve() == (script / "runs/x/checkpoints").resolve()
-    by_path = trainer.test(Net(), samples(), ckpt_path=best, verbose=False)
-    assert trainer.test(Net(), samples(), ckpt_path="best", verbose=False) == by_path
-    other = Trainer(name="y", max_epochs=3, **QUIET)
-    other.fit(Net(), samples(), samples(), ckpt_path=best)
-    assert other.current_epoch == 3 and other.global_step == 18
-
-
-def test_ckpt_paths_that_are_not_there(script):
-    trainer, model, _ = trained(Trainer, name="x")
-    with pytest.raises(RequestError, match="kept none as the best"):
-        trainer.test(model, samples(), ckpt_path="best")
-    with pytest.raises(RequestError, match="there is no such file or folder"):
-        trainer.test(model, samples(), ckpt_path="runs/nothing")
-    with pytest.raises(RequestError, match="there is no such file or folder"):
-        Trainer(name="y", **QUIET).fit(model, samples(), ckpt_path="nothing.ckpt")
-    assert not (script / "runs/y").exists()
-
-
-def test_the_best_of_a_users_own_model_checkpoint(script):
-    own = ModelCheckpoint(dirpath="own", monitor="val_loss")
-    trainer = Trainer(name="x", max_epochs=2, callbacks=own, **QUIET)
-    model = Net()
-    trainer.fit(model, samples(), samples())
-    assert own.best_model_path
-    assert trainer.test(Net(), samples(), ckpt_path="best", verbose=False) == trainer.test(
-        Net(), samples(), ckpt_path=own.best_model_path, verbose=False
-    )
 
 
 class Fails(Net):

@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, cast
@@ -15,7 +16,7 @@ from typing_extensions import Self
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.messages import CannotStart, Stopped, TakenOverError, user_message, print_error, print_line, spelled
+from rankzero.messages import CannotStart, Stopped, TakenOverError, print_error, print_line, spelled, user_message
 from rankzero.runs import report
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.crash_log import CrashLog
@@ -90,9 +91,8 @@ class Attempt:
         launch = coordinator.launch
         trainer.strategy.setup_environment()
         self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
-        self.resume_plan = on_rank_zero(
-            trainer.strategy, launch.rank, lambda: choose_resume_point(run, options, config, trainer, launch, self._lock)
-        )
+        choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)
+        self.resume_plan = on_rank_zero(trainer.strategy, launch.rank, choose)
         run.follow(self.resume_plan.run)
         self.checkpoint = self.resume_plan.checkpoint
         self.already_finished = self.resume_plan.already_finished
@@ -202,7 +202,8 @@ class Attempt:
 
     def _summarise(self, status: str, again: bool = False) -> dict[str, Any]:
         seconds, best = time.perf_counter() - self._started, self.options.keep_best
-        summary = summarise(status, self.trainer, self.figures(), self.run, self.world, self.launch, best, seconds, again)
+        of_run = (self.run, self.world, self.launch)
+        summary = summarise(status, self.trainer, self.figures(), *of_run, best, seconds, again)
         try:
             self.run.write_summary(summary)
         except OSError as error:

@@ -1,10 +1,10 @@
 """What happens to a run that has stopped before its end: the scheduler runs its job again, or a person is told."""
 
-from rankzero.runs.checkpoints.manifest import checkpoints_in
-from rankzero.distributed.scheduler.job import job_around
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.scheduler.job import job_around
 from rankzero.distributed.scheduler.requeue import Requeue, requeue
 from rankzero.messages import TIME_IS_UP, Stopped
+from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.directory import RunDirectory
 
 

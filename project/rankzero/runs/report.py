@@ -10,11 +10,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from rankzero.distributed.environments.launch import Launch
-from rankzero.runs.directory import RunDirectory
-from rankzero.messages import print_line, spelled
-from rankzero.runs.shown_metrics import once
 from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.environments.launch import Launch
+from rankzero.messages import print_line, spelled
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.shown_metrics import once
 
 
 def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | None) -> str:

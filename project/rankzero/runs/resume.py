@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
-from rankzero.runs.checkpoints.safe_load import load, needs_trust, signed_sha256
-from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import CannotStart, RequestError, Stopped, nearest
-from rankzero.runs.stored_config import Config, changes, classes_in, dump_config, read_config
+from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
+from rankzero.runs.checkpoints.safe_load import load, needs_trust, signed_sha256
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.lock import RunLock
+from rankzero.runs.stored_config import Config, changes, classes_in, dump_config, read_config
 
 T = TypeVar("T")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import yaml
 
-
 Config = dict[str, Any]
 """Section (`model`, `data`, `trainer`) or flag -> its value, as `--config` reads it from YAML."""
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
+from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.environments.launch import Launch
 from rankzero.runs.checkpoints.manifest import checkpoints_in, is_finished
 from rankzero.runs.checkpoints.retention import Retention
-from rankzero.distributed.environments.launch import Launch
 from rankzero.runs.directory import RunDirectory
-from rankzero.distributed.devices import WorldInfo
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,10 @@ def test_what_was_put_aside_is_put_back_where_an_attempt_does_not_come_to_be(tmp
             run.discard_attempt()
         else:
             with monkeypatch.context() as patch, pytest.raises(RequestError):
-                patch.setattr("rankzero.runs.checkpoints.atomic_files.os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("full")))
+                patch.setattr(
+                    "rankzero.runs.checkpoints.atomic_files.os.fsync",
+                    lambda descriptor: (_ for _ in ()).throw(OSError("full")),
+                )
                 run.begin_attempt("a: 2")
         assert sorted(tmp_path.rglob("*")) == before
 

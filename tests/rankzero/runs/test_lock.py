@@ -10,10 +10,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rankzero.distributed.process.process_state import process_state
-from rankzero.runs import lock as run_lock
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.process_state import process_state
 from rankzero.messages import RequestError
+from rankzero.runs import lock as run_lock
 from rankzero.runs.lock import Owner, RunLock
 
 

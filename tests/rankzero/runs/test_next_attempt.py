@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.runs import next_attempt as module
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.scheduler.requeue import Outcome, Requeue
 from rankzero.messages import TIME_IS_UP, Stopped
-from rankzero.runs.next_attempt import next_attempt, why_not_again
+from rankzero.runs import next_attempt as module
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.next_attempt import next_attempt, why_not_again
 
 
 @pytest.fixture

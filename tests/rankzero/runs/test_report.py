@@ -1,8 +1,8 @@
 from rich.table import Table
 
-from rankzero.runs.report import _print, print_table
-from rankzero.runs.directory import RunDirectory
 from rankzero.distributed.devices import WorldInfo
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.report import _print, print_table
 from running import fit_here
 
 

@@ -135,23 +135,6 @@ def test_a_damaged_checkpoint_is_passed_over(here, capsys):
     assert "passed over" in out and "carrying on from step-00000060" in out
 
 
-def test_a_resumed_run_keeps_its_global_batch_size(here, capsys):
-    fit_here(*TOY, "--epochs", "1", "--run", "x", "--batch_size", "64")
-    assert "--batch_size" not in capsys.readouterr().out
-    fit_here(*TOY, "--epochs", "2", "--run", "x", "--batch_size", "16")
-    assert "--batch_size 16 would be 16 samples a step; run x carries on with 64" in capsys.readouterr().out
-    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
-
-
-@pytest.mark.parametrize(("flag", "kept"), [(("--seed", "5"), "--seed 0"), (("--global_batch_size", "8"), "32")])
-def test_another_order_is_refused_and_nothing_changes(here, flag, kept):
-    fit_here(*TOY, "--epochs", "1", "--run", "x")
-    before = (here / "runs/x/run.json").read_text()
-    with pytest.raises(CannotStart, match=kept):
-        fit_here(*TOY, "--epochs", "2", "--run", "x", *flag)
-    assert (here / "runs/x/run.json").read_text() == before
-
-
 @pytest.mark.parametrize("other", [("--data", "Digits"), ("--model", "ResNet", "--data", "Digits")])
 def test_another_model_or_other_data_is_refused(here, other):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
@@ -290,23 +273,3 @@ def test_a_checkpoint_from_elsewhere_begins_its_epoch_anew(here, capsys):
     fit_here(*TOY, "--epochs", "2", "--run", "bare", "--resume", "own/bare.ckpt")
     assert "the epoch that it ends in begins anew" in capsys.readouterr().out
     assert ledger(here / "runs/bare") == ["epoch 2: 2,048 of 2,048 samples, each once"]
-
-
-def test_a_ledger_that_does_not_come_out_is_an_error(here, monkeypatch):
-    from rankzero.training.callbacks.sample_ledger import SamplesDifferError
-    from rankzero.sampling.batch_sampler import ElasticBatchSampler
-
-    batches = ElasticBatchSampler._batches
-
-    def one_twice(self, given):
-        first = None
-        for number, batch in enumerate(batches(self, given)):
-            first = given[-1] if number == 0 else first
-            if number == 3:
-                given[-1] = first
-            yield batch
-
-    monkeypatch.setattr(ElasticBatchSampler, "_batches", one_twice)
-    with pytest.raises(SamplesDifferError, match="epoch 1: 2,048 of 2,048 samples should have been used"):
-        fit_here(*TOY, "--epochs", "1", "--run", "x")
-    assert json.loads((here / "runs/x/summary.json").read_text())["status"] == "failed"

@@ -1,9 +1,11 @@
 import datetime
 import json
+import shutil
 
 import pytest
 import yaml
 
+from rankzero.messages import CannotStart
 from rankzero.runs.stored_config import as_json, changes, dump_config, read_config, without_objects
 from running import evaluate_here, fit_here
 
@@ -113,3 +115,41 @@ def test_a_manifest_holds_the_configuration_as_an_object_that_evaluation_reads(h
     stored = json.loads((checkpoint / "manifest.json").read_text())["rankzero"]["config"]
     assert stored["model"] == {"class_path": "keyed.Net", "init_args": {"names": {"1": "one"}, "limit": ".inf"}}
     assert evaluate_here("--name", "x") == 0  # the module checks its arguments
+
+
+TOY = ("--model", "MLP", "--data", "Toy")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("stored") / "runs"
+    fit_here(*TOY, "--epochs", "1", "--root", str(root), "--run", "x")
+    return root
+
+
+@pytest.fixture
+def run(trained, here):
+    """The checkpoint of a run, in a folder of the test's own."""
+    shutil.copytree(trained, here / "runs")
+    return here / "runs/x/checkpoints/step-00000064"
+
+
+CONFIGS = [
+    *(None, 5, "", "[1]", "a: [", "model: 3", "model: {class_path: 3}", "model: {class_path: os.mkdir}", "\t"),
+    *("model: {class_path: lightning_modules.MLP, init_args: {no: 3}}", "model: [" * 2000, "data: {class_path: x}"),
+    *("model: !!bool x", 'model: !!int ""', "? {}\n: 1", "model: {class_path: !!timestamp x}"),
+    "a0: &a0 [x]\n"
+    + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+    + "model: {class_path: *a29}\ndata: {class_path: *a29}",
+    *({}, [1], {"model": [1]}, {"model": {"class_path": 3}}, {"model": {"class_path": "os.mkdir"}}, nested(150)),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config)[:40])
+def test_a_sealed_configuration_that_is_none(run, config, seal):
+    seal(run, rankzero={"run": "x", "config": config})
+    with pytest.raises(CannotStart):
+        evaluate_here("--checkpoint", str(run))
+    if config is not None:
+        with pytest.raises(CannotStart):
+            fit_here(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run))

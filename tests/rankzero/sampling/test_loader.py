@@ -1,7 +1,11 @@
+import time
+
+import psutil
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+from stock import SIZE, Loaders, Net, train
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
@@ -87,3 +91,64 @@ def test_a_batch_that_is_none_leaves_the_shares_of_the_others_as_they_are():
     loader = ManagedLoader(users, ElasticBatchSampler(10, 4), lambda value: value)
     shares = [loader.next_share().samples for batch in loader if batch is not None]
     assert shares == [4, 2]
+
+
+class Children(Callback):
+    """Notes how many loader processes there are."""
+
+    def __init__(self, fails_in=None):
+        self.seen, self.fails_in = [], fails_in
+
+    def note(self, place):
+        self.seen.append((place, len(living_children())))
+
+    def on_train_epoch_start(self, trainer, module):
+        self.note("epoch start")
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx == 1:
+            self.note("second batch")
+        if (trainer.current_epoch, batch_idx) == self.fails_in:
+            raise ZeroDivisionError
+
+    def on_validation_epoch_start(self, trainer, module):
+        self.note("validation start")
+
+    def on_validation_epoch_end(self, trainer, module):
+        self.note("validation end")
+
+    def on_train_epoch_end(self, trainer, module):
+        self.note("epoch end")
+
+
+def living_children():
+    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def children_of(ours, persistent, fails_in=None):
+    children = Children(fails_in)
+    settings = {"num_workers": 2, "persistent_workers": persistent}
+    before = len(living_children())
+    try:
+        train(
+            ours,
+            Net(),
+            [children],
+            Loaders(**settings),
+            Loaders(2 * SIZE, num_workers=1, persistent_workers=persistent),
+            max_epochs=4,
+            val_check_interval=0.5,
+        )
+    except ZeroDivisionError:
+        assert fails_in
+    deadline = time.monotonic() + 5
+    while len(living_children()) > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [(place, count - before) for place, count in children.seen], len(living_children()) - before
+
+
+@pytest.mark.parametrize("fails_in", [None, (1, 2)])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_there_are_as_many_loader_processes_as_in_lightning(persistent, fails_in):
+    (ours, left), (stock, _) = (children_of(way, persistent, fails_in) for way in (True, False))
+    assert ours == stock and left == 0

@@ -143,17 +143,3 @@ def test_it_travels_to_a_loader_process_and_shows_what_the_data_set_has():
     data = TensorDataset(torch.arange(5))
     there = pickle.loads(pickle.dumps(SeededDataset(data)))
     assert len(there) == 5 and torch.equal(there.tensors[0], data.tensors[0])
-
-
-def test_generators_of_another_kind():
-    before = np.random.get_bit_generator()
-    try:
-        np.random.set_bit_generator(np.random.PCG64(1))
-        state = generators.look()
-        assert not generators.drawn_since(state)
-        drawn = np.random.rand()
-        assert generators.drawn_since(state)
-        generators.put_back(state)
-        assert np.random.rand() == drawn
-    finally:
-        np.random.set_bit_generator(before)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from rankzero.distributed.process.stop_signals import STOPPING
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.workers import IgnoreStopSignals, end_workers
-from running import SOURCES
+from running import REPOSITORY, SOURCES
 
 
 class Handlers(Dataset):
@@ -107,3 +107,35 @@ def in_folder(process, folder):
         return process.pid != os.getpid() and process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+ENDS = """
+from lightning.pytorch import Callback
+from stock import Loaders, Net, train
+
+class Ends(Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.current_epoch == 1 and batch_idx == 2:
+            trainer.should_stop = True
+            if module.raises:
+                raise ZeroDivisionError
+
+kept = []
+for persistent in (False, True):
+    for raises in (False, True):
+        module = Net()
+        module.raises = raises
+        try:
+            train(True, module, [Ends()], Loaders(num_workers=2, persistent_workers=persistent))
+        except ZeroDivisionError as error:
+            kept.append(error)  # with its traceback, and all that its frames refer to
+"""
+
+
+@pytest.mark.system
+def test_a_process_ends_although_loader_processes_ignore_signals():
+    folder = REPOSITORY / "tests"
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{SOURCES}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", ENDS], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "can only test a child process" not in done.stderr

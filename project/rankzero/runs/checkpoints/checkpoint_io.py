@@ -8,12 +8,12 @@ from typing import Any
 
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from rankzero.runs.checkpoints.write import remove_directory, write_directory, write_state
+from rankzero.runs.checkpoints.atomic_files import replacing
 from rankzero.runs.checkpoints.hyper_parameters import with_plain_hyper_parameters
 from rankzero.runs.checkpoints.safe_load import load
 from rankzero.runs.checkpoints.snapshot import Snapshots
+from rankzero.runs.checkpoints.write import remove_directory, write_directory, write_state
 from rankzero.runs.checkpoints.writer_thread import BackgroundWriter
-from rankzero.runs.checkpoints.atomic_files import replacing
 
 
 class DirectoryCheckpointIO(TorchCheckpointIO):

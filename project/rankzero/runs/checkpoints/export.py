@@ -7,10 +7,10 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from rankzero.runs.checkpoints.write import write_state
-from rankzero.runs.checkpoints.safe_load import load
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.atomic_files import replacing, synced
+from rankzero.runs.checkpoints.safe_load import load
+from rankzero.runs.checkpoints.write import write_state
 
 
 def export_weights(checkpoint: Path, file: Path, trusted: bool = False) -> str:
@@ -52,6 +52,7 @@ def _weights(checkpoint: Path, trusted: bool) -> Mapping[str, Any]:
 
 def _write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
     """Tensors that share memory, which the format does not know, become tensors of their own."""
-    contiguous = {name: value.detach().clone().contiguous() for name, value in weights.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    contiguous = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     with synced(path) as file:
         file.write(safetensors.torch.save(contiguous, {"format": "pt"}))

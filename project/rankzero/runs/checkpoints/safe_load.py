@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.manifest import (
     SIGNATURE,
     STATE,
@@ -20,7 +21,6 @@ from rankzero.runs.checkpoints.manifest import (
     read_verified,
 )
 from rankzero.runs.checkpoints.signature import is_signed, key_problem
-from rankzero.messages import RequestError
 
 _END_BYTES = 22
 

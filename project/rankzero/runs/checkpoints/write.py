@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from rankzero.runs.checkpoints.safe_load import needs_of
+from rankzero.runs.checkpoints.atomic_files import SAVING, make_folder, sync_folder, synced
 from rankzero.runs.checkpoints.manifest import (
     DELETING,
     FORMAT,
@@ -20,8 +20,8 @@ from rankzero.runs.checkpoints.manifest import (
     is_whole,
     manifest_text,
 )
+from rankzero.runs.checkpoints.safe_load import needs_of
 from rankzero.runs.checkpoints.signature import NoKeyError, signature
-from rankzero.runs.checkpoints.atomic_files import SAVING, make_folder, sync_folder, synced
 
 
 class HashedFile:

@@ -4,9 +4,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from rankzero.runs.checkpoints.write import write_directory
 from rankzero.messages import CannotStart
 from rankzero.runs.checkpoints.export import export_weights
+from rankzero.runs.checkpoints.write import write_directory
 from running import evaluate_here, fit_here, weights
 
 READ = {".pt": lambda path: torch.load(path, weights_only=True), ".safetensors": safetensors.torch.load_file}

@@ -5,9 +5,9 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from rankzero.messages import RequestError
 from rankzero.runs.checkpoints import from_directory
 from rankzero.runs.checkpoints.write import write_directory
-from rankzero.messages import RequestError
 from running import run
 
 LOAD = """

@@ -18,9 +18,9 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
-from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.checkpoints.hyper_parameters import split, with_plain_hyper_parameters
 from rankzero.runs.checkpoints.manifest import read_manifest
+from rankzero.runs.checkpoints.write import write_directory
 from running import REPOSITORY, evaluate_here, fit_here, run
 
 

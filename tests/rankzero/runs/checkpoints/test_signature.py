@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rankzero.runs.checkpoints import signature
-from rankzero.runs.checkpoints.write import write_directory
-from rankzero.runs.checkpoints.safe_load import load, signed_sha256_of
-from rankzero.runs.checkpoints.manifest import MANIFEST, SIGNATURE, STATE, manifest_text, read_manifest, verify
 from rankzero.messages import CannotStart, RequestError
+from rankzero.runs.checkpoints import signature
+from rankzero.runs.checkpoints.manifest import MANIFEST, SIGNATURE, STATE, manifest_text, read_manifest, verify
+from rankzero.runs.checkpoints.safe_load import load, signed_sha256_of
+from rankzero.runs.checkpoints.write import write_directory
 from running import REPOSITORY, evaluate_here, fit, fit_here
 
 

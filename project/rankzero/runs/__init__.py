@@ -1,0 +1,1 @@
+"""A run on disk: its directory, attempts, lock, logs, summary, and what it resumes from."""

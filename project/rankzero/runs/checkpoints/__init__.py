@@ -1,0 +1,1 @@
+"""Checkpoints: how they are written, verified, read and kept."""

@@ -1,0 +1,231 @@
+"""A checkpoint is written whole or not at all, whatever interrupts the save."""
+
+import errno
+import hashlib
+import io
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankzero.runs.checkpoints import write
+from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, clean, newest_valid, read_manifest, verify
+from rankzero.runs.checkpoints.safe_load import load
+from rankzero.runs.checkpoints.write import (
+    HashedFile,
+    _move_into_place,
+    remove_directory,
+    write_directory,
+    write_state,
+)
+from running import disk_at
+
+
+def content(step, **more):
+    return {"epoch": 1, "global_step": step, "w": torch.full((3,), step), "rankzero": {"run": "x"}, **more}
+
+
+def save(folder, step, **more):
+    path = folder / f"step-{step:08d}"
+    write_directory(content(step, **more), path)
+    return path
+
+
+@pytest.fixture
+def saved(tmp_path):
+    for step in (10, 20):
+        save(tmp_path, step)
+    return tmp_path
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_saving_the_same_step_again_replaces_it(saved):
+    save(saved, 20, w=5)
+    assert load(saved / "step-00000020")["w"] == 5
+    assert names(saved) == ["step-00000010", "step-00000020"]
+
+
+@pytest.mark.parametrize("left", [["step-00000020.replaced"], ["step-00000020", "step-00000020.replaced"]])
+def test_a_step_whose_replacement_was_cut_short_is_saved_again(saved, left):
+    (saved / "step-00000020").rename(saved / "step-00000020.replaced")
+    if "step-00000020" in left:
+        save(saved, 20)
+    save(saved, 20, w=7)
+    assert names(saved) == ["step-00000010", "step-00000020"] and load(saved / "step-00000020")["w"] == 7
+
+
+def test_of_two_checkpoints_of_a_step_the_damaged_one_is_removed(saved):
+    place = saved / "step-00000020"
+    shutil.copytree(place, saved / "step-00000020.replaced")
+    (place / STATE).write_bytes(b"")
+    with pytest.raises(FileNotFoundError):
+        _move_into_place(saved / "never-written", place)
+    assert newest_valid(saved) == (place, [])
+
+
+def test_a_replaced_checkpoint_counts_until_the_new_one_is_in_its_place(saved):
+    (saved / "step-00000020").rename(saved / "step-00000020.replaced")
+    assert newest_valid(saved) == (saved / "step-00000020.replaced", [])
+    assert clean(saved) == []
+    save(saved, 20)
+    assert newest_valid(saved) == (saved / "step-00000020", [])
+
+
+def test_a_missing_folder_is_created(tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+    assert load(save(folder, 3))["w"].tolist() == [3, 3, 3]
+
+
+def test_what_torch_cannot_write_leaves_nothing(saved):
+    with pytest.raises(Exception, match="pickle"):
+        save(saved, 30, f=lambda: None)
+    assert names(saved) == ["step-00000010", "step-00000020"]
+
+
+def test_what_torch_cannot_name_is_saved_nevertheless(saved):
+    path = save(saved, 30, large=1 << 9000)
+    assert read_manifest(path)["needs"] == ["what torch cannot name"]
+    assert load(path, trusted=True)["large"] == 1 << 9000
+
+
+@pytest.mark.parametrize("record", [{"x": float("nan")}, {"x": {1, 2}}, {"x": float("inf")}])
+def test_what_json_cannot_say_is_refused_when_it_is_saved(saved, record):
+    with pytest.raises((TypeError, ValueError)):
+        write_directory({"rankzero": record}, saved / "step-7")
+    assert len(list(saved.iterdir())) == 2
+
+
+@pytest.mark.parametrize("blocks", [[], [b""], [b"ab", bytearray(b"c"), memoryview(b"de")], [b"x" * 100_000] * 3])
+def test_a_hashed_file_counts_and_hashes_every_block(blocks):
+    file = io.BytesIO()
+    hashed = HashedFile(file)
+    assert [hashed.write(block) for block in blocks] == [len(block) for block in blocks]
+    whole = b"".join(blocks)
+    assert (hashed.bytes, hashed.sha256) == (len(whole), hashlib.sha256(whole).hexdigest())
+    assert file.getvalue() == whole and hashed.error is None
+
+
+@pytest.mark.parametrize("rows", [0, 1, 70_000])
+def test_a_state_has_the_bytes_that_torch_save_writes(tmp_path, rows):
+    state = {"w": torch.arange(3.0 * rows).view(3, rows), "step": 3, "part": torch.ones(4)[1:3]}
+    expected = io.BytesIO()
+    torch.save(state, expected)
+    hashed = write_state(state, tmp_path / "state.pt")
+    found = (tmp_path / "state.pt").read_bytes()
+    assert found == expected.getvalue()
+    assert (hashed.bytes, hashed.sha256) == (len(found), hashlib.sha256(found).hexdigest())
+
+
+def test_the_manifest_describes_the_state_that_was_written(tmp_path):
+    data = (save(tmp_path, 7) / STATE).read_bytes()
+    manifest = read_manifest(tmp_path / "step-00000007")
+    assert manifest["files"] == {STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+
+
+def test_the_manifest_of_an_empty_checkpoint_and_of_keys_that_are_not_text(tmp_path):
+    write_directory({}, tmp_path / "step-1")
+    manifest = read_manifest(tmp_path / "step-1")
+    assert (manifest["epoch"], manifest["step"], manifest["rankzero"]) == (None, None, {})
+    assert (manifest["contents"], manifest["needs"]) == ([], [])
+    write_directory({3: 1, "b": 2, None: 4}, tmp_path / "step-2")
+    assert read_manifest(tmp_path / "step-2")["contents"] == ["3", "None", "b"]
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_a_full_disk_is_the_error_of_the_disk_and_not_of_torch(size):
+    """`torch.save` turns it into a RuntimeError about its archive."""
+    with pytest.raises(OSError, match="No space left") as error:
+        write_state({"w": torch.zeros(size)}, Path("/dev/full"))
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_a_full_disk_keeps_the_older_checkpoint_and_leaves_nothing_else(tmp_path):
+    with disk_at(tmp_path / "disk", "64k") as disk:
+        save(disk, 10)
+        for step in (10, 20):
+            with pytest.raises(OSError, match="No space left"):
+                save(disk, step, large=torch.zeros(100_000))
+            assert names(disk) == ["step-00000010"] and load(disk / "step-00000010")["w"].tolist() == [10, 10, 10]
+        save(disk, 20)
+
+
+def test_what_a_killed_save_left_does_not_get_into_the_next_one(saved):
+    left = saved / ".step-00000030.saving"
+    left.mkdir()
+    (left / "other").write_text("half")
+    assert names(save(saved, 30)) == [MANIFEST, STATE]
+    assert names(saved) == ["step-00000010", "step-00000020", "step-00000030"]
+
+
+def ends_at_call(number, work):
+    """Does the work in a process that ends at a sync or a rename of files; returns whether it got to the end."""
+    child = os.fork()
+    if child == 0:
+        calls = iter(range(10_000))
+
+        def ending(call, *arguments):
+            if next(calls) == number:
+                os._exit(9)
+            return call(*arguments)
+
+        os.fsync, os.rename = partial(ending, os.fsync), partial(ending, os.rename)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_process_that_ends_anywhere_in_a_save_leaves_a_whole_checkpoint(saved):
+    found, number = [], 0
+    while not ends_at_call(number, lambda: save(saved, 20, w=7)):
+        newest, damaged = newest_valid(saved)
+        assert newest.name.startswith("step-00000020") and not damaged
+        found.append(isinstance(load(newest)["w"], int))
+        clean(saved)
+        save(saved, 20)
+        assert names(saved) == ["step-00000010", "step-00000020"]
+        number += 1
+    assert load(saved / "step-00000020")["w"] == 7
+    assert found == sorted(found) and set(found) == {False, True}  # the old checkpoint, and later the new one
+
+
+def test_a_process_that_ends_anywhere_in_a_removal_leaves_no_damaged_checkpoint(saved):
+    number = 0
+    while not ends_at_call(number, lambda: remove_directory(saved / "step-00000020")):
+        newest, damaged = newest_valid(saved)
+        assert newest is not None and not damaged
+        clean(saved)
+        save(saved, 20)
+        number += 1
+    assert number > 0 and names(saved) == ["step-00000010"]
+
+
+def test_an_interrupted_removal_hides_the_checkpoint_and_the_next_one_finishes_it(saved, monkeypatch):
+    removed = []
+
+    def interrupted(path, ignore_errors=False):
+        removed.append(path)
+        if not ignore_errors:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(write.shutil, "rmtree", interrupted)
+        remove_directory(saved / "step-00000020")
+    assert names(saved) == [".step-00000020.deleting", "step-00000010"]
+    save(saved, 20)
+    remove_directory(saved / "step-00000020")
+    assert names(saved) == ["step-00000010"]
+
+
+def test_a_checkpoint_that_is_missing_cannot_be_removed(saved):
+    with pytest.raises(FileNotFoundError):
+        remove_directory(saved / "step-00000030")
+    verify(saved / "step-00000020")
+    assert names(saved) == ["step-00000010", "step-00000020"]

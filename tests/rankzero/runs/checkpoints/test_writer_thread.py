@@ -1,0 +1,89 @@
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rankzero.runs.checkpoints.writer_thread import BackgroundWriter
+from running import REPOSITORY
+
+SECONDS = 10
+"""Any wait of these tests ends long before."""
+
+
+@pytest.fixture
+def writer():
+    writer = BackgroundWriter()
+    yield writer
+    writer.wait()
+
+
+def test_a_writer_without_work_does_not_wait(writer):
+    writer.wait()
+    writer.start(lambda: None)
+    writer.wait()
+    writer.wait()
+
+
+def test_work_runs_in_another_thread_while_the_caller_continues(writer):
+    continued, seen = threading.Event(), []
+    writer.start(lambda: seen.append((continued.wait(SECONDS), threading.current_thread())))
+    continued.set()
+    writer.wait()
+    ((waited, thread),) = seen
+    assert waited and thread is not threading.current_thread() and not thread.is_alive()
+
+
+def test_the_next_work_begins_after_the_one_before_has_ended(writer):
+    steps, first_may_end = [], threading.Event()
+
+    def first():
+        first_may_end.wait(SECONDS)
+        steps.append("first")
+
+    def start_second():
+        writer.start(lambda: steps.append("second"))
+
+    writer.start(first)
+    caller = threading.Thread(target=start_second)
+    caller.start()
+    assert steps == [] and caller.is_alive()
+    first_may_end.set()
+    caller.join(SECONDS)
+    writer.wait()
+    assert steps == ["first", "second"]
+
+
+def test_work_that_waits_for_the_writer_does_not_wait_for_itself(writer):
+    done = []
+    writer.start(lambda: done.append(writer.wait()))
+    writer.wait()
+    assert done == [None]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_work_can_follow_work_that_failed(writer):
+    done = []
+    writer.start(lambda: 1 / 0)
+    writer.start(lambda: done.append("second"))
+    writer.wait()
+    assert done == ["second"]
+
+
+LATE = """
+import pathlib, sys, threading
+from rankzero.runs.checkpoints.writer_thread import BackgroundWriter
+
+def work():
+    threading.main_thread().join()
+    pathlib.Path("written").touch()
+
+BackgroundWriter().start(work)
+sys.exit(3)
+"""
+
+
+def test_a_process_does_not_end_before_its_work(here):
+    environment = {"PYTHONPATH": f"{REPOSITORY}/project"}
+    assert subprocess.run([sys.executable, "-c", LATE], cwd=here, env=environment, timeout=60).returncode == 3
+    assert (here / "written").exists()

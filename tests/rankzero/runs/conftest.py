@@ -1,0 +1,61 @@
+"""Checkpoints that a disk has damaged or an attacker has changed."""
+
+import hashlib
+
+import pytest
+import torch
+
+from rankzero.messages import CannotStart
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, manifest_text, newest_valid, read_manifest
+from rankzero.runs.checkpoints.write import write_directory
+
+
+@pytest.fixture
+def good(tmp_path):
+    """A checkpoint as it was written."""
+    content = {"epoch": 1, "global_step": 20, "state_dict": {"w": torch.arange(64.0)}, "rankzero": {"run": "x"}}
+    write_directory(content, tmp_path / "step-00000020")
+    return tmp_path / "step-00000020"
+
+
+@pytest.fixture
+def message_of():
+    """Returns the message that is printed instead of reading a checkpoint."""
+
+    def read(path, **options):
+        with pytest.raises(ValueError) as error:
+            DirectoryCheckpointIO(**options).load_checkpoint(path)
+        assert isinstance(error.value, CannotStart) and path.name in str(error.value)
+        assert len(str(error.value)) < 1500 and "\x1b" not in str(error.value)
+        return str(error.value)
+
+    return read
+
+
+@pytest.fixture
+def refused(message_of):
+    """Returns why a run does not resume from a checkpoint, which is not read either."""
+
+    def reason(path):
+        message_of(path)
+        newest, reasons = newest_valid(path.parent)
+        assert newest is None and len(reasons) == 1 and path.name in reasons[0]
+        return reasons[0]
+
+    return reason
+
+
+@pytest.fixture
+def seal():
+    """Makes the manifest of a checkpoint a valid one, as an attacker can."""
+
+    def write(path, state: bytes | None = None, **changes):
+        if state is not None:
+            (path / STATE).write_bytes(state)
+        data = (path / STATE).read_bytes()
+        described = {STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+        content = {key: value for key, value in read_manifest(path).items() if key != "sha256"}
+        (path / MANIFEST).write_text(manifest_text({**content, "files": described, **changes}))
+
+    return write

@@ -1,0 +1,295 @@
+"""What an attempt leaves behind, however it ends."""
+
+import json
+import logging
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
+
+from rankzero.distributed import network
+from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
+from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
+from rankzero.messages import CannotStart, RequestError, Stopped
+from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.manifest import verify
+from rankzero.runs.checkpoints.write import write_directory
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.lock import RunLock
+from rankzero.runs.resume import RunOptions
+from rankzero.runs.summary import Figures
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.strategies import OneProcess
+from running import reserved_port
+
+CONFIG = "model: {class_path: Net}\n"
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+
+
+class Ranks(OneProcess):
+    """Broadcasts from an attempt as rank zero to a later one as another rank."""
+
+    sent = b""
+
+    def broadcast(self, obj, src=0):
+        if obj is not None:
+            Ranks.sent = pickle.dumps(obj)
+        return pickle.loads(Ranks.sent)
+
+
+@pytest.fixture
+def attempt(here):
+    """Makes attempts at the run `runs/x` in this process."""
+
+    def make(plan=None, begun=True, rank=0, **options):
+        plan = plan or SamplingPlan()
+        strategy = Ranks(plan, device="cpu")
+        trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **QUIET)
+        coordinator = Coordinator(RendezvousResult.without_roll_call(Launch(rank=rank)), RequestedWorld())
+        figures = Figures(0, 0.0, ())
+        run, options = RunDirectory(Path("runs/x")), RunOptions(**options)
+        outcome = Outcome(begun)
+        return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: figures, WorldInfo("cpu"), coordinator)
+
+    return make
+
+
+def save(step=5, **order):
+    """Writes a checkpoint of the run."""
+    order = {"seed": 0, "global_batch_sizes": [8], "data": {}, "positions": [{"epoch": 0, "step": step}], **order}
+    record = {"run": "x", "config": CONFIG, "order": order}
+    write_directory({"epoch": 0, "global_step": step, "rankzero": record}, Path(f"runs/x/checkpoints/step-{step:08d}"))
+
+
+def read(name):
+    return json.loads((Path("runs/x") / name).read_text())
+
+
+def log():
+    return Path("runs/x/logs/rank-000.log").read_text()
+
+
+def is_free():
+    """Whether another start can take the run."""
+    lock = RunLock(Launch())
+    lock.acquire(Path("runs/x"))
+    lock.release()
+    return not list(Path("runs").glob(".x.lock*"))
+
+
+def test_a_finished_attempt_leaves_summary_log_and_no_lock(attempt, capsys):
+    with attempt() as made:
+        assert Path("runs/.x.lock").exists() and made.checkpoint is None
+        logging.getLogger("rankzero").info("in between")
+    assert read("summary.json")["status"] == "finished" and len(read("run.json")["attempts"]) == 1
+    assert "INFO attempt 1: local (" in log() and "INFO in between" in log() and "Traceback" not in log()
+    out = capsys.readouterr().out
+    assert out.startswith("rankzero: local (") and "run x: finished" in out
+    assert is_free() and not logging.getLogger("rankzero").handlers
+
+
+def test_attempts_write_to_one_log_and_each_message_once(attempt):
+    for number in (1, 2):
+        with pytest.raises(Stopped), attempt():
+            logging.getLogger("rankzero").info(f"message {number}")
+            raise Stopped("SIGTERM")
+    assert [log().count(text) for text in ("attempt 1: ", "message 1", "attempt 2: ", "message 2")] == [1, 1, 1, 1]
+    assert read("summary.json")["attempts"] == 2
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_failure_is_logged_once(attempt, reported):
+    """`ReportFailure` has logged the error of this rank already."""
+    with pytest.raises(RuntimeError, match="no such layer"), attempt() as made:
+        error = RuntimeError("no such layer")
+        made.outcome.error = error if reported else None
+        raise error
+    assert log().count("RuntimeError: no such layer") == (0 if reported else 1)
+    assert read("summary.json")["status"] == "failed" and is_free()
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved", "again"), [({}, True, True), ({}, False, False), ({"max_attempts": 1}, True, False)]
+)
+def test_a_stopped_attempt_says_whether_another_one_follows(attempt, settings, saved, again, capsys):
+    with pytest.raises(Stopped), attempt(**settings):
+        if saved:
+            save()
+        raise Stopped("SIGTERM")
+    summary = read("summary.json")
+    assert (summary["status"], summary["another_attempt"]) == ("stopped", again)
+    assert "0: SIGTERM" in log() and "Traceback" not in log()
+    assert "run x: stopped" in capsys.readouterr().out and is_free()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("kind", [CannotStart, MisconfigurationException])
+def test_an_explained_error_before_the_first_batch_takes_the_attempt_back(attempt, kind, begun, capsys):
+    with pytest.raises(kind), attempt(begun=begun):
+        raise kind("no such strategy")
+    assert Path("runs").exists() == begun and ("run x: failed" in capsys.readouterr().out) == begun
+    assert not begun or read("summary.json")["status"] == "failed"
+
+
+def test_an_error_without_an_explanation_keeps_the_attempt(attempt):
+    with pytest.raises(ZeroDivisionError), attempt(begun=False):
+        raise ZeroDivisionError
+    assert read("summary.json")["status"] == "failed" and "ZeroDivisionError" in log()
+
+
+def test_an_impossible_attempt_keeps_the_attempts_before(attempt):
+    with attempt():
+        pass
+    before = (read("run.json"), read("summary.json"))
+    with pytest.raises(CannotStart), attempt(begun=False, resume="never"):
+        raise CannotStart("no such data")
+    assert (read("run.json"), read("summary.json")) == before
+    assert [path.name for path in Path("runs").iterdir()] == ["x"]
+
+
+def test_an_attempt_that_was_superseded_leaves_the_files_to_the_newer_one(attempt, capsys):
+    with attempt():
+        RunDirectory(Path("runs/x")).begin_attempt(CONFIG)
+    assert not Path("runs/x/summary.json").exists() and len(read("run.json")["attempts"]) == 2
+    assert "run x: " not in capsys.readouterr().out
+
+
+def test_a_summary_that_cannot_be_written_is_reported(attempt, capsys):
+    with attempt():
+        Path("runs/x/summary.json").mkdir()
+    captured = capsys.readouterr()
+    assert (
+        captured.err.startswith("rankzero: summary.json could not be written: ") and "run x: finished" in captured.out
+    )
+    assert is_free()
+
+
+def test_a_run_is_locked_until_its_attempt_ends(attempt):
+    with attempt():
+        with pytest.raises(RequestError, match="has been training it since"):
+            attempt()
+        assert len(read("run.json")["attempts"]) == 1
+    with attempt():
+        pass
+
+
+def test_a_resumed_attempt_begins_after_its_checkpoint(attempt, capsys):
+    save(5)
+    with attempt(plan := SamplingPlan()) as made:
+        assert made.checkpoint.name == "step-00000005" and made.resume_plan.step == 5
+    assert plan.start[0].step == 5 and plan.kept_sizes == [8]
+    assert "carrying on from step-00000005" in capsys.readouterr().out
+
+
+def test_an_order_that_is_refused_takes_the_attempt_back_and_releases_the_run(attempt):
+    with pytest.raises(Stopped), attempt():
+        save(5)
+        raise Stopped("SIGTERM")
+    with pytest.raises(RequestError, match="--seed 1"), attempt(SamplingPlan(seed=1)):
+        raise AssertionError("the attempt has begun")
+    assert len(read("run.json")["attempts"]) == 1 and is_free()
+
+
+def test_another_batch_size_is_reported(attempt, capsys):
+    save(5)
+    with attempt(SamplingPlan(batch_size=16)):
+        pass
+    assert "rankzero: --batch_size 16 would be 16 samples a step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, -1])
+def test_a_finished_run_is_not_begun_again_unless_more_is_requested(attempt, epochs, capsys):
+    with attempt():
+        pass
+    summary = {**read("summary.json"), "epochs": epochs, "max_epochs": epochs}
+    Path("runs/x/summary.json").write_text(json.dumps(summary))
+    capsys.readouterr()
+    made = attempt()
+    finished = epochs in (2, 3, -1)  # 2 are requested, and -1 had no limit
+    assert made.already_finished == finished and len(read("run.json")["attempts"]) == 2 - finished
+    assert ("already finished" in capsys.readouterr().out) == finished
+    if not finished:
+        with made:
+            pass
+    assert is_free()
+
+
+def save_slowly(made):
+    """Saves in the background, for a while."""
+    io, may_end = made.trainer.strategy.checkpoint_io, threading.Event()
+    io.on_committed = lambda path: may_end.wait(10) and path.rename(path.with_name("step-00000007"))
+    io.save_checkpoint({"w": torch.ones(2)}, Path("runs/x/checkpoints/step-00000006"))
+    threading.Timer(0.05, may_end.set).start()
+
+
+def test_the_end_waits_for_a_save_in_the_background(attempt):
+    with attempt() as made:
+        save_slowly(made)
+    verify(Path("runs/x/checkpoints/step-00000007"))
+
+
+def test_an_attempt_that_another_rank_ends_is_logged_saved_and_released(attempt):
+    """The control channel calls this in a thread of its own, before it ends the process."""
+    made = attempt()
+    with made:
+        save_slowly(made)
+        thread = threading.Thread(target=made.control_channel.on_abort, args=("rank 1 on a failed",))
+        thread.start()
+        thread.join()
+        verify(Path("runs/x/checkpoints/step-00000007"))
+        assert "ERROR rank 1 on a failed" in log() and read("summary.json")["status"] == "failed" and is_free()
+
+
+def test_other_ranks_follow_rank_zero_and_write_only_their_log(attempt, capsys):
+    save(5)
+    with pytest.raises(Stopped), attempt():
+        raise Stopped("SIGTERM")
+    before, _ = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*")}, capsys.readouterr()
+    plan = SamplingPlan(rank=1)
+    with attempt(plan, rank=1) as made:
+        assert (made.run.attempt, made.run.id) == (1, read("run.json")["id"]) and not Path("runs/.x.lock").exists()
+        assert made.checkpoint.name == "step-00000005" and plan.start[0].step == 5
+    rank_log = Path("runs/x/logs/rank-001.log")
+    assert "attempt 1: local" in rank_log.read_text() and capsys.readouterr().out == ""
+    assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*") if path != rank_log} == before
+
+
+@contextmanager
+def coordinators(world):
+    """The ranks of a run, which are threads here."""
+    with reserved_port() as port, ThreadPoolExecutor(world) as pool:
+        whole = Launch(
+            launcher="env", world_size=world, local_world_size=world, port=port, world_id="k", externally_created=True
+        )
+
+        def make(rank):
+            return Coordinator(rendezvous(replace(whole, rank=rank, local_rank=rank), 10), RequestedWorld())
+
+        made = list(pool.map(make, range(world)))
+        yield made, pool
+        list(pool.map(lambda member: member.control_channel.leave(), made))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_all_ranks_agree_on_the_directory_that_rank_zero_chooses(here, monkeypatch, world):
+    monkeypatch.setattr(network, "use_interface", lambda asked, found: found)
+    (here / "runs/MLP-Toy-1").mkdir(parents=True)
+    with coordinators(world) as (members, pool):
+        for name, expected in ((None, ("runs/MLP-Toy-2", "MLP-Toy")), ("x", ("runs/x", None))):
+
+            def agree(member, name=name):
+                return agree_on_run("runs" if member.launch.rank == 0 else "elsewhere", name, "MLP-Toy", member)
+
+            runs = list(pool.map(agree, members))
+            assert [(str(run.path), run.title) for run in runs] == [expected] * world
+    assert [path.name for path in (here / "runs").iterdir()] == ["MLP-Toy-1"]

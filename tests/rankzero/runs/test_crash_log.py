@@ -1,0 +1,93 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rankzero.runs.crash_log import CrashLog
+from rankzero.runs.directory import RunDirectory
+from running import REPOSITORY
+
+CRASH = """
+import os, resource, signal, sys
+from pathlib import Path
+from rankzero.runs.crash_log import CrashLog
+from rankzero.runs.directory import RunDirectory
+
+assert "torch" not in sys.modules
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+run = RunDirectory(Path("x"), attempt=2)
+crash_log = CrashLog(run)
+with run.log(0).open("a") as log:
+    log.write("2026-01-01 INFO attempt 2: started\\n")
+    log.flush()
+    crash_log.enable(log)
+    if sys.argv[2] == "disabled":
+        crash_log.disable()
+    os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+"""
+
+
+@pytest.fixture
+def run(here):
+    (here / "x/logs").mkdir(parents=True)
+    return RunDirectory(here / "x", attempt=2)
+
+
+def crash(here, name, state="enabled", **variables):
+    """Ends a process by a signal; returns what it printed on stderr."""
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}/project", **variables}
+    command = [sys.executable, "-c", CRASH, name, state]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode < 0
+    return done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"])
+def test_a_crash_is_logged_with_its_traceback_and_named_by_its_signal(run, here, name):
+    assert "Fatal" not in crash(here, name)
+    assert 'File "<string>", line' in run.log(0).read_text()
+    assert CrashLog(run).how_ended(0) == f"was ended by {name}, see {run.log(0)}"
+    assert CrashLog(run).how_ended(1) == ""
+
+
+def test_a_setting_of_the_user_keeps_tracebacks_on_stderr(run, here):
+    assert "Fatal Python error: Aborted" in crash(here, "SIGABRT", PYTHONFAULTHANDLER="1")
+    assert "Fatal" not in run.log(0).read_text() and CrashLog(run).how_ended(0) == ""
+
+
+@pytest.mark.parametrize(("variables", "printed"), [({}, False), ({"PYTHONFAULTHANDLER": "1"}, True)])
+def test_after_disable_tracebacks_go_where_they_went_before(run, here, variables, printed):
+    assert ("Fatal" in crash(here, "SIGSEGV", "disabled", **variables)) == printed
+    assert CrashLog(run).how_ended(0) == ""
+
+
+STARTED = "2026-01-01 INFO attempt {}: started\n"
+FATAL = "Fatal Python error: {}\n\nCurrent thread\n"
+LOGS = {
+    "nothing": (b"", ""),
+    "no crash": (STARTED.format(2).encode(), ""),
+    "an unknown error": ((STARTED.format(2) + FATAL.format("no memory")).encode(), "no memory"),
+    "a crash of the attempt before": ((STARTED.format(1) + FATAL.format("Aborted") + STARTED.format(2)).encode(), ""),
+    "a crash of the attempt after": ((STARTED.format(1) + STARTED.format(22) + FATAL.format("Aborted")).encode(), ""),
+    "a crash before any attempt": (FATAL.format("Aborted").encode(), ""),
+    "a second start of the attempt": (
+        (STARTED.format(2) + FATAL.format("Bus error") + STARTED.format(2) + FATAL.format("Aborted")).encode(),
+        "SIGABRT",
+    ),
+    "words within a line": ((STARTED.format(2) + "ERROR " + FATAL.format("Aborted")).encode(), ""),
+    "not UTF-8": (b"\xff\xfe\n" + (STARTED.format(2) + FATAL.format("Aborted")).encode() + b"\xff", "SIGABRT"),
+    "a long log": (b"\xc3\xa4" * 200_000 + (STARTED.format(2) + FATAL.format("Bus error")).encode(), "SIGBUS"),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_only_a_crash_of_this_attempt_counts(run, name):
+    content, ended_by = LOGS[name]
+    run.log(0).write_bytes(content)
+    assert CrashLog(run).how_ended(0) == (f"was ended by {ended_by}, see {run.log(0)}" if ended_by else "")
+
+
+def test_a_log_that_cannot_be_read_holds_no_crash(run):
+    run.log(0).mkdir()
+    assert CrashLog(run).how_ended(0) == "" and CrashLog(run).how_ended(7) == ""

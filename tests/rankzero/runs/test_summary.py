@@ -1,0 +1,114 @@
+import json
+import math
+
+import pytest
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.environments.launch import Launch
+from rankzero.runs.checkpoints.manifest import MANIFEST
+from rankzero.runs.checkpoints.write import write_directory
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.summary import Figures, metrics_of, summarise
+from running import train_here
+
+LOGGED = {"val/b": 1.5, "a": math.nan, "c": math.inf, "d": -math.inf, "count": 3}
+SHOWN = {"a": None, "c": None, "count": 3.0, "d": None, "val/b": 1.5}
+
+
+class Logs(BoringModel):
+    def training_step(self, batch, batch_idx):
+        self.log_dict(LOGGED)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        """Logs nothing."""
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    model = Logs()
+    train_here(model=model, max_epochs=2, limit_train_batches=3)
+    return model.trainer
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory(tmp_path / "x", attempt=4)
+
+
+def summary_of(trainer, run, world=None, best=None, status="finished", again=False):
+    world, launch = world or WorldInfo("cpu"), Launch(launcher="slurm")
+    figures = Figures(1234, 99.96, ("epoch 1: 6 of 6 samples, each once",))
+    return summarise(status, trainer, figures, run, world, launch, best, 12.34567, again)
+
+
+def test_the_summary_of_a_run(trainer, run):
+    assert summary_of(trainer, run) == {
+        "run": "x",
+        "status": "finished",
+        "epochs": 2,
+        "steps": 6,
+        "samples": 1234,
+        "world_size": 1,
+        "nodes": 1,
+        "devices": 1,
+        "launcher": "slurm",
+        "accelerator": "cpu",
+        "backend": None,
+        "metrics": SHOWN,
+        "samples_per_second": 100.0,
+        "seconds": 12.346,
+        "ledger": ["epoch 1: 6 of 6 samples, each once"],
+        "attempts": 4,
+        "another_attempt": False,
+        "checkpoint": None,
+        "best": None,
+        "max_epochs": 2,
+        "max_steps": -1,
+    }
+
+
+def test_a_summary_is_strict_json_and_comes_back_as_it_was(trainer, run):
+    summary = summary_of(trainer, run, status="stopped", again=True)
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert (summary["status"], summary["another_attempt"]) == ("stopped", True)
+
+
+@pytest.mark.parametrize(("size", "backend"), [(1, None), (2, "gloo"), (3, "gloo")])
+def test_one_process_has_no_backend(trainer, run, size, backend):
+    summary = summary_of(trainer, run, WorldInfo("cpu", size=size, devices=size, backend="gloo"))
+    assert (summary["world_size"], summary["devices"], summary["backend"]) == (size, size, backend)
+
+
+def test_metrics_that_are_no_finite_numbers_are_null_and_names_are_sorted(trainer):
+    metrics = metrics_of(trainer)
+    assert metrics == SHOWN and list(metrics) == sorted(SHOWN)
+    assert all(value is None or type(value) is float for value in metrics.values())
+
+
+def save(run, step, loss):
+    path = run.checkpoints / f"step-{step:08d}"
+    write_directory({"global_step": step, "rankzero": {"metrics": {"val/loss": loss}}}, path)
+    return path
+
+
+def test_checkpoints_are_named_by_their_path_within_the_run(trainer, run):
+    for step, loss in ((5, 2.0), (10, 1.0), (15, 3.0)):
+        save(run, step, loss)
+    summary = summary_of(trainer, run, best="min:val/loss")
+    assert summary["checkpoint"] == "checkpoints/step-00000015" and summary["best"] == "checkpoints/step-00000010"
+    summary = summary_of(trainer, run, best="max:val/loss")
+    assert summary["best"] == "checkpoints/step-00000015"
+    assert summary_of(trainer, run)["best"] is None and summary_of(trainer, run, best="min:other")["best"] is None
+
+
+def test_a_checkpoint_that_is_not_finished_is_not_the_newest(trainer, run):
+    for step in (5, 10, 15):
+        path = save(run, step, 1.0)
+    (path / MANIFEST).unlink()
+    (run.checkpoints / ".step-00000020.saving").mkdir()
+    assert summary_of(trainer, run)["checkpoint"] == "checkpoints/step-00000010"
+    (run.checkpoints / "step-00000010" / MANIFEST).write_text("{}")
+    (run.checkpoints / "step-00000005").rename(run.checkpoints / "step-00000005.replaced")
+    assert summary_of(trainer, run)["checkpoint"] == "checkpoints/step-00000005.replaced"

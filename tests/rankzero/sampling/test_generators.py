@@ -1,0 +1,123 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+
+from rankzero.sampling import generators
+from running import as_before
+
+DRAWS = {
+    "python": random.random,
+    "python, integers": lambda: random.randrange(10),
+    "python, shuffle": lambda: random.shuffle([1, 2, 3]),
+    "numpy": np.random.rand,
+    "numpy, integers": lambda: np.random.randint(10),
+    "numpy, normal": np.random.randn,
+    "torch": lambda: torch.rand(1),
+    "torch, normal": lambda: torch.randn(1),
+    "torch, permutation": lambda: torch.randperm(3),
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Generators without a cached normal number, which are restored."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    generators.seed(1)
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+def draw(count=1):
+    return [(random.random(), random.getrandbits(70), np.random.rand(), torch.rand(2).tolist()) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("value", "seed"), [(None, 0), ("", 0), ("0", 0), ("7", 7), (str(2**32 - 1), 2**32 - 1)])
+def test_the_global_seed_is_the_variable_that_lightning_sets(monkeypatch, value, seed):
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    if value is not None:
+        monkeypatch.setenv("PL_GLOBAL_SEED", value)
+    assert generators.global_seed() == seed
+
+
+def test_the_global_seed_is_the_last_one_of_seed_everything():
+    with as_before():
+        for seed in (3, 0, 5):
+            seed_everything(seed, verbose=False)
+            assert generators.global_seed() == seed
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
+def test_a_key_seeds_each_generator_as_its_own_function_does(key):
+    generators.seed(key)
+    found = draw(2)
+    random.seed(key)
+    np.random.seed(key % 2**32)
+    torch.manual_seed(key)
+    assert found == draw(2)
+
+
+def test_a_look_changes_nothing():
+    expected = draw(2)
+    generators.seed(1)
+    state = generators.look()
+    assert not generators.drawn_since(state) and not generators.drawn_since(generators.look())
+    assert draw(2) == expected
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_draw_is_seen_and_can_be_taken_back(name):
+    draw()  # now each Mersenne twister is in the middle of a block
+    state = generators.look()
+    expected = draw(2)
+    generators.put_back(state)
+    DRAWS[name]()
+    assert generators.drawn_since(state)
+    generators.put_back(state)
+    assert not generators.drawn_since(state) and draw(2) == expected
+
+
+@pytest.mark.parametrize("seed", [random.seed, np.random.seed, torch.manual_seed])
+def test_a_new_seed_counts_as_a_draw(seed):
+    draw()
+    state = generators.look()
+    seed(2)
+    assert generators.drawn_since(state)
+
+
+def test_a_generator_that_comes_round_its_words_is_seen():
+    """After 624 words a Mersenne twister is at the same place of another block."""
+    state = generators.look()
+    random.getrandbits(32 * 624)
+    assert generators.drawn_since(state)
+    generators.put_back(state)
+    np.random.bytes(4 * 624)
+    assert generators.drawn_since(state)
+
+
+def test_states_can_be_restored_in_any_order():
+    states, expected = [], []
+    for _ in range(3):
+        states.append(generators.look())
+        expected.append(draw()[0])
+    for place in (2, 0, 1, 0):
+        generators.put_back(states[place])
+        assert draw()[0] == expected[place]
+
+
+def test_generators_of_another_kind():
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(1))
+        state = generators.look()
+        assert not generators.drawn_since(state)
+        drawn = np.random.rand()
+        assert generators.drawn_since(state)
+        generators.put_back(state)
+        assert np.random.rand() == drawn
+    finally:
+        np.random.set_bit_generator(before)

@@ -1,0 +1,168 @@
+"""A resumed run keeps the order of samples, or the request is refused."""
+
+import json
+
+import pytest
+from torch.utils.data import DataLoader
+
+from rankzero.messages import CannotStart, RequestError
+from rankzero.sampling.batch_sampler import Position
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.sampling.resumed_order import resume_order
+from running import fit_here
+
+TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
+
+POSITION = {"epoch": 3, "step": 5, "samples": 40, "cycle": 0}
+ORDER = {"seed": 7, "global_batch_sizes": [8], "data": {"samples": "100"}, "positions": [POSITION]}
+
+
+def manifest(**order):
+    return {"epoch": 3, "step": 29, "rankzero": {"order": {**ORDER, **order}}}
+
+
+def resume(plan, content, accepts=False):
+    return resume_order(plan, content, "x", accepts)
+
+
+def test_a_run_without_a_request_keeps_position_batch_and_data():
+    plan = SamplingPlan(seed=7)
+    assert resume(plan, manifest()) is None
+    assert (plan.start, plan.kept_sizes, plan.kept_data) == ([Position(3, 5, 40)], [8], {"samples": "100"})
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_the_next_batch_after_a_resume_is_the_one_that_was_due(world):
+    data = list(range(96))
+
+    def read(rank, *manifests):
+        plan = SamplingPlan(rank, world, seed=7)
+        for content in manifests:
+            assert resume(plan, content) is None
+        loader = plan.wrap(DataLoader(data, batch_size=24 // world, shuffle=True), training=True)
+        plan.order.set_epoch(3)
+        return [batch.tolist() for batch in loader]
+
+    order = {"global_batch_sizes": [24], "data": None, "positions": [{"epoch": 3, "step": 2, "samples": 48}]}
+    for rank in range(world):
+        assert read(rank, manifest(**order)) == read(rank)[2:]
+
+
+@pytest.mark.parametrize("record", [None, {}, {"order": None}, {"order": {}}])
+@pytest.mark.parametrize(("epoch", "start"), [(None, []), (0, []), (3, [Position(3)])])
+def test_a_checkpoint_without_an_order_begins_its_epoch_anew(record, epoch, start):
+    plan = SamplingPlan(seed=7, global_batch_size=9)
+    assert resume(plan, {"epoch": epoch, "rankzero": record}) is None
+    assert (plan.start, plan.kept_sizes, plan.kept_data) == (start, [], None)
+
+
+def test_a_new_run_has_no_manifest():
+    plan = SamplingPlan()
+    assert resume(plan, {}) is None and plan.start == []
+
+
+DAMAGED = {
+    "no seed": {"seed": None},
+    "a seed that is text": {"seed": "many"},
+    "no batch size": {"global_batch_sizes": []},
+    "a batch size that is a number": {"global_batch_sizes": 8},
+    "a batch size that is text": {"global_batch_sizes": ["many"]},
+    "no positions": {"positions": None},
+    "a position that is a number": {"positions": [3]},
+    "a position with something else": {"positions": [{**POSITION, "rank": 1}]},
+}
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+@pytest.mark.parametrize("name", DAMAGED)
+def test_an_order_that_is_damaged_is_refused_with_a_way_out(name, accepts):
+    with pytest.raises(RequestError) as error:
+        resume(SamplingPlan(seed=7), manifest(**DAMAGED[name]), accepts)
+    assert "the order of samples that it was saved in is not whole (" in error.value.found
+    assert error.value.instead.endswith("--resume never to start anew")
+
+
+@pytest.mark.parametrize("key", ORDER)
+def test_an_order_that_lacks_something_is_refused(key):
+    order = {name: value for name, value in ORDER.items() if name != key}
+    with pytest.raises(RequestError, match=f"is not whole .*{key}"):
+        resume(SamplingPlan(seed=7), {"rankzero": {"order": order}})
+
+
+@pytest.mark.parametrize("order", ["text", [1], 3, True])
+def test_an_order_that_is_not_a_mapping_is_refused(order):
+    with pytest.raises(RequestError, match="is not whole"):
+        resume(SamplingPlan(seed=7), {"rankzero": {"order": order}})
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_another_seed_is_refused(accepts):
+    with pytest.raises(RequestError) as error:
+        resume(SamplingPlan(seed=0), manifest(), accepts)
+    assert (error.value.asked, error.value.found) == ("--seed 0", "run x carries on with 7")
+    assert error.value.instead == "--seed 7, or --resume never to start anew"
+
+
+def test_another_global_batch_size_is_refused_unless_it_is_accepted():
+    with pytest.raises(RequestError) as error:
+        resume(SamplingPlan(seed=7, global_batch_size=9), manifest())
+    assert (error.value.asked, error.value.found) == ("--global_batch_size 9", "run x carries on with 8")
+    assert error.value.instead.startswith("--global_batch_size 8, or --accept_changed global_batch_size")
+    plan = SamplingPlan(seed=7, global_batch_size=9)
+    assert resume(plan, manifest(), accepts=True) is None
+    assert (plan.start, plan.kept_sizes) == ([Position(3, 5, 40)], [])
+
+
+def test_the_same_global_batch_size_may_be_requested_again():
+    plan = SamplingPlan(seed=7, global_batch_size=8)
+    assert resume(plan, manifest()) is None and plan.kept_sizes == [8]
+
+
+@pytest.mark.parametrize(
+    ("plan", "samples"),
+    [
+        (SamplingPlan(seed=7, batch_size=8), None),
+        (SamplingPlan(0, 2, seed=7, batch_size=4), None),
+        (SamplingPlan(0, 2, seed=7, batch_size=2, micro_batches=2), None),
+        (SamplingPlan(seed=7, batch_size=4), "4"),
+        (SamplingPlan(0, 3, seed=7, batch_size=8), "24"),
+        (SamplingPlan(0, 2, seed=7, batch_size=600, micro_batches=3), "3,600"),
+    ],
+)
+def test_a_batch_size_that_changes_the_step_is_reported_and_not_used(plan, samples):
+    note = resume(plan, manifest())
+    assert plan.kept_sizes == [8]
+    if samples is None:
+        assert note is None
+    else:
+        assert note.startswith(f"--batch_size {plan.batch_size} would be {samples} samples a step; run x carries on")
+        assert note.endswith("--accept_changed global_batch_size")
+    assert resume(plan, manifest(), accepts=True) is None
+
+
+def test_with_another_global_batch_several_loaders_begin_their_epoch_anew():
+    """They would no longer stay side by side."""
+    other = {**POSITION, "cycle": 2}
+    order = {"global_batch_sizes": [8, 4], "positions": [POSITION, other]}
+    plan = SamplingPlan(seed=7)
+    resume(plan, manifest(**order))
+    assert (plan.start, plan.kept_sizes) == ([Position(3, 5, 40), Position(3, 5, 40, 2)], [8, 4])
+    resume(plan, manifest(**order), accepts=True)
+    assert plan.start == [Position(3), Position(3)]
+
+
+def test_a_resumed_run_keeps_its_global_batch_size(here, capsys):
+    fit_here(*TOY, "--epochs", "1", "--run", "x", "--batch_size", "64")
+    assert "--batch_size" not in capsys.readouterr().out
+    fit_here(*TOY, "--epochs", "2", "--run", "x", "--batch_size", "16")
+    assert "--batch_size 16 would be 16 samples a step; run x carries on with 64" in capsys.readouterr().out
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
+
+
+@pytest.mark.parametrize(("flag", "kept"), [(("--seed", "5"), "--seed 0"), (("--global_batch_size", "8"), "32")])
+def test_another_order_is_refused_and_nothing_changes(here, flag, kept):
+    fit_here(*TOY, "--epochs", "1", "--run", "x")
+    before = (here / "runs/x/run.json").read_text()
+    with pytest.raises(CannotStart, match=kept):
+        fit_here(*TOY, "--epochs", "2", "--run", "x", *flag)
+    assert (here / "runs/x/run.json").read_text() == before

@@ -1,0 +1,122 @@
+import logging
+import socket
+
+import pytest
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from data_modules.in_memory import at_least
+from rankzero.distributed.control.channel import ControlChannel
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.messages import AnotherRankFailed, CannotStart, SaveError, Stopped
+from rankzero.runs.attempt import Outcome
+from rankzero.training.callbacks.failure import ReportFailure
+from running import train_here
+
+
+class Channel(ControlChannel):
+    """Keeps what is reported: a channel with a listening rank would end this process."""
+
+    def __init__(self):
+        super().__init__(Launch(), [Peer.this(Launch())], lambda value: [value])
+        self.reported = []
+
+    def report_failure(self, cause):
+        self.reported.append(cause)
+        return super().report_failure(cause)
+
+
+@pytest.fixture
+def failure():
+    return ReportFailure(Channel(), Outcome())
+
+
+def own_data():
+    """An error that a data module of ours raises on purpose."""
+    try:
+        at_least(1, "batch_size", 0)
+    except ValueError as error:
+        return error
+
+
+EXPLAINED = [CannotStart("no such data"), MisconfigurationException("no such strategy"), SaveError("full"), own_data()]
+UNEXPLAINED = [RuntimeError("no such layer"), ValueError("no such value"), KeyError("x"), OSError("no such file")]
+
+
+def report(failure, error):
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    try:
+        raise error
+    except BaseException as raised:  # with its traceback
+        failure.on_exception(trainer, BoringModel(), raised)
+    return failure.control_channel.reported
+
+
+@pytest.mark.parametrize("error", EXPLAINED + UNEXPLAINED, ids=repr)
+def test_an_error_after_the_first_batch_is_reported_with_rank_and_host(failure, error, caplog):
+    failure.outcome.begun = True
+    assert report(failure, error) == [f"rank 0 on {socket.gethostname()} failed: {error!r}"]
+    assert failure.outcome.error is error
+    (record,) = [record for record in caplog.records if record.name == "rankzero"]
+    assert record.levelno == logging.ERROR and str(error) in record.getMessage()
+
+
+@pytest.mark.parametrize("error", EXPLAINED, ids=repr)
+def test_an_error_before_the_first_batch_that_its_message_explains_is_not_a_failure(failure, error):
+    assert report(failure, error) == [] and failure.outcome.error is None
+
+
+@pytest.mark.parametrize("error", UNEXPLAINED, ids=repr)
+def test_any_other_error_before_the_first_batch_is_reported(failure, error):
+    assert len(report(failure, error)) == 1 and failure.outcome.error is error
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(Stopped("SIGTERM"), SystemExit(3), KeyboardInterrupt()),
+        *(AnotherRankFailed("rank 1"), RuntimeError("Connection closed by peer [127.0.0.1]:1234")),
+    ],
+    ids=repr,
+)
+def test_a_stop_and_an_error_of_another_rank_are_not_reported(failure, error, begun):
+    failure.outcome.begun = begun
+    assert report(failure, error) == [] and failure.outcome.error is None
+
+
+class Fails(BoringModel):
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == self.place:
+            raise ZeroDivisionError("in the step")
+        return super().training_step(batch, batch_idx)
+
+
+class Waits(Callback):
+    """What a callback of the user sees that waits for all ranks, as `OnExceptionCheckpoint` does."""
+
+    def __init__(self, channel):
+        self.channel = channel
+
+    def on_exception(self, trainer, pl_module, exception):
+        self.seen = list(self.channel.reported)
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_failure_in_training_is_reported_before_any_other_callback_hears_of_it(failure, place):
+    waits = Waits(failure.control_channel)
+    with pytest.raises(ZeroDivisionError) as error:
+        train_here(failure, waits, model=Fails(place), loops=True, max_epochs=1, limit_train_batches=5)
+    assert failure.outcome == Outcome(begun=place > 0, error=error.value)
+    assert waits.seen == failure.control_channel.reported and "in the step" in waits.seen[0]
+
+
+def test_training_without_a_failure_has_begun_and_reports_nothing(failure):
+    train_here(failure, loops=True, max_epochs=1, limit_train_batches=1)
+    assert failure.outcome == Outcome(begun=True) and failure.control_channel.reported == []

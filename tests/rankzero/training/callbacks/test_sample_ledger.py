@@ -1,0 +1,193 @@
+import json
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.callbacks.sample_ledger import SampleLedger, SamplesDifferError
+from rankzero.training.strategies import OneProcess
+from running import fit_here, train_here
+
+TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.rand(4, 32))
+
+
+class Net(BoringModel):
+    """Trains on 29 samples, or on the loaders that are given."""
+
+    def __init__(self, *loaders, **settings):
+        super().__init__()
+        self.loaders = loaders or [self.loader(**settings)]
+
+    @staticmethod
+    def loader(count=29, **settings):
+        return DataLoader(TensorDataset(torch.rand(count, 32)), **{"batch_size": 8, "shuffle": True, **settings})
+
+    def training_step(self, batch, batch_idx):
+        parts = [part[0] if isinstance(part, list) else part for part in (batch if len(self.loaders) > 1 else [batch])]
+        return self.step(parts[0])
+
+    def train_dataloader(self):
+        return list(self.loaders) if len(self.loaders) > 1 else self.loaders[0]
+
+
+def train(model=None, plan=None, save=None, **settings):
+    plan = plan or SamplingPlan()
+    ledger, settings = SampleLedger(plan), {"limit_val_batches": 0, "max_epochs": 2, **settings}
+    train_here(ledger, *filter(None, [save]), model=model or Net(), plan=plan, **settings)
+    return ledger
+
+
+def test_each_epoch_has_a_statement():
+    assert train().statements == [f"epoch {number}: 29 of 29 samples, each once" for number in (1, 2)]
+
+
+def test_samples_of_a_short_batch_that_is_dropped_were_not_used():
+    assert train(Net(drop_last=True), max_epochs=1).statements == ["epoch 1: 24 of 29 samples, each once"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "statement"),
+    [
+        ({"max_steps": 6}, "epoch 2: 16 of 29 samples, each once so far"),
+        ({"limit_train_batches": 2, "max_epochs": 1}, "epoch 1: 16 of 29 samples, each once"),
+    ],
+)
+def test_an_epoch_that_ends_early_says_how_many_samples_were_used(settings, statement):
+    ledger = train(**settings)
+    assert ledger.statements[-1] == statement
+    checkpoint = {}
+    ledger.on_save_checkpoint(trainer_of(ledger.plan), BoringModel(), checkpoint)
+    assert (statement in checkpoint["ledger"]["statements"]) == (not statement.endswith("so far"))
+
+
+def test_accumulated_batches_count_too():
+    plan = SamplingPlan(global_batch_size=24, max_device_batch_size=5)
+    assert train(plan=plan, max_epochs=1).statements == ["epoch 1: 29 of 29 samples, each once"]
+    assert plan.only_order.micro_batches == 5
+
+
+@pytest.mark.filterwarnings("ignore:.*is not promised here", "ignore:.*num_workers", "ignore:.*Total length")
+@pytest.mark.parametrize(
+    "loaders", [(Net.loader(), Net.loader(count=16)), (DataLoader(Stream(), batch_size=2),)], ids=["two", "a stream"]
+)
+def test_of_several_loaders_and_of_another_order_nothing_is_stated(loaders):
+    ledger = train(Net(*loaders), max_epochs=1)
+    assert ledger.statements == [] and all(not order.in_flight for order in ledger.plan.training)
+
+
+@pytest.mark.parametrize("error", ["a sample twice", "a sample left out", "a batch twice"])
+def test_an_epoch_that_does_not_use_each_sample_once_is_an_error(monkeypatch, error):
+    batches = ElasticBatchSampler._batches
+
+    def wrong(self, given):
+        for number, batch in enumerate(batches(self, given)):
+            if number == 2:
+                given[-1] = {
+                    "a sample twice": torch.cat([torch.from_numpy(batch[:-1]), torch.from_numpy(batch[:1])]).numpy(),
+                    "a sample left out": batch[1:],
+                    "a batch twice": batch.repeat(2),
+                }[error]
+            yield batch
+
+    monkeypatch.setattr(ElasticBatchSampler, "_batches", wrong)
+    drawn = {"a sample twice": 29, "a sample left out": 28, "a batch twice": 37}[error]
+    message = f"epoch 1: 29 of 29 samples should have been used, each once, but {drawn} were drawn, and not those"
+    with pytest.raises(SamplesDifferError, match=message):
+        train()
+
+
+def trainer_of(plan):
+    return Trainer(strategy=OneProcess(plan, device="cpu"), accelerator="cpu", logger=False, enable_checkpointing=False)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_saved_ledger_is_resumed_on_any_number_of_ranks(world):
+    """Rank zero continues with the sums of all ranks, the others with nothing."""
+    saved, checkpoint = train(max_steps=6), {}
+    saved.on_save_checkpoint(trainer_of(saved.plan), BoringModel(), checkpoint)
+    content = json.loads(json.dumps(checkpoint))
+    assert content["ledger"]["sums"][0] == 16 and content["ledger"]["statements"] == saved.statements[:1]
+    sums = []
+    for rank in range(world):
+        plan = SamplingPlan(rank, world)
+        ledger, again = SampleLedger(plan), {}
+        ledger.on_load_checkpoint(trainer_of(plan), BoringModel(), content)
+        ledger.on_save_checkpoint(trainer_of(plan), BoringModel(), again)
+        assert ledger.statements == saved.statements[:1]
+        sums.append(again["ledger"]["sums"])
+    assert sums == [content["ledger"]["sums"]] + [[0, 0, 0, 0]] * (world - 1)
+
+
+class Save(Callback):
+    def __init__(self, file):
+        self.file = file
+
+    def on_train_end(self, trainer, pl_module):
+        trainer.save_checkpoint(self.file)
+
+
+@pytest.mark.parametrize("has_ledger", [False, True])
+def test_an_epoch_that_was_resumed_is_stated_as_one(tmp_path, has_ledger):
+    """Without a ledger, what was used before the checkpoint is taken on trust."""
+    file = tmp_path / "x.ckpt"
+    train(save=Save(file), max_steps=6)
+    if not has_ledger:
+        torch.save({**torch.load(file), "ledger": None}, file)
+    plan = SamplingPlan()
+    plan.start = [Position(1, 2, 16)]
+    ledger = train(plan=plan, resume=file, max_epochs=3)
+    epochs = (1, 2, 3) if has_ledger else (2, 3)
+    assert ledger.statements == [f"epoch {number}: 29 of 29 samples, each once" for number in epochs]
+
+
+def test_an_epoch_that_begins_anew_after_a_resume_counts_from_nothing(tmp_path):
+    train(save=Save(tmp_path / "x.ckpt"), max_steps=6)
+    plan = SamplingPlan()
+    plan.start = [Position(1)]
+    ledger = train(plan=plan, resume=tmp_path / "x.ckpt", max_epochs=3)
+    assert ledger.statements == [f"epoch {number}: 29 of 29 samples, each once" for number in (1, 2, 3)]
+
+
+def test_a_saved_ledger_of_other_samples_is_an_error(tmp_path):
+    file = tmp_path / "x.ckpt"
+    train(save=Save(file), max_steps=6)
+    content = torch.load(file)
+    content["ledger"]["sums"][1] += 1
+    torch.save(content, file)
+    plan = SamplingPlan()
+    plan.start = [Position(1, 2, 16)]
+    with pytest.raises(SamplesDifferError, match="epoch 2: 29 of 29 samples should have been used"):
+        train(plan=plan, resume=file, max_epochs=3)
+
+
+@pytest.mark.parametrize("checkpoint", [{}, {"ledger": None}])
+def test_a_checkpoint_without_a_ledger_changes_nothing(checkpoint):
+    ledger = SampleLedger(plan := SamplingPlan())
+    ledger.on_load_checkpoint(trainer_of(plan), BoringModel(), checkpoint)
+    assert ledger.statements == []
+
+
+def test_a_run_with_a_wrong_ledger_has_failed(here, monkeypatch):
+    batches = ElasticBatchSampler._batches
+
+    def one_twice(self, given):
+        first = None
+        for number, batch in enumerate(batches(self, given)):
+            first = given[-1] if number == 0 else first
+            if number == 3:
+                given[-1] = first
+            yield batch
+
+    monkeypatch.setattr(ElasticBatchSampler, "_batches", one_twice)
+    with pytest.raises(SamplesDifferError, match="epoch 1: 2,048 of 2,048 samples should have been used"):
+        fit_here(*TOY, "--epochs", "1", "--run", "x")
+    assert json.loads((here / "runs/x/summary.json").read_text())["status"] == "failed"

@@ -1,0 +1,147 @@
+import signal
+
+import pytest
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from rankzero.distributed.control.channel import ControlChannel
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.messages import SaveError, Stopped
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.manifest import checkpoints_in
+from rankzero.runs.directory import RunDirectory
+from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
+from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
+from rankzero.training.fit_loop import fit_loop_of
+from running import train_here
+
+
+class Ask(Callback):
+    """Installs the hook, and requests a stop in a hook of Lightning's."""
+
+    def __init__(self, stop, hook, place=0):
+        self.stop, self.seen = stop, []
+        self.hook, self.place = hook, place
+
+    def setup(self, trainer, pl_module, stage):
+        fit_loop_of(trainer).hooks.append(self.stop)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.note("on_train_batch_start", trainer)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.note("on_train_batch_end", trainer)
+
+    def on_validation_end(self, trainer, pl_module):
+        self.note("on_validation_end", trainer)
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.note("on_train_epoch_end", trainer)
+
+    def note(self, hook, trainer):
+        self.seen.append(hook)
+        if (hook, self.seen.count(hook) - 1) == (self.hook, self.place):
+            for reason in ("SIGTERM", "SIGUSR1"):
+                self.stop.control_channel.request_stop(reason)
+
+
+@pytest.fixture
+def channel():
+    return ControlChannel(Launch(), [Peer.this(Launch())], lambda value: [value])
+
+
+@pytest.fixture
+def saving(tmp_path):
+    return CheckpointCallback(RunDirectory(tmp_path / "x"), Interval(epochs=9), lambda: {"run": "x"})
+
+
+def train(channel, saving, hook="", place=0, **settings):
+    """Trains 2 epochs of 4 batches; returns what was called, and why and after which step it stopped."""
+    ask, model, reason = Ask(StopAtSafePoint(channel, saving), hook, place), BoringModel(), None
+    settings = {"limit_train_batches": 4, "max_epochs": 2, "num_sanity_val_steps": 0, **settings}
+    settings |= {"plugins": [DirectoryCheckpointIO()], "enable_checkpointing": saving is not None}
+    try:
+        train_here(ask, *filter(None, [saving]), model=model, loops=True, **settings)
+    except Stopped as stopped:
+        reason = stopped.reason
+    return ask.seen, (reason, model.trainer.global_step)
+
+
+def steps_saved(saving):
+    return [int(path.name.removeprefix("step-")) for path in checkpoints_in(saving.folder)]
+
+
+def test_a_run_without_a_request_trains_to_its_end(channel, saving):
+    assert train(channel, saving)[1] == (None, 8) and steps_saved(saving) == [8]
+
+
+@pytest.mark.parametrize(
+    ("hook", "place", "step"),
+    [
+        ("on_train_batch_start", 0, 1),
+        ("on_train_batch_end", 0, 1),
+        ("on_train_batch_start", 3, 4),
+        ("on_train_epoch_end", 0, 4),
+        ("on_validation_end", 0, 4),
+        ("on_train_batch_end", 5, 6),
+    ],
+)
+def test_a_run_stops_after_the_step_that_is_under_way_and_saves_it(channel, saving, hook, place, step):
+    """The first reason counts. A validation and an epoch that are under way come to their end."""
+    seen, stopped = train(channel, saving, hook, place)
+    assert stopped == ("SIGTERM", step) and steps_saved(saving) == [step]
+    assert seen.count("on_train_batch_end") == step
+    assert seen.count("on_validation_end") == seen.count("on_train_epoch_end") == step // 4
+
+
+def test_a_request_before_the_first_step_stops_before_it(channel, saving):
+    channel.request_stop("SIGINT")
+    assert train(channel, saving) == ([], ("SIGINT", 0)) and steps_saved(saving) == [0]
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_a_step_of_several_batches_is_finished_first(channel, saving, batch):
+    _, stopped = train(channel, saving, "on_train_batch_end", batch, accumulate_grad_batches=3)
+    assert stopped == ("SIGTERM", 1) and steps_saved(saving) == [1]
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end", "on_validation_end"])
+def test_a_request_in_the_last_step_of_the_run_lets_it_finish(channel, saving, hook):
+    place = 1 if hook == "on_validation_end" else 7
+    assert train(channel, saving, hook, place)[1] == (None, 8) and steps_saved(saving) == [8]
+
+
+def test_a_run_without_checkpoints_stops_all_the_same(channel):
+    assert train(channel, None, "on_train_batch_end", 1)[1] == ("SIGTERM", 2)
+
+
+def test_a_run_that_cannot_save_ends_with_that_error(channel, saving, capsys):
+    saving.folder.parent.mkdir()
+    saving.folder.write_text("a file")
+    with pytest.raises(SaveError, match="step-00000002 could not be saved"):
+        train(channel, saving, "on_train_batch_end", 1)
+    assert "step-00000002 could not be saved" in capsys.readouterr().err
+
+
+class Handlers(Callback):
+    def on_train_start(self, trainer, pl_module):
+        self.within = handlers()
+
+
+def handlers():
+    return {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_trainer_leaves_signals_alone_unlike_the_one_of_lightning(ours):
+    before, seen = handlers(), Handlers()
+    trainer = Trainer(
+        max_steps=1, callbacks=[seen], accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0
+    )  # fmt: skip
+    if ours:
+        trainer._signal_connector = NoSignalConnector(trainer)
+    trainer.fit(BoringModel())
+    assert (seen.within == before) == ours and handlers() == before
+    assert not trainer._signal_connector.received_sigterm

@@ -1,0 +1,131 @@
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankzero import Trainer
+from rankzero.messages import RequestError
+from rankzero.runs.checkpoints.manifest import MANIFEST
+
+QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
+
+
+class Net(BoringModel):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(32, 2)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self(batch[0]))
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(self(batch[0])))
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", self.loss(self(batch[0])))
+
+
+def samples():
+    data = TensorDataset(torch.randn(21, 32, generator=torch.Generator().manual_seed(1)))
+    return DataLoader(data, batch_size=4)
+
+
+def trained(kind, **settings):
+    model = Net()
+    trainer = kind(max_epochs=2, **QUIET, **settings)
+    trainer.fit(model, samples(), samples())
+    return trainer, model
+
+
+def test_ckpt_path_may_be_last_best_or_a_path(script):
+    trainer, model = trained(Trainer, name="x", keep_best="min:val_loss", keep=10)
+    last = trainer.test(model, samples(), verbose=False)
+    assert trainer.test(Net(), samples(), ckpt_path="last", verbose=False) == last
+    best = Path(trainer.checkpoint_callback.best_model_path)
+    assert best.parent.resolve() == (script / "runs/x/checkpoints").resolve()
+    by_path = trainer.test(Net(), samples(), ckpt_path=best, verbose=False)
+    assert trainer.test(Net(), samples(), ckpt_path="best", verbose=False) == by_path
+    other = Trainer(name="y", max_epochs=3, **QUIET)
+    other.fit(Net(), samples(), samples(), ckpt_path=best)
+    assert other.current_epoch == 3 and other.global_step == 18
+
+
+def test_ckpt_paths_that_are_not_there(script):
+    trainer, model = trained(Trainer, name="x")
+    with pytest.raises(RequestError, match="kept none as the best"):
+        trainer.test(model, samples(), ckpt_path="best")
+    with pytest.raises(RequestError, match="there is no such file or folder"):
+        trainer.test(model, samples(), ckpt_path="runs/nothing")
+    with pytest.raises(RequestError, match="there is no such file or folder"):
+        Trainer(name="y", **QUIET).fit(model, samples(), ckpt_path="nothing.ckpt")
+    assert not (script / "runs/y").exists()
+
+
+def test_the_best_of_a_users_own_model_checkpoint(script):
+    own = ModelCheckpoint(dirpath="own", monitor="val_loss")
+    trainer = Trainer(name="x", max_epochs=2, callbacks=own, **QUIET)
+    model = Net()
+    trainer.fit(model, samples(), samples())
+    assert own.best_model_path
+    assert trainer.test(Net(), samples(), ckpt_path="best", verbose=False) == trainer.test(
+        Net(), samples(), ckpt_path=own.best_model_path, verbose=False
+    )
+
+
+def test_without_a_model_the_best_checkpoint_is_loaded_if_the_run_keeps_one(script):
+    for name, settings in (("best", {"keep_best": "max:val_loss"}), ("last", {})):
+        trainer, model = trained(Trainer, name=name, **settings)
+        newest = trainer.test(model, samples(), verbose=False)
+        with torch.no_grad():
+            model.layer.weight.zero_()
+        changed = trainer.test(model, samples(), verbose=False)
+        without = trainer.test(dataloaders=samples(), verbose=False)
+        if settings:
+            best = trainer.test(Net(), samples(), ckpt_path="best", verbose=False)
+            assert without == best != newest
+        else:
+            assert without == changed != newest
+
+
+def test_last_is_nothing_where_nothing_was_saved_and_the_newest_whole_checkpoint_otherwise(script):
+    trainer, _ = trained(Trainer, name="x", keep=10)
+    saved = sorted(Path("runs/x/checkpoints").iterdir())
+    for name in ("last", "hpc"):
+        assert trainer._choice.path_of(name) == str(saved[1])
+    (saved[1] / "state.pt").write_bytes(b"")
+    assert trainer._choice.path_of("last") == str(saved[0])
+    (saved[0] / MANIFEST).unlink()
+    assert trainer._choice.path_of("last") is None
+
+
+def test_a_path_may_be_a_file_a_checkpoint_or_a_run(script, monkeypatch):
+    trainer, _ = trained(Trainer, name="x")
+    trainer.save_checkpoint("own.ckpt")
+    Path("own.bin").write_bytes(Path("own.ckpt").read_bytes())
+    newest = str(Path("runs/x/checkpoints/step-00000012"))
+    for name in ("own.ckpt", "own.bin"):
+        assert trainer._choice.path_of(name) == name
+    assert trainer._choice.path_of("runs/x") == trainer._choice.path_of(newest) == newest
+    monkeypatch.setenv("HOME", str(script))
+    assert trainer._choice.path_of("~/own.bin") == str(script / "own.bin")
+
+
+def test_nothing_is_loaded_that_was_not_asked_for_unlike_in_lightning(script):
+    """Lightning loads what an `OnExceptionCheckpoint` has left."""
+    settings = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, **QUIET}
+    before = pl.Trainer(**settings)
+    before.fit(Net(), samples(), samples())
+    for kind in (pl.Trainer, Trainer):
+        before.save_checkpoint("on_exception.ckpt")
+        trainer = kind(**{**settings, "enable_checkpointing": True}, callbacks=[OnExceptionCheckpoint(".")])
+        batches = []
+        model = Net()
+        model.on_train_batch_start = lambda batch, batch_idx, batches=batches: batches.append(batch_idx)
+        trainer.fit(model, samples(), samples())
+        loaded = trainer.ckpt_path is not None
+        assert (loaded, batches) == ((True, []) if kind is pl.Trainer else (False, [*range(6)]))

@@ -1,0 +1,105 @@
+import pytest
+import torch
+from lightning.pytorch.callbacks import BaseFinetuning
+from torch import nn
+from torch.nn.utils import prune
+from torch.optim import SGD
+
+from rankzero.training.saved_state.parameter_groups import add_missing_groups, group_names
+
+
+def net():
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+HEAD = ["2.weight", "2.bias"]
+BACKBONE = ["0.weight", "0.bias"]
+
+
+def head_only(module, **settings):
+    return SGD(module[2].parameters(), **{"lr": 0.1, "momentum": 0.9, **settings})
+
+
+def names_of(module, optimizer):
+    """By identity, without the function that is tested."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def test_each_group_lists_its_parameters_in_the_order_of_the_optimizer():
+    module = net()
+    optimizer = SGD([{"params": list(module[2].parameters())}, {"params": [module[0].bias]}], lr=0.1)
+    assert group_names(module, optimizer) == [HEAD, ["0.bias"]]
+
+
+def test_a_parameter_of_another_module_has_no_name():
+    assert group_names(net(), SGD([*net()[2].parameters()], lr=0.1)) == [["", ""]]
+
+
+def test_a_shared_parameter_has_its_first_name():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    assert group_names(module, SGD(module.parameters(), lr=0.1)) == [["0.weight", "0.bias", "1.bias"]]
+
+
+def test_a_pruned_parameter_has_the_name_that_it_has_without_pruning():
+    module = net()
+    optimizer = SGD(module.parameters(), lr=0.1)
+    prune.l1_unstructured(module[0], "weight", 0.5)
+    assert dict(module.named_parameters()).keys() >= {"0.weight_orig"}
+    assert sorted(group_names(module, optimizer)[0]) == sorted([*BACKBONE, *HEAD])
+
+
+def test_groups_are_added_as_lightnings_finetuning_adds_them():
+    stock, ours = net(), net()
+    optimizers = head_only(stock), head_only(ours)
+    BaseFinetuning.unfreeze_and_add_param_group(stock[0], optimizers[0], lr=0.01)
+    add_missing_groups(ours, [optimizers[1]], [group_names(stock, optimizers[0])])
+    assert names_of(ours, optimizers[1]) == names_of(stock, optimizers[0]) == [HEAD, BACKBONE]
+
+
+def test_the_state_of_an_optimizer_with_added_groups_can_be_loaded():
+    """The settings of the added group come with the state."""
+    before = net()
+    optimizer = head_only(before)
+    optimizer.add_param_group({"params": list(before[0].parameters()), "lr": 0.01, "weight_decay": 0.5})
+    before(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    after = net()
+    resumed = head_only(after)
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        resumed.load_state_dict(optimizer.state_dict())
+    add_missing_groups(after, [resumed], [group_names(before, optimizer)])
+    resumed.load_state_dict(optimizer.state_dict())
+    assert (resumed.param_groups[1]["lr"], resumed.param_groups[1]["weight_decay"]) == (0.01, 0.5)
+    for old, new in zip(before.parameters(), after.parameters(), strict=True):
+        assert torch.equal(optimizer.state[old]["momentum_buffer"], resumed.state[new]["momentum_buffer"])
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        *([], [[]], [[HEAD]], [[["other"]]]),  # no more groups than there are
+        *([[HEAD, []]], [[HEAD, [""]]], [[HEAD, ["0.weight", "other"]]]),  # a group that cannot be found
+    ],
+)
+def test_nothing_is_added_without_the_name_of_every_parameter(saved):
+    module = net()
+    optimizer = head_only(module)
+    add_missing_groups(module, [optimizer], saved)
+    assert names_of(module, optimizer) == [HEAD]
+
+
+def test_each_optimizer_gets_its_own_groups():
+    module = net()
+    optimizers = [head_only(module), SGD([module[0].bias], lr=0.1)]
+    add_missing_groups(module, optimizers, [[HEAD], [["0.bias"], ["0.weight"]]])
+    assert [names_of(module, optimizer) for optimizer in optimizers] == [[HEAD], [["0.bias"], ["0.weight"]]]
+
+
+def test_groups_of_an_optimizer_that_no_longer_exists_are_left_out():
+    module = net()
+    optimizer = head_only(module)
+    add_missing_groups(module, [optimizer], [[HEAD, BACKBONE], [["0.bias"]]])
+    assert names_of(module, optimizer) == [HEAD, BACKBONE]
+    add_missing_groups(module, [], [[HEAD]])

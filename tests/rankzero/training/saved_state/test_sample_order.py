@@ -1,0 +1,103 @@
+import json
+
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from rankzero.sampling.batch_sampler import Position
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.sampling.resumed_order import resume_order
+from rankzero.training.hooks import LoopCallback
+from rankzero.training.saved_state.sample_order import order_of
+from running import train_here
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.rand(4, 32))
+
+
+def loader(count=29, **settings):
+    return DataLoader(TensorDataset(torch.rand(count, 32)), **{"batch_size": 8, "shuffle": True, **settings})
+
+
+class Net(BoringModel):
+    def __init__(self, loaders):
+        super().__init__()
+        self.loaders = loaders
+
+    def training_step(self, batch, batch_idx):
+        while isinstance(batch, list):
+            batch = batch[0]
+        return self.step(batch)
+
+    def train_dataloader(self):
+        return self.loaders
+
+
+class Notes(LoopCallback):
+    """Notes the order at each safe point, as a checkpoint holds it."""
+
+    def __init__(self, plan):
+        self.plan, self.seen = plan, []
+
+    def on_safe_point(self, trainer):
+        self.seen.append(json.loads(json.dumps(order_of(trainer, self.plan))))
+
+
+def orders(plan, loaders=None, **settings):
+    notes, loaders = Notes(plan), loader() if loaders is None else loaders
+    settings = {"max_epochs": 2, "limit_val_batches": 0, **settings}
+    train_here(notes, model=Net(loaders), plan=plan, **settings)
+    return notes.seen
+
+
+def test_the_order_is_plain_and_holds_seed_batch_and_data():
+    plan = SamplingPlan(seed=3)
+    for order in orders(plan):
+        assert {**order, "positions": None} == {
+            "positions": None,
+            "seed": 3,
+            "global_batch_sizes": [8],
+            "data": plan.data,
+        }
+    assert plan.data["samples"] == "29"
+
+
+def test_the_position_counts_epochs_steps_and_samples():
+    found = [[Position(**position) for position in order["positions"]] for order in orders(SamplingPlan())]
+    whole = [[Position(epoch, step, 8 * step)] if step else [Position(epoch)] for epoch in (0, 1) for step in range(4)]
+    assert found == [*whole, [Position(2)]]
+
+
+def test_accumulated_batches_are_one_step():
+    found = orders(SamplingPlan(micro_batches=2), accumulate_grad_batches=2, max_epochs=1)
+    assert [order["positions"][0]["samples"] for order in found] == [0, 16, 0]
+    assert found[1]["global_batch_sizes"] == [16] and found[-1]["positions"][0]["epoch"] == 1
+
+
+def test_each_loader_has_its_own_position():
+    found = orders(SamplingPlan(), [loader(), loader(count=8, batch_size=4)], max_epochs=1)
+    assert found[0]["global_batch_sizes"] == [8, 4]
+    assert [[(one["step"], one["cycle"]) for one in order["positions"]] for order in found[1:4]] == [
+        [(1, 0), (1, 0)],
+        [(2, 0), (2, 0)],
+        [(3, 0), (1, 1)],  # the shorter loader has begun its second round
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*is not promised here", "ignore:.*num_workers", "ignore:.*Total length")
+def test_the_order_of_a_users_own_loader_is_not_ours():
+    plan = SamplingPlan()
+    assert set(map(str, orders(plan, DataLoader(Stream(), batch_size=2), max_epochs=1))) == {"None"}
+    assert plan.order is None
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_resumed_run_of_any_size_takes_up_what_was_stored(world):
+    for order in orders(SamplingPlan(seed=3)):
+        plan = SamplingPlan(0, world, seed=3)
+        assert resume_order(plan, {"rankzero": {"order": order}}, "x", False) is None
+        assert [vars(position) for position in plan.start] == order["positions"]
+        assert (plan.kept_sizes, plan.kept_data) == ([8], order["data"])
