@@ -4,7 +4,6 @@ python benchmarks/tricks.py --which ddp-forward          # DDP's forward called 
 python benchmarks/tricks.py --which optimizer-step       # the optimizer's step without torch's wrapper
 python benchmarks/tricks.py --which backward             # the backward pass without Tensor.backward
 python benchmarks/tricks.py --which schedule-step        # a step of our schedules without torch's checks
-python benchmarks/tricks.py --which generator-states     # NumPy's generator looked at through its memory
 python benchmarks/tricks.py --which validation-schedule  # a time limit that knows when validations are due
 
 The last one counts the steps that a time limit leaves out. Each figure comes from a process of its own, on one thread.
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -90,30 +88,6 @@ def replace_schedule_step() -> None:
     del Schedule.step
 
 
-def replace_generator_states() -> None:
-    """Reads NumPy's generator through its public functions."""
-    import random
-
-    import numpy as np
-
-    from rankzero.sampling import generators
-
-    def look() -> Any:
-        return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-    def drawn_since(before: Any) -> bool:
-        now = look()
-        same = now[0] == before[0] and now[1][2] == before[1][2] and np.array_equal(now[1][1], before[1][1])
-        return not (same and torch.equal(now[2], before[2]))
-
-    def put_back(state: Any) -> None:
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        torch.set_rng_state(state[2])
-
-    generators.look, generators.drawn_since, generators.put_back = look, drawn_since, put_back
-
-
 def replace_validation_schedule() -> None:
     """Takes any step for one with a validation."""
     from rankzero.training.callbacks import time_limit
@@ -127,33 +101,8 @@ REPLACE: dict[str, Callable[[], None]] = {
     "optimizer-step": replace_optimizer_step,
     "backward": replace_backward,
     "schedule-step": replace_schedule_step,
-    "generator-states": replace_generator_states,
     "validation-schedule": replace_validation_schedule,
 }
-
-
-class Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A user's data set in memory, read sample by sample."""
-
-    def __init__(self, count: int) -> None:
-        self.inputs, self.targets = torch.rand(count, 20), torch.rand(count, 1)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.inputs[index], self.targets[index]
-
-
-class OwnSamples(LightningDataModule):
-    """`Samples` in an ordinary DataLoader."""
-
-    def __init__(self, count: int = 2048) -> None:
-        super().__init__()
-        self.data = Samples(count)
-
-    def train_dataloader(self) -> DataLoader[tuple[torch.Tensor, ...]]:
-        return DataLoader(self.data, batch_size=32, shuffle=True)
 
 
 class SlowToValidate(LightningModule):
@@ -202,7 +151,6 @@ WHAT = {
     "optimizer-step": TOY,
     "backward": TOY,
     "schedule-step": TOY,
-    "generator-states": ["--model", "step.Module", "--data", "tricks.OwnSamples"],
 }
 """Shortcut -> what a step is measured on."""
 

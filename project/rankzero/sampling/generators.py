@@ -1,6 +1,5 @@
 """The random generators that a whole process shares: Python's, NumPy's and torch's, on the CPU."""
 
-import ctypes
 import os
 import random
 from typing import Any
@@ -9,9 +8,6 @@ import numpy as np
 import torch
 
 State = tuple[Any, Any, torch.Tensor]
-
-_WORDS = 4 * 625
-"""Bytes of a Mersenne twister in NumPy: 624 words, and which of them is the next."""
 
 
 def global_seed() -> int:
@@ -27,28 +23,34 @@ def seed(key: int) -> None:
 
 
 def look() -> State:
-    """Their states; 8 microseconds, where `numpy.random.get_state` alone takes 25."""
-    bits = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if isinstance(bits, np.random.MT19937):
-        return random.getstate(), ctypes.string_at(bits.ctypes.state_address, _WORDS), torch.get_rng_state()
-    return random.getstate(), bits.state, torch.get_rng_state()
+    """Their states."""
+    return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
 
 
 def drawn_since(before: State) -> bool:
     """Whether one of them has been drawn from, or seeded, since that look."""
     now = look()
-    words, words_before = now[0][1], before[0][1]
-    python = words[0] != words_before[0] or words[-1] != words_before[-1]
-    numpy = now[1] != before[1] if isinstance(now[1], bytes) else repr(now[1]) != repr(before[1])
-    return python or numpy or not torch.equal(now[2], before[2])
+    same = _of_python(now) == _of_python(before) and _of_numpy(now) == _of_numpy(before)
+    return not (same and torch.equal(now[2], before[2]))
 
 
 def put_back(state: State) -> None:
     """Makes them go on from where they were at that look."""
-    bits = np.random.get_bit_generator()  # type: ignore[attr-defined]
     random.setstate(state[0])
-    if isinstance(state[1], bytes):
-        ctypes.memmove(bits.ctypes.state_address, state[1], _WORDS)
-    else:
-        bits.state = state[1]
+    np.random.set_state(state[1])
     torch.set_rng_state(state[2])
+
+
+def _of_python(state: State) -> tuple[Any, ...]:
+    """What differs after a draw, which advances the position, or a new seed, which replaces all words."""
+    _, words, next_normal = state[0]
+    return words[-1], words[0], words[1], next_normal
+
+
+def _of_numpy(state: State) -> Any:
+    """Likewise of NumPy, whose generator a program may have replaced by one of another kind."""
+    of_numpy = state[1]
+    if of_numpy["bit_generator"] != "MT19937":
+        return repr(of_numpy)
+    twister = of_numpy["state"]
+    return twister["pos"], twister["key"][0], twister["key"][1], of_numpy["has_gauss"], of_numpy["gauss"]

@@ -29,11 +29,8 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
         plan.start = [Position(manifest["epoch"])] if manifest.get("epoch") else []
         return None
     try:
-        seed, sizes, plan.kept_data = (
-            int(kept["seed"]),
-            [int(size) for size in kept["global_batch_sizes"]],
-            kept["data"],
-        )
+        seed, sizes = _number(kept["seed"]), [_number(size, least=1) for size in kept["global_batch_sizes"]]
+        plan.kept_data = None if kept["data"] is None else dict(kept["data"])
         plan.start = [_position(stored) for stored in kept["positions"]]
         first = sizes[0]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -63,4 +60,15 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
 
 def _position(stored: dict[str, int]) -> Position:
     """A position as a checkpoint stores it; versions before 0.2 call its `pass_index` `cycle`."""
-    return Position(**{"pass_index" if name == "cycle" else name: value for name, value in stored.items()})
+    return Position(**{"pass_index" if name == "cycle" else name: _number(value) for name, value in stored.items()})
+
+
+def _number(value: object, least: int = 0) -> int:
+    """Returns a stored number.
+
+    Raises:
+        ValueError: It is none, or none that a run could have stored.
+    """
+    if type(value) is not int or not least <= value < 2**63:
+        raise ValueError(f"{value!r} is not a whole number from {least}")
+    return value

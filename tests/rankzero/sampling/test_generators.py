@@ -15,6 +15,10 @@ DRAWS = {
     "numpy": np.random.rand,
     "numpy, integers": lambda: np.random.randint(10),
     "numpy, normal": np.random.randn,
+    "python, normal": lambda: random.gauss(0, 1),
+    "python, seed": lambda: random.seed(2),
+    "numpy, seed": lambda: np.random.seed(2),
+    "torch, seed": lambda: torch.manual_seed(2),
     "torch": lambda: torch.rand(1),
     "torch, normal": lambda: torch.randn(1),
     "torch, permutation": lambda: torch.randperm(3),
@@ -67,6 +71,26 @@ def test_a_look_changes_nothing():
     state = generators.look()
     assert not generators.drawn_since(state) and not generators.drawn_since(generators.look())
     assert draw(2) == expected
+
+
+@pytest.mark.parametrize("draw_normal", [np.random.randn, lambda: random.gauss(0, 1)], ids=["numpy", "python"])
+def test_a_draw_from_the_cached_normal_number_is_seen_and_can_be_taken_back(draw_normal):
+    draw_normal()  # computes two, and caches the second
+    state = generators.look()
+    expected = [draw_normal() for _ in range(3)]
+    generators.put_back(state)
+    draw_normal()
+    assert generators.drawn_since(state)
+    generators.put_back(state)
+    assert [draw_normal() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("reseed", [random.seed, np.random.seed, torch.manual_seed], ids=["python", "numpy", "torch"])
+def test_another_seed_right_after_a_seed_is_seen(reseed):
+    reseed(1)
+    state = generators.look()
+    reseed(2)
+    assert generators.drawn_since(state)
 
 
 @pytest.mark.parametrize("name", DRAWS)

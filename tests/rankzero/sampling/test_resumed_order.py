@@ -56,6 +56,28 @@ def test_a_checkpoint_without_an_order_begins_its_epoch_anew(record, epoch, star
     assert (plan.start, plan.kept_sizes, plan.kept_data) == (start, [], None)
 
 
+BAD = {
+    "a seed that is text": {"seed": "7"},
+    "no batch": {"global_batch_sizes": [0]},
+    "a negative batch": {"global_batch_sizes": [-3]},
+    "a batch beyond 64 bits": {"global_batch_sizes": [10**30]},
+    "data that is text": {"data": "abc"},
+    "data that is a list": {"data": [1]},
+    "negative samples": {"positions": [{**POSITION, "samples": -1}]},
+    "a step that is text": {"positions": [{**POSITION, "step": "1"}]},
+    "a negative epoch": {"positions": [{**POSITION, "epoch": -1}]},
+    "a pass that is text": {"positions": [{**POSITION, "cycle": "a"}]},
+    "a position that is a list": {"positions": [[1]]},
+    "an unknown field": {"positions": [{**POSITION, "more": 1}]},
+}
+
+
+@pytest.mark.parametrize("order", BAD.values(), ids=BAD)
+def test_a_damaged_order_is_refused(order):
+    with pytest.raises(RequestError, match="the order of samples that it was saved in"):
+        resume(SamplingPlan(seed=7), manifest(**order))
+
+
 def test_a_new_run_has_no_manifest():
     plan = SamplingPlan()
     assert resume(plan, {}) is None and plan.start == []
