@@ -4,6 +4,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -150,8 +151,9 @@ class Attempt:
         impossible = not self.outcome.begun and isinstance(error, Exception) and user_message(error) is not None
         self._crash_log.disable()
         for handler in list(self._log.handlers):
-            handler.close()
             self._log.removeHandler(handler)
+            with suppress(OSError):  # a full disk
+                handler.close()
         if self.launch.rank != 0 or self._is_taken_over():
             return
         if impossible:

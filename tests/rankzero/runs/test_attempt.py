@@ -30,9 +30,9 @@ from rankzero.runs.resume import RunOptions
 from rankzero.runs.summary import Figures
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.strategies import OneProcess
-from running import reserved_port
+from running import fit_here, reserved_port
 
-CONFIG = "model: {class_path: Net}\n"
+CONFIG = {"model": {"class_path": "Net"}}
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
 
@@ -293,3 +293,14 @@ def test_all_ranks_agree_on_the_directory_that_rank_zero_chooses(here, monkeypat
             runs = list(pool.map(agree, members))
             assert [(str(run.path), run.title) for run in runs] == [expected] * world
     assert [path.name for path in (here / "runs").iterdir()] == ["MLP-Toy-1"]
+
+
+def test_a_full_disk_below_the_log_costs_no_summary(here):
+    toy = ("--model", "MLP", "--data", "Toy", "--data.count", "64", "--name", "x")
+    assert fit_here(*toy, "--epochs", "1") == 0
+    log = here / "runs/x/logs/rank-000.log"
+    log.unlink()
+    log.symlink_to("/dev/full")
+    assert fit_here(*toy, "--epochs", "2") == 0
+    summary = json.loads((here / "runs/x/summary.json").read_text())
+    assert (summary["status"], summary["epochs"]) == ("finished", 2)

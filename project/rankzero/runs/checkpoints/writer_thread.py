@@ -18,6 +18,8 @@ class BackgroundWriter:
 
     def wait(self) -> None:
         """Waits until nothing is under way; the work itself may call this too."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-            self._thread = None
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+            if self._thread is thread:  # no other thread has waited and begun the next
+                self._thread = None

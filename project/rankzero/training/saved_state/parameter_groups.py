@@ -9,7 +9,11 @@ from torch.optim import Optimizer
 
 def group_names(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     """The names of the parameters in each group, as they are without pruning."""
-    names = {parameter: name.removesuffix("_orig") for name, parameter in module.named_parameters()}
+    buffers = dict(module.named_buffers())
+    names = {}
+    for name, parameter in module.named_parameters():
+        unpruned = name.removesuffix("_orig")
+        names[parameter] = unpruned if f"{unpruned}_mask" in buffers else name
     return [[names.get(parameter, "") for parameter in group["params"]] for group in optimizer.param_groups]
 
 

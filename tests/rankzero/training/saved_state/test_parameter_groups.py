@@ -103,3 +103,9 @@ def test_groups_of_an_optimizer_that_no_longer_exists_are_left_out():
     add_missing_groups(module, [optimizer], [[HEAD, BACKBONE], [["0.bias"]]])
     assert names_of(module, optimizer) == [HEAD, BACKBONE]
     add_missing_groups(module, [], [[HEAD]])
+
+
+def test_a_suffix_of_the_users_own_is_kept():
+    module = net()
+    module.register_parameter("scale_orig", torch.nn.Parameter(torch.ones(1)))
+    assert group_names(module, SGD([module.scale_orig], lr=0.1)) == [["scale_orig"]]
