@@ -1,8 +1,10 @@
 """Data-parallel training: which strategy is chosen, and steps, evaluations and reductions in which ranks differ."""
 
+import random
 from datetime import timedelta
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -130,7 +132,10 @@ class Net(LightningModule):
         self.unused = torch.nn.Parameter(torch.zeros(1))
         self.unused.requires_grad_(False)
         self.late.requires_grad_(not freezes)
-        self.freezes, self.seen, self.errors = freezes, [], []
+        self.freezes, self.seen, self.errors, self.stepped = freezes, [], [], []
+
+    def setup(self, stage):
+        self.drawn = torch.rand(1).item(), random.random(), numpy.random.rand()
 
     def loss(self, batch):
         return (self.layer(batch[0]) + self.late(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
@@ -140,12 +145,17 @@ class Net(LightningModule):
         self.seen += batch[0][:, 0].tolist()
         self.log("loss", loss, on_step=False, on_epoch=True, batch_size=len(batch[0]))
         self.log("synced", loss, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(batch[0]))
+        self.log("stepped", loss, sync_dist=True)
         if self.trainer.strategy.share.has_empty_rank:
             try:
                 self.all_gather(loss)
             except RuntimeError as error:
                 self.errors.append(str(error))
         return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if batch_idx == 0:  # a step of which each rank has a sample
+            self.stepped.append(self.trainer.callback_metrics["stepped"].item())
 
     def validation_step(self, batch, batch_idx):
         self.log("val", self.loss(batch), batch_size=len(batch[0]))
@@ -174,7 +184,6 @@ def work(coordinator, count, freezes=False):
         strategy = OneProcess(plan, device="cpu")
     else:
         strategy = DataParallel(plan, coordinator, process_group_backend="gloo")
-    torch.manual_seed(launch.rank)
     trainer = Trainer(
         strategy=strategy,
         plugins=[LaunchEnvironment(launch)],
@@ -188,9 +197,11 @@ def work(coordinator, count, freezes=False):
     trainer.predict_loop = PredictionLoop(trainer)
     logged.install(trainer)
     module = Net(freezes)
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(launch.rank)
     trainer.fit(module, samples(count), samples(5))
-    drawn = torch.rand(1).item()
-    metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    metrics = {name: trainer.callback_metrics[name].item() for name in ("loss", "synced", "val")}
+    drawn = module.drawn
     weights = [parameter.tolist() for parameter in module.parameters()]
     predicted = trainer.predict(module, samples(count))
     return SimpleNamespace(
@@ -199,6 +210,7 @@ def work(coordinator, count, freezes=False):
         seen=module.seen,
         errors=module.errors,
         drawn=drawn,
+        stepped=module.stepped,
         steps=trainer.global_step,
         predicted=[row for rows in predicted if rows is not None for row in rows],
         missing=module.unused.grad is None,
@@ -214,12 +226,9 @@ def test_training_on_several_ranks_is_training_on_one(on_ranks, world_size, coun
             assert torch.allclose(torch.tensor(value), torch.tensor(expected), rtol=1e-9, atol=0)
         assert rank.weights == ranks[0].weights, "ranks have different weights"
         assert rank.steps == alone.steps == 2 * -(-count // 4) and rank.missing
-        assert rank.drawn == ranks[0].drawn, "ranks have different generators"
-        assert rank.metrics == pytest.approx(alone.metrics, rel=1e-6) and rank.metrics.keys() >= {
-            "loss",
-            "synced",
-            "val",
-        }
+        assert rank.drawn == alone.drawn, "a rank has other generators than rank zero"
+        assert rank.stepped == pytest.approx(alone.stepped, rel=1e-6) and len(rank.stepped) == 2
+        assert rank.metrics == pytest.approx(alone.metrics, rel=1e-6)
     assert not alone.errors and len(ranks[0].errors) == 2
     assert "all_gather in a step in which some rank has no sample: it would wait for ever" in ranks[0].errors[0]
     for name in ("seen", "predicted"):

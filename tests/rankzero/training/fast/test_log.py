@@ -23,6 +23,7 @@ class KeepsLog(Net):
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.kept("at the end", float(batch_idx))
+        self.kept("number", batch_idx + 7.0)  # a name and settings of training_step
 
     def on_train_epoch_end(self):
         self.kept("of the epoch", 3.0)
