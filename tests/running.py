@@ -7,9 +7,10 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import Command
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
+from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
 from rankzero.sampling.plan import SamplingPlan
 
 REPOSITORY = Path(__file__).parent.parent
@@ -178,6 +180,27 @@ def train_here(
         if loops or plan is not None:
             trainer.callbacks.insert(0, install(trainer, plan or SamplingPlan()))
         trainer.fit(model or BoringModel(), ckpt_path=resume)
+
+
+def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
+    """Calls a function as one rank of a gloo process group, in a process that a test has started for it.
+
+    Args:
+        work: Called with the rank's coordinator and the arguments.
+        launch: The rank's place in the world.
+        arguments: More arguments.
+
+    Returns:
+        What the function returns.
+    """
+    torch.set_num_threads(1)
+    alone = launch.world_size == 1
+    meeting = RendezvousResult.without_roll_call(launch) if alone else rendezvous(launch, 30)
+    with Coordinator(meeting, RequestedWorld(start_timeout=30)) as coordinator:
+        if alone:
+            torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        coordinator.join("gloo", torch.device("cpu"), timedelta(seconds=60))
+        return work(coordinator, *arguments)
 
 
 def fit_here(*arguments: str, launch: Launch | None = None) -> int:

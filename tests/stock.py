@@ -1,5 +1,7 @@
 """Trains the same module with our loops and with Lightning's own, and compares everything that a module can observe."""
 
+import functools
+
 import torch
 import torchmetrics
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -9,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.fast import batch_hooks
 from rankzero.training.fit_loop import install
 from rankzero.training.strategies import OneProcess
@@ -161,9 +164,103 @@ def train(ours, module, callbacks=(), loaders=None, val_loaders=None, **settings
 def same(one, other):
     """Whether two structures are the same, tensors and numbers to the bit."""
     if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+        if not isinstance(other, torch.Tensor) or (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        return bool(((one == other) | (one.isnan() & other.isnan())).all())
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other or (one != one and other != other)
+
+
+def assert_same_training(make, settings, has_every_hook, folder):
+    """Trains with our loop and with Lightning's own, and compares results, hook calls and what hooks observe.
+
+    Args:
+        make: Returns a module.
+        settings: Settings of `train`; `callbacks` is a function that returns a list.
+        has_every_hook: Whether a callback and the module implement every hook of a batch.
+        folder: The trainers' root folder.
+    """
+    settings = dict(settings)
+    make_callbacks, results, hooks = settings.pop("callbacks", list), [], []
+    for ours in (True, False):
+        seen = []
+        module, callbacks = make(), make_callbacks()
+        if has_every_hook:
+            callbacks.append(every_hook(seen))
+            methods = {name: hook for name, hook in hooks_of_module(seen).items() if name not in vars(type(module))}
+            module.__class__ = type(type(module).__name__, (type(module),), methods)
+        result, trainer = train(ours, module, callbacks, default_root_dir=folder, **settings)
+        results.append(result)
+        hooks.append(seen)
+        assert not ours or isinstance(trainer.fit_loop.epoch_loop, EpochLoop)
+    for part in results[0]:
+        assert same(results[0][part], results[1][part]), part
+    names = [[entry[:4] for entry in seen] for seen in hooks]
+    assert names[0] == names[1]
+    for ours, stock in zip(*hooks, strict=True):
+        assert same(ours, stock), ours[:3]
+    assert bool(hooks[0]) == has_every_hook
+
+
+class Counts(Callback):
+    """Counts the batches whose end it sees."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_before_zero_grad(self, trainer, module, optimizer):
+        self.seen.append(("zero", trainer.global_step))
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.seen.append(("end", batch_idx, sorted(outputs), trainer.global_step))
+
+
+class AtBatch(Callback):
+    """Changes something once, in a hook of the third batch."""
+
+    def __init__(self, change, hook="on_train_batch_end"):
+        self.change, self.done = change, False
+        setattr(self, hook, functools.partial(self._look, hook))
+
+    def _look(self, hook, trainer, module, *arguments):
+        if trainer.fit_loop.epoch_loop.batch_idx == 2 and not self.done:
+            self.done = True
+            self.change(self, trainer, module)
+
+
+CHANGED_IN = ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
+"""Hooks in which tests change something in the middle of an epoch."""
+
+
+def assert_same_after_change(change, hook):
+    """Trains with both loops while a callback changes something in the middle of an epoch, and compares all results.
+
+    Args:
+        change: Called with the callback, the trainer and the module, whose `seen` and `extra` it may use.
+        hook: The hook in which it is called.
+    """
+
+    def observe(ours):
+        module = type("Changed", (Net,), {})()
+        module.seen, module.extra = [], Counts()
+        before, after = Counts(), Counts()
+        result, _ = train(ours, module, [before, AtBatch(change, hook), after])
+        return {**result, "module": module.seen, "callbacks": [each.seen for each in (before, after, module.extra)]}
+
+    ours, stock = observe(True), observe(False)
+    for part in ours:
+        assert same(ours[part], stock[part]), part
+
+
+def counted(function, calls, name):
+    """Wraps a function so that each call appends its name to a list."""
+
+    @functools.wraps(function)
+    def wrapper(*arguments, **settings):
+        calls.append(name)
+        return function(*arguments, **settings)
+
+    return wrapper

@@ -3,7 +3,6 @@
 import inspect
 import json
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -12,7 +11,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankzero
@@ -153,14 +151,6 @@ def test_fit_twice_is_refused_in_words(script):
         trainer.fit(model, samples())
 
 
-def test_another_trainer_with_other_processes_is_refused_in_words(script):
-    Trainer(name="x", **QUIET)
-    with pytest.raises(RequestError, match="devices=2 for another Trainer of this program"):
-        Trainer(name="y", devices=2, **QUIET)
-    with pytest.raises(RequestError, match="num_nodes=3"):
-        Trainer(name="y", num_nodes=3, **QUIET)
-
-
 def test_evaluations_and_predictions_before_and_after_training(script):
     stock, ours = pl.Trainer(logger=False, **QUIET), Trainer(name="x", max_epochs=2, logger=False, **QUIET)
     model = Net()
@@ -171,12 +161,6 @@ def test_evaluations_and_predictions_before_and_after_training(script):
     assert ours.test(model, samples(), verbose=False) == stock.test(model, samples(), verbose=False)
     predicted = ours.predict(model, samples())
     assert all(map(torch.equal, predicted, stock.predict(model, samples()))) and sum(map(len, predicted)) == 21
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_predictions_keep_the_last_batch_of_a_loader_that_drops_it(script, shuffle):
-    loader = DataLoader(samples().dataset, 4, drop_last=True)
-    assert sum(map(len, Trainer(**QUIET).predict(Net(), loader))) == 21
 
 
 class Fails(Net):
@@ -210,59 +194,6 @@ def test_a_stop_is_a_system_exit_and_the_same_script_resumes(script, monkeypatch
     again = Trainer(name="x", max_epochs=2, **QUIET)
     again.fit(Net(), samples())
     assert again.global_step == 12 and again.run.attempt == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"save_every": "often"}, 'save_every="often"'),
-        ({"keep": 0}, "keep=0"),
-        ({"time_limit": "soon"}, 'time_limit="soon"'),
-        ({"name": "../x"}, 'name="../x"'),
-        ({"accept_changed": ["data", "weather"]}, "data,weather"),
-        ({"launcher": "torchrum"}, 'launcher="torchrun"'),
-        ({"batch_size": 4, "global_batch_size": 8}, "batch_size=4 and global_batch_size=8"),
-        ({"strategy": "fsdp"}, 'strategy="fsdp"'),
-        ({"accelerator": "gpu"}, 'accelerator="gpu"'),
-        ({"devices": 100_000}, "devices=100000"),
-        ({"num_nodes": 2}, "num_nodes=2"),
-    ],
-)
-def test_a_wrong_argument_is_refused_as_an_argument(script, settings, message):
-    if settings.get("accelerator") == "gpu" and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(RequestError) as refused:
-        Trainer(**{**QUIET, **settings})
-    assert message in str(refused.value)
-    assert not (script / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"time_limit": timedelta(hours=1), "save_every": 2, "keep": 1, "trust_checkpoint": True},
-        {"time_limit": "2h", "accept_changed": "data", "fast": True, "start_timeout": 10.0},
-        {"strategy": DDPStrategy(find_unused_parameters=True)},
-        {"barebones": True, "enable_progress_bar": False},
-        {"fast_dev_run": True},
-        {"logger": False},
-        {"enable_checkpointing": False},
-        {"root": Path("elsewhere")},
-        {"seed": 3, "global_batch_size": 8},
-    ],
-    ids=lambda settings: ",".join(settings),
-)
-def test_arguments_in_every_form(script, settings):
-    trainer = Trainer(**{**QUIET, "max_epochs": 1, "name": "x", **settings})
-    trainer.fit(Net(), samples(), samples())
-    assert trainer.global_step == (1 if "fast_dev_run" in settings else 3 if "seed" in settings else 6)
-    saved = checkpoints_in(Path(settings.get("root", "runs")) / "x/checkpoints")
-    assert bool(saved) is not bool({"barebones", "fast_dev_run", "enable_checkpointing"} & settings.keys())
-
-
-def test_lightnings_environment_variables_count(script, monkeypatch):
-    monkeypatch.setenv("PL_TRAINER_MAX_EPOCHS", "1")
-    assert Trainer(**QUIET).max_epochs == 1 and Trainer(max_epochs=2, **QUIET).max_epochs == 2
 
 
 def test_loggers_of_the_users_own(script):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rankzero import Trainer
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.session import Session, _check_can_start, _script_name
@@ -37,6 +38,14 @@ def test_another_trainer_may_ask_for_the_processes_that_are_there(requested):
 def test_another_trainer_may_not_ask_for_others(requested, message):
     with pytest.raises(RequestError, match=f"{message} for another Trainer"):
         session().check_same(requested)
+
+
+def test_another_trainer_of_a_script_with_other_processes_is_refused(script):
+    Trainer(name="x", accelerator="cpu")
+    with pytest.raises(RequestError, match="devices=2 for another Trainer of this program"):
+        Trainer(name="y", devices=2, accelerator="cpu")
+    with pytest.raises(RequestError, match="num_nodes=3"):
+        Trainer(name="y", num_nodes=3, accelerator="cpu")
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_an_impossible_attempt_keeps_the_attempts_before(attempt):
 
 def test_an_attempt_that_was_superseded_leaves_the_files_to_the_newer_one(attempt, capsys):
     with attempt():
-        RunDirectory(Path("runs/x")).begin_attempt(CONFIG)
+        RunDirectory(Path("runs/x")).begin_attempt("model: {class_path: Net}\n")
     assert not Path("runs/x/summary.json").exists() and len(read("run.json")["attempts"]) == 2
     assert "run x: " not in capsys.readouterr().out
 

@@ -1,0 +1,73 @@
+"""The Trainer's arguments: in every form, and refused by name."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader
+
+from rankzero import Trainer
+from rankzero.messages import RequestError
+from rankzero.runs.checkpoints.manifest import checkpoints_in
+
+QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
+
+
+def samples():
+    return DataLoader(torch.randn(21, 32), batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"save_every": "often"}, 'save_every="often"'),
+        ({"keep": 0}, "keep=0"),
+        ({"time_limit": "soon"}, 'time_limit="soon"'),
+        ({"name": "../x"}, 'name="../x"'),
+        ({"accept_changed": ["data", "weather"]}, "data,weather"),
+        ({"launcher": "torchrum"}, 'launcher="torchrun"'),
+        ({"batch_size": 4, "global_batch_size": 8}, "batch_size=4 and global_batch_size=8"),
+        ({"strategy": "fsdp"}, 'strategy="fsdp"'),
+        ({"accelerator": "gpu"}, 'accelerator="gpu"'),
+        ({"devices": 100_000}, "devices=100000"),
+        ({"num_nodes": 2}, "num_nodes=2"),
+    ],
+)
+def test_a_wrong_argument_is_refused_as_an_argument(script, settings, message):
+    if settings.get("accelerator") == "gpu" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(RequestError) as refused:
+        Trainer(**{**QUIET, **settings})
+    assert message in str(refused.value)
+    assert not (script / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"time_limit": timedelta(hours=1), "save_every": 2, "keep": 1, "trust_checkpoint": True},
+        {"time_limit": "2h", "accept_changed": "data", "fast": True, "start_timeout": 10.0},
+        {"strategy": DDPStrategy(find_unused_parameters=True)},
+        {"barebones": True, "enable_progress_bar": False},
+        {"fast_dev_run": True},
+        {"logger": False},
+        {"enable_checkpointing": False},
+        {"root": Path("elsewhere")},
+        {"seed": 3, "global_batch_size": 8},
+    ],
+    ids=lambda settings: ",".join(settings),
+)
+def test_arguments_in_every_form(script, settings):
+    trainer = Trainer(**{**QUIET, "max_epochs": 1, "name": "x", **settings})
+    trainer.fit(BoringModel(), samples(), samples())
+    assert trainer.global_step == (1 if "fast_dev_run" in settings else 3 if "seed" in settings else 6)
+    saved = checkpoints_in(Path(settings.get("root", "runs")) / "x/checkpoints")
+    assert bool(saved) is not bool({"barebones", "fast_dev_run", "enable_checkpointing"} & settings.keys())
+
+
+def test_lightnings_environment_variables_count(script, monkeypatch):
+    monkeypatch.setenv("PL_TRAINER_MAX_EPOCHS", "1")
+    assert Trainer(**QUIET).max_epochs == 1 and Trainer(max_epochs=2, **QUIET).max_epochs == 2

@@ -1,0 +1,252 @@
+"""The hooks of a batch: called as Lightning calls them, also while callbacks and hooks change."""
+
+import pytest
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer import call
+from stock import CHANGED_IN, AtBatch, Counts, Net, assert_same_after_change, every_hook, same, train
+
+from rankzero.training.fast.batch_hooks import BATCH_HOOKS, BatchHooks, has_any, overrides
+from rankzero.training.hooks import HookBridge, LoopCallback
+
+
+def remove_itself(callback, trainer, module):
+    trainer.callbacks.remove(callback)
+
+
+def append_another(callback, trainer, module):
+    trainer.callbacks.append(module.extra)
+
+
+def insert_another(callback, trainer, module):
+    trainer.callbacks.insert(trainer.callbacks.index(callback), module.extra)
+
+
+def exchange_the_list(callback, trainer, module):
+    trainer.callbacks = [module.extra, callback]
+
+
+def remove_all(callback, trainer, module):
+    trainer.callbacks.clear()
+
+
+def set_hooks_on_module(callback, trainer, module):
+    module.on_train_batch_start = lambda batch, batch_idx: module.seen.append(("start", batch_idx))
+    module.on_after_backward = lambda: module.seen.append(("backward", trainer.global_step))
+    module.on_train_batch_end = lambda outputs, batch, batch_idx: module.seen.append(("end", sorted(outputs)))
+
+
+def set_hook_on_callback(callback, trainer, module):
+    module.extra.on_before_backward = lambda trainer, module, loss: module.seen.append(("loss", float(loss)))
+    trainer.callbacks.append(module.extra)
+
+
+def set_hook_on_callback_class(callback, trainer, module):
+    late = type("Late", (Callback,), {})
+    trainer.callbacks.append(late())
+    late.on_train_batch_end = lambda self, *arguments: module.seen.append("late")
+
+
+CHANGES = [
+    remove_itself,
+    append_another,
+    insert_another,
+    exchange_the_list,
+    remove_all,
+    set_hooks_on_module,
+    set_hook_on_callback,
+    set_hook_on_callback_class,
+]
+
+
+@pytest.mark.parametrize("hook", CHANGED_IN)
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_callbacks_and_hooks_take_effect_at_once(change, hook):
+    assert_same_after_change(change, hook)
+
+
+class EqualToAll(Counts):
+    """A callback that compares equal to every other one, as dataclasses with the same fields do."""
+
+    def __eq__(self, other):
+        return isinstance(other, EqualToAll)
+
+    __hash__ = Callback.__hash__
+
+
+def test_callbacks_that_compare_equal_are_distinguished():
+    def observe(ours):
+        first, second = EqualToAll(), EqualToAll()
+
+        def exchange(callback, trainer, module):
+            trainer.callbacks[trainer.callbacks.index(first)] = second
+
+        train(ours, Net(), [first, AtBatch(exchange)], max_epochs=1)
+        return first.seen, second.seen
+
+    assert observe(True) == observe(False) and observe(True)[1]
+
+
+def test_all_hooks_observe_the_same_while_callbacks_are_added_and_removed():
+    def observe(ours):
+        seen = []
+        callbacks = [AtBatch(remove_itself), every_hook(seen), AtBatch(append_another, "on_before_zero_grad")]
+        module = Net()
+        module.extra = Counts()
+        result, _ = train(ours, module, callbacks)
+        return result, [entry[:4] for entry in seen], module.extra.seen
+
+    assert same(observe(True), observe(False))
+
+
+class Own(LoopCallback):
+    """A callback of the run itself, without hooks of a batch."""
+
+    def on_step_done(self, trainer):
+        pass
+
+
+class OwnWithHook(LoopCallback):
+    """A callback of the run itself that implements a hook of a batch."""
+
+    def on_after_backward(self, trainer, pl_module):
+        pass
+
+
+def attached(module=None, *callbacks):
+    """A module and the trainer that it is attached to."""
+    module = module or LightningModule()
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.callbacks[:] = [HookBridge(print), *callbacks]
+    trainer.strategy.connect(module)
+    module.trainer = trainer
+    return trainer, module
+
+
+def observers(hooks):
+    """The hooks whose calls reach code of the user's."""
+    return {hook for hook in BATCH_HOOKS if hooks.has_observers(hook)}
+
+
+def overriding(*names):
+    """A module whose class overrides some methods."""
+    return type("Overrides", (LightningModule,), {name: lambda self, *arguments: None for name in names})()
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks", "observed"),
+    [
+        (None, [], set()),
+        (None, [Own()], set()),
+        (None, [OwnWithHook()], set(BATCH_HOOKS)),
+        (None, [Callback()], set(BATCH_HOOKS)),
+        (None, [EqualToAll()], set(BATCH_HOOKS)),
+        (overriding("on_after_backward"), [Own()], {"on_after_backward"}),
+        (overriding("on_train_batch_start", "on_train_batch_end"), [], {"on_train_batch_start", "on_train_batch_end"}),
+        (overriding("on_train_epoch_end", "training_step"), [], set()),
+    ],
+)
+def test_the_hooks_that_reach_code_of_the_user(module, callbacks, observed):
+    trainer, _ = attached(module, *callbacks)
+    hooks = BatchHooks(trainer)
+    assert observers(hooks) == observed
+    assert hooks.have_no_observers == (not observed)
+
+
+@pytest.mark.parametrize("name", [*BATCH_HOOKS, "optimizer_zero_grad", "backward"])
+@pytest.mark.parametrize("on_instance", [False, True])
+def test_a_method_that_a_module_gets_later_is_an_observer(name, on_instance):
+    trainer, module = attached(overriding())
+    hooks = BatchHooks(trainer)
+    assert not observers(hooks) and hooks.have_no_observers
+    setattr(module if on_instance else type(module), name, lambda *arguments: None)
+    assert not hooks.have_no_observers and observers(hooks) == {name} & set(BATCH_HOOKS)
+    delattr(module if on_instance else type(module), name)
+    assert not observers(hooks) and hooks.have_no_observers
+
+
+def test_an_added_and_a_removed_callback_count_at_once():
+    trainer, _ = attached()
+    hooks = BatchHooks(trainer)
+    assert not observers(hooks)
+    trainer.callbacks.append(Callback())
+    assert not hooks.have_no_observers and observers(hooks) == set(BATCH_HOOKS)
+    trainer.callbacks.pop()
+    assert not observers(hooks) and hooks.have_no_observers
+
+
+class Notes(Callback):
+    """Notes its calls, with the hook that the module is told to be in."""
+
+    def __init__(self, seen, name, change=None):
+        self.seen, self.name, self.change = seen, name, change
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.seen.append((self.name, pl_module._current_fx_name, batch, batch_idx))
+        if self.change:
+            self.change(trainer.callbacks, self)
+
+
+def insert_before(callbacks, callback):
+    callback.change = None
+    callbacks.insert(0, Notes(callback.seen, "inserted"))
+
+
+CALLBACK_CHANGES = {
+    "nothing": None,
+    "removes itself": lambda callbacks, callback: callbacks.remove(callback),
+    "appends": lambda callbacks, callback: callbacks.append(Notes(callback.seen, "appended")),
+    "inserts": insert_before,
+    "clears": lambda callbacks, callback: callbacks.clear(),
+    "sets None": lambda callbacks, callback: setattr(callbacks[-1], "on_train_batch_start", None),
+}
+
+
+@pytest.mark.parametrize("change", CALLBACK_CHANGES)
+def test_a_call_is_lightnings_call_of_all_callbacks_and_of_the_module(change):
+    def observe(ours):
+        seen = []
+        first, last = Notes(seen, "first", CALLBACK_CHANGES[change]), Notes(seen, "last")
+        trainer, module = attached(None, Own(), first, last)
+
+        def start(batch, batch_idx):
+            seen.append(("module", module._current_fx_name, batch, batch_idx))
+            return -1
+
+        module.on_train_batch_start = start
+        module._current_fx_name = "before"
+        if ours:
+            answer = BatchHooks(trainer).call("on_train_batch_start", "batch", 3)
+        else:
+            call._call_callback_hooks(trainer, "on_train_batch_start", "batch", 3)
+            answer = call._call_lightning_module_hook(trainer, "on_train_batch_start", "batch", 3)
+        assert module._current_fx_name == "before"
+        return answer, seen, len(trainer.callbacks)
+
+    assert observe(True) == observe(False)
+    assert observe(True)[0] == -1 and ("module", "on_train_batch_start", "batch", 3) in observe(True)[1]
+
+
+def test_an_error_in_a_hook_is_raised():
+    module = LightningModule()
+    module.on_after_backward = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        BatchHooks(attached(module)[0]).call("on_after_backward")
+
+
+def test_has_any_looks_for_keys():
+    find = has_any("a", "b c", "it's")
+    assert not find({}) and not find({"c": 1})
+    assert find({"a": None}) and find({"b c": 0, "x": 1}) and find({"it's": 2})
+
+
+def test_overrides_compares_with_the_parents_method():
+    module = LightningModule()
+    assert not overrides(module, "backward", LightningModule)
+    assert overrides(overriding("backward"), "backward", LightningModule)
+    module.backward = None  # Lightning would not call it
+    assert not overrides(module, "backward", LightningModule)
+    module.backward = lambda loss: None
+    assert overrides(module, "backward", LightningModule)
+    module.backward = LightningModule.backward.__get__(module)
+    assert not overrides(module, "backward", LightningModule)
+    assert not overrides(object(), "backward", LightningModule)

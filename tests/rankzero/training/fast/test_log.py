@@ -1,0 +1,256 @@
+"""`self.log` in a training step: the same values and errors as Lightning's, without its calls."""
+
+import copy
+import sys
+
+import pytest
+import torch
+import torchmetrics
+from lightning.pytorch import LightningModule
+from stock import BATCHES, Net, same, train
+
+from rankzero.training.fast.log import FastLog
+
+
+class KeepsLog(Net):
+    """Keeps `self.log` and calls it from other places."""
+
+    def training_step(self, batch, batch_idx):
+        log = self.kept = self.log
+        loss = super().training_step(batch, batch_idx)
+        loss.register_hook(lambda gradient: log("gradient", gradient * 2))
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.kept("at the end", float(batch_idx))
+        self.kept("number", batch_idx + 7.0)  # a name and settings of training_step
+
+    def on_train_epoch_end(self):
+        self.kept("of the epoch", 3.0)
+
+
+def test_a_kept_log_logs_for_the_hook_that_calls_it():
+    (ours, trainer), (stock, stock_trainer) = (train(way, KeepsLog()) for way in (True, False))
+    assert same(ours, stock)
+    keys = [list(one.fit_loop.epoch_loop._results) for one in (trainer, stock_trainer)]
+    assert keys[0] == keys[1] and "backward.gradient" in keys[0] and "on_train_batch_end.at the end" in keys[0]
+
+
+def test_a_copy_of_a_module_made_within_its_step_logs_for_itself():
+    copies = []
+
+    class Copies(Net):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 2:
+                trainer, self.trainer = self.trainer, None
+                copies.append(copy.deepcopy(self))
+                self.trainer = trainer
+            return super().training_step(batch, batch_idx)
+
+    train(True, Copies(), max_epochs=1)
+    assert copies[0].log.__self__ is copies[0] and copies[0].log.__func__ is LightningModule.log
+
+
+class LogsInBackward(Net):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        loss.register_hook(lambda gradient: self.log("gradient", gradient * 2))
+        return loss
+
+
+def test_a_value_logged_in_the_backward_pass_is_lightnings():
+    ours, stock = (train(way, LogsInBackward())[0] for way in (True, False))
+    assert same(ours, stock)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+VALUES = {
+    "a float": lambda batch_idx: batch_idx / 3,
+    "an int": lambda batch_idx: batch_idx,
+    "a large int": lambda batch_idx: 2**24 + 1 + batch_idx,
+    "a bool": lambda batch_idx: batch_idx % 2 == 0,
+    "infinity": lambda batch_idx: float("inf") if batch_idx == 2 else 1.0,
+    "NaN": lambda batch_idx: float("nan") if batch_idx == 2 else 1.0,
+    "float16": lambda batch_idx: torch.tensor(batch_idx / 3, dtype=torch.float16),
+    "bfloat16": lambda batch_idx: torch.tensor(batch_idx / 3, dtype=torch.bfloat16),
+    "float64": lambda batch_idx: torch.tensor(batch_idx / 3, dtype=torch.float64),
+    "int64": lambda batch_idx: torch.tensor(batch_idx),
+    "one element": lambda batch_idx: torch.tensor([batch_idx / 3]),
+    "one element in three dimensions": lambda batch_idx: torch.full((1, 1, 1), batch_idx / 3),
+    "with a gradient": lambda batch_idx: torch.tensor(batch_idx / 3, requires_grad=True) * 2,
+    "of a subclass": lambda batch_idx: torch.tensor(batch_idx / 3).as_subclass(Subclass),
+    "of another type in each batch": lambda batch_idx: (1.5, torch.tensor(2), torch.tensor([2.5]))[batch_idx % 3],
+}
+SETTINGS = {
+    "on_step": {"on_step": True, "on_epoch": False},
+    "on_epoch": {"on_step": False, "on_epoch": True},
+    "both": {"on_step": True, "on_epoch": True, "prog_bar": True},
+    "weighted": {"on_epoch": True, "batch_size": 3},
+    "sum": {"on_epoch": True, "reduce_fx": "sum"},
+    "min": {"on_epoch": True, "reduce_fx": "min"},
+    "max": {"on_epoch": True, "reduce_fx": torch.max},
+    "sync_dist": {"on_epoch": True, "sync_dist": True, "rank_zero_only": True},
+    "without a logger": {"on_epoch": True, "logger": False},
+}
+
+
+class LogsValues(Net):
+    """Logs each value with the same settings; some of them twice in a step, or not in every step."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.settings, self.seen = settings, []
+
+    def training_step(self, batch, batch_idx):
+        for name, value in VALUES.items():
+            self.log(name, value(batch_idx), **self.settings)
+            if name == "a float":
+                self.log(name, value(batch_idx) + 1, **self.settings)
+        if batch_idx > 2:
+            self.log("late", batch_idx, **self.settings)
+        return self.loss(batch)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        metrics = self.trainer.callback_metrics
+        self.seen.append({name: (value.dtype, value.shape, value.tolist()) for name, value in metrics.items()})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_values_are_gathered_as_by_lightning(settings):
+    def observe(ours):
+        module = LogsValues(SETTINGS[settings])
+        result, trainer = train(ours, module, max_epochs=2, limit_train_batches=5, limit_val_batches=0)
+        gathered = {key: metric.value for key, metric in trainer.fit_loop.epoch_loop._results.items()}
+        return result, list(map(repr, module.seen)), gathered
+
+    assert same(observe(True), observe(False))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_values_are_gathered_as_by_lightning_with_another_default_type():
+    torch.set_default_dtype(torch.float64)
+    try:
+        results = [train(way, LogsValues(SETTINGS["both"]), max_epochs=1)[0]["metrics"] for way in (True, False)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same(*results)
+
+
+def calls_of(function, work):
+    """How often a function is called during some work."""
+    calls = []
+
+    def spy(frame, event, argument):
+        if event == "call" and frame.f_code is function.__code__:
+            calls.append(frame.f_locals["name"])
+
+    sys.setprofile(spy)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+class LogsOnce(Net):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("loss", loss)
+        self.log("number", batch_idx)
+        self.log("whole", torch.tensor(batch_idx).long())
+        return loss
+
+
+def test_lightnings_log_is_called_once_in_an_epoch_for_each_plain_value():
+    def work():
+        train(True, LogsOnce(), max_epochs=2, limit_val_batches=0)
+
+    calls = calls_of(LightningModule.log, work)
+    assert (calls.count("loss"), calls.count("number"), calls.count("whole")) == (2, 2, 2 * BATCHES)
+
+
+class LogsAMetric(Net):
+    """Logs a metric under a name of a number, and a number again."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("x", self.error if batch_idx == 2 else 1.0)
+        return self.loss(batch)
+
+
+class ChangesSettings(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("x", 1.0, on_epoch=batch_idx == 2)
+        return self.loss(batch)
+
+
+class LogsTwoNumbers(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("x", torch.ones(2 if batch_idx == 2 else 1))
+        return self.loss(batch)
+
+
+class LogsNowhere(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("x", 1.0, on_step=batch_idx < 2, on_epoch=False)
+        return self.loss(batch)
+
+
+class LogsText(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("x", "text" if batch_idx == 2 else 1.0)
+        return self.loss(batch)
+
+
+@pytest.mark.parametrize("kind", [LogsAMetric, ChangesSettings, LogsTwoNumbers, LogsNowhere, LogsText])
+def test_errors_in_a_later_batch_are_lightnings(kind):
+    errors = []
+    for ours in (True, False):
+        module = kind()
+        with pytest.raises(Exception) as error:
+            train(ours, module)
+        errors.append((type(error.value), str(error.value), module.trainer.global_step))
+    assert errors[0] == errors[1] and errors[0][2] == 2
+
+
+class HasOwnLog(Net):
+    def log(self, name, value, **settings):
+        super().log(f"own {name}", value, **settings)
+
+
+def test_a_log_of_the_modules_class_or_instance_is_called():
+    ours, stock = (train(way, HasOwnLog())[0] for way in (True, False))
+    assert same(ours, stock) and "own loss" in ours["metrics"]
+    module = Net()
+    called = []
+    module.log = lambda name, value, **settings: called.append(name)
+    _, trainer = train(True, module, max_epochs=1, limit_val_batches=0)
+    assert called.count("loss") == BATCHES and "loss" not in trainer.callback_metrics
+
+
+def test_the_module_has_its_own_log_again_after_the_block_also_after_an_error():
+    module = Net()
+    _, trainer = train(True, module, max_epochs=1, limit_train_batches=1, limit_val_batches=0)
+    log = FastLog(trainer, trainer.strategy, trainer.fit_loop.epoch_loop.results)
+    with pytest.raises(KeyError), log:
+        assert module.log is log
+        raise KeyError
+    assert "log" not in vars(module)
+    with log:
+        module.log = print
+    assert module.log is print
+
+
+def test_a_metric_of_torchmetrics_is_lightnings():
+    class LogsMetrics(Net):
+        def training_step(self, batch, batch_idx):
+            loss = self.loss(batch)
+            self.log("error", self.error, on_step=True, on_epoch=True)
+            self.log("fresh", torchmetrics.MeanMetric()(loss.detach()))
+            return loss
+
+    ours, stock = (train(way, LogsMetrics())[0] for way in (True, False))
+    assert same(ours, stock)

@@ -1,0 +1,268 @@
+"""Data-parallel training: which strategy is chosen, and steps, evaluations and reductions in which ranks differ."""
+
+import random
+from datetime import timedelta
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.environments.cluster import LaunchEnvironment
+from rankzero.messages import RequestError
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.ddp import DataParallel, strategy_for
+from rankzero.training.fit_loop import install
+from rankzero.training.metrics import logged
+from rankzero.training.prediction_loop import PredictionLoop
+from rankzero.training.strategies import OneProcess
+
+QUIET = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class OwnDDP(DDPStrategy):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "unused"),
+    [
+        ("auto", False),
+        ("ddp", False),
+        ("ddp_find_unused_parameters_false", False),
+        ("ddp_find_unused_parameters_true", True),
+        (DDPStrategy(find_unused_parameters=True), True),
+    ],
+)
+def test_a_strategy_is_one_process_or_data_parallel(asked, unused):
+    plan = SamplingPlan()
+    alone = strategy_for(asked, WorldInfo("cpu"), None, plan)
+    assert type(alone) is OneProcess and alone.root_device == torch.device("cpu") and alone.plan is plan
+    several = strategy_for(asked, WorldInfo("cpu", size=2, backend="gloo"), "coordinator", plan)
+    assert type(several) is DataParallel and several.plan is plan and several.coordinator == "coordinator"
+    assert several._ddp_kwargs == {"find_unused_parameters": unused} and several.process_group_backend == "gloo"
+
+
+def test_one_process_has_the_gpu_of_its_index():
+    assert strategy_for("auto", WorldInfo("cuda", index=3), None, SamplingPlan()).root_device == torch.device("cuda", 3)
+
+
+def test_settings_of_a_given_strategy_are_taken_over():
+    def hook(state, bucket):
+        pass
+
+    settings = {"ddp_comm_state": "state", "ddp_comm_hook": hook, "ddp_comm_wrapper": print, "bucket_cap_mb": 7}
+    asked = DDPStrategy(timeout=timedelta(seconds=5), gradient_as_bucket_view=True, **settings)
+    taken = strategy_for(asked, WorldInfo("cpu", size=2), None, SamplingPlan())
+    assert (taken._ddp_comm_state, taken._ddp_comm_hook, taken._ddp_comm_wrapper) == ("state", hook, print)
+    assert taken._ddp_kwargs == {"gradient_as_bucket_view": True, "bucket_cap_mb": 7}
+    assert taken._timeout == timedelta(seconds=5)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *("fsdp", "ddp_spawn", "single_device", "DDP", "", None, 3),
+        *(OwnDDP(), SingleDeviceStrategy(), FSDPStrategy(), DDPStrategy(model_averaging_period=2)),
+    ],
+    ids=lambda asked: asked if isinstance(asked, str) else type(asked).__name__,
+)
+def test_another_strategy_is_refused(asked, size):
+    with pytest.raises(RequestError) as refused:
+        strategy_for(asked, WorldInfo("cpu", size=size), None, SamplingPlan())
+    assert refused.value.asked == f"--trainer.strategy {asked}"
+    assert "the order of samples is not known to be right" in str(refused.value)
+    assert refused.value.instead == "--trainer.strategy auto or ddp, or ddp_find_unused_parameters_true"
+
+
+def share(metric_weight=1.0, has_empty_rank=False, samples=1):
+    return SimpleNamespace(
+        metric_weight=metric_weight, has_empty_rank=has_empty_rank, is_empty=has_empty_rank and not samples
+    )
+
+
+def test_a_mean_is_weighed_within_a_step_only():
+    strategy = DataParallel(SamplingPlan(), None)
+    value = torch.tensor(4.0)
+    assert strategy.part(value, "mean") is value
+    strategy._part = 0.5
+    assert [strategy.part(value, operation).item() for operation in ("mean", "avg", "sum", "max")] == [
+        2.0,
+        2.0,
+        4.0,
+        4.0,
+    ]
+
+
+def test_a_step_that_not_all_ranks_take_reduces_nothing_and_refuses_to_gather():
+    strategy = DataParallel(SamplingPlan(), None)
+    strategy.share = share(has_empty_rank=True)
+    value = torch.tensor(4.0)
+
+    def step(batch):
+        assert strategy.reduce(value) is value and strategy.reduce(value, reduce_op="sum") is value
+        with pytest.raises(RuntimeError, match=r"it would wait for ever. DataLoader\(drop_last=True\), or a --global"):
+            strategy.all_gather(value)
+        raise LookupError(batch)
+
+    with pytest.raises(LookupError, match="the batch"):
+        strategy._alone(step, "the batch")
+    assert not strategy._apart
+
+
+class Net(LightningModule):
+    """Learns the sum of its inputs; a layer may be frozen in the first epoch."""
+
+    def __init__(self, freezes=False):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer = torch.nn.Linear(2, 1).double()
+        self.late = torch.nn.Linear(2, 1).double()
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+        self.unused.requires_grad_(False)
+        self.late.requires_grad_(not freezes)
+        self.freezes, self.seen, self.errors, self.stepped = freezes, [], [], []
+
+    def setup(self, stage):
+        self.drawn = torch.rand(1).item(), random.random(), numpy.random.rand()
+
+    def loss(self, batch):
+        return (self.layer(batch[0]) + self.late(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.seen += batch[0][:, 0].tolist()
+        self.log("loss", loss, on_step=False, on_epoch=True, batch_size=len(batch[0]))
+        self.log("synced", loss, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(batch[0]))
+        self.log("stepped", loss, sync_dist=True)
+        if self.trainer.strategy.share.has_empty_rank:
+            try:
+                self.all_gather(loss)
+            except RuntimeError as error:
+                self.errors.append(str(error))
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if batch_idx == 0:  # a step of which each rank has a sample
+            self.stepped.append(self.trainer.callback_metrics["stepped"].item())
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val", self.loss(batch), batch_size=len(batch[0]))
+
+    def predict_step(self, batch, batch_idx):
+        return batch[0][:, 0].tolist()
+
+    def on_train_epoch_start(self):
+        if self.freezes and self.current_epoch == 1:
+            self.late.requires_grad_(True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def samples(count):
+    numbers = torch.arange(1.0, 1 + count).double() / count
+    return DataLoader(TensorDataset(torch.stack((numbers, numbers.square()), 1)), batch_size=4)
+
+
+def work(coordinator, count, freezes=False):
+    """Trains on some samples in steps of four, and predicts; returns what a rank has seen and learned."""
+    launch = coordinator.launch
+    plan = SamplingPlan(launch.rank, launch.world_size, global_batch_size=4)
+    if launch.world_size == 1:
+        strategy = OneProcess(plan, device="cpu")
+    else:
+        strategy = DataParallel(plan, coordinator, process_group_backend="gloo")
+    trainer = Trainer(
+        strategy=strategy,
+        plugins=[LaunchEnvironment(launch)],
+        max_epochs=2,
+        num_sanity_val_steps=0,
+        devices=1,
+        use_distributed_sampler=False,
+        **QUIET,
+    )
+    trainer.callbacks.insert(0, install(trainer, plan))
+    trainer.predict_loop = PredictionLoop(trainer)
+    logged.install(trainer)
+    module = Net(freezes)
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(launch.rank)
+    trainer.fit(module, samples(count), samples(5))
+    metrics = {name: trainer.callback_metrics[name].item() for name in ("loss", "synced", "val")}
+    drawn = module.drawn
+    weights = [parameter.tolist() for parameter in module.parameters()]
+    predicted = trainer.predict(module, samples(count))
+    return SimpleNamespace(
+        weights=weights,
+        metrics=metrics,
+        seen=module.seen,
+        errors=module.errors,
+        drawn=drawn,
+        stepped=module.stepped,
+        steps=trainer.global_step,
+        predicted=[row for rows in predicted if rows is not None for row in rows],
+        missing=module.unused.grad is None,
+    )
+
+
+@pytest.mark.parametrize(("world_size", "count", "freezes"), [(2, 9, False), (3, 7, True)])
+def test_training_on_several_ranks_is_training_on_one(on_ranks, world_size, count, freezes):
+    (alone,) = on_ranks(work, 1, count, freezes)
+    ranks = on_ranks(work, world_size, count, freezes)
+    for rank in ranks:
+        for value, expected in zip(rank.weights, alone.weights, strict=True):
+            assert torch.allclose(torch.tensor(value), torch.tensor(expected), rtol=1e-9, atol=0)
+        assert rank.weights == ranks[0].weights, "ranks have different weights"
+        assert rank.steps == alone.steps == 2 * -(-count // 4) and rank.missing
+        assert rank.drawn == alone.drawn, "a rank has other generators than rank zero"
+        assert rank.stepped == pytest.approx(alone.stepped, rel=1e-6) and len(rank.stepped) == 2
+        assert rank.metrics == pytest.approx(alone.metrics, rel=1e-6)
+    assert not alone.errors and len(ranks[0].errors) == 2
+    assert "all_gather in a step in which some rank has no sample: it would wait for ever" in ranks[0].errors[0]
+    for name in ("seen", "predicted"):
+        assert sorted(row for rank in ranks for row in getattr(rank, name)) == sorted(getattr(alone, name))
+
+
+def exchanges(coordinator):
+    """What the exchanges of a strategy give on a rank."""
+    rank = coordinator.launch.rank
+    strategy = DataParallel(SamplingPlan(), coordinator, parallel_devices=[torch.device("cpu")])
+    values = {}
+    gathered = strategy.gather({"tensor": torch.ones(2, requires_grad=True) * rank, "none": None})
+    values["gather"] = [(each["tensor"].tolist(), each["tensor"].requires_grad, each["none"]) for each in gathered]
+    values["add_up"] = strategy.add_up([rank, 2**64 - 1, 2**63]), strategy.add_up([])
+    for operation in ("sum", "max", "min"):
+        tensor = torch.tensor([1.0, -1.0]) * (rank + 1)
+        values[operation] = strategy.reduce_together(tensor, operation), tensor.tolist()
+    strategy._part = (0.5, 1.5)[rank]
+    for operation in ("mean", "avg", "sum"):
+        values[f"reduce {operation}"] = strategy.reduce(torch.tensor(2.0 + rank), reduce_op=operation).item()
+    values["all_gather"] = strategy.all_gather(torch.tensor([float(rank)])).tolist()
+    return values
+
+
+def test_exchanges_of_two_ranks(on_ranks):
+    for values in on_ranks(exchanges, 2):
+        assert values == {
+            "gather": [([0.0, 0.0], False, None), ([1.0, 1.0], False, None)],
+            "add_up": ([1, 2**64 - 2, 0], []),
+            "sum": (2, [3.0, -3.0]),
+            "max": (2, [2.0, -1.0]),
+            "min": (2, [1.0, -2.0]),
+            "reduce mean": (2.0 * 0.5 + 3.0 * 1.5) / 2,
+            "reduce avg": (2.0 * 0.5 + 3.0 * 1.5) / 2,
+            "reduce sum": 5.0,
+            "all_gather": [[0.0], [1.0]],
+        }

@@ -1,0 +1,116 @@
+"""Averages of gradients over ranks, some of which have run no backward pass."""
+
+import pytest
+import torch
+from torch import nn
+
+from rankzero.training import gradients
+from rankzero.training.gradients import average_gradients
+
+SHAPES = {
+    "on all ranks": (2, 3),
+    "on rank zero": (3,),
+    "on no rank": (2,),
+    "frozen": (2,),
+    "scalar": (),
+    "empty": (0,),
+    "double": (2,),
+    "bfloat16": (2,),
+    "channels last": (2, 2, 2, 2),
+    "sparse": (4, 2),
+}
+DTYPES = {"double": torch.float64, "bfloat16": torch.bfloat16}
+
+
+def gradient(name, rank):
+    """The gradient of a rank: its values differ from rank to rank and have exact sums."""
+    values = torch.arange(1.0, 1 + torch.Size(SHAPES[name]).numel()).reshape(SHAPES[name]) * 2 ** (2 * rank)
+    if name == "sparse":  # with two values for the same row
+        return torch.sparse_coo_tensor([[rank, rank]], values[:2], SHAPES[name], check_invariants=True)
+    return values.to(DTYPES.get(name, torch.float32))
+
+
+def is_there(name, rank):
+    return name != "on no rank" and (name != "on rank zero" or rank == 0)
+
+
+def averaged(coordinator):
+    """Averages gradients of many kinds; returns for each its values and its type."""
+    rank, world_size = coordinator.launch.rank, coordinator.launch.world_size
+    parameters = {}
+    for name, shape in SHAPES.items():
+        layout = torch.channels_last if name == "channels last" else torch.contiguous_format
+        value = torch.zeros(shape, dtype=DTYPES.get(name)).to(memory_format=layout)
+        parameters[name] = nn.Parameter(value, requires_grad=name != "frozen")
+        if is_there(name, rank):
+            found = gradient(name, rank)
+            parameters[name].grad = found if found.is_sparse else found.to(memory_format=layout)
+    average_gradients(iter(parameters.values()), world_size)
+    assert parameters["channels last"].grad.is_contiguous(memory_format=torch.channels_last)
+    found = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    return {name: (value.tolist(), str(value.dtype), value.is_sparse) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_each_gradient_becomes_its_mean_over_ranks(on_ranks, world_size):
+    results = on_ranks(averaged, world_size)
+    for rank, found in enumerate(results):
+        assert found.keys() == SHAPES.keys() - {"on no rank"}
+        for name, (values, dtype, is_sparse) in found.items():
+            dense = [gradient(name, other).to_dense() for other in range(world_size) if is_there(name, other)]
+            expected = gradient(name, rank) if name == "frozen" else sum(dense) / world_size
+            tolerance = 1e-2 if name == "bfloat16" else 1e-6
+            assert torch.allclose(torch.tensor(values).double(), expected.double(), rtol=tolerance, atol=0), name
+            assert dtype == str(expected.dtype) and not is_sparse
+
+
+@pytest.fixture
+def alone():
+    """A process group of one rank in this process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def with_gradients(*sizes, dtypes=()):
+    made = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    made += [nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in dtypes]
+    for number, parameter in enumerate(made):
+        parameter.grad = torch.full_like(parameter, number + 1.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtypes", "buckets"),
+    [
+        ((1, 1, 1), (), [3]),
+        ((3, 3, 3), (), [6, 3]),  # a bucket is closed once it has reached the limit of four numbers
+        ((4, 1, 1), (), [4, 2]),
+        ((1, 9, 1), (), [10, 1]),
+        ((1,), (torch.float64, torch.float64, torch.float32), [1, 2, 1]),
+    ],
+)
+def test_gradients_of_one_type_are_sent_together_up_to_a_limit(alone, monkeypatch, sizes, dtypes, buckets):
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 16)
+    sent, reduce = [], torch.distributed.all_reduce
+
+    def count(values, *arguments):
+        sent.append(values.numel())
+        return reduce(values, *arguments)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", count)
+    parameters = with_gradients(*sizes, dtypes=dtypes)
+    average_gradients(parameters, 1)
+    assert sent == [len(parameters), *buckets]
+    assert [parameter.grad.flatten()[0].item() for parameter in parameters] == [*range(1, len(parameters) + 1)]
+
+
+@pytest.mark.parametrize("parameters", [[], [nn.Parameter(torch.zeros(1), requires_grad=False)]])
+def test_without_trained_parameters_there_is_no_collective(parameters):
+    average_gradients(parameters, 2)  # there is no process group
+
+
+def test_without_a_gradient_on_any_rank_none_is_made(alone):
+    parameter = nn.Parameter(torch.zeros(1))
+    average_gradients([parameter], 1)
+    assert parameter.grad is None

@@ -1,0 +1,140 @@
+"""The run's own hooks: who subscribes, in which order they are called, and at which of Lightning's places."""
+
+import pytest
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from rankzero.training.hooks import HookBridge, LoopCallback, LoopHooks, Subscribers
+from running import as_before, train_here
+
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+
+
+class Notes(LoopCallback):
+    """Notes the calls of some hooks."""
+
+    def __init__(self, name, seen):
+        self.name, self.seen = name, seen
+
+    def on_step_done(self, trainer):
+        self.seen.append((self.name, "on_step_done", trainer))
+
+    def on_batch_begun(self, trainer, batch, batch_idx):
+        self.seen.append((self.name, "on_batch_begun", batch, batch_idx))
+
+
+class NotesBeside(LoopHooks):
+    """Is no callback of Lightning's."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_step_done(self, trainer):
+        self.seen.append(("beside", "on_step_done", trainer))
+
+    def on_ready(self, trainer):
+        self.seen.append(("beside", "on_ready", trainer))
+
+
+class Inherits(Notes):
+    """Inherits the hooks of its parent, and takes one back."""
+
+    on_batch_begun = LoopHooks.on_batch_begun
+
+
+def subscribers(callbacks, beside):
+    trainer = Trainer(**QUIET)
+    trainer.callbacks[:] = callbacks
+    return Subscribers(trainer, beside), trainer
+
+
+def test_callbacks_are_called_in_their_order_and_before_other_subscribers():
+    seen = []
+    called, trainer = subscribers([Notes("a", seen), Callback(), Inherits("b", seen)], [NotesBeside(seen)])
+    called.call("on_step_done")
+    assert seen == [(name, "on_step_done", trainer) for name in ("a", "b", "beside")]
+    seen.clear()
+    called.call("on_batch_begun", "batch", 3)
+    assert seen == [("a", "on_batch_begun", "batch", 3)]
+
+
+def test_a_hook_without_an_implementation_has_no_subscriber():
+    called, _ = subscribers([Notes("a", []), LoopCallback(), Callback()], [LoopHooks(), NotesBeside([])])
+    counts = {hook: len(functions) for hook, functions in called.of.items()}
+    assert counts == {
+        "on_ready": 1,
+        "on_batch_begun": 1,
+        "on_batch_done": 0,
+        "on_step_done": 2,
+        "on_epoch_done": 0,
+        "on_safe_point": 0,
+    }
+    called.call("on_safe_point")
+
+
+@pytest.mark.parametrize("hook", ["on_configured", "on_train_start", "nothing"])
+def test_only_the_hooks_of_a_run_can_be_called(hook):
+    called, _ = subscribers([], [])
+    with pytest.raises(KeyError):
+        called.call(hook)
+
+
+def test_an_error_keeps_later_subscribers_from_the_call():
+    class Fails(LoopHooks):
+        def on_step_done(self, trainer):
+            raise LookupError
+
+    seen = []
+    called, _ = subscribers([], [Fails(), NotesBeside(seen)])
+    with pytest.raises(LookupError):
+        called.call("on_step_done")
+    assert not seen
+
+
+def test_every_hook_but_one_of_the_configuration_has_subscribers():
+    hooks = {name for name in vars(LoopHooks) if name.startswith("on_")}
+    assert hooks - {*Subscribers.HOOKS} == {"on_configured"} and {*Subscribers.HOOKS} <= hooks
+
+
+class EachBatch(Callback):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.seen.append(("on_train_batch_start", batch_idx))
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(("on_train_batch_end", batch_idx))
+
+
+class EachBatchOfRun(EachBatch, LoopCallback):
+    def on_batch_begun(self, trainer, batch, batch_idx):
+        assert batch.shape == (1, 32) and trainer.global_step == batch_idx
+        self.seen.append(("on_batch_begun", batch_idx))
+
+    def on_batch_done(self, trainer, batch, batch_idx):
+        assert batch.shape == (1, 32) and trainer.global_step == batch_idx + 1
+        self.seen.append(("on_batch_done", batch_idx))
+
+
+STARTS, ENDS = ("on_train_batch_start",) * 2, ("on_train_batch_end",) * 2
+ORDER = ("on_batch_begun", *STARTS, "on_batch_done", *ENDS)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_hooks_of_a_batch_come_before_lightnings_in_both_loops(fast):
+    seen = []
+    profiler = None if fast else "simple"  # for which Lightning's own loop trains
+    callbacks = [EachBatch(seen), EachBatchOfRun(seen)]
+    train_here(*callbacks, loops=True, max_epochs=1, limit_train_batches=2, limit_val_batches=0, profiler=profiler)
+    assert seen == [(hook, batch_idx) for batch_idx in range(2) for hook in ORDER]
+
+
+def test_the_bridge_passes_on_the_hooks_of_a_batch():
+    seen = []
+    with as_before():
+        trainer = Trainer(**QUIET, max_epochs=1, limit_train_batches=2, limit_val_batches=0, enable_model_summary=False)
+        bridge = HookBridge(lambda hook, batch, batch_idx: seen.append((hook, len(batch), batch_idx)))
+        trainer.callbacks.insert(0, bridge)
+        trainer.fit(BoringModel())
+    assert seen == [(hook, 1, batch_idx) for batch_idx in range(2) for hook in ("on_batch_begun", "on_batch_done")]

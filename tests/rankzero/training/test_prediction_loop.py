@@ -1,0 +1,143 @@
+"""Predictions: of every sample, also of a loader that drops the last batch, and with the samples of each batch."""
+
+from itertools import chain
+
+import pytest
+import torch
+from lightning.pytorch import Trainer as StockTrainer
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+
+from rankzero import Trainer
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.prediction_loop import PredictionLoop, _complete_last_batch, _with_last_batch
+from rankzero.training.strategies import OneProcess
+from running import as_before
+
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+DATA = TensorDataset(torch.arange(10.0)[:, None])
+
+
+class Net(BoringModel):
+    """Predicts its input."""
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        return (batch[0] if isinstance(batch, list) else batch)[:, 0].tolist()
+
+
+class Writer(BasePredictionWriter):
+    """Notes what it could write, with the samples of each batch."""
+
+    def __init__(self, interval):
+        super().__init__(interval)
+        self.batches, self.epochs = [], []
+
+    def write_on_batch_end(self, trainer, pl_module, prediction, batch_indices, batch, batch_idx, dataloader_idx):
+        self.batches.append((prediction, batch_indices, batch_idx, dataloader_idx))
+
+    def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices):
+        self.epochs.append((predictions, batch_indices))
+
+
+class Positional(DataLoader):
+    """A loader whose batch size is a positional argument, which Lightning's own copy of a loader cannot handle."""
+
+    def __init__(self, size):
+        super().__init__(DATA, size, drop_last=True)
+
+
+def predict(ours, *loaders, interval="batch_and_epoch", **settings):
+    """The predictions, and what a writer gets, by our loop or by Lightning's."""
+    writer = Writer(interval)
+    with as_before():
+        if ours:
+            settings["strategy"] = OneProcess(SamplingPlan(), device="cpu")
+        trainer = StockTrainer(callbacks=[writer], **QUIET, **settings)
+        if ours:
+            trainer.predict_loop = PredictionLoop(trainer)
+        predicted = trainer.predict(Net(), loaders[0] if len(loaders) == 1 else list(loaders))
+    return predicted, writer.batches, writer.epochs
+
+
+@pytest.mark.parametrize("interval", ["batch", "epoch", "batch_and_epoch"])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("sizes", [(4,), (10,), (5,), (1,), (4, 3)])
+def test_predictions_and_their_samples_are_lightnings(sizes, drop_last, interval):
+    def loaders():
+        return [DataLoader(DATA, batch_size=size, drop_last=drop_last) for size in sizes]
+
+    found = predict(True, *loaders(), interval=interval)
+    assert found == predict(False, *loaders(), interval=interval)
+    predicted = found[0] if len(sizes) == 1 else found[0][0]
+    assert [*chain(*predicted)] == list(range(10))
+
+
+def test_a_limit_of_batches_is_lightnings():
+    loader = DataLoader(DATA, batch_size=4)
+    found = predict(True, loader, limit_predict_batches=2)
+    assert found == predict(False, loader, limit_predict_batches=2) and len(found[0]) == 2
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_predictions_keep_the_last_batch_of_a_loader_that_drops_it(shuffle):
+    predicted, batches, _ = predict(True, DataLoader(DATA, 4, shuffle, drop_last=True))
+    assert list(map(len, predicted)) == [4, 4, 2] and sorted([*chain(*predicted)]) == list(range(10))
+    assert all(prediction == samples for prediction, samples, *_ in batches)
+
+
+def test_predictions_of_a_loader_with_a_positional_batch_size():
+    assert list(map(len, predict(True, Positional(4))[0])) == [4, 4, 2]
+
+
+@pytest.mark.filterwarnings("ignore:.*is left to")
+def test_a_loader_whose_order_is_its_own_is_left_alone():
+    assert predict(True, DataLoader(DATA, batch_sampler=[[3, 1], [2]]))[0] == [[3.0, 1.0], [2.0]]
+    assert predict(True, DataLoader(DATA, 2, sampler=[3, 1, 2], drop_last=True))[0] == [[3.0, 1.0], [2.0]]
+
+
+def test_the_users_loader_still_drops_its_last_batch():
+    loader = DataLoader(DATA, batch_size=4, drop_last=True)
+    predict(True, loader)
+    assert loader.drop_last and loader.batch_sampler.drop_last and len(loader) == 2
+
+
+def test_a_loader_with_its_last_batch_differs_in_nothing_else():
+    users = DataLoader(DATA, batch_size=4, drop_last=True, num_workers=1, collate_fn=list)
+    loader = _with_last_batch(users)
+    assert type(loader) is DataLoader and loader is not users and len(loader) == 3 and len(users) == 2
+    assert not loader.drop_last and users.drop_last
+    kept = vars(users).keys() - {"batch_sampler", "drop_last"}
+    assert all(vars(loader)[name] is vars(users)[name] for name in kept)
+
+
+class OwnBatches(BatchSampler):
+    pass
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(DATA, batch_sampler=OwnBatches(SequentialSampler(DATA), 4, True)),
+        DataLoader(DATA, batch_size=None),
+        [1, 2],
+        None,
+    ],
+)
+def test_what_has_no_plain_batches_is_not_copied(loader):
+    assert _with_last_batch(loader) is loader
+
+
+def test_lightnings_preparation_of_loaders_is_restored_also_after_an_error():
+    trainer = StockTrainer(**QUIET)
+    prepare = trainer._data_connector._prepare_dataloader
+    with pytest.raises(KeyError), _complete_last_batch(trainer):
+        assert trainer._data_connector._prepare_dataloader is _with_last_batch
+        raise KeyError
+    assert trainer._data_connector._prepare_dataloader == prepare
+
+
+def test_the_trainer_predicts_with_this_loop(script):
+    trainer = Trainer(**QUIET)
+    assert type(trainer.predict_loop) is PredictionLoop
+    assert sum(map(len, trainer.predict(Net(), DataLoader(DATA, 4, drop_last=True)))) == 10

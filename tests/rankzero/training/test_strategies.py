@@ -1,0 +1,270 @@
+"""The strategies: the run's order in the user's loaders, accumulation, shares of a step, and what is loaded."""
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from stock import Loaders, Net, same, train
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankzero.messages import RequestError
+from rankzero.sampling.batch_sampler import EVEN
+from rankzero.sampling.loader import ManagedLoader
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.hooks import LoopCallback
+from rankzero.training.strategies import OneProcess, strategy_of
+from running import train_here
+
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+DATA = TensorDataset(torch.arange(9.0)[:, None])
+
+
+def connected(plan=None, module=None, stage=RunningStage.TRAINING, **settings):
+    """A strategy that is connected to a trainer and a module."""
+    strategy = OneProcess(plan or SamplingPlan(), device="cpu")
+    trainer, module = Trainer(strategy=strategy, **QUIET, **settings), module or BoringModel()
+    strategy.connect(module)
+    module.trainer, trainer.state.stage, trainer.state.fn = trainer, stage, TrainerFn.FITTING
+    return strategy
+
+
+@pytest.mark.parametrize(
+    ("stage", "loads", "training"),
+    [
+        (RunningStage.TRAINING, None, True),
+        (RunningStage.TRAINING, True, True),
+        (RunningStage.TRAINING, False, False),  # a finder loads validation data in this stage
+        (RunningStage.SANITY_CHECKING, None, False),
+        (RunningStage.VALIDATING, None, False),
+        (RunningStage.PREDICTING, None, False),
+        (RunningStage.VALIDATING, True, True),
+    ],
+)
+def test_a_loader_gets_the_order_of_its_purpose(stage, loads, training):
+    strategy = connected(SamplingPlan(), stage=stage)
+    strategy.plan.loads_training = loads
+    loader = strategy.process_dataloader(DataLoader(DATA, batch_size=4, shuffle=True))
+    assert isinstance(loader, ManagedLoader)
+    assert (len(strategy.plan.training), len(strategy.plan.evaluated)) == ((1, 0) if training else (0, 1))
+    assert strategy.lightning_module.trainer.accumulate_grad_batches == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*is left to")
+def test_a_loader_whose_order_is_its_own_leaves_the_accumulation_alone():
+    strategy = connected(SamplingPlan(global_batch_size=8, max_device_batch_size=2), accumulate_grad_batches=3)
+    own = [torch.ones(1)]
+    assert strategy.process_dataloader(own) is own
+    assert strategy.lightning_module.trainer.accumulate_grad_batches == 3
+
+
+@pytest.mark.parametrize(("limit", "micro_batches"), [(None, 1), (8, 1), (7, 2), (4, 2), (3, 3), (1, 8)])
+def test_batches_are_accumulated_as_the_plan_divides_a_step(limit, micro_batches):
+    strategy = connected(SamplingPlan(global_batch_size=8, max_device_batch_size=limit))
+    strategy.process_dataloader(DataLoader(DATA, batch_size=4))
+    assert strategy.lightning_module.trainer.accumulate_grad_batches == micro_batches
+
+
+class ByHand(BoringModel):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks", "reason"),
+    [
+        (ByHand, [], "a module that optimises by hand, which says itself when to step"),
+        (BoringModel, [GradientAccumulationScheduler({0: 2})], "a GradientAccumulationScheduler, which says itself"),
+    ],
+)
+def test_a_divided_step_is_refused_where_steps_are_not_the_plans(module, callbacks, reason):
+    plan = SamplingPlan(global_batch_size=8, max_device_batch_size=4)
+    strategy = connected(plan, module(), callbacks=callbacks)
+    with pytest.raises(RequestError, match=reason) as refused:
+        strategy.process_dataloader(DataLoader(DATA, batch_size=4))
+    assert refused.value.asked == "2 batches a step"
+    assert refused.value.instead == "a smaller --global_batch_size, or no --max_device_batch_size"
+
+
+@pytest.mark.parametrize("callbacks", [[], [GradientAccumulationScheduler({0: 2})]])
+def test_a_schedule_of_accumulation_is_kept_where_a_step_is_one_batch(callbacks):
+    strategy = connected(SamplingPlan(), callbacks=callbacks)
+    strategy.lightning_module.trainer.accumulate_grad_batches = 2
+    strategy.process_dataloader(DataLoader(DATA, batch_size=4))
+    assert strategy.lightning_module.trainer.accumulate_grad_batches == (2 if callbacks else 1)
+
+
+def module_with(*layers):
+    module = BoringModel()
+    module.more = nn.Sequential(*layers)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "drop_last", "warns"),
+    [
+        (nn.BatchNorm1d(2), 4, False, True),  # 4, 4, 1
+        (nn.BatchNorm2d(2), 1, False, True),
+        (nn.BatchNorm1d(2), 4, True, False),
+        (nn.BatchNorm1d(2), 3, False, False),
+        (nn.LayerNorm(2), 4, False, False),
+        (nn.InstanceNorm1d(2), 4, False, False),
+    ],
+)
+def test_a_single_sample_for_batch_norm_is_reported(recwarn, layer, size, drop_last, warns):
+    strategy = connected(SamplingPlan(), module_with(nn.Sequential(layer)))
+    strategy.process_dataloader(DataLoader(DATA, batch_size=size, drop_last=drop_last))
+    found = [str(warning.message) for warning in recwarn if "which batch norm may refuse" in str(warning.message)]
+    assert len(found) == warns
+    assert not found or f"9 samples, {size} a step" in found[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot do without a sample")
+@pytest.mark.parametrize(
+    ("module", "padded"),
+    [
+        (BoringModel(), False),
+        (ByHand(), True),
+        (module_with(nn.SyncBatchNorm(2)), True),
+        (module_with(nn.BatchNorm1d(2)), False),
+    ],
+)
+def test_ranks_without_samples_are_given_one_where_the_module_needs_it(module, padded):
+    strategy = connected(SamplingPlan(rank=1, world_size=2), module)
+    strategy.process_dataloader(DataLoader(DATA, batch_size=4))
+    assert strategy.plan.order.padded == padded
+
+
+def test_a_needless_sample_on_a_rank_is_reported_with_its_reason():
+    strategy = connected(SamplingPlan(rank=1, world_size=2), ByHand())
+    with pytest.warns(UserWarning, match="manual optimisation cannot do without a sample on each"):
+        strategy.process_dataloader(DataLoader(DATA, batch_size=4))
+
+
+def shared(*counts, rank=1, world_size=2, size=4):
+    """A strategy, and loaders that have read their batches."""
+    strategy = connected(SamplingPlan(rank=rank, world_size=world_size, global_batch_size=size))
+    loaders = []
+    for count in counts:
+        plan = SamplingPlan(rank=rank, world_size=world_size, global_batch_size=size)
+        data = DataLoader(TensorDataset(torch.zeros(count, 1)), batch_size=size)
+        loaders.append(plan.wrap(data, True, lambda batch: [torch.zeros(0, 1)]))
+        list(loaders[-1])
+    return strategy, loaders
+
+
+def test_the_share_of_each_batch_is_taken_in_its_turn():
+    idle = []
+    strategy, loaders = shared(9)  # 4, 4, 1
+    strategy.before_idle_step = lambda: idle.append(strategy.share.samples)
+    shares = []
+    for _ in range(4):
+        strategy.take_share(loaders)
+        shares.append((strategy.share.samples, strategy.share.total, strategy.share.is_empty))
+    assert shares == [(2, 4, False), (2, 4, False), (0, 1, True), (EVEN.samples, EVEN.total, False)]
+    assert idle == [0]
+
+
+def test_several_loaders_have_even_shares_and_foreign_ones_too():
+    strategy, loaders = shared(9, 4)
+    strategy.take_share(loaders)
+    assert strategy.share is EVEN
+    strategy.take_share([[1, 2]])
+    assert strategy.share is EVEN
+    strategy.take_share([])
+    assert strategy.share is EVEN
+
+
+@pytest.mark.parametrize(("world_size", "rank", "samples"), [(1, 0, 3), (2, 0, 2), (2, 1, 1), (3, 0, 2), (3, 2, 0)])
+def test_losses_are_scaled_so_that_their_mean_is_that_of_the_samples(world_size, rank, samples):
+    strategy, loaders = shared(7, rank=rank, world_size=world_size)  # 4, 3
+    strategy.take_share(loaders)
+    strategy.take_share(loaders)
+    assert strategy.share.samples == samples
+    scaled = strategy.scale_loss(torch.tensor(6.0))
+    assert scaled.item() == pytest.approx(6 * samples * world_size / 3)
+
+
+def test_an_even_loss_is_passed_on_as_it_is():
+    strategy, loss = connected(), torch.tensor(1.0)
+    assert strategy.scale_loss(loss) is loss and strategy.part(loss, "mean") is loss
+
+
+def test_an_idle_step_is_announced_to_the_results_of_the_loop():
+    module = BoringModel()
+    plan = SamplingPlan()
+    train_here(model=module, loops=True, max_epochs=1, limit_train_batches=1, strategy=OneProcess(plan, device="cpu"))
+    trainer = module.trainer
+    assert trainer.strategy.before_idle_step == trainer.fit_loop.epoch_loop.results.reduce
+
+
+def test_alone_all_exchanges_give_the_own_values():
+    strategy, values = connected(), torch.tensor([1.0, 2.0])
+    assert strategy.gather({"a": 1}) == [{"a": 1}]
+    assert strategy.add_up([3, 2**64 - 1]) == [3, 2**64 - 1] and strategy.add_up(()) == []
+    assert strategy.reduce_together(values, "sum") == 1 and values.tolist() == [1.0, 2.0]
+    assert strategy.synchronize_new_parameters() is None
+
+
+def test_the_strategy_of_a_trainer_is_one_of_ours():
+    strategy = connected()
+    assert strategy_of(strategy.lightning_module.trainer) is strategy
+    with pytest.raises(AssertionError):
+        strategy_of(Trainer(**QUIET))
+
+
+def test_a_hook_sees_optimizers_as_they_were_configured():
+    class Looks(LoopCallback):
+        def on_configured(self, trainer):
+            seen.append((self, [group["lr"] for group in trainer.optimizers[0].param_groups]))
+
+        def on_fit_start(self, trainer, pl_module):
+            trainer.optimizers[0].param_groups[0]["lr"] = 0.5
+
+    seen, callbacks = [], [Looks(), Looks()]
+    train_here(*callbacks, loops=True, fast_dev_run=1, strategy=OneProcess(SamplingPlan(), device="cpu"))
+    assert seen == [(callback, [0.1]) for callback in callbacks]
+
+
+def test_loading_takes_the_weights_of_training_only_to_train():
+    weights = {name: torch.full_like(value, 1.0) for name, value in BoringModel().state_dict().items()}
+    training = {name: torch.full_like(value, 2.0) for name, value in weights.items()}
+    for function, value in ((TrainerFn.FITTING, 2.0), (TrainerFn.TESTING, 1.0)):
+        strategy = connected()
+        strategy.lightning_module.trainer.state.fn = function
+        strategy.load_model_state_dict({"state_dict": weights, "weights_in_training": training})
+        assert strategy.lightning_module.layer.weight.unique().tolist() == [value]
+        strategy.load_model_state_dict({"state_dict": weights})
+        assert strategy.lightning_module.layer.weight.unique().tolist() == [1.0]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        strategy.load_model_state_dict({"state_dict": {}})
+    strategy.load_model_state_dict({"state_dict": {}}, strict=False)
+
+
+def test_loading_adds_groups_that_a_callback_had_added():
+    strategy = connected()
+    module = strategy.lightning_module
+    names = [["layer.weight"], ["layer.bias"]]
+    saved = torch.optim.SGD([{"params": [module.layer.weight], "lr": 0.1}, {"params": [module.layer.bias], "lr": 0.2}])
+    strategy.optimizers = [torch.optim.SGD([module.layer.weight], lr=0.7)]
+    checkpoint = {"optimizer_states": [saved.state_dict()], "live_settings": {"groups": [names]}}
+    strategy.load_optimizer_state_dict(checkpoint)
+    groups = strategy.optimizers[0].param_groups
+    assert [group["lr"] for group in groups] == [0.1, 0.2] and groups[1]["params"][0] is module.layer.bias
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_a_divided_step_is_the_whole_one(limit):
+    def weights(**settings):
+        module = Net()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("stock.SamplingPlan", lambda micro_batches: SamplingPlan(global_batch_size=4, **settings))
+            train(True, module, max_epochs=1, limit_val_batches=0, loaders=Loaders(11))
+        return module.net.state_dict()
+
+    whole, divided = weights(), weights(max_device_batch_size=limit)
+    assert all(torch.allclose(value, divided[name], rtol=1e-5, atol=1e-7) for name, value in whole.items())
+    assert same(whole, weights())
