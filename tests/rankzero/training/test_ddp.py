@@ -217,6 +217,7 @@ def work(coordinator, count, freezes=False):
     )
 
 
+@pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(("world_size", "count", "freezes"), [(2, 9, False), (3, 7, True)])
 def test_training_on_several_ranks_is_training_on_one(on_ranks, world_size, count, freezes):
     (alone,) = on_ranks(work, 1, count, freezes)
@@ -253,6 +254,7 @@ def exchanges(coordinator):
     return values
 
 
+@pytest.mark.xdist_group("ranks")
 def test_exchanges_of_two_ranks(on_ranks):
     for values in on_ranks(exchanges, 2):
         assert values == {

@@ -51,6 +51,7 @@ def averaged(coordinator):
     return {name: (value.tolist(), str(value.dtype), value.is_sparse) for name, value in found.items()}
 
 
+@pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_each_gradient_becomes_its_mean_over_ranks(on_ranks, world_size):
     results = on_ranks(averaged, world_size)
