@@ -26,14 +26,14 @@ def pytest_configure(config):
 
 
 SYSTEM = ("tests/system/", "tests/launch/", "tests/benchmarks/", "tests/test_readme.py", "tests/test_lowest.py")
-"""Where all tests are system tests; elsewhere those with the mark."""
+"""Where all tests are system tests; elsewhere those with the mark, and those that run on several real ranks."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Marks system tests, and puts those first that take longest, so that no worker waits for another at the end."""
     for item in items:
-        if item.nodeid.startswith(SYSTEM):
+        if item.nodeid.startswith(SYSTEM) or "on_ranks" in getattr(item, "fixturenames", ()):
             item.add_marker("system")
     items.sort(key=lambda item: not item.nodeid.startswith(("tests/test_readme", "tests/system")))
 

@@ -80,7 +80,8 @@ def test_accumulated_batches_are_one_step():
 def test_each_loader_has_its_own_position():
     found = orders(SamplingPlan(), [loader(), loader(count=8, batch_size=4)], max_epochs=1)
     assert found[0]["global_batch_sizes"] == [8, 4]
-    assert [[(one["step"], one["cycle"]) for one in order["positions"]] for order in found[1:4]] == [
+    steps_and_passes = [[(start["step"], start["pass_index"]) for start in order["positions"]] for order in found[1:4]]
+    assert steps_and_passes == [
         [(1, 0), (1, 0)],
         [(2, 0), (2, 0)],
         [(3, 0), (1, 1)],  # the shorter loader has begun its second round
