@@ -15,6 +15,7 @@ TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1")
 USERS = """
 import os
 import signal
+import time
 from lightning.pytorch import Callback
 from lightning.pytorch.demos.boring_classes import BoringDataModule as Data
 from lightning.pytorch.demos.boring_classes import BoringModel as Net
@@ -38,9 +39,13 @@ class Early(Net):
         at_least(1, "batch_size", 0)
 
 class Interrupted(Callback):
+    pause = 0.0
+
     def on_train_batch_end(self, trainer, *arguments):
+        time.sleep(self.pause)  # the ranks agree in another thread
         if trainer.global_step == 3:
             os.kill(os.getpid(), signal.SIGUSR1)
+            self.pause = 0.05
 """
 
 
@@ -166,16 +171,16 @@ def test_an_error_that_our_modules_raise_is_a_refusal_only_before_the_first_step
 
 
 def test_a_signal_stops_the_run_and_the_same_command_resumes_it(here, users, capsys):
-    arguments = (*TOY, "--data.count", "256", "--run", "x", "--trainer.callbacks", "users.Interrupted")
+    arguments = (*TOY, "--data.count", "2560", "--run", "x", "--trainer.callbacks", "users.Interrupted")
     SIGNALS.listen()
     try:
         assert fit_here(*arguments) == Exit.STOPPED == 75
     finally:
         SIGNALS.close()
     stopped = summary(here)
-    assert stopped["status"] == "stopped" and 3 <= stopped["steps"] < 8
+    assert stopped["status"] == "stopped" and 3 <= stopped["steps"] < 80
     assert fit_here(*arguments) == 0
-    assert (summary(here)["status"], summary(here)["steps"], summary(here)["attempts"]) == ("finished", 8, 2)
+    assert (summary(here)["status"], summary(here)["steps"], summary(here)["attempts"]) == ("finished", 80, 2)
 
 
 def test_printing_a_configuration_trains_nothing(here, capsys):
