@@ -48,6 +48,7 @@ def commands(text: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+@pytest.mark.timeout(900)  # a section starts up to a dozen runs one after another
 @pytest.mark.parametrize(("page", "section"), sections())
 def test_every_command_runs(page, section, tmp_path, request, forks):
     for folder in ("launch", "benchmarks"):
