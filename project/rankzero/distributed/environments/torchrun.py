@@ -68,7 +68,7 @@ def check_elastic(launch: Launch) -> None:
     """Refuses an elastic torchrun whose agents share their store with the processes that they start.
 
     Each agent (torch 2.15.0, `DynamicRendezvousHandler.next_rendezvous`) then keeps the address of its first round,
-    also where rank 0 has moved since, and an agent that joins waits for an address that nobody writes.
+    also where rank 0 has moved since, and an agent that joins waits for an address that is never written.
 
     Raises:
         RequestError: It is one.
