@@ -1,7 +1,6 @@
 """Data that fits in memory: held as tensors, gathered a batch at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ class InMemory(Dataset[Batch]):
     """Inputs and targets as tensors.
 
     A batch is read with one gather (`__getitems__`), not sample by sample; the loader has to have
-    `collate_fn=as_it_is`. What the transform draws for a sample comes from a key of its own: Rankzero's list of indices
+    `collate_fn=tuple`. What the transform draws for a sample comes from a key of its own: Rankzero's list of indices
     has one for each (`random_keys`); with any other list they are drawn from torch's generator.
 
     Args:
@@ -73,11 +72,6 @@ def random_keys(indices: Sequence[int]) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (len(indices),))
 
 
-def as_it_is(batch: Any) -> Any:
-    """Collates nothing: `InMemory.__getitems__` has made the batch already."""
-    return batch
-
-
 class InMemoryData(LightningDataModule):
     """A data module whose splits are read a batch at a time, such as `InMemory`.
 
@@ -120,7 +114,7 @@ class InMemoryData(LightningDataModule):
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
-            collate_fn=as_it_is,
+            collate_fn=tuple,  # `__getitems__` has made the batch already
         )
 
 

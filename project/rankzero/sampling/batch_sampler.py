@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -12,6 +13,8 @@ from rankzero.sampling.permutation import Permutation, Positions, epoch_key
 
 BLOCK = 4096
 """About so many positions are looked up at a time: a look-up costs some 50 microseconds beside what it costs each."""
+
+MANY_IN_FLIGHT = 512
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,10 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     Attributes:
         micro_batches: Batches an optimiser step; the last step may have fewer.
-        in_flight: What has been handed out and not yet been trained on, a batch at a time.
+        in_flight: Samples of the newest batches, a batch at a time: of those that have been read and not yet been
+            trained on, and others.
+        on_many_in_flight: Called while batches are read where more than `MANY_IN_FLIGHT` are in flight; takes out
+            those that have been trained on.
         padded: Whether a rank without samples in a step draws one of the step's samples, with no weight, for what
             needs a sample on every rank.
     """
@@ -112,6 +118,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         self.padded = False
         self.begun = False
         self.in_flight: deque[Positions] = deque()
+        self.on_many_in_flight: Callable[[], None] = lambda: self.in_flight.clear()
         self._dealt: dict[tuple[int, bool], list[Share]] = {}
         self._exhausted = False
         self.start_position = start or Position()
@@ -173,6 +180,13 @@ class ElasticBatchSampler(Sampler[Indices]):
         """Where the run is behind the last step that is done after so many batches of this epoch."""
         step = batches // self.micro_batches if batches < len(self) else self.steps
         return Position(self.epoch, step, min(self.count, self._first(step)), self.start_position.pass_index)
+
+    def shares(self) -> Iterator[Share]:
+        """What this rank has of each batch of this pass, from the first to the last."""
+        full_steps = max(0, (self.count - self.start_position.samples) // self.global_batch_size)
+        full = chain.from_iterable(repeat(self._shares(self.global_batch_size), full_steps))
+        first_short_step = self.start_position.step + full_steps
+        return chain(full, self._shares(self._size(first_short_step)) if first_short_step < self.steps else ())
 
     def share(self, batch: int) -> Share:
         """What this rank has of a batch."""
@@ -266,6 +280,8 @@ class ElasticBatchSampler(Sampler[Indices]):
         order = self.order()
         full_size = self.global_batch_size if self.micro_batches == 1 and not self.padded else 0
         for first, size, row in self._rows(order):
+            if len(given) > MANY_IN_FLIGHT:
+                self.on_many_in_flight()
             if size == full_size:
                 given.append(row)
                 yield row

@@ -48,6 +48,10 @@ class EvaluationBatchSampler(Sampler[Indices]):
         """Batches, the same on every rank."""
         return -(-self.count // (self.world_size * self.batch_size))
 
+    def shares(self) -> Iterator[Share]:
+        """What this rank has of each batch."""
+        return map(self.share, range(len(self)))
+
     def share(self, batch: int) -> Share:
         """What this rank has of a batch."""
         more = self.count % self.world_size  # so many ranks, the first ones, have one sample more than the others

@@ -135,8 +135,7 @@ class ManagedLoader(DataLoader[Any]):
         return map(self._reader.collate_fn, batches)
 
     def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(reader, self.batch_sampler.first_batch):
-            share = self.batch_sampler.share(number)
+        for share, batch in zip(self.batch_sampler.shares(), reader, strict=False):
             if share.has_empty_rank:
                 # Rank zero always has something; the others learn from it what an empty batch looks like.
                 empty = self._broadcast(None if batch is None else emptied(batch))

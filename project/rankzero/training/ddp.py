@@ -50,6 +50,8 @@ def strategy_for(asked: object, world: WorldInfo, coordinator: Coordinator, plan
     if type(asked) is DDPStrategy and not asked._model_averaging_period:
         hook = {name: getattr(asked, f"_{name}") for name in ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper")}
         settings |= {**hook, **asked._ddp_kwargs, "timeout": asked._timeout}
+        settings["precision_plugin"] = asked._precision_plugin
+        _check_settings(asked, world.backend)
     elif isinstance(asked, str) and asked in UNUSED_PARAMETERS:
         settings["find_unused_parameters"] = UNUSED_PARAMETERS[asked]
     else:
@@ -60,8 +62,27 @@ def strategy_for(asked: object, world: WorldInfo, coordinator: Coordinator, plan
         )
     if world.size == 1:
         device = torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else world.accelerator
-        return OneProcess(plan, device=device)
+        return OneProcess(plan, device=device, precision_plugin=settings.get("precision_plugin"))
     return DataParallel(plan, coordinator, **settings)
+
+
+def _check_settings(asked: DDPStrategy, backend: str) -> None:
+    """Refuses settings of a user's strategy that rankzero decides itself.
+
+    Raises:
+        RequestError: There is one.
+    """
+    found = {
+        "checkpoint_io": (asked._checkpoint_io is None, "checkpoints are written by rankzero"),
+        "start_method": (asked._start_method == "popen", "processes are started by a launcher, or by devices=N"),
+        "process_group_backend": (
+            asked._process_group_backend in (None, backend),
+            f"processes communicate by {backend} on these devices; --backend chooses another",
+        ),
+    }
+    for name, (is_default, reason) in found.items():
+        if not is_default:
+            raise RequestError(f"DDPStrategy({name}=...)", reason, f"DDPStrategy without {name}")
 
 
 class DataParallel(RunStrategy, DDPStrategy):
@@ -198,12 +219,12 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduces over ranks; a mean within a step by their shares, and not at all where some rank has nothing."""
-        if self._apart:
+        if self._apart or not isinstance(tensor, Tensor):
             return tensor
         return super().reduce(self.part(tensor, reduce_op), group, reduce_op)
 
     def part(self, value: Tensor, reduce_op: Any) -> Tensor:
-        return value * self._part if self._part != 1 and reduce_op in ("mean", "avg") else value
+        return value * self._part if self._part != 1 and _is_mean(reduce_op) else value
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         if self._apart:
@@ -212,6 +233,12 @@ class DataParallel(RunStrategy, DDPStrategy):
                 "DataLoader(drop_last=True), or a --global_batch_size that divides the number of samples, avoids it"
             )
         return super().all_gather(tensor, group, sync_grads)
+
+
+def _is_mean(reduce_op: Any) -> bool:
+    if isinstance(reduce_op, str):
+        return reduce_op.lower() in ("mean", "avg")
+    return bool(reduce_op == torch.distributed.ReduceOp.AVG)
 
 
 def _trained(module: LightningModule) -> set[int]:

@@ -37,6 +37,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.has_validated = False
         """Whether there was a validation since the last safe point."""
         self._fast: FastEpoch | None = None
+        self._skipped = 0
         self._validates = False
         self._is_shown = True
         self._reported: set[str] = set()
@@ -52,6 +53,11 @@ class EpochLoop(_TrainingEpochLoop):
     def batches_done(self) -> int:
         """Batches of this epoch that have been trained on."""
         return int(self.batch_progress.current.processed)  # type: ignore[attr-defined]
+
+    @property
+    def batches_trained(self) -> int:
+        """Likewise, without one that `on_train_batch_start` has skipped, which Lightning counts as done."""
+        return self.batches_done - self._skipped
 
     @property
     def is_complete(self) -> bool:
@@ -81,6 +87,7 @@ class EpochLoop(_TrainingEpochLoop):
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         self.reset()
+        self._skipped = 0
         self.on_run_start(data_fetcher)
         is_trial: bool = self.trainer.fit_loop.is_trial  # type: ignore[attr-defined]
         is_whole = not self.batches_done
@@ -97,6 +104,8 @@ class EpochLoop(_TrainingEpochLoop):
                     self.advance(data_fetcher)
                     self.on_advance_end(data_fetcher)
                 except StopIteration:
+                    counts = self.batch_progress.current
+                    self._skipped = counts.processed - counts.completed
                     break
                 finally:
                     self.on_iteration_done()

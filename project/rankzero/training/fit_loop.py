@@ -121,6 +121,7 @@ class FitLoop(_FitLoop):
         hooks = [hook for hook in self.hooks if hook.in_trials or not self.is_trial]
         self.epoch_loop.listeners = Subscribers(self.trainer, hooks)
         self.call("on_ready")
+        self.epoch_loop.listeners.drop_idle()
         self.epoch_loop.come_to_safe_point()
 
     def on_advance_start(self) -> None:

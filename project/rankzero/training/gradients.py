@@ -10,11 +10,15 @@ BUCKET_BYTES = 25 * 2**20
 """As DistributedDataParallel: so much is copied at a time."""
 
 
+MISSING, DENSE, SPARSE = 0, 1, 2
+"""Kinds of gradients; that of the rank with the highest counts."""
+
+
 def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
     """Replaces each gradient by its mean over ranks, a missing one counting as 0. All ranks must call.
 
     A gradient that is missing on every rank stays missing, so that the optimiser passes its parameter over as it would
-    in one process.
+    in one process. One that is sparse on some rank becomes sparse, without the rows that are 0.
 
     Args:
         parameters: The model's, in the same order on every rank.
@@ -23,10 +27,11 @@ def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         return
-    has_gradient = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32)
-    has_gradient = has_gradient.to(trained[0].device)
-    torch.distributed.all_reduce(has_gradient, torch.distributed.ReduceOp.MAX)
-    used = [parameter for parameter, anywhere in zip(trained, has_gradient.tolist(), strict=True) if anywhere]
+    kinds = torch.tensor([_kind_of_gradient(parameter) for parameter in trained], dtype=torch.int32)
+    kinds = kinds.to(trained[0].device)
+    torch.distributed.all_reduce(kinds, torch.distributed.ReduceOp.MAX)
+    kind_of = dict(zip(trained, kinds.tolist(), strict=True))
+    used = [parameter for parameter in trained if kind_of[parameter] != MISSING]
     for bucket in _buckets(used):
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense() for parameter in bucket
@@ -35,11 +40,20 @@ def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
         flat /= world_size
         torch.distributed.all_reduce(flat)
         for parameter, mean in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):
-            _put(parameter, mean.view_as(parameter))
+            _put(parameter, mean.view_as(parameter), is_sparse=kind_of[parameter] == SPARSE)
 
 
-def _put(parameter: Parameter, mean: Tensor) -> None:
-    if parameter.grad is None or parameter.grad.is_sparse:
+def _kind_of_gradient(parameter: Parameter) -> int:
+    if parameter.grad is None:
+        return MISSING
+    return SPARSE if parameter.grad.is_sparse else DENSE
+
+
+def _put(parameter: Parameter, mean: Tensor, is_sparse: bool) -> None:
+    if is_sparse:
+        parameter.grad = mean.to_sparse(1)  # whole rows, as an Embedding's gradient
+        return
+    if parameter.grad is None:
         parameter.grad = torch.empty_like(parameter)
     parameter.grad.copy_(mean)
 

@@ -1,5 +1,6 @@
 """What the run itself wants to be called for while it trains, beside Lightning's hooks."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,17 +18,24 @@ class LoopHooks:
 
     in_trials = False
 
+    def needs(self, hook: str) -> bool:
+        """Whether a hook that this implements has anything to do in this run; asked once, after `on_ready`."""
+        return True
+
     def on_configured(self, trainer: Trainer) -> None:
         """Optimizers and schedules have been configured, and no callback has changed them yet."""
 
     def on_ready(self, trainer: Trainer) -> None:
         """All that has to do with the start is done; the first batch comes next."""
 
-    def on_batch_begun(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        """A batch is about to be trained on; before `on_train_batch_start`."""
+    def on_logging_step(self, trainer: Trainer) -> None:
+        """A batch whose step is logged is about to be trained on; before `on_train_batch_start`."""
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         """A batch has been trained on; before `on_train_batch_end`."""
+
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        """A batch has been trained on: the last of an epoch, or one at least `TICK_SECONDS` after the last tick."""
 
     def on_step_done(self, trainer: Trainer) -> None:
         """An optimiser step is done, and the validation that was due behind it. Nothing is half done."""
@@ -43,47 +51,65 @@ class LoopCallback(LoopHooks, Callback):
     """A callback that is called at Lightning's places too."""
 
 
+TICK_SECONDS = 0.1
+
+
 class Subscribers:
-    """Who implements which of our hooks.
+    """Which of our hooks is implemented by which listeners.
 
     Args:
-        trainer: Whose callbacks are asked, in their order.
-        beside: RequestedWorld behind them.
+        trainer: Its callbacks are the first listeners, in their order.
+        beside: Listeners called after the callbacks.
     """
 
-    HOOKS = ("on_ready", "on_batch_begun", "on_batch_done", "on_step_done", "on_epoch_done", "on_safe_point")
+    HOOKS = (
+        *("on_ready", "on_logging_step", "on_batch_done", "on_tick", "on_step_done", "on_epoch_done"),
+        "on_safe_point",
+    )
 
     def __init__(self, trainer: Trainer, beside: list[LoopHooks]) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        listeners = [*(listener for listener in callbacks if isinstance(listener, LoopHooks)), *beside]
+        self._listeners = [*(listener for listener in callbacks if isinstance(listener, LoopHooks)), *beside]
         self._trainer = trainer
         self.of: dict[str, tuple[Callable[..., None], ...]] = {}
+        """Hook -> the methods to call, in order."""
         for hook in self.HOOKS:
             idle = getattr(LoopHooks, hook)
-            self.of[hook] = tuple(
-                getattr(listener, hook) for listener in listeners if getattr(type(listener), hook) is not idle
-            )
+            implemented = [listener for listener in self._listeners if getattr(type(listener), hook) is not idle]
+            self.of[hook] = tuple(getattr(listener, hook) for listener in implemented)
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Calls all that implement it."""
+        """Calls all listeners that implement it."""
         for listen in self.of[hook]:
             listen(self._trainer, *arguments)
+
+    def drop_idle(self) -> None:
+        """Leaves out listeners that have nothing to do in this run, so that a step does not call them."""
+        for hook, methods in self.of.items():
+            self.of[hook] = tuple(method for method in methods if method.__self__.needs(hook))  # type: ignore[attr-defined]
 
 
 class HookBridge(Callback):
     """Calls our hooks of a batch from Lightning's own, where its own loop runs. The first of all callbacks.
 
     Args:
-        call: Of `Subscribers`.
+        call: Calls one of our hooks.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
+        self._next_tick = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._call("on_batch_begun", batch, batch_idx)
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every and trainer.global_step % every == 0:
+            self._call("on_logging_step")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._call("on_batch_done", batch, batch_idx)
+        now = time.monotonic()
+        if now >= self._next_tick or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._next_tick = now + TICK_SECONDS
+            self._call("on_tick", batch, batch_idx)

@@ -7,7 +7,8 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop
-from torch.utils.data import BatchSampler, DataLoader
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.loader import ManagedLoader
@@ -19,6 +20,9 @@ class PredictionLoop(_PredictionLoop):
     def setup_data(self) -> None:
         with _complete_last_batch(self.trainer):
             super().setup_data()
+        if self._combined_loader is not None:
+            for loader in self._combined_loader.flattened:
+                _note_batches(loader)
 
     def _get_batch_indices(self, dataloader: object) -> Any:
         if isinstance(dataloader, ManagedLoader) and isinstance(dataloader.batch_sampler, EvaluationBatchSampler):
@@ -44,7 +48,17 @@ def _with_last_batch(dataloader: object, *arguments: Any, **settings: Any) -> ob
     """A loader as the user made it, but for the last batch. The strategy then puts its order of samples in."""
     if not isinstance(dataloader, DataLoader) or type(dataloader.batch_sampler) is not BatchSampler:
         return dataloader
-    loader = copy.copy(dataloader)
-    batches = BatchSampler(loader.sampler, dataloader.batch_sampler.batch_size, drop_last=False)
-    vars(loader).update(batch_sampler=batches, drop_last=False)
+    loader, batches = copy.copy(dataloader), dataloader.batch_sampler
+    complete = BatchSampler(batches.sampler, batches.batch_size, drop_last=False)
+    vars(loader).update(batch_sampler=complete, drop_last=False)
     return loader
+
+
+def _note_batches(loader: object) -> None:
+    """Has a loader in an order of the user's own note the samples of each batch, as Lightning does."""
+    if (
+        isinstance(loader, DataLoader)
+        and not isinstance(loader, ManagedLoader)
+        and isinstance(loader.batch_sampler, Sampler)
+    ):
+        vars(loader)["batch_sampler"] = _IndexBatchSamplerWrapper(loader.batch_sampler)

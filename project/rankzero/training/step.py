@@ -178,7 +178,8 @@ class OptimizerStep:
         total.completed += 1
 
     def _run_backward(self, loss: Tensor) -> None:
-        loss = self.strategy.scale_loss(loss)
+        if self.strategy.share.loss_weight != 1:
+            loss = self.strategy.scale_loss(loss)
         if not self._is_quiet:
             self.hooks.call("on_before_backward", loss)
         of_module = self._of_module

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankzero.messages import RequestError
-from rankzero.sampling.batch_sampler import EVEN, ElasticBatchSampler
+from rankzero.sampling.batch_sampler import EVEN, ElasticBatchSampler, Share
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopHooks
@@ -112,14 +112,7 @@ class RunStrategy(Strategy):
         super().on_train_batch_start(batch, batch_idx)
         combined = self._module.trainer.fit_loop._combined_loader
         assert combined is not None
-        self.take_share(combined.flattened)
-
-    def take_share(self, loaders: Sequence[object]) -> None:
-        """Finds out what this rank has of the batch that was read last."""
-        for loader in loaders:
-            self.share = loader.next_share() if isinstance(loader, ManagedLoader) else EVEN
-        if len(loaders) > 1:  # none of them can say alone what a sample's part of the loss is
-            self.share = EVEN
+        self.share = shares_from(combined.flattened)()
         if self.share.has_empty_rank:
             self.before_idle_step()
 
@@ -152,6 +145,20 @@ class RunStrategy(Strategy):
     def add_up(self, numbers: Sequence[int]) -> list[int]:
         """Sums over all ranks, modulo 2^64. All ranks must call."""
         return list(numbers)
+
+
+def shares_from(loaders: Sequence[object]) -> Callable[[], Share]:
+    """Returns a function that returns what this rank has of the batch that was read last."""
+    managed = [loader for loader in loaders if isinstance(loader, ManagedLoader)]
+    if managed and len(loaders) == 1:
+        return managed[0].next_share
+
+    def even() -> Share:
+        for loader in managed:  # none of several can say alone what a sample's part of the loss is
+            loader.next_share()
+        return EVEN
+
+    return even
 
 
 def strategy_of(trainer: Trainer) -> RunStrategy:

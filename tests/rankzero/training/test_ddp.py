@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -70,6 +72,25 @@ def test_settings_of_a_given_strategy_are_taken_over():
 
 
 @pytest.mark.parametrize("size", [1, 2])
+def test_the_precision_of_a_given_strategy_is_taken_over(size):
+    precision = HalfPrecision("bf16-true")
+    taken = strategy_for(DDPStrategy(precision_plugin=precision), WorldInfo("cpu", size=size), None, SamplingPlan())
+    assert taken.precision_plugin is precision
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"checkpoint_io": TorchCheckpointIO()}, {"start_method": "spawn"}, {"process_group_backend": "mpi"}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_that_are_not_the_strategys_to_decide_are_refused(settings):
+    (name,) = settings
+    with pytest.raises(RequestError) as refused:
+        strategy_for(DDPStrategy(**settings), WorldInfo("cpu", size=2, backend="gloo"), None, SamplingPlan())
+    assert refused.value.instead == f"DDPStrategy without {name}"
+
+
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
     "asked",
     [
@@ -103,6 +124,16 @@ def test_a_mean_is_weighed_within_a_step_only():
         4.0,
         4.0,
     ]
+
+
+def test_the_mean_of_torch_is_weighed_and_what_is_no_tensor_is_returned():
+    strategy = DataParallel(SamplingPlan(), None)
+    strategy._part = 0.5
+    operations = torch.distributed.ReduceOp
+    assert strategy.part(torch.tensor(4.0), operations.AVG).item() == 2.0
+    assert strategy.part(torch.tensor(4.0), operations.MAX).item() == 4.0
+    assert strategy.part(torch.tensor(4.0), "Mean").item() == 2.0
+    assert strategy.reduce(3) == DDPStrategy().reduce(3) == 3
 
 
 def test_a_step_that_not_all_ranks_take_reduces_nothing_and_refuses_to_gather():

@@ -18,6 +18,7 @@ SHAPES = {
     "bfloat16": (2,),
     "channels last": (2, 2, 2, 2),
     "sparse": (4, 2),
+    "sparse on rank zero": (4, 2),
 }
 DTYPES = {"double": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -25,13 +26,13 @@ DTYPES = {"double": torch.float64, "bfloat16": torch.bfloat16}
 def gradient(name, rank):
     """The gradient of a rank: its values differ from rank to rank and have exact sums."""
     values = torch.arange(1.0, 1 + torch.Size(SHAPES[name]).numel()).reshape(SHAPES[name]) * 2 ** (2 * rank)
-    if name == "sparse":  # with two values for the same row
+    if name.startswith("sparse"):  # with two values for the same row
         return torch.sparse_coo_tensor([[rank, rank]], values[:2], SHAPES[name], check_invariants=True)
     return values.to(DTYPES.get(name, torch.float32))
 
 
 def is_there(name, rank):
-    return name != "on no rank" and (name != "on rank zero" or rank == 0)
+    return name != "on no rank" and (not name.endswith("on rank zero") or rank == 0)
 
 
 def averaged(coordinator):
@@ -48,7 +49,7 @@ def averaged(coordinator):
     average_gradients(iter(parameters.values()), world_size)
     assert parameters["channels last"].grad.is_contiguous(memory_format=torch.channels_last)
     found = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-    return {name: (value.tolist(), str(value.dtype), value.is_sparse) for name, value in found.items()}
+    return {name: (value.to_dense().tolist(), str(value.dtype), value.is_sparse) for name, value in found.items()}
 
 
 @pytest.mark.xdist_group("ranks")
@@ -62,7 +63,7 @@ def test_each_gradient_becomes_its_mean_over_ranks(on_ranks, world_size):
             expected = gradient(name, rank) if name == "frozen" else sum(dense) / world_size
             tolerance = 1e-2 if name == "bfloat16" else 1e-6
             assert torch.allclose(torch.tensor(values).double(), expected.double(), rtol=tolerance, atol=0), name
-            assert dtype == str(expected.dtype) and not is_sparse
+            assert dtype == str(expected.dtype) and is_sparse == name.startswith("sparse")
 
 
 @pytest.fixture
@@ -104,6 +105,16 @@ def test_gradients_of_one_type_are_sent_together_up_to_a_limit(alone, monkeypatc
     average_gradients(parameters, 1)
     assert sent == [len(parameters), *buckets]
     assert [parameter.grad.flatten()[0].item() for parameter in parameters] == [*range(1, len(parameters) + 1)]
+
+
+def test_an_optimizer_for_sparse_gradients_takes_their_mean(alone):
+    table = nn.Embedding(5, 2, sparse=True)
+    before = table.weight.detach().clone()
+    table(torch.tensor([3, 1, 3])).sum().backward()
+    average_gradients([table.weight], 1)
+    torch.optim.SparseAdam([table.weight], lr=0.5).step()
+    changed = (table.weight.detach() != before).all(1)
+    assert changed.tolist() == [False, True, False, True, False]
 
 
 @pytest.mark.parametrize("parameters", [[], [nn.Parameter(torch.zeros(1), requires_grad=False)]])

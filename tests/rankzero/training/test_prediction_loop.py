@@ -96,6 +96,24 @@ def test_a_loader_whose_order_is_its_own_is_left_alone():
     assert predict(True, DataLoader(DATA, 2, sampler=[3, 1, 2], drop_last=True))[0] == [[3.0, 1.0], [2.0]]
 
 
+@pytest.mark.filterwarnings("ignore:.*is left to")
+@pytest.mark.parametrize("interval", ["batch", "epoch"])
+def test_the_samples_of_a_users_own_sampler_are_lightnings(interval):
+    def loader():
+        return DataLoader(DATA, batch_size=4, sampler=[9, 7, 5, 3, 1, 0])
+
+    found = predict(True, loader(), interval=interval)
+    assert found == predict(False, loader(), interval=interval)
+    assert [*chain(*found[0])] == [9, 7, 5, 3, 1, 0]
+
+
+@pytest.mark.filterwarnings("ignore:.*is left to")
+def test_the_sampler_within_a_users_batch_sampler_is_kept():
+    loader = DataLoader(DATA, batch_sampler=BatchSampler([9, 7, 5], 2, drop_last=True))
+    predicted, batches, _ = predict(True, loader)
+    assert predicted == [[9.0, 7.0], [5.0]] == [samples for _, samples, *_ in batches]
+
+
 def test_the_users_loader_still_drops_its_last_batch():
     loader = DataLoader(DATA, batch_size=4, drop_last=True)
     predict(True, loader)

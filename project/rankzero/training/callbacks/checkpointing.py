@@ -108,11 +108,15 @@ class CheckpointCallback(LoopCallback, Checkpoint):
             self.saved_at = self._place(trainer)
         self.looked_at_clock = time.monotonic()
 
+    def needs(self, hook: str) -> bool:
+        return hook != "on_step_done" or bool(self.every.steps or self.every.seconds)
+
     def on_step_done(self, trainer: Trainer) -> None:
         """All ranks must call."""
-        loop = fit_loop_of(trainer).epoch_loop
-        self._due |= self._falls_due(loop.global_step, trainer)
-        self._validated |= loop.has_validated
+        self._due |= self._falls_due(trainer.global_step, trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated |= not trainer.sanity_checking
 
     def on_epoch_done(self, trainer: Trainer) -> None:
         self._due |= bool(self.every.epochs) and trainer.current_epoch % self.every.epochs == 0
@@ -122,8 +126,8 @@ class CheckpointCallback(LoopCallback, Checkpoint):
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """All ranks must call."""
-        loop = fit_loop_of(trainer).epoch_loop
-        self._is_over = loop.may_be_done and (loop.done or loop.is_complete) and fit_loop_of(trainer).done
+        loop = trainer.fit_loop.epoch_loop
+        self._is_over = loop.may_be_done and (loop.done or loop.is_complete) and trainer.fit_loop.done
         if self._due or self._is_over:
             self.save(trainer)
 

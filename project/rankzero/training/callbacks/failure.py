@@ -3,13 +3,13 @@
 import logging
 import socket
 import traceback
-from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.distributed.control.channel import ControlChannel
 from rankzero.messages import Stopped, lost_contact, user_message
 from rankzero.runs.attempt import Outcome
+from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
 
@@ -23,11 +23,14 @@ class ReportFailure(LoopCallback):
 
     def __init__(self, control_channel: ControlChannel, outcome: Outcome) -> None:
         self.control_channel, self.outcome = control_channel, outcome
+        self._batches_before: int | None = None
 
-    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        self.outcome.begun = True
+    def on_ready(self, trainer: Trainer) -> None:
+        self._batches_before = fit_loop_of(trainer).epoch_loop.batch_progress.total.processed
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        batches = fit_loop_of(trainer).epoch_loop.batch_progress.total.processed
+        self.outcome.begun |= self._batches_before is not None and batches > self._batches_before
         if not isinstance(exception, Exception) or isinstance(exception, Stopped) or lost_contact(exception):
             return
         if not self.outcome.begun and user_message(exception) is not None:

@@ -1,7 +1,5 @@
 """The learning rate in TensorBoard."""
 
-from typing import Any
-
 from lightning.pytorch import Trainer
 
 from rankzero.training.hooks import LoopCallback
@@ -16,11 +14,10 @@ class LearningRate(LoopCallback):
     def __init__(self) -> None:
         self._logged_at = -1
 
-    def on_batch_begun(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if not every or step % every or step == self._logged_at or trainer.logger is None:
+    def on_logging_step(self, trainer: Trainer) -> None:
+        if trainer.global_step == self._logged_at or trainer.logger is None:  # of several batches a step, the first
             return
-        self._logged_at = step
+        self._logged_at = trainer.global_step
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups if "lr" in group]
         named = {f"train/lr-{number}" if number else "train/lr": float(rate) for number, rate in enumerate(rates)}
         if named:

@@ -16,7 +16,6 @@ from rankzero.runs.shown_metrics import in_one_line
 from rankzero.training.hooks import LoopCallback
 
 EVERY_SECONDS = 10.0
-BAR_SECONDS = 0.1
 LINE_COLUMNS = 120
 """The longest line."""
 
@@ -41,13 +40,9 @@ class BarProgress(LoopCallback, RichProgressBar):
     """
 
     on_train_batch_end = Callback.on_train_batch_end
-    _looked = 0.0
 
-    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        now = time.monotonic()
-        if now - self._looked >= BAR_SECONDS or batch_idx + 1 == trainer.num_training_batches:
-            self._looked = now
-            super().on_train_batch_end(trainer, trainer.lightning_module, None, batch, batch_idx)
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(trainer, trainer.lightning_module, None, batch, batch_idx)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
@@ -109,7 +104,7 @@ class PlainProgress(LoopCallback, ProgressBar):
         self._started = self._printed = time.monotonic()
         self._first = trainer.current_epoch
 
-    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         if self.enabled and time.monotonic() - self._printed >= self.every_seconds:
             self._print(trainer, f"batch {batch_idx + 1}/{trainer.num_training_batches}")
 

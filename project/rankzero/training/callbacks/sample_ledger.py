@@ -28,6 +28,7 @@ class SampleLedger(LoopCallback):
         self._statements: list[str] = []
         self._so_far: str | None = None
         self._ledger, self._batches, self._kept = Ledger(), 0, False
+        self._trainer: Trainer | None = None
         self._log = logging.getLogger("rankzero")
 
     @property
@@ -39,21 +40,29 @@ class SampleLedger(LoopCallback):
         order = self.plan.only_order
         if order is None:
             return
-        self._batches = order.first_batch
+        self._trainer, self._batches = trainer, order.first_batch
+        order.on_many_in_flight = self._settle
         if not order.start_position.samples:
             self._ledger = Ledger()  # an epoch from its beginning, whatever was used of it before
         elif not self._kept and self.plan.rank == 0:
             # A checkpoint that knows of no ledger: what came before it is taken on trust.
             self._ledger = Ledger(expected(order.order(), order.count, order.start_position.samples))
 
-    def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+    def _settle(self) -> None:
+        """Notes the samples of all batches that have been trained on since it was last called."""
         order = self.plan.only_order
-        for sampler in self.plan.training:
-            if sampler.in_flight:
-                samples = sampler.in_flight.popleft()
-                if sampler is order:
-                    self._batches += 1
-                    self._ledger.use(samples)
+        assert order is not None and self._trainer is not None
+        loop = fit_loop_of(self._trainer)
+        if loop.is_trial:
+            order.in_flight.clear()
+            return
+        for _ in range(loop.epoch_loop.batches_trained - self._batches):
+            self._ledger.use(order.in_flight.popleft())
+        self._batches = loop.epoch_loop.batches_trained
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if order := self.plan.only_order:  # another one than in the last epoch, where its length has changed
+            order.on_many_in_flight = self._settle
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """All ranks must call.
@@ -64,6 +73,7 @@ class SampleLedger(LoopCallback):
         order = self.plan.only_order
         if order is None:
             return
+        self._settle()
         consumed = order.consumed(self._batches)
         used = Digest(strategy_of(trainer).add_up(self._ledger.digest().sums))
         if used != expected(order.order(), order.count, consumed):
@@ -81,6 +91,8 @@ class SampleLedger(LoopCallback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """All ranks must call."""
+        if self._trainer is not None and fit_loop_of(trainer).is_within_epoch:
+            self._settle()
         used = strategy_of(trainer).add_up(self._ledger.digest().sums)
         checkpoint["ledger"] = {"sums": used, "statements": list(self._statements)}
 

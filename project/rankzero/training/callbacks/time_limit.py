@@ -50,6 +50,9 @@ class TimeLimit(LoopHooks):
         self._plain_seconds = 0.0
         self._steps, self._limited = 0, False
 
+    def needs(self, hook: str) -> bool:
+        return hook == "on_ready" or self._limited
+
     def on_ready(self, trainer: Trainer) -> None:
         """All ranks must call.
 
@@ -67,7 +70,7 @@ class TimeLimit(LoopHooks):
     def on_step_done(self, trainer: Trainer) -> None:
         self._steps += 1
         # Behind an epoch's last step its end belongs to it.
-        if self._limited and not fit_loop_of(trainer).epoch_loop.is_complete:
+        if not fit_loop_of(trainer).epoch_loop.is_complete:
             self._note(trainer, Kind.PLAIN)
 
     def on_epoch_done(self, trainer: Trainer) -> None:
@@ -75,8 +78,6 @@ class TimeLimit(LoopHooks):
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """All ranks must call."""
-        if not self._limited:
-            return
         if self.saving and self._steps == MEASURED_AT:
             self.saving.save(trainer)  # so that it is known how long that takes
         self._since = time.monotonic()
@@ -88,8 +89,6 @@ class TimeLimit(LoopHooks):
             self.control_channel.request_stop(TIME_IS_UP)
 
     def _note(self, trainer: Trainer, kind: Kind) -> None:
-        if not self._limited:
-            return
         kind = Kind.VALIDATION if fit_loop_of(trainer).epoch_loop.has_validated else kind
         seconds = time.monotonic() - self._since
         self.wall_time.note_step(seconds, kind)

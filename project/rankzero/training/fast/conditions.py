@@ -1,23 +1,16 @@
 """Whether the fast path through an epoch does the same as Lightning's own loop, and what that depends on."""
 
-from operator import attrgetter
-from typing import Any
-
 import lightning
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.core import hooks as core_hooks
 from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.trainer import call
-from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 
 from rankzero.training.ddp import DataParallel
 from rankzero.training.fast import replaced
-from rankzero.training.fast.batch_hooks import has_any, overrides
+from rankzero.training.fast.batch_hooks import overrides
 from rankzero.training.strategies import OneProcess
 
 OPTIMIZER_HOOKS = ("optimizer_step", "optimizer_zero_grad", "backward")
@@ -41,15 +34,6 @@ PRECISION_METHODS = (
 )
 PROFILER_METHODS = ("profile", "start", "stop")
 """Methods that a step leaves out unless a class, or a program that replaced one, has its own."""
-
-_methods_of_module = attrgetter(*MODULE_METHODS)
-_methods_of_strategy = attrgetter(*STRATEGY_METHODS)
-_methods_of_precision = attrgetter(*PRECISION_METHODS)
-_functions_of_call = attrgetter("_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook")
-_functions_of_loop = attrgetter("advance", "update_lr_schedulers")
-_methods_of_connector = attrgetter("on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics")
-_sets_on_module = has_any(*(name for name in MODULE_METHODS if name != "log"))  # where FastLog stands in
-_sets_on_data = has_any(*TRANSFER_HOOKS)
 
 
 def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
@@ -105,41 +89,4 @@ def needs_transfer(trainer: Trainer) -> bool:
         or "batch_to_device" in vars(strategy)
         or any(overrides(module, name, LightningModule) for name in TRANSFER_METHODS)
         or (data is not None and any(overrides(data, hook, LightningDataModule) for hook in TRANSFER_HOOKS))
-    )
-
-
-def look(trainer: Trainer) -> tuple[Any, ...]:
-    """All that the functions above depend on and that the user's code may change in the middle of an epoch.
-
-    This runs in each step, so attributes are read without the properties around them. Of Lightning's own objects the
-    number of their attributes is enough: it grows when one gets a method of its own.
-    """
-    strategy: Any = trainer._accelerator_connector.strategy
-    module, precision = strategy._lightning_module, strategy._precision_plugin
-    profiler, data = trainer.profiler, trainer.datamodule  # type: ignore[attr-defined]
-    optimizer = strategy._lightning_optimizers[0] if strategy._lightning_optimizers else None
-    module_type, of_module = type(module), module.__dict__
-    return (
-        strategy,
-        id(of_module),
-        precision,
-        profiler,
-        data,
-        module._automatic_optimization,
-        module_type.automatic_optimization,
-        trainer.fit_loop.epoch_loop.automatic_optimization._skip_backward,
-        _functions_of_call(call),
-        _functions_of_loop(_TrainingEpochLoop),
-        core_hooks.move_data_to_device,
-        _methods_of_module(module_type),
-        _methods_of_strategy(type(strategy)),
-        _methods_of_strategy(Strategy),
-        _methods_of_precision(type(precision)),
-        _methods_of_connector(_LoggerConnector),
-        _sets_on_module(of_module),
-        len(strategy.__dict__),
-        len(precision.__dict__),
-        len(profiler.__dict__),
-        optimizer is None or (optimizer, type(optimizer).step, "step" in optimizer.__dict__),
-        data is None or _sets_on_data(data.__dict__),
     )

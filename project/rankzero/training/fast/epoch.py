@@ -2,21 +2,44 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
+from sys import getrefcount
+from time import monotonic
 from typing import Any, cast
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.core import hooks as core_hooks
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 from torch import Tensor
 
-from rankzero.training.fast.batch_hooks import BatchHooks, overrides
-from rankzero.training.fast.conditions import look, needs_transfer, optimizes_plainly
+from rankzero.training.fast.batch_hooks import BatchHooks, has_any, overrides
+from rankzero.training.fast.conditions import (
+    MODULE_METHODS,
+    PRECISION_METHODS,
+    STRATEGY_METHODS,
+    TRANSFER_HOOKS,
+    needs_transfer,
+    optimizes_plainly,
+)
 from rankzero.training.fast.log import FastLog
-from rankzero.training.hooks import Subscribers
-from rankzero.training.metrics.logged import Results, is_held
+from rankzero.training.hooks import TICK_SECONDS, Subscribers
+from rankzero.training.metrics.logged import NOT_HELD, Results, shown_metrics_of
 from rankzero.training.step import OptimizerStep
-from rankzero.training.strategies import RunStrategy
+from rankzero.training.strategies import RunStrategy, shares_from
+
+_methods_of_module = attrgetter(*MODULE_METHODS)
+_methods_of_strategy = attrgetter(*STRATEGY_METHODS)
+_methods_of_precision = attrgetter(*PRECISION_METHODS)
+_functions_of_call = attrgetter("_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook")
+_functions_of_loop = attrgetter("advance", "update_lr_schedulers")
+_methods_of_connector = attrgetter("on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics")
+_sets_on_module = has_any(*(name for name in MODULE_METHODS if name != "log"))  # where FastLog stands in
+_sets_on_data = has_any(*TRANSFER_HOOKS)
 
 
 class FastEpoch:
@@ -45,8 +68,9 @@ class FastEpoch:
         if optimizes_plainly(self.trainer, loop):
             self.step = OptimizerStep(self.trainer, self.strategy, loop, self.hooks, self.log)
         self._fetch = _fetch_from(data_fetcher)
-        self._loaders = data_fetcher.combined_loader.flattened
-        self._on_batch_begun, self._on_batch_done = listeners.of["on_batch_begun"], listeners.of["on_batch_done"]
+        self._next_share = shares_from(data_fetcher.combined_loader.flattened)
+        self._on_logging_step, self._on_batch_done = listeners.of["on_logging_step"], listeners.of["on_batch_done"]
+        self._on_tick, self._next_tick = listeners.of["on_tick"], 0.0
         self._moves = needs_transfer(self.trainer)
         self._own_schedules = overrides(self.module, "lr_scheduler_step", LightningModule)
         self._found = look(self.trainer)
@@ -80,11 +104,14 @@ class FastEpoch:
         if batch is None:
             loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
         else:
-            for listen in self._on_batch_begun:
-                listen(trainer, batch, batch_idx)
+            if trainer.log_every_n_steps and loop.global_step % trainer.log_every_n_steps == 0:
+                for listen in self._on_logging_step:
+                    listen(trainer)
             is_quiet = hooks.have_no_observers
             answer = None if is_quiet else hooks.call("on_train_batch_start", batch, batch_idx)
-            self.strategy.take_share(self._loaders)
+            self.strategy.share = share = self._next_share()
+            if share.has_empty_rank:
+                self.strategy.before_idle_step()
             if answer == -1:
                 self._skip_the_rest()
             current.started += 1
@@ -96,6 +123,10 @@ class FastEpoch:
         results.is_watched = False
         for listen in self._on_batch_done:
             listen(trainer, batch, batch_idx)
+        if (now := monotonic()) >= self._next_tick or self.progress.is_last_batch:
+            self._next_tick = now + TICK_SECONDS
+            for listen in self._on_tick:
+                listen(trainer, batch, batch_idx)
         results.is_watched = True
         hooks.call("on_train_batch_end", outputs, batch, batch_idx)
         results.batch = results.batch_size = None
@@ -103,7 +134,7 @@ class FastEpoch:
         total.completed += 1
         if self._logs():
             connector.log_metrics(self.loop.show_metrics()["log"])
-        elif is_held(connector):
+        elif max(map(getrefcount, shown_metrics_of(connector))) > NOT_HELD:
             results.averages.note_read()
             self.loop.show_metrics(reduces=False)
 
@@ -207,3 +238,40 @@ def _fetch_from(data_fetcher: _DataFetcher) -> Callable[[], Any]:
         return batch
 
     return fetch
+
+
+def look(trainer: Trainer) -> tuple[Any, ...]:
+    """All that the functions above depend on and that the user's code may change in the middle of an epoch.
+
+    This runs in each step, so attributes are read without the properties around them. Of Lightning's own objects the
+    number of their attributes is enough: it grows when one gets a method of its own.
+    """
+    strategy: Any = trainer._accelerator_connector.strategy
+    module, precision = strategy._lightning_module, strategy._precision_plugin
+    profiler, data = trainer.profiler, trainer.datamodule  # type: ignore[attr-defined]
+    optimizer = strategy._lightning_optimizers[0] if strategy._lightning_optimizers else None
+    module_type, of_module = type(module), module.__dict__
+    return (
+        strategy,
+        id(of_module),
+        precision,
+        profiler,
+        data,
+        module._automatic_optimization,
+        module_type.automatic_optimization,
+        trainer.fit_loop.epoch_loop.automatic_optimization._skip_backward,
+        _functions_of_call(call),
+        _functions_of_loop(_TrainingEpochLoop),
+        core_hooks.move_data_to_device,
+        _methods_of_module(module_type),
+        _methods_of_strategy(type(strategy)),
+        _methods_of_strategy(Strategy),
+        _methods_of_precision(type(precision)),
+        _methods_of_connector(_LoggerConnector),
+        _sets_on_module(of_module),
+        len(strategy.__dict__),
+        len(precision.__dict__),
+        len(profiler.__dict__),
+        optimizer is None or (optimizer, type(optimizer).step, "step" in optimizer.__dict__),
+        data is None or _sets_on_data(data.__dict__),
+    )

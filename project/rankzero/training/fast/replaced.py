@@ -145,13 +145,14 @@ class Functions:
     def __init__(self, *tables: Table) -> None:
         self._names = [(owner, name) for table in tables for owner, names in table.items() for name in names.split()]
         self._originals = [getattr(owner, name, None) for owner, name in self._names]
-        self._are_same = _comparison(self._names, self._originals)
+        self.are_same = _comparison(self._names, self._originals)
+        """Whether none has been replaced since, by another object under its name; raises if one was deleted."""
 
     @property
     def are_original(self) -> bool:
         """Whether none has been replaced since, by another object under its name."""
         try:
-            return bool(self._are_same())
+            return self.are_same()
         except AttributeError:
             return False
 

@@ -121,7 +121,7 @@ _zero_grad = Optimizer.zero_grad
 
 def _is_stock(functions: replaced.Functions) -> bool:
     """Whether functions of torch are those that this was compared with."""
-    return not functions.changed and functions.are_original
+    return not functions.changed and functions.are_same()
 
 
 def _is_profiled() -> bool:

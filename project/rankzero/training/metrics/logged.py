@@ -7,6 +7,7 @@ added up, whether or not `sync_dist` was asked for.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from sys import getrefcount
 from typing import Any
 
@@ -105,7 +106,8 @@ class LoggerConnector(_LoggerConnector):
     def on_batch_end(self) -> None:
         """Lightning's place after the hooks of a batch, in its own loop."""
         results = self.trainer._results
-        if isinstance(results, Results) and results.is_watched and is_held(self):
+        is_held = max(map(getrefcount, shown_metrics_of(self))) > NOT_HELD
+        if isinstance(results, Results) and results.is_watched and is_held:
             results.averages.note_read()
         with _unwatched(self.trainer):
             super().on_batch_end()
@@ -140,13 +142,8 @@ class LoggerConnector(_LoggerConnector):
         super().on_epoch_end()
 
 
-def is_held(connector: _LoggerConnector) -> bool:
-    """Whether the user's code has kept one of the dictionaries that Lightning brings up to date in each batch."""
-    return (
-        getrefcount(connector._callback_metrics) > _NOT_HELD
-        or getrefcount(connector._logged_metrics) > _NOT_HELD
-        or getrefcount(connector._progress_bar_metrics) > _NOT_HELD
-    )
+shown_metrics_of = attrgetter("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+"""The dictionaries of a connector that Lightning brings up to date in each batch."""
 
 
 class _Holder:
@@ -155,8 +152,8 @@ class _Holder:
 
 
 _holder = _Holder()
-_NOT_HELD = getrefcount(_holder.metrics)
-"""What `getrefcount` counts for a dictionary that only its object refers to."""
+NOT_HELD = max(map(getrefcount, attrgetter("metrics", "metrics")(_holder))) - 1
+"""What `getrefcount` counts for a dictionary that only its object and a tuple refer to."""
 
 
 @contextmanager

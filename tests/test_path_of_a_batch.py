@@ -1,0 +1,49 @@
+"""A batch passes few files: those that CONTRIBUTING lists, and few others that a step calls into."""
+
+import re
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+from rankzero.training.hooks import LoopCallback
+from running import REPOSITORY, fit_here
+
+MOST_TO_READ, MOST_ENTERED = 8, 12
+
+SOURCES = [REPOSITORY / name for name in ("launch", "project/rankzero", "lightning_modules", "data_modules")]
+
+
+class Trace(LoopCallback):
+    """Notes the source files of which code runs from one step to the next, in the middle of an epoch."""
+
+    entered: ClassVar[set[str]] = set()
+
+    def on_step_done(self, trainer):
+        if trainer.global_step == 20:
+            sys.setprofile(self.note)
+        elif trainer.global_step == 21:
+            sys.setprofile(None)
+
+    @classmethod
+    def note(cls, frame, event, argument):
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and any(file.is_relative_to(folder) for folder in SOURCES):
+            cls.entered.add(str(file.relative_to(REPOSITORY)))
+
+
+def test_a_reader_opens_few_files_for_one_batch():
+    section = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## One batch")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", section, re.MULTILINE)
+    assert 0 < len(listed) <= MOST_TO_READ
+    assert [name for name in listed if not (REPOSITORY / name).is_file()] == []
+
+
+def test_a_steady_step_enters_few_files(here, monkeypatch):
+    monkeypatch.setattr(Trace, "entered", set())
+    module = type(sys)("traced")
+    module.Trace = Trace
+    monkeypatch.setitem(sys.modules, "traced", module)
+    toy = ("--model", "MLP", "--data", "Toy", "--data.count", "2048", "--epochs", "1", "--trainer.callbacks")
+    assert fit_here(*toy, "traced.Trace") == 0
+    assert "project/rankzero/training/step.py" in Trace.entered
+    assert len(Trace.entered) <= MOST_ENTERED, sorted(Trace.entered)
