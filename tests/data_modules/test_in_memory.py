@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from data_modules.digits import Digits
-from data_modules.in_memory import InMemory, as_it_is, split_indices
+from data_modules.in_memory import InMemory, split_indices
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
 from rankzero.sampling.plan import SamplingPlan
@@ -22,7 +22,7 @@ def test_splits_never_overlap_and_leave_nothing_out(sizes, seed):
 
 def test_a_batch_is_gathered_at_once_and_is_what_single_samples_are():
     data = InMemory(torch.rand(10, 3), torch.arange(10))
-    inputs, targets = next(iter(DataLoader(data, batch_size=4, collate_fn=as_it_is)))
+    inputs, targets = next(iter(DataLoader(data, batch_size=4, collate_fn=tuple)))
     assert torch.equal(inputs, torch.stack([data[i][0] for i in range(4)])) and targets.tolist() == [0, 1, 2, 3]
 
 
@@ -101,7 +101,7 @@ def test_what_mixes_a_batch_is_read_batch_by_batch():
             return inputs.flip(0), targets
 
     data = Mixing(torch.arange(8.0).view(8, 1), torch.arange(8))
-    found = torch.cat([inputs for inputs, _ in ordered(data, collate_fn=as_it_is)]).flatten()
+    found = torch.cat([inputs for inputs, _ in ordered(data, collate_fn=tuple)]).flatten()
     assert found.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
 
 

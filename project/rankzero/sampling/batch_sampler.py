@@ -15,6 +15,7 @@ BLOCK = 4096
 """About so many positions are looked up at a time: a look-up costs some 50 microseconds beside what it costs each."""
 
 MANY_IN_FLIGHT = 512
+"""Batches. With more of them in flight, those that have been trained on are taken out."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,8 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     Attributes:
         micro_batches: Batches an optimiser step; the last step may have fewer.
-        in_flight: Samples of the newest batches, a batch at a time: of those that have been read and not yet been
-            trained on, and others.
-        on_many_in_flight: Called while batches are read where more than `MANY_IN_FLIGHT` are in flight; takes out
+        in_flight: Samples of the batches that have been read, but for those that `on_many_in_flight` has taken out.
+        on_many_in_flight: Called while batches are read and more than `MANY_IN_FLIGHT` are in flight, to take out
             those that have been trained on.
         padded: Whether a rank without samples in a step draws one of the step's samples, with no weight, for what
             needs a sample on every rank.
@@ -115,12 +115,10 @@ class ElasticBatchSampler(Sampler[Indices]):
         self.device_batch_size = min(size, max_device_batch_size or size)
         self.micro_batches = -(-self.largest_share // self.device_batch_size)
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.padded = False
-        self.begun = False
+        self.padded = self.begun = self._exhausted = False
         self.in_flight: deque[Positions] = deque()
         self.on_many_in_flight: Callable[[], None] = lambda: self.in_flight.clear()
         self._dealt: dict[tuple[int, bool], list[Share]] = {}
-        self._exhausted = False
         self.start_position = start or Position()
         self.epoch = self.start_position.epoch
 
@@ -164,9 +162,9 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def order(self) -> Callable[[Positions], Positions]:
         """The order of this epoch: from positions to samples."""
-        return (
-            Permutation(self.count, self.seed, self.epoch, self.start_position.pass_index) if self.shuffle else np.copy
-        )
+        if not self.shuffle:
+            return np.copy
+        return Permutation(self.count, self.seed, self.epoch, self.start_position.pass_index)
 
     def consumed(self, batches: int) -> int:
         """Samples of this epoch's order that are used behind so many batches, also within a step."""
@@ -188,11 +186,6 @@ class ElasticBatchSampler(Sampler[Indices]):
         first_short_step = self.start_position.step + full_steps
         return chain(full, self._shares(self._size(first_short_step)) if first_short_step < self.steps else ())
 
-    def share(self, batch: int) -> Share:
-        """What this rank has of a batch."""
-        step, micro_batch = divmod(batch, self.micro_batches)
-        return self._shares(self._size(step))[micro_batch]
-
     def _sizes(self) -> list[int]:
         """The sizes of the steps there are: whole ones, and a short one."""
         full_steps, rest = divmod(self.count, self.global_batch_size)
@@ -210,12 +203,12 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def leaves_single(self) -> bool:
         """Whether in some step some rank reads a single sample."""
-        smallest = [(size // self._active_ranks(size), size % self._active_ranks(size) > 0) for size in self._sizes()]
-        return any(
-            (samples + more) % self.device_batch_size == 1 % self.device_batch_size
-            for samples, larger in smallest
-            for more in range(larger + 1)
-        )
+        single = 1 % self.device_batch_size
+        for size in self._sizes():
+            least, most = size // self._active_ranks(size), -(-size // self._active_ranks(size))
+            if single in (least % self.device_batch_size, most % self.device_batch_size):
+                return True
+        return False
 
     def samples_in(self, batch: int) -> int:
         """Samples in a batch over all ranks, counted through all rounds of the epoch."""
@@ -231,18 +224,14 @@ class ElasticBatchSampler(Sampler[Indices]):
         return origin.samples + (step - origin.step) * self.global_batch_size
 
     def _size(self, step: int) -> int:
-        left, full = self.count - self._first(step), self.global_batch_size
-        return full if left >= full else left
+        return min(self.global_batch_size, self.count - self._first(step))
 
     def _shares(self, size: int) -> list[Share]:
         """How a step of `size` samples is dealt to this rank, a micro-batch at a time."""
         shares = self._dealt.get((size, self.padded))
         if shares is None:
-            device, world = self.device_batch_size, self.world_size
-            active_ranks = self._active_ranks(size)
-            of_rank = [
-                (size - rank + active_ranks - 1) // active_ranks if rank < active_ranks else 0 for rank in range(world)
-            ]
+            device, world, active = self.device_batch_size, self.world_size, self._active_ranks(size)
+            of_rank = [(size - rank + active - 1) // active if rank < active else 0 for rank in range(world)]
             shares = []
             for done in range(0, of_rank[0], device):
                 dealt = [min(device, max(0, samples - done)) for samples in of_rank]
@@ -268,10 +257,8 @@ class ElasticBatchSampler(Sampler[Indices]):
     def arrays(self) -> Iterator[Positions]:
         """The samples of each batch of this rank; what comes of `__iter__`, as arrays."""
         if self._exhausted:
-            self._exhausted, self.start_position = (
-                False,
-                Position(self.epoch, pass_index=self.start_position.pass_index + 1),
-            )
+            self._exhausted = False
+            self.start_position = Position(self.epoch, pass_index=self.start_position.pass_index + 1)
         self.begun = True
         self.in_flight = deque()
         return self._batches(self.in_flight)

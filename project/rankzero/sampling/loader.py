@@ -4,7 +4,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -135,7 +135,8 @@ class ManagedLoader(DataLoader[Any]):
         return map(self._reader.collate_fn, batches)
 
     def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
-        for share, batch in zip(self.batch_sampler.shares(), reader, strict=False):
+        # A loader class of the user's may return more batches than its sampler has.
+        for batch, share in zip(reader, chain(self.batch_sampler.shares(), repeat(EVEN)), strict=False):
             if share.has_empty_rank:
                 # Rank zero always has something; the others learn from it what an empty batch looks like.
                 empty = self._broadcast(None if batch is None else emptied(batch))

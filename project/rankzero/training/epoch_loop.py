@@ -104,7 +104,7 @@ class EpochLoop(_TrainingEpochLoop):
                     self.advance(data_fetcher)
                     self.on_advance_end(data_fetcher)
                 except StopIteration:
-                    counts = self.batch_progress.current
+                    counts: Any = self.batch_progress.current
                     self._skipped = counts.processed - counts.completed
                     break
                 finally:

@@ -61,4 +61,4 @@ def _note_batches(loader: object) -> None:
         and not isinstance(loader, ManagedLoader)
         and isinstance(loader.batch_sampler, Sampler)
     ):
-        vars(loader)["batch_sampler"] = _IndexBatchSamplerWrapper(loader.batch_sampler)
+        vars(loader)["batch_sampler"] = _IndexBatchSamplerWrapper(loader.batch_sampler)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
+from rankzero.sampling.batch_sampler import MANY_IN_FLIGHT, ElasticBatchSampler, Position
 
 worlds = st.integers(1, 6)
 sizes = st.integers(1, 40)
@@ -48,8 +48,8 @@ def test_every_rank_has_as_many_batches_and_the_length_says_how_many(world, coun
 @given(worlds, counts, sizes, limits)
 def test_shares_say_what_is_dealt(world, count, size, limit):
     samplers = ranks(world, count, size, max_device_batch_size=limit)
-    for number, batches in enumerate(zip(*samplers, strict=True)):
-        shares = [sampler.share(number) for sampler in samplers]
+    dealt = zip(*(sampler.shares() for sampler in samplers), strict=True)
+    for shares, batches in zip(dealt, zip(*samplers, strict=True), strict=True):
         assert [share.samples for share in shares] == [len(batch) for batch in batches]
         assert {share.total for share in shares} == {sum(map(len, batches))}
         assert {share.has_empty_rank for share in shares} == {not all(batches)}
@@ -62,10 +62,11 @@ def test_weights_make_the_mean_over_ranks_and_micro_batches_that_of_the_step(wor
     samplers = ranks(world, count, size, max_device_batch_size=limit)
     loss = {sample: data.draw(st.floats(-1, 1)) for sample in range(count)}
     means, expected = [0.0] * samplers[0].steps, steps(ranks(1, count, size))
+    shares = [[*sampler.shares()] for sampler in samplers]
     for number, batches in enumerate(zip(*samplers, strict=True)):
-        for sampler, batch in zip(samplers, batches, strict=True):
+        for sampler, dealt, batch in zip(samplers, shares, batches, strict=True):
             mean = sum(loss[i] for i in batch) / max(1, len(batch))
-            averaged = mean * sampler.share(number).loss_weight / world / sampler.micro_batches
+            averaged = mean * dealt[number].loss_weight / world / sampler.micro_batches
             means[number // sampler.micro_batches] += averaged
     assert means == pytest.approx([sum(loss[i] for i in step) / len(step) for step in expected], abs=1e-9)
 
@@ -73,9 +74,7 @@ def test_weights_make_the_mean_over_ranks_and_micro_batches_that_of_the_step(wor
 @pytest.mark.parametrize(("world", "size"), [(1, 32), (2, 32), (4, 32), (4, 8)])
 def test_an_even_share_has_no_weight_at_all(world, size):
     assert all(
-        one.share(batch).loss_weight == one.share(batch).metric_weight == 1.0
-        for one in ranks(world, 64, size)
-        for batch in (0,)
+        share.loss_weight == share.metric_weight == 1.0 for one in ranks(world, 64, size) for share in one.shares()
     )
 
 
@@ -88,9 +87,11 @@ def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed(world, count,
         ElasticBatchSampler(count, size, rank, world, 1, limit, shuffle=True, start=position) for rank in range(world)
     ]
     assert rest[0].first_batch == done * rest[0].micro_batches and rest[0].epoch == 3
+    shares, read = [[*one.shares()] for one in rest], [[*one] for one in rest]
+    assert [[share.samples for share in of_rank] for of_rank in shares] == [[*map(len, batches)] for batches in read]
     expected = steps(whole)[done:]
     found = [[] for _ in expected]
-    for number, batches in enumerate(zip_longest(*rest, fillvalue=())):
+    for number, batches in enumerate(zip_longest(*read, fillvalue=())):
         found[number // rest[0].micro_batches] += [i for batch in batches for i in batch]
     assert [sorted(step) for step in found] == expected
     rest[0].set_epoch(4)
@@ -134,8 +135,9 @@ def test_what_cannot_do_without_a_sample_on_each_rank_gets_one_more_than_once(wo
         sampler.padded = True
     last = [list(sampler)[-1] for sampler in samplers]
     assert [len(batch) for batch in last] == [1] * world and len({batch[0] for batch in last}) == 1
-    assert [sampler.share(len(sampler) - 1).loss_weight for sampler in samplers] == [world] + [0] * (world - 1)
-    assert not any(sampler.share(len(sampler) - 1).has_empty_rank for sampler in samplers)
+    shares = [[*sampler.shares()][-1] for sampler in samplers]
+    assert [share.loss_weight for share in shares] == [world] + [0] * (world - 1)
+    assert not any(share.has_empty_rank for share in shares)
     assert [sampler.in_flight[-1].size for sampler in samplers] == [1] + [0] * (world - 1)
 
 
@@ -147,6 +149,13 @@ def test_a_loader_that_goes_round_while_a_longer_one_goes_on():
     carried_on = ElasticBatchSampler(4, 2, shuffle=True, seed=1, start=Position(0, 1, 2, pass_index=1))
     assert [i for batch in carried_on for i in batch] == rounds[1][2:]
     assert [i for batch in carried_on for i in batch] == rounds[2]
+
+
+def test_few_batches_are_in_flight_where_nothing_counts_them():
+    sampler, most = ElasticBatchSampler(2 * 3 * MANY_IN_FLIGHT, 2), 0
+    for _ in sampler:
+        most = max(most, len(sampler.in_flight))
+    assert MANY_IN_FLIGHT <= most <= MANY_IN_FLIGHT + 1
 
 
 def test_what_was_handed_out_is_noted():
@@ -164,6 +173,4 @@ def test_a_short_step_gives_nobody_a_single_sample_where_that_can_be(world, coun
     single = any(len(batch) == 1 for sampler in samplers for batch in sampler)
     assert samplers[0].leaves_single() == single
     assert single == (rest == 1 or (share == 2 and 0 < rest < 2 * world and rest % 2 == 1))
-    assert samplers[0].leaves_idle() == any(
-        samplers[0].share(batch).has_empty_rank for batch in range(len(samplers[0]))
-    )
+    assert samplers[0].leaves_idle() == any(share.has_empty_rank for share in samplers[0].shares())

@@ -19,8 +19,8 @@ class Notes(LoopCallback):
     def on_step_done(self, trainer):
         self.seen.append((self.name, "on_step_done", trainer))
 
-    def on_batch_begun(self, trainer, batch, batch_idx):
-        self.seen.append((self.name, "on_batch_begun", batch, batch_idx))
+    def on_batch_done(self, trainer, batch, batch_idx):
+        self.seen.append((self.name, "on_batch_done", batch, batch_idx))
 
 
 class NotesBeside(LoopHooks):
@@ -39,7 +39,7 @@ class NotesBeside(LoopHooks):
 class Inherits(Notes):
     """Inherits the hooks of its parent, and takes one back."""
 
-    on_batch_begun = LoopHooks.on_batch_begun
+    on_batch_done = LoopHooks.on_batch_done
 
 
 def subscribers(callbacks, beside):
@@ -54,8 +54,8 @@ def test_callbacks_are_called_in_their_order_and_before_other_subscribers():
     called.call("on_step_done")
     assert seen == [(name, "on_step_done", trainer) for name in ("a", "b", "beside")]
     seen.clear()
-    called.call("on_batch_begun", "batch", 3)
-    assert seen == [("a", "on_batch_begun", "batch", 3)]
+    called.call("on_batch_done", "batch", 3)
+    assert seen == [("a", "on_batch_done", "batch", 3)]
 
 
 def test_a_hook_without_an_implementation_has_no_subscriber():
@@ -63,13 +63,30 @@ def test_a_hook_without_an_implementation_has_no_subscriber():
     counts = {hook: len(functions) for hook, functions in called.of.items()}
     assert counts == {
         "on_ready": 1,
-        "on_batch_begun": 1,
-        "on_batch_done": 0,
+        "on_logging_step": 0,
+        "on_batch_done": 1,
+        "on_tick": 0,
         "on_step_done": 2,
         "on_epoch_done": 0,
         "on_safe_point": 0,
     }
     called.call("on_safe_point")
+
+
+def test_a_subscriber_without_need_of_a_hook_is_dropped():
+    class Idle(Notes):
+        def needs(self, hook):
+            return hook != "on_step_done"
+
+    seen = []
+    called, trainer = subscribers([Idle("idle", seen), Notes("a", seen)], [NotesBeside(seen)])
+    called.drop_idle()
+    called.call("on_step_done")
+    called.call("on_batch_done", "batch", 0)
+    assert seen == [
+        *((name, "on_step_done", trainer) for name in ("a", "beside")),
+        *((name, "on_batch_done", "batch", 0) for name in ("idle", "a")),
+    ]
 
 
 @pytest.mark.parametrize("hook", ["on_configured", "on_train_start", "nothing"])
@@ -108,17 +125,20 @@ class EachBatch(Callback):
 
 
 class EachBatchOfRun(EachBatch, LoopCallback):
-    def on_batch_begun(self, trainer, batch, batch_idx):
-        assert batch.shape == (1, 32) and trainer.global_step == batch_idx
-        self.seen.append(("on_batch_begun", batch_idx))
+    def on_logging_step(self, trainer):
+        self.seen.append(("on_logging_step", trainer.global_step))
 
     def on_batch_done(self, trainer, batch, batch_idx):
         assert batch.shape == (1, 32) and trainer.global_step == batch_idx + 1
         self.seen.append(("on_batch_done", batch_idx))
 
+    def on_tick(self, trainer, batch, batch_idx):
+        assert batch.shape == (1, 32) and trainer.global_step == batch_idx + 1
+        self.seen.append(("on_tick", batch_idx))
+
 
 STARTS, ENDS = ("on_train_batch_start",) * 2, ("on_train_batch_end",) * 2
-ORDER = ("on_batch_begun", *STARTS, "on_batch_done", *ENDS)
+ORDER = (*STARTS, "on_batch_done", *ENDS)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -126,15 +146,30 @@ def test_the_hooks_of_a_batch_come_before_lightnings_in_both_loops(fast):
     seen = []
     profiler = None if fast else "simple"  # for which Lightning's own loop trains
     callbacks = [EachBatch(seen), EachBatchOfRun(seen)]
-    train_here(*callbacks, loops=True, max_epochs=1, limit_train_batches=2, limit_val_batches=0, profiler=profiler)
-    assert seen == [(hook, batch_idx) for batch_idx in range(2) for hook in ORDER]
+    settings = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 0, "log_every_n_steps": 2}
+    train_here(*callbacks, loops=True, profiler=profiler, **settings)
+    of_batches = [(hook, batch_idx) for hook, batch_idx in seen if hook not in ("on_logging_step", "on_tick")]
+    assert of_batches == [(hook, batch_idx) for batch_idx in range(2) for hook in ORDER]
+    assert seen[0] == ("on_logging_step", 0) and ("on_logging_step", 1) not in seen
+    assert seen[-4:-2] == [("on_batch_done", 1), ("on_tick", 1)]  # the last batch of an epoch
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_ticks_are_seldom(fast, monkeypatch):
+    seen = []
+    monkeypatch.setattr("rankzero.training.fast.epoch.TICK_SECONDS", 3600)
+    monkeypatch.setattr("rankzero.training.hooks.TICK_SECONDS", 3600)
+    settings = {"max_epochs": 1, "limit_train_batches": 9, "limit_val_batches": 0}
+    train_here(EachBatchOfRun(seen), loops=True, profiler=None if fast else "simple", **settings)
+    assert [batch_idx for hook, batch_idx in seen if hook == "on_tick"] == [0, 8]
 
 
 def test_the_bridge_passes_on_the_hooks_of_a_batch():
     seen = []
     with as_before():
         trainer = Trainer(**QUIET, max_epochs=1, limit_train_batches=2, limit_val_batches=0, enable_model_summary=False)
-        bridge = HookBridge(lambda hook, batch, batch_idx: seen.append((hook, len(batch), batch_idx)))
+        bridge = HookBridge(lambda hook, *arguments: seen.append((hook, *arguments[1:])))
         trainer.callbacks.insert(0, bridge)
         trainer.fit(BoringModel())
-    assert seen == [(hook, 1, batch_idx) for batch_idx in range(2) for hook in ("on_batch_begun", "on_batch_done")]
+    assert seen[:2] == [("on_logging_step",), ("on_batch_done", 0)]
+    assert seen[-2:] == [("on_batch_done", 1), ("on_tick", 1)]

@@ -1,5 +1,7 @@
 """The strategies: the run's order in the user's loaders, accumulation, shares of a step, and what is loaded."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -156,13 +158,19 @@ def shared(*counts, rank=1, world_size=2, size=4):
     return strategy, loaders
 
 
+def take_share(strategy, loaders):
+    """Finds out what this rank has of the next batch, as Lightning's loop does."""
+    strategy.lightning_module.trainer.fit_loop._combined_loader = SimpleNamespace(flattened=loaders)
+    strategy.on_train_batch_start(None, 0)
+
+
 def test_the_share_of_each_batch_is_taken_in_its_turn():
     idle = []
     strategy, loaders = shared(9)  # 4, 4, 1
     strategy.before_idle_step = lambda: idle.append(strategy.share.samples)
     shares = []
     for _ in range(4):
-        strategy.take_share(loaders)
+        take_share(strategy, loaders)
         shares.append((strategy.share.samples, strategy.share.total, strategy.share.is_empty))
     assert shares == [(2, 4, False), (2, 4, False), (0, 1, True), (EVEN.samples, EVEN.total, False)]
     assert idle == [0]
@@ -170,19 +178,19 @@ def test_the_share_of_each_batch_is_taken_in_its_turn():
 
 def test_several_loaders_have_even_shares_and_foreign_ones_too():
     strategy, loaders = shared(9, 4)
-    strategy.take_share(loaders)
+    take_share(strategy, loaders)
     assert strategy.share is EVEN
-    strategy.take_share([[1, 2]])
+    take_share(strategy, [[1, 2]])
     assert strategy.share is EVEN
-    strategy.take_share([])
+    take_share(strategy, [])
     assert strategy.share is EVEN
 
 
 @pytest.mark.parametrize(("world_size", "rank", "samples"), [(1, 0, 3), (2, 0, 2), (2, 1, 1), (3, 0, 2), (3, 2, 0)])
 def test_losses_are_scaled_so_that_their_mean_is_that_of_the_samples(world_size, rank, samples):
     strategy, loaders = shared(7, rank=rank, world_size=world_size)  # 4, 3
-    strategy.take_share(loaders)
-    strategy.take_share(loaders)
+    take_share(strategy, loaders)
+    take_share(strategy, loaders)
     assert strategy.share.samples == samples
     scaled = strategy.scale_loss(torch.tensor(6.0))
     assert scaled.item() == pytest.approx(6 * samples * world_size / 3)

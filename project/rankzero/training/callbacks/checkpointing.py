@@ -126,7 +126,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """All ranks must call."""
-        loop = trainer.fit_loop.epoch_loop
+        loop: Any = trainer.fit_loop.epoch_loop
         self._is_over = loop.may_be_done and (loop.done or loop.is_complete) and trainer.fit_loop.done
         if self._due or self._is_over:
             self.save(trainer)

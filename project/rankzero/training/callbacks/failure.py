@@ -9,7 +9,6 @@ from lightning.pytorch import LightningModule, Trainer
 from rankzero.distributed.control.channel import ControlChannel
 from rankzero.messages import Stopped, lost_contact, user_message
 from rankzero.runs.attempt import Outcome
-from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
 
@@ -26,11 +25,14 @@ class ReportFailure(LoopCallback):
         self._batches_before: int | None = None
 
     def on_ready(self, trainer: Trainer) -> None:
-        self._batches_before = fit_loop_of(trainer).epoch_loop.batch_progress.total.processed
+        batches = trainer.fit_loop.epoch_loop.batch_progress.total
+        self._batches_before = batches.processed  # type: ignore[attr-defined]
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._note_whether_begun(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        batches = fit_loop_of(trainer).epoch_loop.batch_progress.total.processed
-        self.outcome.begun |= self._batches_before is not None and batches > self._batches_before
+        self._note_whether_begun(trainer)
         if not isinstance(exception, Exception) or isinstance(exception, Stopped) or lost_contact(exception):
             return
         if not self.outcome.begun and user_message(exception) is not None:
@@ -40,3 +42,7 @@ class ReportFailure(LoopCallback):
         self.control_channel.report_failure(
             f"rank {trainer.global_rank} on {socket.gethostname()} failed: {exception!r}"
         )
+
+    def _note_whether_begun(self, trainer: Trainer) -> None:
+        before, batches = self._batches_before, trainer.fit_loop.epoch_loop.batch_progress.total
+        self.outcome.begun |= before is not None and batches.processed > before  # type: ignore[attr-defined]

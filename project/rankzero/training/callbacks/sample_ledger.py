@@ -91,7 +91,7 @@ class SampleLedger(LoopCallback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """All ranks must call."""
-        if self._trainer is not None and fit_loop_of(trainer).is_within_epoch:
+        if self._trainer is not None and fit_loop_of(self._trainer).is_within_epoch:
             self._settle()
         used = strategy_of(trainer).add_up(self._ledger.digest().sums)
         checkpoint["ledger"] = {"sums": used, "statements": list(self._statements)}

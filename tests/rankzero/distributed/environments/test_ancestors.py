@@ -50,8 +50,10 @@ def test_a_process_that_does_not_exist_has_no_command_line_and_no_environment():
 
 def test_the_environment_is_what_the_process_was_started_with():
     variables = {b"A": b"1=2", b"EMPTY": b"", b"LINES": b"a\nb", b"BYTES": b"\xff"}
-    process = subprocess.Popen(["sleep", "60"], env=variables)
+    process = subprocess.Popen(["cat"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     try:
+        process.stdin.write(b"1")
+        assert process.stdout.read(1) == b"1"  # the kernel shows the variables once the program has been loaded
         found = environment_of(str(process.pid))
     finally:
         process.kill()

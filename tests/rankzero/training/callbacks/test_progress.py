@@ -27,7 +27,9 @@ def test_first_and_last_epoch_have_a_line_and_no_other_sooner_than_asked(capsys)
     assert "step 15" in lines[-1] and "train/loss 0.25" in lines[-1]
 
 
-def test_a_long_epoch_has_lines_within(capsys):
+def test_a_long_epoch_has_lines_within(capsys, monkeypatch):
+    for module in ("hooks", "fast.epoch"):
+        monkeypatch.setattr(f"rankzero.training.{module}.TICK_SECONDS", 0)
     lines = output(PlainProgress(every_seconds=0), capsys, max_epochs=1)
     assert [line.split("  ")[0] for line in lines][:3] == [f"epoch 1/1 batch {n}/3" for n in (1, 2, 3)]
 

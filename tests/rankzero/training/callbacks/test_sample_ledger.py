@@ -81,7 +81,30 @@ def test_accumulated_batches_count_too():
 )
 def test_of_several_loaders_and_of_another_order_nothing_is_stated(loaders):
     ledger = train(Net(*loaders), max_epochs=1)
-    assert ledger.statements == [] and all(not order.in_flight for order in ledger.plan.training)
+    assert ledger.statements == []
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_long_epoch_is_counted_while_it_runs(fast, monkeypatch):
+    monkeypatch.setattr("rankzero.sampling.batch_sampler.MANY_IN_FLIGHT", 7)
+    plan, most = SamplingPlan(), []
+
+    class InFlight(Callback):
+        def on_train_batch_end(self, *arguments):
+            most.append(len(plan.only_order.in_flight))
+
+    profiler = None if fast else "simple"  # for which Lightning's own loop trains
+    ledger = train(Net(count=99, batch_size=2), plan, InFlight(), profiler=profiler)
+    assert ledger.statements == [f"epoch {number}: 99 of 99 samples, each once" for number in (1, 2)]
+    assert 7 <= max(most) <= 9 and len(most) == 100
+
+
+def test_a_batch_that_a_hook_skips_was_not_used():
+    class Skips(Net):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if batch_idx == 2 else None
+
+    assert train(Skips(), max_epochs=1).statements == ["epoch 1: 16 of 29 samples, each once"]
 
 
 @pytest.mark.parametrize("error", ["a sample twice", "a sample left out", "a batch twice"])

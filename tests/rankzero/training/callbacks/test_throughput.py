@@ -41,7 +41,7 @@ def test_validation_is_no_training_time():
 
 def test_the_count_goes_on_in_the_next_attempt():
     first, second = Throughput(SamplingPlan()), Throughput(SamplingPlan())
-    first.samples = 100
+    first.load_state_dict({"samples": 100})
     second.load_state_dict(first.state_dict())
     train(second)
     assert (second.samples, second.samples_now) == (104, 4)

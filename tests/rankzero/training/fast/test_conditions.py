@@ -2,18 +2,18 @@
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler
+from lightning.pytorch.profilers import AdvancedProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from stock import CHANGED_IN, Net, assert_same_after_change, counted, same, train
 
 from rankzero.training.fast import replaced
-from rankzero.training.fast.conditions import TRANSFER_HOOKS, fallback_reason, look, needs_transfer, optimizes_plainly
+from rankzero.training.fast.conditions import TRANSFER_HOOKS, fallback_reason, needs_transfer, optimizes_plainly
 
 
 def set_optimizer_hooks(callback, trainer, module):
@@ -260,37 +260,3 @@ def test_a_replaced_part_of_the_transfer_is_not_left_out(trainer, monkeypatch, c
 
 def test_another_precision_needs_the_transfer():
     assert needs_transfer(trained(Net(), precision="64-true"))
-
-
-CHANGES_OF_LOOK = {
-    **CHANGES_OF_TRANSFER,
-    "training_step of the strategy": lambda trainer: (trainer.strategy, "training_step"),
-    "profile of the profiler": lambda trainer: (trainer.profiler, "profile"),
-    "step of the wrapped optimizer": lambda trainer: (trainer.strategy._lightning_optimizers[0], "step"),
-    "log of the module's class": lambda trainer: (LightningModule, "log"),
-    "the connector's class": lambda trainer: (_LoggerConnector, "log_metrics"),
-    "the loop's class": lambda trainer: (_TrainingEpochLoop, "advance"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES_OF_LOOK)
-def test_a_look_finds_a_replaced_function(trainer, monkeypatch, change):
-    trainer.datamodule = LightningDataModule()
-    before = look(trainer)
-    assert look(trainer) == before
-    monkeypatch.setattr(*CHANGES_OF_LOOK[change](trainer), lambda *arguments: None)
-    assert look(trainer) != before
-
-
-@pytest.mark.parametrize("name", ["strategy", "profiler", "datamodule", "automatic_optimization", "_skip_backward"])
-def test_a_look_finds_an_exchanged_object(trainer, name):
-    before = look(trainer)
-    if name == "strategy":
-        trainer._accelerator_connector.strategy = trained(Net()).strategy
-    elif name == "automatic_optimization":
-        trainer.lightning_module.automatic_optimization = False
-    elif name == "_skip_backward":
-        trainer.fit_loop._skip_backward = True
-    else:
-        setattr(trainer, name, PassThroughProfiler() if name == "profiler" else LightningDataModule())
-    assert look(trainer) != before
