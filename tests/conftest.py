@@ -77,3 +77,9 @@ def here(tmp_path, monkeypatch):
     """An empty folder that the test stands in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def finders_without_gc(monkeypatch):
+    """Lightning's batch size finder collects garbage several times a trial: seconds in a process with many objects."""
+    monkeypatch.setattr("lightning.pytorch.tuner.batch_size_scaling.garbage_collection_cuda", lambda: None)

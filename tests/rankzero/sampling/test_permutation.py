@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rankzero.sampling.permutation import SMALL, Permutation, epoch_key, sample_keys
 
-SHUFFLES = 5000
+SHUFFLES = 2000
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**32 - 1), st.integers(0, 100), st.integers(0, 3))

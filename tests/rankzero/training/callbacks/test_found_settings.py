@@ -10,9 +10,11 @@ from rankzero.messages import RequestError
 from rankzero.training.fit_loop import fit_loop_of
 from running import fit_here
 
+pytestmark = pytest.mark.usefixtures("finders_without_gc")
+
 SIZE = ("--trainer.callbacks+=BatchSizeFinder", "--trainer.callbacks.max_trials=5")
 RATE = ("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=30")
-DATA = ("--model.samples=640", "--model.shuffle=false", "--model.dropout=0")
+DATA = ("--model.samples=160", "--model.shuffle=false", "--model.dropout=0")
 
 
 def files(folder):
@@ -29,8 +31,8 @@ def test_trials_do_not_count_and_what_is_found_is_used(tmp_path, finders):
     assert same(ours["weights"], stock["weights"], "weights") == []
     summary = ours["summary"]
     size = 32 if finders[0] == SIZE[0] else 8
-    assert (summary["samples"], summary["steps"]) == (4 * 640, 4 * 640 // size)
-    assert summary["ledger"] == [f"epoch {number}: 640 of 640 samples, each once" for number in range(1, 5)]
+    assert (summary["samples"], summary["steps"]) == (4 * 160, 4 * 160 // size)
+    assert summary["ledger"] == [f"epoch {number}: 160 of 160 samples, each once" for number in range(1, 5)]
     curves = EventAccumulator(str(tmp_path / "ours/runs/x/tensorboard")).Reload()
     assert [event.step for event in curves.Scalars("epoch")][-1] == summary["steps"] - 1
     assert curves.Scalars("train/lr")[0].value == pytest.approx(ours["record"][0]["rates"][0])

@@ -3,6 +3,8 @@
 import pytest
 from resuming import fit_in, fit_stock, same
 
+pytestmark = pytest.mark.usefixtures("finders_without_gc")
+
 
 def callback(name, **settings):
     own = name if "." in name else f"lightning.pytorch.callbacks.{name}"
