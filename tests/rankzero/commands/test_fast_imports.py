@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from running import REPOSITORY
+
+pytestmark = pytest.mark.system  # processes that import everything
 
 CODE = """
 import gc, sys

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -49,13 +50,25 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Returns a function that trains with flags and returns the weights; once for the same flags."""
+
+    @cache
+    def train(*arguments):
+        root = tmp_path_factory.mktemp("whole")
+        fit_here(*arguments, "--root", str(root), "--run", "whole")
+        return weights(root / "whole")
+
+    return train
+
+
 @pytest.mark.parametrize(("step", "workers"), [(25, "0"), (64, "0"), (100, "0"), (128, "0"), (25, "1"), (150, "1")])
-def test_a_crash_anywhere_changes_nothing(here, monkeypatch, step, workers):
+def test_a_crash_anywhere_changes_nothing(here, monkeypatch, trained, step, workers):
     arguments = (*TOY, "--epochs", "3", "--data.num_workers", workers)
-    fit_here(*arguments, "--run", "whole")
     crash_at(step, *arguments, "--run", "broken", monkeypatch=monkeypatch)
     fit_here(*arguments, "--run", "broken")
-    assert same(weights(here / "runs/whole"), weights(here / "runs/broken"))
+    assert same(trained(*TOY, "--epochs", "3"), weights(here / "runs/broken"))
     summary = json.loads((here / "runs/broken/summary.json").read_text())
     assert (summary["samples"], summary["steps"], summary["attempts"]) == (3 * 2048, 192, 2)
 
@@ -253,14 +266,13 @@ CONSTANT = (*TOY, "--model.schedule", "Constant", "--trainer.val_check_interval"
         (100, ("--trainer.callbacks.save_on_train_epoch_end=true", "--trainer.max_steps=100")),
     ],
 )
-def test_a_checkpoint_of_lightnings_own(here, monkeypatch, step, settings):
+def test_a_checkpoint_of_lightnings_own(here, monkeypatch, trained, step, settings):
     """Saved in its hooks: behind a step, a validation, an epoch, an epoch that was cut short. And then a crash."""
-    fit_here(*CONSTANT, "--epochs", "3", "--run", "whole")
     fit_here(*CONSTANT, "--epochs", "3", "--run", "own", *OWN, *settings)
     resume = ("--epochs", "3", "--run", "rest", "--resume", f"own/step={step}.ckpt")
     crash_at(115, *CONSTANT, *resume, monkeypatch=monkeypatch)
     fit_here(*CONSTANT, "--epochs", "3", "--run", "rest")
-    assert same(weights(here / "runs/whole"), weights(here / "runs/rest"))
+    assert same(trained(*CONSTANT, "--epochs", "3"), weights(here / "runs/rest"))
     assert ledger(here / "runs/rest")[-2:] == [f"epoch {epoch}: 2,048 of 2,048 samples, each once" for epoch in (2, 3)]
 
 
