@@ -3,7 +3,6 @@
 python benchmarks/tricks.py --which ddp-forward          # DDP's forward called directly, two processes (gloo)
 python benchmarks/tricks.py --which optimizer-step       # the optimizer's step without torch's wrapper
 python benchmarks/tricks.py --which backward             # the backward pass without Tensor.backward
-python benchmarks/tricks.py --which schedule-step        # a step of our schedules without torch's checks
 python benchmarks/tricks.py --which validation-schedule  # a time limit that knows when validations are due
 
 The last one counts the steps that a time limit leaves out. Each figure comes from a process of its own, on one thread.
@@ -81,13 +80,6 @@ def replace_backward() -> None:
     step.fast_backward = lambda loss: loss.backward()  # type: ignore[attr-defined]
 
 
-def replace_schedule_step() -> None:
-    """Calls `LRScheduler.step`."""
-    from lightning_modules.schedule import Schedule
-
-    del Schedule.step
-
-
 def replace_validation_schedule() -> None:
     """Takes any step for one with a validation."""
     from rankzero.training.callbacks import time_limit
@@ -100,7 +92,6 @@ REPLACE: dict[str, Callable[[], None]] = {
     "ddp-forward": replace_ddp_forward,
     "optimizer-step": replace_optimizer_step,
     "backward": replace_backward,
-    "schedule-step": replace_schedule_step,
     "validation-schedule": replace_validation_schedule,
 }
 
@@ -150,7 +141,6 @@ WHAT = {
     "ddp-forward": [*TOY, "--devices", "2"],
     "optimizer-step": TOY,
     "backward": TOY,
-    "schedule-step": TOY,
 }
 """Shortcut -> what a step is measured on."""
 

@@ -41,18 +41,6 @@ class Schedule(LRScheduler):
         """The learning rate of each parameter group at this step."""
         return [rate * self._factor_at(self.last_epoch) for rate in self.base_lrs]
 
-    def step(self, epoch: int | None = None) -> None:
-        """Goes on by a step, as torch does; but what others get wrong is looked for in the first steps only."""
-        groups = self.optimizer.param_groups
-        if epoch is not None or self._step_count < 2 or any(isinstance(group["lr"], Tensor) for group in groups):
-            super().step(epoch)
-            return
-        self._step_count += 1
-        self.last_epoch += 1
-        self._last_lr = self.get_lr()
-        for group, rate in zip(groups, self._last_lr, strict=True):
-            group["lr"] = rate
-
     def _factor_at(self, step: int) -> float:
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
