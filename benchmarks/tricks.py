@@ -1,8 +1,6 @@
 """What each shortcut of the source saves, measured alone: ours as it is beside ours without it.
 
-python benchmarks/tricks.py --which ddp-forward          # DDP's forward called directly, two processes (gloo)
 python benchmarks/tricks.py --which optimizer-step       # the optimizer's step without torch's wrapper
-python benchmarks/tricks.py --which backward             # the backward pass without Tensor.backward
 python benchmarks/tricks.py --which validation-schedule  # a time limit that knows when validations are due
 
 The last one counts the steps that a time limit leaves out. Each figure comes from a process of its own, on one thread.
@@ -59,25 +57,11 @@ class CountWithout(Callback):
         self.path.write_text(json.dumps(trainer.global_step))
 
 
-def replace_ddp_forward() -> None:
-    """Calls DDP's own forward."""
-    from rankzero.training import ddp
-
-    ddp.needs_stock_forward = lambda parallel: True  # type: ignore[attr-defined]
-
-
 def replace_optimizer_step() -> None:
     """Calls the optimizer's step with torch's wrapper around it."""
     from rankzero.training import step
 
     step.fast_step = lambda optimizer: lambda closure: optimizer.step(closure=closure)  # type: ignore[attr-defined]
-
-
-def replace_backward() -> None:
-    """Calls `Tensor.backward`."""
-    from rankzero.training import step
-
-    step.fast_backward = lambda loss: loss.backward()  # type: ignore[attr-defined]
 
 
 def replace_validation_schedule() -> None:
@@ -89,9 +73,7 @@ def replace_validation_schedule() -> None:
 
 
 REPLACE: dict[str, Callable[[], None]] = {
-    "ddp-forward": replace_ddp_forward,
     "optimizer-step": replace_optimizer_step,
-    "backward": replace_backward,
     "validation-schedule": replace_validation_schedule,
 }
 
@@ -138,9 +120,7 @@ def seconds_a_step(shortcut: str, limit: int) -> float:
 
 
 WHAT = {
-    "ddp-forward": [*TOY, "--devices", "2"],
     "optimizer-step": TOY,
-    "backward": TOY,
 }
 """Shortcut -> what a step is measured on."""
 

@@ -1,6 +1,6 @@
 """What launchers set for their processes, as recorded from real ones."""
 
-from rankzero.distributed.environments import local
+from rankzero.distributed.environments.launchers import local
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "job-7",

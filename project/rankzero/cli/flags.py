@@ -26,6 +26,7 @@ from rankzero.cli.flag_values import (
     time_limit_value,
     yes_or_no,
 )
+from rankzero.distributed.environments.launchers import LAUNCHERS
 from rankzero.messages import RequestError, nearest
 
 
@@ -77,8 +78,8 @@ RUNNING = (
     Flag(
         "launcher",
         "NAME",
-        choice("auto", "local", "torchrun", "slurm", "pbs", "mpi", "env"),
-        "auto (decided from evidence), local, torchrun, slurm, pbs, mpi, env",
+        choice("auto", *LAUNCHERS),
+        f"auto (decided from evidence), {', '.join(LAUNCHERS)}",
         "auto",
         default="auto",
     ),

@@ -9,8 +9,8 @@ import traceback
 from hashlib import sha256
 from pathlib import Path
 
-from rankzero.distributed.environments import slurm
 from rankzero.distributed.environments.launch import Launch, Variables
+from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
 from rankzero.distributed.process.exit_report import report_exit
 from rankzero.messages import (
     CannotStart,
@@ -28,7 +28,7 @@ OURS = ("rankzero", "data_modules", "lightning_modules")
 LOST_CONTACT_SECONDS = 1.0
 """A rank that lost another leaves so much later, so that what started them names the one that failed first."""
 
-RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "PBS_NODENUM")
+RANKS = tuple(dict.fromkeys(name for launcher in LAUNCHERS.values() for name in launcher.rank_variables))
 """What any launcher calls a process's rank; the first that is set counts."""
 
 LEAVE_SECONDS = 2.5
@@ -70,8 +70,8 @@ def is_reporting_rank(launch: Launch | None) -> bool:
 
 
 def is_node_reporter(launch: Launch, own: bool) -> bool:
-    """Whether this process points its machine's terminal to rank zero: srun and mpirun bring all output together."""
-    apart = launch.launcher not in ("slurm", "mpi")
+    """Whether this process points its machine's terminal to rank zero."""
+    apart = not LAUNCHERS[launch.launcher].gathers_output
     return (own or apart) and launch.rank != 0 and launch.local_rank == 0
 
 

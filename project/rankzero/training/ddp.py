@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningModule
-from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +19,6 @@ from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import EVEN
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.fast.torch_calls import ddp_forward, needs_stock_forward
 from rankzero.training.gradients import average_gradients
 from rankzero.training.strategies import OneProcess, RunStrategy
 
@@ -96,7 +93,6 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     def __init__(self, plan: SamplingPlan, coordinator: Coordinator, **arguments: Any) -> None:
         super().__init__(plan=plan, **arguments)
-        self._forward_redirection = _Redirection()
         self.coordinator = coordinator
         self._apart = False
         """Whether a step is under way that not all ranks take."""
@@ -157,8 +153,6 @@ class DataParallel(RunStrategy, DDPStrategy):
         if not self.share.has_empty_rank:
             self._part = self.share.metric_weight
             try:
-                if type(self.precision_plugin) is Precision:  # whose context does nothing
-                    return self._forward_redirection(self.model, self._module, "training_step", *args, **kwargs)  # type: ignore[arg-type]
                 return super().training_step(*args, **kwargs)
             finally:
                 self._part = 1.0
@@ -244,13 +238,3 @@ def _is_mean(reduce_op: Any) -> bool:
 def _trained(module: LightningModule) -> set[int]:
     """The identities of the parameters that are not frozen."""
     return {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
-
-
-class _Redirection(_DDPForwardRedirection):
-    """Has a step of the module taken in place of its forward, within DDP's; at once where nobody looks on."""
-
-    def __call__(self, wrapper_module: Any, original_module: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        by_hand = not original_module.automatic_optimization
-        if by_hand or needs_stock_forward(wrapper_module) or wrapper_module.module is not original_module:
-            return super().__call__(wrapper_module, original_module, method_name, *args, **kwargs)
-        return ddp_forward(wrapper_module, getattr(original_module, method_name), *args, **kwargs)

@@ -1,7 +1,7 @@
 """Lightning's loop over the batches of an epoch, with a defined end of each step.
 
 A step ends after everything that belongs to it: its validation, its logging, its schedules. There a run can be saved
-and can stop. The batches are trained on by `fast_epoch.py`; anything not known to be equivalent falls back to
+and can stop. The batches are trained on by `fast/epoch.py`; anything not known to be equivalent falls back to
 Lightning's own loop, and the reason is printed.
 """
 

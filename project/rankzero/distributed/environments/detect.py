@@ -2,34 +2,14 @@
 
 import os
 from collections.abc import Mapping
-from types import ModuleType
 
-from rankzero.distributed.environments import env, local, mpi, pbs, slurm, torchrun
 from rankzero.distributed.environments.launch import Allocation, Launch, RequestedWorld, Variables
+from rankzero.distributed.environments.launchers import LAUNCHERS, env, local, mpi, pbs, slurm, torchrun
 from rankzero.messages import RequestError
 
-LAUNCHERS: dict[str, ModuleType] = {
-    "local": local,
-    "torchrun": torchrun,
-    "mpi": mpi,
-    "slurm": slurm,
-    "pbs": pbs,
-    "env": env,
-}
-"""Most specific first: what stands further up may have been started by what stands below it."""
-
-HOW = {
-    "torchrun": "torchrun --nproc-per-node N launch/fit.py ...",
-    "mpi": "mpirun -np N python launch/fit.py ...",
-    "slurm": "srun --ntasks-per-node N python launch/fit.py ...",
-    "pbs": "pbsdsh -- ... python launch/fit.py --nodes N --devices N ...",
-    "env": "RANK=0 WORLD_SIZE=N MASTER_ADDR=HOST MASTER_PORT=PORT python launch/fit.py ...",
-}
-"""How each starts the script."""
-
-PLACES = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM"),
+SHOWN = (
+    *env.PLACE,
+    *(name for launcher in LAUNCHERS.values() for name in launcher.shown_variables if name not in env.PLACE),
 )
 """The variables that a message shows."""
 
@@ -51,7 +31,7 @@ def detect(asked: RequestedWorld | None = None, environ: Mapping[str, str] | Non
         found = _launcher(launcher, environ)
         if found is None:
             return _without_launcher(launcher, environ, asked)
-        launch: Launch = LAUNCHERS[found].read(Variables(environ), asked)
+        launch = LAUNCHERS[found].read(Variables(environ), asked)
         _check_places(launch)
     except RequestError:
         raise
@@ -70,15 +50,15 @@ def detect(asked: RequestedWorld | None = None, environ: Mapping[str, str] | Non
 
 def _launcher(asked: str, environ: Mapping[str, str]) -> str | None:
     """The launcher that the evidence speaks for; None where there is none."""
-    for name, module in LAUNCHERS.items():
-        if (asked in ("auto", name) or name == "local") and module.found(Variables(environ)):
+    for name, launcher in LAUNCHERS.items():
+        if (asked in ("auto", name) or name == "local") and launcher.found(Variables(environ)):
             return name
     if asked in ("auto", "local"):
         return None
     raise RequestError(
         f"--launcher {asked}",
         f"none of its variables is set, so this process was not started by {asked}",
-        f"{HOW[asked]}, or leave --launcher out",
+        f"{LAUNCHERS[asked].line_for()}, or leave --launcher out",
     )
 
 
@@ -113,11 +93,8 @@ def _refuse_one_of_several(name: str, allocation: Allocation, asked: RequestedWo
     if not several or (explicit and (asked.nodes or 1) == 1):
         return
     nodes, devices = asked.nodes or nodes, asked.devices or max(tasks // nodes, 1)
-    start = {
-        "slurm": f"srun --nodes={nodes} --ntasks-per-node={devices} python launch/fit.py ...",
-        "pbs": f"mpirun -np {nodes * devices} python launch/fit.py ...\n"
-        f"or pbsdsh -- ... python launch/fit.py --nodes {nodes} --devices {devices}",
-    }[name]
+    starts = ("slurm",) if name == "slurm" else ("mpi", "pbs")
+    start = "\nor ".join(LAUNCHERS[launcher].line_for(nodes, devices) for launcher in starts)
     raise RequestError(
         f"python launch/fit.py in a job of {allocation.nodes} nodes and {tasks} tasks",
         f"one process; no task has been started ({allocation.evidence})",
@@ -127,8 +104,8 @@ def _refuse_one_of_several(name: str, allocation: Allocation, asked: RequestedWo
 
 def _refuse_several_alone(environ: Mapping[str, str], asked: RequestedWorld) -> None:
     """Refuses `--launcher local` in one of several tasks: each would start a run of its own."""
-    for name in ("mpi", "slurm", "env"):
-        outer = _around(name, environ)
+    for name in LAUNCHERS:
+        outer = None if name == "local" else _around(name, environ)
         if outer is None or outer.world_size == 1:
             continue
         joined_by_hand = outer.world_size == outer.num_nodes == asked.nodes and asked.node_rank is not None
@@ -145,7 +122,7 @@ def _around(name: str, environ: Mapping[str, str]) -> Launch | None:
     try:
         if not LAUNCHERS[name].found(Variables(environ)):
             return None
-        launch: Launch = LAUNCHERS[name].read(Variables(environ), RequestedWorld(address="anywhere", port=1))
+        launch = LAUNCHERS[name].read(Variables(environ), RequestedWorld(address="anywhere", port=1))
     except (KeyError, ValueError):
         return None
     return launch
@@ -165,7 +142,7 @@ def _check_places(launch: Launch) -> None:
 def _check_nesting(launch: Launch, environ: Mapping[str, str]) -> None:
     """Refuses a launcher in several tasks of another one, unless it is one torchrun a node that make one world."""
     outside = {
-        "torchrun": ("mpi", "slurm"),
+        "torchrun": [launcher.name for launcher in LAUNCHERS.values() if launcher.one_per_node],
         "mpi": ("slurm",) if mpi.runs_within_step(Variables(environ)) else (),
     }.get(launch.launcher, ())
     for name in outside:
@@ -176,13 +153,12 @@ def _check_nesting(launch: Launch, environ: Mapping[str, str]) -> None:
         alone = launch.num_nodes == 1 and not launch.elastic
         if one_a_node and not alone:
             continue
-        start = {"slurm": "srun --ntasks-per-node=1", "mpi": "mpirun --map-by ppr:1:node"}[name]
         raise RequestError(
             f"{launch.launcher} within {name} ({launch.evidence}; {outer.evidence})",
             f"a {launch.launcher} in each of {outer.world_size} tasks ({outer.local_world_size or 1} on this machine): "
             "worlds within a world",
-            f"{start} torchrun --nnodes N --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id JOB launch/fit.py ..."
-            f"\nor {name} alone: {HOW[name]}",
+            f"{LAUNCHERS[name].one_per_node} torchrun --nnodes N --rdzv-backend c10d --rdzv-endpoint HOST:PORT "
+            f"--rdzv-id JOB launch/fit.py ...\nor {name} alone: {LAUNCHERS[name].line_for()}",
         )
 
 
@@ -193,11 +169,11 @@ def _incomplete(launcher: str, error: KeyError | ValueError, variables: Variable
         line = "--nodes N --node_rank R --master_addr HOST --master_port PORT"
         where = "where R is 0 on HOST, 1 on the next, and so on"
         return RequestError("machines that are joined by hand", missing, f"on each the same line with {line}, {where}")
-    found = {name: variables.text(name) for name in PLACES if name in variables}
-    instead = HOW[launcher]
+    found = {name: variables.text(name) for name in SHOWN if name in variables}
+    instead = LAUNCHERS[launcher].line_for()
     if missing.startswith("MASTER_ADDR"):
         instead = "--master_addr HOST, where HOST is the machine of rank 0"
     if launcher == "env":
-        instead += f"\nor, to start alone: unset {' '.join(name for name in found if name in PLACES[:5])}"
+        instead += f"\nor, to start alone: unset {' '.join(name for name in found if name in env.PLACE)}"
     said = " ".join(f"{name}={value}" for name, value in found.items())
     return RequestError(f"to be one of several processes ({launcher}: {said})", missing, instead)

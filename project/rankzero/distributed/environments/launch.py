@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -11,7 +11,7 @@ class Launch:
     """Where this process stands.
 
     Args:
-        launcher: `local`, `torchrun`, `slurm`, `pbs`, `mpi` or `env`.
+        launcher: Name of the launcher, as in `launchers.LAUNCHERS`.
         evidence: The variables that say so, for a person to read.
         rank: This process among all; None where the launcher gives none, and the roll call hands it out.
         local_rank: This process among those of its machine; None where the launcher does not say.
@@ -169,6 +169,36 @@ class Variables:
         if value is None:
             raise KeyError(name)
         return value
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What the package has to know of a launcher. Each module of `launchers` ends with one.
+
+    Args:
+        name: As in `--launcher NAME`.
+        found: Whether its variables are set.
+        read: Makes a `Launch` of its variables. It raises KeyError for one that is missing, ValueError for a wrong one.
+        line: How it starts the script: a template with `{nodes}`, `{devices}` (per node) and `{processes}` (in all).
+        rank_variables: Variables that tell a process's rank, the most specific first.
+        shown_variables: Variables that a message about incomplete variables shows.
+        one_per_node: How it starts one process per node, which may be a torchrun; empty if it cannot.
+        gathers_output: Whether it brings the output of all machines to one terminal.
+    """
+
+    name: str
+    found: Callable[["Variables"], bool]
+    read: Callable[["Variables", RequestedWorld], Launch]
+    line: str = ""
+    rank_variables: tuple[str, ...] = ()
+    shown_variables: tuple[str, ...] = ()
+    one_per_node: str = ""
+    gathers_output: bool = False
+
+    def line_for(self, nodes: int | str = "N", devices: int | str = "N") -> str:
+        """How it starts the script on so many nodes, with so many processes on each."""
+        whole = isinstance(nodes, int) and isinstance(devices, int)
+        return self.line.format(nodes=nodes, devices=devices, processes=nodes * devices if whole else "N")  # type: ignore[operator]
 
 
 def folder_name(job: str | None) -> str | None:

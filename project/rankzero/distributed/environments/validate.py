@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
+from rankzero.distributed.environments.launchers import LAUNCHERS
 from rankzero.messages import RequestError
 
 PROCESSES_A_CORE = 16
@@ -111,11 +112,7 @@ def _instead(requested: RequestedWorld, launch: Launch) -> str:
     if launch.num_nodes and len(set(each)) == 1:
         fitting = f"--nodes {launch.num_nodes} --devices {each[0]}, or leave both out"
     nodes, devices = requested.nodes or launch.num_nodes or 1, requested.devices or (each[0] if each else 1)
-    start = {
-        "slurm": f"srun --nodes={nodes} --ntasks-per-node={devices} python launch/fit.py ...",
-        "mpi": f"mpirun -np {nodes * devices} python launch/fit.py ...",
-        "torchrun": f"torchrun --nnodes {nodes} --nproc-per-node {devices} launch/fit.py ...",
-    }.get(launch.launcher)
+    start = LAUNCHERS[launch.launcher].line_for(nodes, devices)
     if launch.launcher == "slurm" and launch.world_size == 1:
         start = f"{start}\nor, to start processes in this task, --launcher local"
     return "\nor ".join(filter(None, (fitting or "leave --nodes and --devices out", start)))

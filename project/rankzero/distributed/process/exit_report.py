@@ -6,7 +6,7 @@ Without this, `os._exit(0)` in a user's code would pass for the end of the run.
 import contextlib
 import os
 
-from rankzero.distributed.environments import local
+from rankzero.distributed.environments.launchers import local
 
 REPORT = "RANKZERO_EXIT_REPORT"
 """Set for the processes that we start: the file descriptor to write to."""

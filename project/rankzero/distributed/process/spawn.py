@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from rankzero.distributed import network
-from rankzero.distributed.environments import local
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.environments.launchers import local
 from rankzero.distributed.process.exit_report import ExitReport
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.messages import Exit, print_error

@@ -5,8 +5,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rankzero.distributed.environments import torchrun
 from rankzero.distributed.environments.launch import Launch, Variables
+from rankzero.distributed.environments.launchers import torchrun
 from rankzero.distributed.process.cores import parse_cpus, usable_cores
 from rankzero.distributed.rendezvous.peers import Peer
 

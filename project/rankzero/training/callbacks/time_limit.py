@@ -99,8 +99,8 @@ class TimeLimit(LoopHooks):
 def next_steps(trainer: Trainer) -> list[Kind]:
     """What belongs to the next two steps; the second is the one after which all ranks can agree to stop.
 
-    A margin for a validation at every step would stop runs earlier: with validations of 5 s and a limit of 60 s, training
-    with this takes 0.75 times the limit per step (`benchmarks/tricks.py --which validation-schedule`).
+    A margin for a validation at every step would stop runs earlier: with validations of 5 s and a limit of 60 s, they
+    would take 0.75 as many steps (`benchmarks/tricks.py --which validation-schedule`).
     """
     loop, last, batches = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches, trainer.accumulate_grad_batches
     done, kinds = 0 if loop.is_complete else loop.batches_done, []

@@ -131,10 +131,6 @@ KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
         "pre_backward": ("3545cf6faf4cb564",),
         "reduce": ("c3fcf4cd902afb0f",),
     },
-    "lightning.pytorch.strategies.ddp._DDPForwardRedirection": {
-        "on_after_inner_forward": ("b0f9209265ec7e7a",),
-        "on_after_outer_forward": ("31058baecca17ccf",),
-    },
     "lightning.pytorch.strategies.parallel.ParallelStrategy": {
         "reduce_boolean_decision": ("e3ec7946aa581224",),
     },
@@ -149,9 +145,6 @@ KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
         "post_training_step": ("56f500d1548a12f8",),
         "pre_backward": ("67f00eb3be4d077a",),
         "training_step": ("8bdb61013f3713d7",),
-    },
-    "lightning.pytorch.strategies.strategy._ForwardRedirection": {
-        "__call__": ("f507c7683e7b97b8",),
     },
     "lightning.pytorch.trainer.call": {
         "_call_callback_hooks": ("c0549cbe70004b83",),
@@ -206,46 +199,6 @@ KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "lightning.pytorch.utilities.combined_loader._MaxSizeCycle": {
         "__next__": ("ce23fce77002b72d",),
-    },
-    "torch.Tensor": {
-        "backward": (
-            "ec47ffa275ec33bc",
-            "3114d1a49b83f72d",
-        ),
-    },
-    "torch.autograd": {
-        "backward": (
-            "e4a82fcfc8e6205c",
-            "79be6aa6480d1c26",
-        ),
-    },
-    "torch.autograd.graph": {
-        "_engine_run_backward": (
-            "12bcf2230c00890f",
-            "d473c74cc90baccd",
-        ),
-    },
-    "torch.nn.modules.module.Module": {
-        "__call__": ("6b8858160bb05775",),
-        "_call_impl": (
-            "9cabba62fe406e5b",
-            "309eceb4588e204d",
-        ),
-        "_wrapped_call_impl": ("6b8858160bb05775",),
-    },
-    "torch.nn.parallel.distributed.DistributedDataParallel": {
-        "__call__": ("6b8858160bb05775",),
-        "_inside_ddp_forward": (
-            "249d11fc35391cca",
-            "fcb60e523fba9450",
-        ),
-        "_post_forward": ("ce8c41232bccd1ab",),
-        "_pre_forward": (
-            "df14b859225fd8d4",
-            "7b61b4efc6d52e14",
-        ),
-        "_run_ddp_forward": ("fd2da7a344c68745",),
-        "forward": ("f2c298477cdc7aa1",),
     },
     "torch.optim.optimizer.Optimizer": {
         "profile_hook_step": (

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import torch
 from lightning.fabric.plugins import precision as fabric_precision
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core import hooks as core_hooks
@@ -31,8 +30,6 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, SingleDeviceStrategy, Strategy
-from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
-from lightning.pytorch.strategies.strategy import _ForwardRedirection
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
@@ -42,9 +39,6 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 from lightning.pytorch.utilities import combined_loader
-from torch.autograd import graph
-from torch.nn import Module
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils import _contextlib
 
@@ -68,14 +62,14 @@ LOOP: Table = {
     PassThroughProfiler: "start stop",
     Profiler: "profile",
 }
-"""Replaced by `fast_epoch.py`. Where one of these is another, Lightning's own loop trains."""
+"""Replaced by `fast/epoch.py`. Where one of these is another, Lightning's own loop trains."""
 
 LOGGING: Table = {
     LightningModule: "log",
     _ResultCollection: "log update_metrics _extract_batch_size",
     _ResultMetric: "update forward",
 }
-"""Replaced by `fast_log.py`. Where one is another, `LightningModule.log` is called each time."""
+"""Replaced by `fast/log.py`. Where one is another, `LightningModule.log` is called each time."""
 
 TRANSFER: Table = {
     Precision: "convert_input",
@@ -97,13 +91,12 @@ OPTIMIZATION: Table = {
     LightningOptimizer: "step",
     Strategy: "training_step backward optimizer_step pre_backward post_backward post_training_step",
     DDPStrategy: "pre_backward",
-    _ForwardRedirection: "__call__",
     Precision: "pre_backward backward post_backward optimizer_step _wrap_closure _after_closure _clip_gradients "
     "train_step_context forward_context",
     MixedPrecision: "pre_backward optimizer_step clip_gradients forward_context",
     utilities: "_block_parallel_sync_behavior",
 }
-"""Replaced by `optimizer_step.py`. Where one is another, Lightning's own optimization runs in the fast loop."""
+"""Replaced by `training/step.py`. Where one is another, Lightning's own optimization runs in the fast loop."""
 
 INNER: Table = {
     fit_loop._FitLoop: "run advance on_run_start on_advance_start on_advance_end reset",
@@ -119,20 +112,14 @@ INNER: Table = {
     DDPStrategy: "reduce",
     ParallelStrategy: "reduce_boolean_decision",
     SingleDeviceStrategy: "reduce",
-    _DDPForwardRedirection: "on_after_inner_forward on_after_outer_forward",
     Trainer: "callback_metrics global_step",
     fabric_precision.Precision: "convert_input backward optimizer_step",
 }
 """Not replaced, but relied on: a release that changes one of these may not be compatible."""
 
-BACKWARD: Table = {torch.Tensor: "backward", torch.autograd: "backward", graph: "_engine_run_backward"}
 ZERO_GRAD: Table = {Optimizer: "zero_grad"}
 STEP: Table = {Optimizer: "profile_hook_step"}
-FORWARD: Table = {
-    DistributedDataParallel: "forward _pre_forward _post_forward _run_ddp_forward _inside_ddp_forward __call__",
-    Module: "__call__ _call_impl _wrapped_call_impl",
-}
-"""Replaced by `fast_torch.py`. Where one is another, torch's own function is called."""
+"""Replaced by `fast/torch_calls.py`. Where one is another, torch's own function is called."""
 
 
 class Functions:
@@ -242,13 +229,11 @@ logging = Functions(LOGGING)
 transfer = Functions(TRANSFER)
 optimization = Functions(OPTIMIZATION)
 inner = Functions(INNER)
-backward = Functions(BACKWARD)
 zero_grad = Functions(ZERO_GRAD)
 step = Functions(STEP)
-forward = Functions(FORWARD)
 
 OF_LIGHTNING = (loop, logging, transfer, optimization, inner)
-OF_TORCH = (backward, zero_grad, step, forward)
+OF_TORCH = (zero_grad, step)
 
 
 def changed_in_lightning() -> list[str]:

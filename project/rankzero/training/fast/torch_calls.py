@@ -1,78 +1,22 @@
-"""torch's passes and optimizer step, without their checks for observers (torch 2.15).
+"""torch's optimizer step and its reset of gradients, without their checks for observers (torch 2.15).
 
-`DistributedDataParallel.forward`, `Tensor.backward`, `Optimizer.step` and `Optimizer.zero_grad` look for tensor
-subclasses, function transforms, debug logs, profilers and hooks each time. In a step of a small model that is a fifth
-of the time. Without any of them, the function that torch would then call is called directly. With one of them, or if
-one of torch's functions has changed or was replaced (see `replaced.py`), torch's own function is called.
+`Optimizer.step` and `Optimizer.zero_grad` look for profilers and hooks each time. A step of a small model (MLP, 32
+samples) takes 0.84 times as long without (0.55 to 0.91; `benchmarks/tricks.py --which optimizer-step`).
+Without any of them, the function that torch would then call is called directly. With one of them, or if one of torch's
+functions has changed or was replaced (see `replaced.py`), torch's own function is called.
 """
 
-import logging
 from collections.abc import Callable
 from functools import cache
 from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd import graph
-from torch.nn.modules import module as modules
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 from torch.optim import optimizer as optimizers
 from torch.optim.lr_scheduler import LambdaLR
-from torch.overrides import has_torch_function_unary
 
 from rankzero.training.fast import replaced
-
-
-def needs_stock_forward(parallel: DistributedDataParallel) -> bool:
-    """Whether anybody might look on at the forward pass of DDP and of the module that it is around."""
-    if not _is_stock(replaced.forward) or _is_profiled() or torch._C._is_tracing():
-        return True
-    if type(parallel) is not DistributedDataParallel or "forward" in vars(parallel):
-        return True
-    for module in (parallel, parallel.module):
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-            return True
-        if module._compiled_call_impl is not None:
-            return True
-    return modules._has_any_global_hook() or parallel._use_python_reducer or parallel._delay_all_reduce_all_params
-
-
-def ddp_forward(parallel: DistributedDataParallel, call: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """As `parallel(*arguments, **settings)`, where nobody looks, with `call` in place of its module."""
-    arguments, settings = parallel._pre_forward(*arguments, **settings)
-    around, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, parallel
-    try:
-        output = call(*arguments, **settings)
-    finally:
-        DistributedDataParallel._active_ddp_module = around
-    return parallel._post_forward(output)
-
-
-def fast_backward(loss: Tensor) -> None:
-    """As `loss.backward()`.
-
-    Args:
-        loss: One number.
-
-    Raises:
-        RuntimeError: As that does.
-    """
-    if (
-        not _is_stock(replaced.backward)
-        or not (type(loss) is Tensor and loss.is_cpu and loss.is_floating_point() and loss.requires_grad)
-        or loss.numel() != 1
-        or has_torch_function_unary(loss)
-        or torch._C._are_functorch_transforms_active()
-        or graph.log.isEnabledFor(logging.DEBUG)
-    ):
-        loss.backward()
-        return
-    # A seed of its own for each pass: it may become the gradient of a parameter, and then change.
-    seed = torch.ones_like(loss, memory_format=torch.preserve_format)
-    engine = torch.autograd.Variable._execution_engine
-    engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def fast_step(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rankzero.distributed.environments import local
+from rankzero.distributed.environments.launchers import local
 from rankzero.distributed.process.exit_report import REPORT, ExitReport, report_exit
 from rankzero.distributed.process.spawn import run_processes
 

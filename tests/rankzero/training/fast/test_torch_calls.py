@@ -1,101 +1,12 @@
 import functools
-import logging
-import sys
 
 import pytest
 import torch
-from torch.autograd import graph
-from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.overrides import TorchFunctionMode
 
 from rankzero.training.fast import replaced
-from rankzero.training.fast.torch_calls import ddp_forward, fast_backward, fast_step, needs_stock_forward
-
-
-class Stock:
-    """Counts the calls of `Tensor.backward`, without taking its place."""
-
-    def __init__(self):
-        self.backwards = 0
-
-    def __call__(self, frame, event, argument):
-        self.backwards += event == "call" and frame.f_code is torch.Tensor.backward.__code__
-
-
-@pytest.fixture
-def stock():
-    counter = Stock()
-    sys.setprofile(counter)
-    yield counter
-    sys.setprofile(None)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_backward_is_torchs(stock, dtype, shape):
-    def loss(weight):
-        return (weight**2).sum().reshape(shape)
-
-    weight = torch.arange(5, dtype=dtype, requires_grad=True)
-    loss(weight).backward()
-    expected, weight.grad, stock.backwards = weight.grad, None, 0
-    fast_backward(loss(weight))
-    assert torch.equal(weight.grad, expected) and weight.grad.dtype == dtype and stock.backwards == 0
-    fast_backward(loss(weight))
-    assert torch.equal(weight.grad, 2 * expected)  # as torch adds
-
-
-def test_a_gradient_that_is_the_seed_is_nobody_elses():
-    weight, other = torch.ones((), requires_grad=True), torch.ones((), requires_grad=True)
-    fast_backward(weight.view(()))
-    weight.grad.mul_(7)
-    fast_backward(other.view(()))
-    assert other.grad == 1 and weight.grad == 7
-
-
-def test_errors_of_backward_are_torchs():
-    for loss in (torch.ones(3, requires_grad=True) * 2, torch.ones(()), torch.ones((), dtype=torch.complex64)):
-        with pytest.raises(RuntimeError) as theirs:
-            loss.backward()
-        with pytest.raises(RuntimeError) as ours:
-            fast_backward(loss)
-        assert str(ours.value) == str(theirs.value)
-
-
-class Subclass(torch.Tensor):
-    pass
-
-
-class Mode(TorchFunctionMode):
-    def __torch_function__(self, function, types, arguments=(), settings=None):
-        return function(*arguments, **(settings or {}))
-
-
-def test_who_looks_on_at_backward_sees_torchs(stock, monkeypatch):
-    weight = torch.ones(3, requires_grad=True)
-
-    def goes_torchs_way(loss=lambda: (weight * 2).sum()):
-        stock.backwards = 0
-        fast_backward(loss())
-        return stock.backwards > 0
-
-    assert goes_torchs_way(lambda: (weight * 2).sum().as_subclass(Subclass))
-    with Mode():
-        assert goes_torchs_way()
-    level = graph.log.level
-    graph.log.setLevel(logging.DEBUG)
-    try:
-        assert goes_torchs_way()
-    finally:
-        graph.log.setLevel(level)
-    with monkeypatch.context() as patch:
-        patch.setitem(vars(replaced.backward), "changed", ["torch.Tensor.backward"])
-        assert goes_torchs_way()
-    assert not goes_torchs_way()
-    assert torch.equal(weight.grad, torch.full((3,), 10.0))
+from rankzero.training.fast.torch_calls import fast_step
 
 
 class Own(torch.optim.SGD):
@@ -220,52 +131,3 @@ def test_a_kind_of_optimiser_that_somebody_has_wrapped_steps_wrapped(monkeypatch
     monkeypatch.setattr(torch.optim.SGD, "step", wrapped)
     after(2, KINDS["SGD"], True)
     assert len(calls) == 2
-
-
-@pytest.fixture
-def parallel():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        yield DistributedDataParallel(torch.nn.Linear(3, 1))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_a_forward_through_ddp_is_ddps(parallel):
-    inside = []
-
-    def call(inputs, scale=1):
-        inside.append(DistributedDataParallel._get_active_ddp_module())
-        return parallel.module.forward(inputs) * scale
-
-    inputs, gradients = torch.rand(4, 3), []
-    for forward in (lambda: parallel(inputs) * 2, lambda: ddp_forward(parallel, call, inputs, scale=2)):
-        parallel.zero_grad()
-        forward().sum().backward()
-        gradients.append(parallel.module.weight.grad.clone())
-        assert parallel.require_forward_param_sync
-    assert torch.equal(*gradients)
-    assert inside == [parallel] and DistributedDataParallel._get_active_ddp_module() is None
-    with pytest.raises(ZeroDivisionError):
-        ddp_forward(parallel, lambda inputs: 1 / 0, inputs)
-    assert DistributedDataParallel._get_active_ddp_module() is None
-
-
-def test_who_looks_on_at_a_forward_is_seen(parallel, monkeypatch):
-    assert not needs_stock_forward(parallel)
-    for one in (parallel, parallel.module):
-        for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
-            handle = getattr(one, register)(lambda *arguments: None)
-            assert needs_stock_forward(parallel)
-            handle.remove()
-            assert not needs_stock_forward(parallel)
-        monkeypatch.setattr(one, "_compiled_call_impl", one._call_impl)
-        assert needs_stock_forward(parallel)
-        monkeypatch.undo()
-    handle = register_module_forward_hook(lambda *arguments: None)
-    assert needs_stock_forward(parallel)
-    handle.remove()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        assert needs_stock_forward(parallel)
-    monkeypatch.setitem(vars(replaced.forward), "changed", ["torch.nn.Module._call_impl"])
-    assert needs_stock_forward(parallel)

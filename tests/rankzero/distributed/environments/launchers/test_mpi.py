@@ -1,7 +1,7 @@
 import pytest
 
-from rankzero.distributed.environments import mpi
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
+from rankzero.distributed.environments.launchers import mpi
 from recorded import HYDRA
 
 OPEN_MPI = {  # as mpirun 4.1.4 sets them on the second of two hosts

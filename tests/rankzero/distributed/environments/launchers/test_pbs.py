@@ -2,8 +2,8 @@
 
 import pytest
 
-from rankzero.distributed.environments import pbs
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
+from rankzero.distributed.environments.launchers import pbs
 
 SCRIPT = {"PBS_JOBID": "0.pbs1", "PBS_TASKNUM": "1", "PBS_NODENUM": "0", "PBS_NODEFILE": "/var/spool/pbs/aux/0.pbs1"}
 TASKS = [("0", "00000002"), ("0", "00000003"), ("1", "20000001"), ("1", "20000002")]

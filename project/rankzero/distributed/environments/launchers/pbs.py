@@ -12,6 +12,7 @@ from pathlib import Path
 from rankzero.distributed.environments.launch import (
     Allocation,
     Launch,
+    Launcher,
     RequestedWorld,
     Variables,
     folder_name,
@@ -87,3 +88,13 @@ def _task(variables: Variables) -> int:
     if not re.fullmatch(r"[0-9a-fA-F]+", text):
         raise ValueError(f"PBS_TASKNUM={text!r} is not a hexadecimal number")
     return int(text, 16)
+
+
+LAUNCHER = Launcher(
+    "pbs",
+    found,
+    read,
+    line="pbsdsh -- ... python launch/fit.py --nodes {nodes} --devices {devices} ...",
+    rank_variables=("PBS_NODENUM",),
+    shown_variables=("PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM"),
+)

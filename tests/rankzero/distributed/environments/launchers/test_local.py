@@ -1,9 +1,9 @@
 import pytest
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
-from rankzero.distributed.environments import local
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables, derived_port
+from rankzero.distributed.environments.launchers import local
 from recorded import LOCAL
 
 

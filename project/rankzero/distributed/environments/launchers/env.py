@@ -3,7 +3,9 @@
 So start containers (Docker, Kubeflow's PyTorchJob), scripts of one's own, and people in a hurry.
 """
 
-from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, meeting_point
+from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, meeting_point
+
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def found(variables: Variables) -> bool:
@@ -35,3 +37,13 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         externally_created=True,
         variables=variables.read,
     )
+
+
+LAUNCHER = Launcher(
+    "env",
+    found,
+    read,
+    line="RANK=0 WORLD_SIZE={processes} MASTER_ADDR=HOST MASTER_PORT=PORT python launch/fit.py ...",
+    rank_variables=("RANK",),
+    shown_variables=PLACE,
+)

@@ -1,9 +1,9 @@
 import pytest
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 
-from rankzero.distributed.environments import env
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
+from rankzero.distributed.environments.launchers import env
 from recorded import ENV
 
 NODES = {**ENV, "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}

@@ -1,6 +1,6 @@
 """No launcher: one process, the processes that `process/spawn.py` starts, and machines joined by hand."""
 
-from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, meeting_point
+from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, meeting_point
 
 MARK = "RANKZERO_LOCAL"
 """Set for the processes that we start, to the process id of the one that watches them."""
@@ -70,3 +70,6 @@ def by_hand(variables: Variables, asked: RequestedWorld) -> Launch:
         externally_created=asked.nodes > 1 and asked.devices == 1,
         variables=variables.read,
     )
+
+
+LAUNCHER = Launcher("local", found, read)

@@ -9,9 +9,16 @@ address that is not its own.
 import os
 import re
 
-from rankzero.distributed.environments import pbs, slurm
 from rankzero.distributed.environments.ancestors import ancestors
-from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, folder_name, meeting_point
+from rankzero.distributed.environments.launch import (
+    Launch,
+    Launcher,
+    RequestedWorld,
+    Variables,
+    folder_name,
+    meeting_point,
+)
+from rankzero.distributed.environments.launchers import pbs, slurm
 
 NAMES = {
     "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
@@ -96,3 +103,17 @@ def _scheduler_host(variables: Variables) -> str | None:
 
 def _job_id(variables: Variables) -> str | None:
     return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables)
+
+
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+LAUNCHER = Launcher(
+    "mpi",
+    found,
+    read,
+    line="mpirun -np {processes} python launch/fit.py ...",
+    rank_variables=RANKS,
+    shown_variables=RANKS,
+    one_per_node="mpirun --map-by ppr:1:node",
+    gathers_output=True,
+)

@@ -1,7 +1,7 @@
 import pytest
 
-from rankzero.distributed.environments import slurm
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
+from rankzero.distributed.environments.launchers import slurm
 from recorded import STEP
 
 UNEVEN = {**STEP, "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"}

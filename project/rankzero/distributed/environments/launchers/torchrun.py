@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from rankzero.distributed.environments.ancestors import ancestor_ids, ancestors, command_of, environment_of, option
-from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, folder_name
+from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, folder_name
 from rankzero.messages import RequestError
 
 SEPARATE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
@@ -99,3 +99,12 @@ def agent_environment() -> dict[str, str] | None:
 
 def _is_torchrun(words: list[str]) -> bool:
     return any(Path(word).name == "torchrun" or word.startswith("torch.distributed.") for word in words[:4])
+
+
+LAUNCHER = Launcher(
+    "torchrun",
+    found,
+    read,
+    line="torchrun --nnodes {nodes} --nproc-per-node {devices} launch/fit.py ...",
+    rank_variables=("RANK",),
+)

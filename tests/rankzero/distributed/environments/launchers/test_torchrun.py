@@ -1,8 +1,8 @@
 import pytest
 
-from rankzero.distributed.environments import torchrun
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
+from rankzero.distributed.environments.launchers import torchrun
 from rankzero.messages import RequestError
 from recorded import TORCHRUN
 

@@ -6,6 +6,7 @@ from itertools import product
 from rankzero.distributed.environments.launch import (
     Allocation,
     Launch,
+    Launcher,
     RequestedWorld,
     Variables,
     folder_name,
@@ -94,3 +95,15 @@ def _expand_range(part: str) -> list[str]:
         first, _, last = item.partition("-")
         values += [f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
     return values
+
+
+LAUNCHER = Launcher(
+    "slurm",
+    found,
+    read,
+    line="srun --nodes={nodes} --ntasks-per-node={devices} python launch/fit.py ...",
+    rank_variables=("SLURM_PROCID",),
+    shown_variables=("SLURM_PROCID",),
+    one_per_node="srun --ntasks-per-node=1",
+    gathers_output=True,
+)
