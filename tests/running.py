@@ -199,7 +199,7 @@ def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
     with Coordinator(meeting, RequestedWorld(start_timeout=30)) as coordinator:
         if alone:
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-        coordinator.join("gloo", torch.device("cpu"), timedelta(seconds=60))
+        coordinator.init_process_group("gloo", torch.device("cpu"), timedelta(seconds=60))
         return work(coordinator, *arguments)
 
 

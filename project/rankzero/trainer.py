@@ -40,7 +40,7 @@ from rankzero.training.callbacks.time_limit import TimeLimit, end_of_time
 from rankzero.training.callbacks.wall_time import WallTime
 from rankzero.training.ddp import strategy_for
 from rankzero.training.fast import layout
-from rankzero.training.metrics import logged
+from rankzero.training.metrics import epoch_averages
 from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint
 from rankzero.training.saved_state.live_settings import LiveSettings
@@ -206,7 +206,7 @@ class Trainer(pl.Trainer):
             TimeLimit(channel, WallTime(end_of_time(arguments["time_limit"], launch)), self._saving),
             StopAtSafePoint(channel, self._saving),
         ]
-        logged.install(self)
+        epoch_averages.install(self)
 
     def fit(
         self,

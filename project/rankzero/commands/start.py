@@ -11,13 +11,13 @@ from rankzero.commands.explain import explain
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
+from rankzero.distributed.error_reporter import is_reporting_rank, refuse, tell
 from rankzero.distributed.network import silence_socket_warnings
-from rankzero.distributed.process.exit_report import report_exit
+from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_command, run_processes
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import RendezvousResult, meet
-from rankzero.distributed.reporter import is_reporting_rank, refuse, tell
 from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error
 from rankzero.sampling.workers import end_workers
 

@@ -1,8 +1,7 @@
-"""The processes of a run: they meet, agree before anything is started, and leave together."""
+"""Coordinates the processes of a run: they exchange objects, start only if all can, and exit together."""
 
 import json
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -19,6 +18,7 @@ from rankzero.distributed import network
 from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
+from rankzero.distributed.process_group import init_process_group, leave_process_group
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
 from rankzero.distributed.rendezvous.server import Progress
@@ -191,21 +191,10 @@ class Coordinator:
             self._agents_store.set(_STOPPED, "")
         self.all_gather_object(None)
 
-    def join(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
-        """Makes the process group. All ranks must call."""
-        if torch.distributed.is_initialized():
-            return
+    def init_process_group(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
+        """Creates torch's process group, unless there is one. All ranks must call."""
         assert self._store is not None
-        hook = sys.excepthook  # torch would wrap it, and hold back what it prints until it returns
-        torch.distributed.init_process_group(
-            backend,
-            store=PrefixStore("process group", self._store),
-            rank=self.launch.rank or 0,
-            world_size=self.launch.world_size,
-            timeout=timeout,
-            device_id=device if backend == "nccl" else None,
-        )
-        sys.excepthook = hook
+        init_process_group(self._store, self.launch, backend, device, timeout)
 
     def __enter__(self) -> Self:
         self.control_channel.watch_exit()
@@ -280,20 +269,3 @@ def told_elsewhere() -> CannotStart:
     refusal = CannotStart("another rank cannot start")
     refusal.reported_elsewhere = True
     return refusal
-
-
-def leave_process_group(after_error: bool) -> bool:
-    """Destroys the process group; without this about one gloo run in ten ends with signal 6 after all is done.
-
-    Args:
-        after_error: Whether this rank has failed. NCCL's group then stays: it may wait for ranks that never come.
-
-    Returns:
-        Whether there is none any more.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return True
-    if after_error and torch.distributed.get_backend() != "gloo":
-        return False
-    torch.distributed.destroy_process_group()
-    return True

@@ -18,13 +18,13 @@ from rankzero.distributed.devices import WorldInfo, processes_for_gpus, resolve_
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world, processes_to_start
+from rankzero.distributed.error_reporter import refuse, tell
 from rankzero.distributed.network import silence_socket_warnings
-from rankzero.distributed.process.exit_report import report_exit
+from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_command, run_processes
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import RendezvousResult, meet
-from rankzero.distributed.reporter import refuse, tell
 from rankzero.messages import CannotStart, RequestError, Stopped, flush_streams, lost_contact, print_error, was_reported
 
 

@@ -121,12 +121,12 @@ class DataParallel(RunStrategy, DDPStrategy):
         return self.parallel_devices[0]
 
     def setup_distributed(self) -> None:
-        """Makes the process group where the team has met; Lightning then finds it there. All ranks must call.
+        """Creates the process group on the coordinator's store; Lightning then finds it there. All ranks must call.
 
         Lightning (2.6) seeds all generators anew here, but not in a single process: a split drawn in `setup` would
         depend on whether there is one process or several. Here all ranks continue with rank zero's generators.
         """
-        self.coordinator.join(self._get_process_group_backend(), self.root_device, self._timeout)
+        self.coordinator.init_process_group(self._get_process_group_backend(), self.root_device, self._timeout)
         drawn = _collect_rng_states(include_cuda=False)
         super().setup_distributed()
         _set_rng_states(self.broadcast(drawn))

@@ -18,8 +18,8 @@ from rankzero.training.fast import replaced
 from rankzero.training.fast.conditions import fallback_reason
 from rankzero.training.fast.epoch import FastEpoch
 from rankzero.training.hooks import Subscribers
-from rankzero.training.metrics.averages import StepAverages
-from rankzero.training.metrics.logged import Results
+from rankzero.training.metrics.epoch_averages import Results
+from rankzero.training.metrics.step_averages import StepAverages
 from rankzero.training.strategies import RunStrategy
 
 

@@ -19,7 +19,7 @@ from rankzero.messages import RequestError
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.ddp import DataParallel, strategy_for
 from rankzero.training.fit_loop import install
-from rankzero.training.metrics import logged
+from rankzero.training.metrics import epoch_averages
 from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.strategies import OneProcess
 
@@ -226,7 +226,7 @@ def work(coordinator, count, freezes=False):
     )
     trainer.callbacks.insert(0, install(trainer, plan))
     trainer.predict_loop = PredictionLoop(trainer)
-    logged.install(trainer)
+    epoch_averages.install(trainer)
     module = Net(freezes)
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
         seed(launch.rank)

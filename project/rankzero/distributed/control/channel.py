@@ -24,11 +24,11 @@ from rankzero.distributed.control.server import (
 )
 from rankzero.distributed.control.watchdog import start_watchdog
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.error_reporter import acquire_host_lock
 from rankzero.distributed.process.early_exit import LEAVE, EarlyExit
-from rankzero.distributed.process.exit_report import report_exit
+from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import where_to_listen
-from rankzero.distributed.reporter import acquire_host_lock
 from rankzero.messages import print_error
 
 LEAVE_SECONDS = 2.0

@@ -18,7 +18,7 @@ from functools import cached_property
 from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.launchers import local
-from rankzero.distributed.process.exit_report import ExitReport
+from rankzero.distributed.process.exit_handshake import ExitHandshake
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.messages import Exit, print_error
 
@@ -112,7 +112,7 @@ class _Process(subprocess.Popen[bytes]):
     """A process that reports when it ends on purpose."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], *inherited: int) -> None:
-        self._report = ExitReport()
+        self._report = ExitHandshake()
         try:
             passed = (*inherited, self._report.writing)
             super().__init__(command, env={**variables, **self._report.variables}, pass_fds=passed)

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from rankzero.distributed.process.early_exit import LEAVE
-from rankzero.distributed.process.exit_report import report_exit
+from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.messages import Stopped
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)

@@ -129,7 +129,7 @@ def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[li
             raise nobody_answers(launch, ips)
         if now - began > NO_ANSWER_SECONDS and not launch.one_machine and _is_at_the_wrong_machine(launch, ips):
             error = not_rank_zeros(launch, ips)
-            if me.local_rank == 0:  # which points to rank zero, see rankzero.distributed.reporter
+            if me.local_rank == 0:  # which points to rank zero, see rankzero.distributed.error_reporter
                 reject_callers(launch, ips, error)
             raise error
         if now > deadline:

@@ -28,7 +28,7 @@ from rankzero.training.fast.conditions import (
 )
 from rankzero.training.fast.log import FastLog
 from rankzero.training.hooks import TICK_SECONDS, Subscribers
-from rankzero.training.metrics.logged import NOT_HELD, Results, shown_metrics_of
+from rankzero.training.metrics.epoch_averages import NOT_HELD, Results, shown_metrics_of
 from rankzero.training.step import OptimizerStep
 from rankzero.training.strategies import RunStrategy, shares_from
 

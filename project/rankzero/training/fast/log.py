@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankzero.training.fast import replaced
 from rankzero.training.fast.batch_hooks import overrides
-from rankzero.training.metrics.logged import Results
+from rankzero.training.metrics.epoch_averages import Results
 from rankzero.training.strategies import RunStrategy
 
 Settings = tuple[Any, ...]

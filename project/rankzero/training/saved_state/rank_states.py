@@ -15,7 +15,7 @@ from rankzero.sampling import generators
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
-from rankzero.training.metrics import logged as logged_metrics
+from rankzero.training.metrics import epoch_averages
 from rankzero.training.strategies import strategy_of
 
 State = dict[str, Any]
@@ -43,7 +43,7 @@ class RankStates(LoopCallback):
             {
                 "generators": save_generators(trainer.strategy.root_device),
                 "shown": {name: dict(getattr(trainer._logger_connector, name)) for name in _SHOWN},
-                "gathered": logged_metrics.gathered(trainer.fit_loop.epoch_loop._results),
+                "gathered": epoch_averages.gathered(trainer.fit_loop.epoch_loop._results),
                 "metrics": save_metrics(pl_module),
             }
         )
@@ -70,7 +70,7 @@ class RankStates(LoopCallback):
         if fit_loop_of(trainer).is_within_epoch:
             # At another world size rank zero goes on with what all have gathered, the others with nothing.
             taken_over = [own] if same_world else states if self.plan.rank == 0 else []
-            carried = logged_metrics.merged([state["gathered"] for state in taken_over])
+            carried = epoch_averages.merged([state["gathered"] for state in taken_over])
             fit_loop_of(trainer).epoch_loop.results.carried = carried
             load_metrics(trainer.lightning_module, [state["metrics"] for state in taken_over])
 

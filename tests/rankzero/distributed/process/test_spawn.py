@@ -10,7 +10,7 @@ import pytest
 from rankzero.distributed.process import spawn as processes
 from rankzero.distributed.process.spawn import run_processes
 
-REPORTING = "from rankzero.distributed.process.exit_report import report_exit; report_exit()\n"
+REPORTING = "from rankzero.distributed.process.exit_handshake import report_exit; report_exit()\n"
 """What a process does before it ends on purpose."""
 
 

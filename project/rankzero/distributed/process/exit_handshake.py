@@ -20,7 +20,7 @@ def report_exit() -> None:
             os.write(int(descriptor), b".")
 
 
-class ExitReport:
+class ExitHandshake:
     """The watching process's end, for one process that it starts."""
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from rankzero.training.metrics.averages import StepAverages
-from rankzero.training.metrics.logged import Results, merged
+from rankzero.training.metrics.epoch_averages import Results, merged
+from rankzero.training.metrics.step_averages import StepAverages
 
 
 def log(results, value, name="loss", size=1, **settings):
@@ -17,7 +17,7 @@ def logged(*values, **settings):
 
 
 def described(results):
-    from rankzero.training.metrics.logged import gathered
+    from rankzero.training.metrics.epoch_averages import gathered
 
     return gathered(results)
 

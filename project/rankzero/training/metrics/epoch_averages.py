@@ -25,7 +25,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from rankzero.training.metrics.averages import StepAverages
+from rankzero.training.metrics.step_averages import StepAverages
 from rankzero.training.strategies import strategy_of
 
 Gathered = dict[str, dict[str, Any]]

@@ -8,9 +8,9 @@ import traceback
 import psutil
 import pytest
 
-from rankzero.distributed import reporter
+from rankzero.distributed import error_reporter
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.reporter import (
+from rankzero.distributed.error_reporter import (
     RANKS,
     acquire_host_lock,
     exit_after_reporter,
@@ -37,7 +37,7 @@ PBS = {"PBS_TASKNUM": "2", "PBS_NODENUM": "0"}
 def locks(monkeypatch):
     """The locks that this process holds are those of the test."""
     held = []
-    monkeypatch.setattr(reporter, "_claim", held)
+    monkeypatch.setattr(error_reporter, "_claim", held)
     yield held
     for claim in held:
         claim.close()
@@ -60,7 +60,7 @@ def variables(monkeypatch):
 def pauses(monkeypatch):
     """The pauses that the reporter would make."""
     seconds = []
-    monkeypatch.setattr(reporter.time, "sleep", seconds.append)
+    monkeypatch.setattr(error_reporter.time, "sleep", seconds.append)
     return seconds
 
 
@@ -130,7 +130,9 @@ def test_one_rank_of_each_further_machine_points_to_rank_zero(launcher, rank, lo
     assert is_node_reporter(Launch(launcher=launcher, rank=rank, local_rank=local_rank), own) == reports
 
 
-CLAIM = "import sys; from rankzero.distributed.reporter import *; print(acquire_host_lock(sys.argv[1]), flush=True)"
+CLAIM = (
+    "import sys; from rankzero.distributed.error_reporter import *; print(acquire_host_lock(sys.argv[1]), flush=True)"
+)
 
 
 def test_a_lock_is_held_by_one_process_until_it_ends(locks):
@@ -180,14 +182,14 @@ def test_a_rank_that_has_reported_ends_before_the_others(variables, pauses, name
 
 ENDED = """
 import os, signal, threading, time
-from rankzero.distributed import reporter
+from rankzero.distributed import error_reporter
 def end():
     while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=end).start()
-reporter.LEAVE_SECONDS = 60
-reporter.exit_after_reporter(75, False)
+error_reporter.LEAVE_SECONDS = 60
+error_reporter.exit_after_reporter(75, False)
 """
 
 
@@ -279,7 +281,7 @@ def test_frames_of_libraries_are_left_out():
 
 
 def test_frames_of_the_package_are_left_out():
-    error = caught(lambda: reporter.refuse(None, Launch(launcher="slurm")))
+    error = caught(lambda: error_reporter.refuse(None, Launch(launcher="slurm")))
     assert [part for part in user_frames(error) if part.startswith("  File")] == [
         part for part in traceback.format_exception(error) if __file__ in part
     ]

@@ -15,8 +15,8 @@ from torch.distributed import FileStore
 from rankzero.sampling.batch_sampler import EVEN, Share
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.ddp import DataParallel
-from rankzero.training.metrics.averages import StepAverages
-from rankzero.training.metrics.logged import Results
+from rankzero.training.metrics.epoch_averages import Results
+from rankzero.training.metrics.step_averages import StepAverages
 
 OPERATIONS = ("mean", "sum", "max", "min")
 INTERVAL = 3

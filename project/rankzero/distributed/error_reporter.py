@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
-from rankzero.distributed.process.exit_report import report_exit
+from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.messages import (
     CannotStart,
     Exit,

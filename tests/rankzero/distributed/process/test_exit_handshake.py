@@ -5,16 +5,16 @@ import sys
 import pytest
 
 from rankzero.distributed.environments.launchers import local
-from rankzero.distributed.process.exit_report import REPORT, ExitReport, report_exit
+from rankzero.distributed.process.exit_handshake import REPORT, ExitHandshake, report_exit
 from rankzero.distributed.process.spawn import run_processes
 
-REPORTING = "from rankzero.distributed.process.exit_report import report_exit; report_exit()\n"
+REPORTING = "from rankzero.distributed.process.exit_handshake import report_exit; report_exit()\n"
 """What a process does before it ends on purpose."""
 
 
 @pytest.fixture
 def report():
-    report = ExitReport()
+    report = ExitHandshake()
     yield report
     report.close()
 
@@ -48,7 +48,7 @@ def test_a_process_that_ends_without_a_report(report, end):
 
 
 def test_reports_of_two_processes_are_kept_apart(report):
-    other = ExitReport()
+    other = ExitHandshake()
     run(REPORTING, other)
     assert (report.is_there(), other.is_there()) == (False, True)
     assert report.variables.keys() == {REPORT} and report.variables != other.variables
@@ -80,7 +80,7 @@ def test_a_process_that_nobody_watches_reports_nothing(report, started_by, monke
 
 
 def test_a_descriptor_that_is_closed_raises_nothing(started_by):
-    report = ExitReport()
+    report = ExitHandshake()
     started_by(os.getppid(), report.variables)
     report.close()
     report_exit()
@@ -88,7 +88,7 @@ def test_a_descriptor_that_is_closed_raises_nothing(started_by):
 
 
 def test_closing_closes_both_ends():
-    report = ExitReport()
+    report = ExitHandshake()
     ends = [report.writing, report._reading]
     report.close()
     for descriptor in ends:

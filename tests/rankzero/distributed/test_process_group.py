@@ -1,0 +1,56 @@
+"""torch's process group: created on a shared store, and destroyed before the process ends."""
+
+import sys
+from datetime import timedelta
+
+import pytest
+import torch
+
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process_group import init_process_group, leave_process_group
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def group():
+    init_process_group(torch.distributed.HashStore(), Launch(), "gloo", CPU, timedelta(seconds=5))
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def test_the_group_has_the_processes_of_the_launch(group):
+    assert (torch.distributed.get_rank(), torch.distributed.get_world_size()) == (0, 1)
+    assert torch.distributed.get_backend() == "gloo"
+
+
+def test_errors_are_printed_as_before(monkeypatch):
+    def hook(*error):
+        pass
+
+    monkeypatch.setattr(sys, "excepthook", hook)
+    init_process_group(torch.distributed.HashStore(), Launch(), "gloo", CPU, None)
+    try:
+        assert sys.excepthook is hook
+    finally:
+        leave_process_group(after_error=False)
+
+
+def test_a_group_that_exists_is_kept(group):
+    before = torch.distributed.group.WORLD
+    init_process_group(torch.distributed.HashStore(), Launch(), "gloo", CPU, None)
+    assert torch.distributed.group.WORLD is before
+
+
+@pytest.mark.parametrize("after_error", [False, True])
+def test_a_gloo_group_is_destroyed(group, after_error):
+    assert leave_process_group(after_error)
+    assert not torch.distributed.is_initialized()
+    assert leave_process_group(after_error)  # there is none
+
+
+def test_nccls_group_stays_after_an_error(group, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    assert not leave_process_group(after_error=True)
+    assert torch.distributed.is_initialized()
