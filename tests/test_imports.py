@@ -1,6 +1,7 @@
 """The layers of the packages, the size of their files and folders, and what is imported without torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,16 @@ def test_folders_are_small_enough_to_be_read():
 def test_files_are_short_enough_to_be_read():
     lengths = {module_of(file): len(file.read_text().splitlines()) for file in FILES}
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def test_files_named_in_the_source_exist():
+    existing = [f"/{file.relative_to(REPOSITORY)}" for file in REPOSITORY.glob("[!.]*/**/*.py")] + [
+        "/train.py"
+    ]  # a user's
+    named = {(module_of(file), name) for file in FILES for name in re.findall(r"[\w/]+\.py\b", file.read_text())}
+    assert {
+        (module, name) for module, name in named if not any(path.endswith(f"/{name}") for path in existing)
+    } == set()
 
 
 def test_the_wheel_holds_every_package():

@@ -15,7 +15,7 @@ _WARNINGS = (
     r".*your dataloader is not resumable.*",  # rankzero.sampling resumes it
     r".*No seed found.*",
     r".*isinstance\(treespec, LeafSpec\).*",  # Lightning of torch
-    r"\s*Unable to serialize instance .*",  # kept_config.py leaves it out
+    r"\s*Unable to serialize instance .*",  # runs/stored_config.py leaves it out
     r".*JsonargparseDeprecationWarning.*",  # Lightning of jsonargparse
     r".*JSONARGPARSE_DEPRECATION_WARNINGS.*",
     r".*was deprecated in v4.*will be removed in v5.*",

@@ -1,0 +1,56 @@
+"""Each launcher is known wherever a launcher has to be known."""
+
+import pkgutil
+
+import pytest
+
+from rankzero.cli.flags import RUNNING
+from rankzero.distributed.environments import launchers
+from rankzero.distributed.environments.detect import detect
+from rankzero.distributed.environments.launch import RequestedWorld, Variables
+from rankzero.distributed.environments.launchers import LAUNCHERS
+from rankzero.distributed.error_reporter import RANKS
+from rankzero.messages import RequestError
+from recorded import ENV, OPEN_MPI, PBS_TASK, STEP, TORCHRUN
+from running import REPOSITORY
+
+RECORDED = {"torchrun": TORCHRUN, "mpi": OPEN_MPI, "slurm": STEP, "pbs": PBS_TASK, "env": ENV}
+STARTED_BY_OTHERS = [name for name in LAUNCHERS if name != "local"]
+
+
+def test_every_module_is_a_launcher():
+    assert sorted(module.name for module in pkgutil.iter_modules(launchers.__path__)) == sorted(LAUNCHERS)
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_every_launcher_is_a_choice_and_documented(name):
+    (flag,) = [flag for flag in RUNNING if flag.name == "launcher"]
+    assert flag.read(name) == name and f" {name}" in flag.help
+    assert f"| `{name}` |" in (REPOSITORY / "docs/launchers.md").read_text()
+
+
+@pytest.mark.parametrize("name", STARTED_BY_OTHERS)
+def test_every_launcher_has_a_line_to_type(name):
+    assert "launch/fit.py" in LAUNCHERS[name].line_for() and "{" not in LAUNCHERS[name].line_for()
+    assert any(number in LAUNCHERS[name].line_for(3, 5) for number in ("3", "5", "15"))
+    with pytest.raises(RequestError) as refusal:
+        detect(RequestedWorld(launcher=name), environ={})
+    assert LAUNCHERS[name].line_for() in refusal.value.instead
+
+
+@pytest.mark.parametrize("name", STARTED_BY_OTHERS)
+def test_every_launchers_ranks_are_known_before_they_are_read(name):
+    assert {*LAUNCHERS[name].rank_variables} <= {*RANKS}
+    assert any(variable in RECORDED[name] for variable in LAUNCHERS[name].rank_variables)
+    assert LAUNCHERS[name].found(Variables(RECORDED[name]))
+
+
+@pytest.mark.parametrize("name", [name for name in STARTED_BY_OTHERS if name != "pbs"])
+def test_one_of_several_processes_does_not_train_alone(name):
+    with pytest.raises(RequestError, match="each would start a run of its own"):
+        detect(RequestedWorld(launcher="local"), environ=RECORDED[name])
+
+
+def test_a_line_has_the_numbers_of_the_request():
+    assert LAUNCHERS["mpi"].line_for(2, 4) == "mpirun -np 8 python launch/fit.py ..."
+    assert LAUNCHERS["slurm"].line_for(2) == "srun --nodes=2 --ntasks-per-node=N python launch/fit.py ..."
