@@ -27,12 +27,12 @@ class EpochLoop(_TrainingEpochLoop):
     """The loop over the batches of an epoch."""
 
     plan: SamplingPlan
-    listeners: Subscribers
+    subscribers: Subscribers
 
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self._results = self.results = Results(StepAverages(trainer))
-        self.at_rest = False
+        self.between_steps = False
         """True between steps."""
         self.has_validated = False
         """Whether there was a validation since the last safe point."""
@@ -79,7 +79,7 @@ class EpochLoop(_TrainingEpochLoop):
         assert order
         self.scheduler_progress.reset_on_restart()
         self.automatic_optimization.optim_progress.reset_on_restart()
-        if not self.at_rest and self.batches_done <= order.first_batch:
+        if not self.between_steps and self.batches_done <= order.first_batch:
             self._batches_that_stepped += 1  # Lightning counts a step after the hooks in which it saves
         done = order.first_batch
         vars(self.batch_progress.current).update(ready=done, started=done, processed=done, completed=done)
@@ -116,7 +116,7 @@ class EpochLoop(_TrainingEpochLoop):
             self._fast, self.results.is_watched = None, False
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
-        self.at_rest = self._is_shown = False
+        self.between_steps = self._is_shown = False
         if self._fast is not None and not self._fast.is_current:
             self._fast = self._fast_or_none(data_fetcher)
         if self._fast is not None and not self.restarting:
@@ -132,20 +132,20 @@ class EpochLoop(_TrainingEpochLoop):
             super().on_advance_end(data_fetcher)
         else:
             fast.end_step()
-        self.at_rest = True
+        self.between_steps = True
         if self.trainer.accumulate_grad_batches > 1 and self._should_accumulate():
             return
         trainer = self.trainer
-        for listen in self.listeners.of["on_step_done"]:
+        for listen in self.subscribers.of["on_step_done"]:
             listen(trainer)
         if not self.is_complete:  # otherwise the epoch's end follows at once
-            for listen in self.listeners.of["on_safe_point"]:
+            for listen in self.subscribers.of["on_safe_point"]:
                 listen(trainer)
             self.has_validated = False
 
     def come_to_safe_point(self) -> None:
         """Calls the hooks at a point where a run can be saved and can stop. All ranks must call."""
-        self.listeners.call("on_safe_point")
+        self.subscribers.call("on_safe_point")
         self.has_validated = False
 
     def flush_metrics(self) -> None:
@@ -202,7 +202,7 @@ class EpochLoop(_TrainingEpochLoop):
                 rank_zero_warn(f"rankzero: using Lightning's slower training loop: {reason}")
             elif self.trainer.is_global_zero:
                 print_line(f"rankzero: using Lightning's slower training loop: {reason}")
-        return None if reason else FastEpoch(self, self.listeners, data_fetcher)
+        return None if reason else FastEpoch(self, self.subscribers, data_fetcher)
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         validates = bool(super()._should_check_val_fx(data_fetcher))
@@ -213,8 +213,8 @@ class EpochLoop(_TrainingEpochLoop):
         """Lightning (2.5.2 on) agrees on signals by a collective, and waits for the device, in every step."""
 
     def on_save_checkpoint(self) -> dict[str, Any]:
-        return {**super().on_save_checkpoint(), "at_rest": self.at_rest}
+        return {**super().on_save_checkpoint(), "between_steps": self.between_steps}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
-        self.at_rest = bool(state_dict.get("at_rest"))
+        self.between_steps = bool(state_dict.get("between_steps", state_dict.get("at_rest")))  # its name before 0.2

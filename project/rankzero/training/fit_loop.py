@@ -56,7 +56,7 @@ class FitLoop(_FitLoop):
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Calls one of our own hooks."""
-        self.epoch_loop.listeners.call(hook, *arguments)
+        self.epoch_loop.subscribers.call(hook, *arguments)
 
     @property
     def epochs_done(self) -> int:
@@ -83,14 +83,14 @@ class FitLoop(_FitLoop):
 
     def run(self) -> None:
         # Lightning's finders (2.6) exchange the callbacks and run the loop, within a hook of the run that they serve.
-        outer = self.is_trial, vars(self.epoch_loop).get("listeners")
+        outer = self.is_trial, vars(self.epoch_loop).get("subscribers")
         self.is_trial = self.caller not in self.trainer.callbacks  # type: ignore[attr-defined]
         try:
             super().run()
         finally:
-            self.is_trial, listeners = outer
-            if listeners is not None:
-                self.epoch_loop.listeners = listeners
+            self.is_trial, subscribers = outer
+            if subscribers is not None:
+                self.epoch_loop.subscribers = subscribers
 
     def setup_data(self) -> None:
         before = self._combined_loader
@@ -119,9 +119,9 @@ class FitLoop(_FitLoop):
     def on_run_start(self) -> None:
         super().on_run_start()
         hooks = [hook for hook in self.hooks if hook.in_trials or not self.is_trial]
-        self.epoch_loop.listeners = Subscribers(self.trainer, hooks)
+        self.epoch_loop.subscribers = Subscribers(self.trainer, hooks)
         self.call("on_ready")
-        self.epoch_loop.listeners.drop_idle()
+        self.epoch_loop.subscribers.drop_idle()
         self.epoch_loop.come_to_safe_point()
 
     def on_advance_start(self) -> None:

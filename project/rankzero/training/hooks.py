@@ -55,10 +55,10 @@ TICK_SECONDS = 0.1
 
 
 class Subscribers:
-    """Which of our hooks is implemented by which listeners.
+    """Which subscribers implement which of our hooks.
 
     Args:
-        trainer: Its callbacks are the first listeners, in their order.
+        trainer: Its callbacks are the first subscribers, in their order.
         beside: Listeners called after the callbacks.
     """
 
@@ -69,22 +69,22 @@ class Subscribers:
 
     def __init__(self, trainer: Trainer, beside: list[LoopHooks]) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._listeners = [*(listener for listener in callbacks if isinstance(listener, LoopHooks)), *beside]
+        subscribers = [*(subscriber for subscriber in callbacks if isinstance(subscriber, LoopHooks)), *beside]
         self._trainer = trainer
         self.of: dict[str, tuple[Callable[..., None], ...]] = {}
         """Hook -> the methods to call, in order."""
         for hook in self.HOOKS:
             idle = getattr(LoopHooks, hook)
-            implemented = [listener for listener in self._listeners if getattr(type(listener), hook) is not idle]
-            self.of[hook] = tuple(getattr(listener, hook) for listener in implemented)
+            implemented = [subscriber for subscriber in subscribers if getattr(type(subscriber), hook) is not idle]
+            self.of[hook] = tuple(getattr(subscriber, hook) for subscriber in implemented)
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Calls all listeners that implement it."""
+        """Calls all subscribers that implement it."""
         for listen in self.of[hook]:
             listen(self._trainer, *arguments)
 
     def drop_idle(self) -> None:
-        """Leaves out listeners that have nothing to do in this run, so that a step does not call them."""
+        """Leaves out subscribers that have nothing to do in this run, so that a step does not call them."""
         for hook, methods in self.of.items():
             self.of[hook] = tuple(method for method in methods if method.__self__.needs(hook))  # type: ignore[attr-defined]
 

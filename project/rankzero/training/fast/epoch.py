@@ -50,11 +50,11 @@ class FastEpoch:
 
     Args:
         loop: The loop over batches.
-        listeners: The run's own hooks.
+        subscribers: The run's own hooks.
         data_fetcher: Where the batches come from.
     """
 
-    def __init__(self, loop: Any, listeners: Subscribers, data_fetcher: _DataFetcher) -> None:
+    def __init__(self, loop: Any, subscribers: Subscribers, data_fetcher: _DataFetcher) -> None:
         self.loop = loop
         self.trainer, self.data_fetcher = loop.trainer, data_fetcher
         self.module: LightningModule = self.trainer.lightning_module
@@ -69,8 +69,8 @@ class FastEpoch:
             self.step = OptimizerStep(self.trainer, self.strategy, loop, self.hooks, self.log)
         self._fetch = _fetch_from(data_fetcher)
         self._next_share = shares_from(data_fetcher.combined_loader.flattened)
-        self._on_logging_step, self._on_batch_done = listeners.of["on_logging_step"], listeners.of["on_batch_done"]
-        self._on_tick, self._next_tick = listeners.of["on_tick"], 0.0
+        self._on_logging_step, self._on_batch_done = subscribers.of["on_logging_step"], subscribers.of["on_batch_done"]
+        self._on_tick, self._next_tick = subscribers.of["on_tick"], 0.0
         self._moves = needs_transfer(self.trainer)
         self._own_schedules = overrides(self.module, "lr_scheduler_step", LightningModule)
         self._found = look(self.trainer)
