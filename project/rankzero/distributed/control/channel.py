@@ -37,8 +37,8 @@ LEAVE_SECONDS = 2.0
 TEARDOWN_SECONDS = 10.0
 """And so long to leave once they have."""
 
-LAST_WORDS_SECONDS = 12.0
-"""And so long for what they note, and for a save that is under way."""
+ON_ABORT_SECONDS = 12.0
+"""And so long for `on_abort`, and for a save that is under way."""
 
 ANSWER_SECONDS = 3.0
 CONNECT_SECONDS = 30.0
@@ -50,7 +50,7 @@ class ControlChannel:
     Args:
         launch: Where this process stands.
         members: All processes, by rank.
-        exchange: Every rank gives a value, all get all of them.
+        all_gather_object: Every rank gives a value, all get all of them.
         interface: `--interface`, whose address alone is listened on.
 
     Attributes:
@@ -69,12 +69,12 @@ class ControlChannel:
         self.on_abort: Callable[[str], None] = lambda cause: None
         self.how_ended: Callable[[int], str] = lambda rank: ""
         self._safe_points = -1
-        self._asked: str | None = None
-        self._until: int | None = None
+        self._stop_reason: str | None = None
+        self._stop_at: int | None = None
         self._settled = threading.Event()
-        self._over = threading.Event()
-        self._cause, self._teller = "", LAUNCHER_REPORTS
-        self._leaving = self._tells_itself = self._done = False
+        self._has_failed = threading.Event()
+        self._cause, self._reporting_rank = "", LAUNCHER_REPORTS
+        self._leaving = self._reports_itself = self._done = False
         self._early_exit = EarlyExit(self._exit_early)
         self._server: ControlServer | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -128,8 +128,8 @@ class ControlChannel:
         """Has all ranks stop at the next safe point that they can agree on. Any thread of any rank may call."""
         if self._to_server:
             self._to_server.send({"stop": reason})
-        elif self._asked is None:
-            self._asked, self._until = reason, 0
+        elif self._stop_reason is None:
+            self._stop_reason, self._stop_at = reason, 0
             self._settled.set()
             self._announce(reason)
 
@@ -140,13 +140,13 @@ class ControlChannel:
         are; a thread of theirs says so, so no rank has to come to a safe point for that.
         """
         self._safe_points += 1
-        if self._asked is None:
+        if self._stop_reason is None:
             return None
         while not self._settled.wait(1):
-            if self._over.is_set():
+            if self._has_failed.is_set():
                 time.sleep(TEARDOWN_SECONDS)  # the other thread is about to end this process
-        assert self._until is not None
-        return self._asked if self._safe_points >= self._until else None
+        assert self._stop_at is not None
+        return self._stop_reason if self._safe_points >= self._stop_at else None
 
     def _announce(self, reason: str) -> None:
         """Tells a person, at once, that they have been heard."""
@@ -157,21 +157,21 @@ class ControlChannel:
 
     def report_failure(self, cause: str) -> bool:
         """Says that this rank has failed; the others are ended. Returns whether this rank is to tell a person why."""
-        self._leaving = self._tells_itself = True
+        self._leaving = self._reports_itself = True
         if self._to_server is None:
             return True
-        if not self._over.is_set():
+        if not self._has_failed.is_set():
             self._to_server.send({"failed": cause})
-        if not self._over.wait(ANSWER_SECONDS):
+        if not self._has_failed.wait(ANSWER_SECONDS):
             return acquire_host_lock(self._name)
-        return self._teller == self.rank
+        return self._reporting_rank == self.rank
 
     def failure_cause(self, seconds: float = 0) -> str | None:
         """Why the run is over, waited for so long; None where no other rank has failed. It has been told."""
         self._leaving = True
         if self._to_server:
-            self._over.wait(seconds)
-        return self._cause if self._over.is_set() else None
+            self._has_failed.wait(seconds)
+        return self._cause if self._has_failed.is_set() else None
 
     def watch_exit(self) -> None:
         """From now on `os._exit` in a user's code is a failure that all ranks learn of."""
@@ -206,26 +206,26 @@ class ControlChannel:
             self._end(cause, not self._watched and acquire_host_lock(self._name))
 
     def _take(self, message: Message, connection: JsonLineConnection) -> None:
-        if "stop_requested" in message and self._asked is None:
+        if "stop_requested" in message and self._stop_reason is None:
             # The main thread counts a safe point before it looks whether somebody asks; this one does it the other way
             # round. So either the main thread sees the wish there, or the place that is told here is that very point.
-            self._asked = str(message["stop_requested"])
+            self._stop_reason = str(message["stop_requested"])
             connection.send({"position": self._safe_points})
             if self.rank == 0:
-                self._announce(self._asked)
+                self._announce(self._stop_reason)
         elif "stop_at" in message:
-            self._until = int(message["stop_at"])
+            self._stop_at = int(message["stop_at"])
             self._settled.set()
         elif "done" in message:
             self._done = True  # rank zero is, and that it goes is no failure
         elif "failed" in message:
-            self._teller = int(message["by"])
-            self._end(str(message["failed"]), self._teller == self.rank and not self._tells_itself)
+            self._reporting_rank = int(message["by"])
+            self._end(str(message["failed"]), self._reporting_rank == self.rank and not self._reports_itself)
 
     def _end(self, cause: str, tells: bool) -> None:
         """Has the main thread leave, since another rank has failed; ends this process where it does not."""
         self._cause = cause
-        self._over.set()
+        self._has_failed.set()
         if tells:
             print_error(f"{cause}; ending all")
         deadline = time.monotonic() + LEAVE_SECONDS
@@ -233,9 +233,9 @@ class ControlChannel:
             time.sleep(0.05)
         if self._leaving:
             time.sleep(TEARDOWN_SECONDS)
-        if self._tells_itself and self._teller == self.rank and not self._done:
+        if self._reports_itself and self._reporting_rank == self.rank and not self._done:
             print_error(f"{cause}; ending all")  # it has not come to that
-        self._last_words(f"{cause}; the main thread was at\n{_stack_of_main()}")
+        self._call_on_abort(f"{cause}; the main thread was at\n{_stack_of_main()}")
         report_exit()
         LEAVE(1)
 
@@ -246,13 +246,13 @@ class ControlChannel:
         cause = f"{who} ended with exit code {status} (os._exit) without a report"
         if self.report_failure(cause):
             print_error(cause + "; ending all" * (not alone))
-        self._last_words(f"{cause}\n{''.join(traceback.format_stack())}")
+        self._call_on_abort(f"{cause}\n{''.join(traceback.format_stack())}")
         report_exit()
 
-    def _last_words(self, words: str) -> None:
+    def _call_on_abort(self, words: str) -> None:
         last = threading.Thread(target=self.on_abort, args=(words,), daemon=True)  # which may wait for the disk
         last.start()
-        last.join(LAST_WORDS_SECONDS)
+        last.join(ON_ABORT_SECONDS)
 
 
 def _stack_of_main() -> str:

@@ -52,6 +52,11 @@ class JsonLineConnection:
         self._lock = threading.Lock()
         _OURS.add(connection)
 
+    @property
+    def has_partial_line(self) -> bool:
+        """Whether the beginning of a message has come, no longer than a packet may be."""
+        return 0 < len(self._received) < 1 << 16
+
     def send(self, message: Message | None) -> None:
         """Sends a message, or a sign of life. Any thread may call; where nobody is there any more, nothing happens."""
         line = b"\n" if message is None else json.dumps(message).encode() + b"\n"
@@ -133,8 +138,8 @@ class ControlServer:
         self._callers: dict[socket.socket, JsonLineConnection] = {}
         self._left: set[int] = set()
         self._places: dict[int, int] = {}
-        self._asked: str | None = None
-        self._over: Message | None = None
+        self._stop_reason: str | None = None
+        self._failure: Message | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
@@ -169,11 +174,13 @@ class ControlServer:
         connection = self._callers[ready]
         rank = next((rank for rank, known in self._ranks.items() if known is connection), None)
         messages = connection.receive(0)
+        if rank is None and messages == [] and connection.has_partial_line:
+            return
         if rank is None and messages:
             rank = self._admitted(connection, messages)
         if messages is None or rank is None:
             self._drop(ready)
-            self._miss(rank, connection.why)
+            self._note_end(rank, connection.why)
             return
         for message in messages:
             self._take(rank, message)
@@ -185,23 +192,23 @@ class ControlServer:
         if hello.get("token") != self.token or not isinstance(rank, int) or rank not in range(len(self.members)):
             return None
         self._ranks[rank] = connection
-        if self._over:
-            connection.send(self._over)
-        elif self._asked:
-            connection.send({"stop_requested": self._asked})
+        if self._failure:
+            connection.send(self._failure)
+        elif self._stop_reason:
+            connection.send({"stop_requested": self._stop_reason})
         return rank
 
-    def _miss(self, rank: int | None, why: str) -> None:
+    def _note_end(self, rank: int | None, why: str) -> None:
         """A rank has hung up, and unless it has said good-bye that is the end of the run."""
         if rank is not None and rank not in self._left:
             self._left.add(rank)
             how = self.how_ended(rank) or f"is gone{why}"
-            self._judge(f"rank {rank} on {self.members[rank].host} {how}", LAUNCHER_REPORTS if self.quiet else 0)
+            self._fail(f"rank {rank} on {self.members[rank].host} {how}", LAUNCHER_REPORTS if self.quiet else 0)
 
     def _look_for_absent(self, seconds: float) -> None:
         absent = [member for member in self.members if member.rank not in self._ranks]
         if absent and seconds > ABSENT_SECONDS:
-            self._judge(f"rank {absent[0].rank} on {absent[0].host} did not open its control connection", 0)
+            self._fail(f"rank {absent[0].rank} on {absent[0].host} did not open its control connection", 0)
 
     def _drop(self, caller: socket.socket) -> None:
         self._selector.unregister(caller)
@@ -209,16 +216,16 @@ class ControlServer:
         caller.close()
 
     def _take(self, rank: int, message: Message) -> None:
-        if "stop" in message and self._asked is None:
-            self._asked = str(message["stop"])
-            self._send_all({"stop_requested": self._asked})
+        if "stop" in message and self._stop_reason is None:
+            self._stop_reason = str(message["stop"])
+            self._send_all({"stop_requested": self._stop_reason})
         elif "position" in message:
             self._places[rank] = int(message["position"])
         elif "leaving" in message:
             self._left.add(rank)
         elif "failed" in message:
-            self._judge(str(message["failed"]), rank)
-        if self._asked and ("position" in message or "leaving" in message):
+            self._fail(str(message["failed"]), rank)
+        if self._stop_reason and ("position" in message or "leaving" in message):
             self._settle()
 
     def _settle(self) -> None:
@@ -226,11 +233,11 @@ class ControlServer:
         if set(self._places) | self._left >= set(range(len(self.members))) and self._places:
             self._send_all({"stop_at": max(self._places.values()) + 1})
 
-    def _judge(self, cause: str, teller: int) -> None:
+    def _fail(self, cause: str, reporting_rank: int) -> None:
         """The run is over, and the first cause of it is known."""
-        if self._over is None:
-            self._over = {"failed": cause, "by": teller}
-            self._send_all(self._over)
+        if self._failure is None:
+            self._failure = {"failed": cause, "by": reporting_rank}
+            self._send_all(self._failure)
 
     def _send_all(self, message: Message | None) -> None:
         for rank, connection in list(self._ranks.items()):  # any thread may send, while the server's admits

@@ -1,6 +1,7 @@
 """Ranks are sockets of the test, which speak the protocol to a real server."""
 
 import fcntl
+import json
 import os
 import select
 import socket
@@ -243,6 +244,15 @@ def test_strangers_are_hung_up_on(world, hello):
         assert messages == [{}]
     rank.send({"stop": "SIGTERM"})
     expect([rank], {"stop_requested": "SIGTERM"})  # and no failure
+
+
+def test_a_greeting_may_arrive_in_two_packets(world):
+    there = world(1)
+    greeting = json.dumps({"rank": 0, "token": there.server.token}).encode() + b"\n"
+    rank = there.connect(greeting[:9])
+    time.sleep(0.2)  # for the server to read the first
+    rank.connection.sendall(greeting[9:] + b'{"stop": "SIGTERM"}\n')
+    expect([rank], {"stop_requested": "SIGTERM"})
 
 
 def test_every_server_has_its_own_token(world):
