@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from rankzero.training.fast.batch_hooks import BatchHooks, overrides
 from rankzero.training.fast.conditions import OPTIMIZER_HOOKS
 from rankzero.training.fast.log import FastLog
-from rankzero.training.fast.torch_calls import fast_step, zero_gradients
+from rankzero.training.fast.optimizer import fast_step, zero_gradients
 from rankzero.training.strategies import OneProcess, RunStrategy
 
 

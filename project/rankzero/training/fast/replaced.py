@@ -119,7 +119,7 @@ INNER: Table = {
 
 ZERO_GRAD: Table = {Optimizer: "zero_grad"}
 STEP: Table = {Optimizer: "profile_hook_step"}
-"""Replaced by `fast/torch_calls.py`. Where one is another, torch's own function is called."""
+"""Replaced by `fast/optimizer.py`. Where one is another, torch's own function is called."""
 
 
 class Functions:

@@ -6,7 +6,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankzero.training.fast import replaced
-from rankzero.training.fast.torch_calls import fast_step
+from rankzero.training.fast.optimizer import fast_step
 
 
 class Own(torch.optim.SGD):
