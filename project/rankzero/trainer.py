@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,9 +15,8 @@ from lightning.pytorch.utilities.argparse import _parse_env_variables
 from rankzero.cli.script_arguments import TRAINER, as_arguments, as_list, read_arguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
-from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.session import Session, report_uncaught_errors
-from rankzero.messages import LeftEarlyError, RequestError, Stopped, print_line, spell_with
+from rankzero.messages import RequestError, print_line, spell_with
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import newest_valid
@@ -242,7 +242,12 @@ class Trainer(pl.Trainer):
         self.plan.seed = global_seed()
         attempt = self._attempt(model, datamodule or train_dataloaders, ckpt_path)
         if not attempt.already_finished:
-            self._train(attempt, model, settings)
+            if self._fast:
+                words = layout.apply_layout(model, self.session.world.accelerator)
+                if self.is_global_zero:
+                    print_line(f"rankzero: --fast: {words}; {self._precision_reason}")
+            train = partial(super().fit, model, **settings, ckpt_path=attempt.checkpoint)
+            attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:
             newest, _ = newest_valid(self.run.checkpoints)
             super().fit(model, **settings, ckpt_path=newest)
@@ -266,27 +271,6 @@ class Trainer(pl.Trainer):
         )
         self._found.resumes = attempt.checkpoint is not None
         return attempt
-
-    def _train(self, attempt: Attempt, model: pl.LightningModule, settings: dict[str, Any]) -> None:
-        coordinator = self.session.coordinator
-        if self._fast:
-            words = layout.apply_layout(model, self.session.world.accelerator)
-            if self.is_global_zero:
-                print_line(f"rankzero: --fast: {words}; {self._precision_reason}")
-        try:
-            with SIGNALS.told_to(lambda signum: coordinator.control_channel.request_stop(signum.name)), attempt:
-                super().fit(model, **settings, ckpt_path=attempt.checkpoint)
-        except Stopped:
-            coordinator.barrier_before_exit()
-            raise
-        except (SystemExit, KeyboardInterrupt) as error:
-            if self.session.is_script and self.world_size == 1:
-                raise
-            raise LeftEarlyError(f"the code that was trained called for an end: {error!r}") from error
-        except Exception as error:
-            if self.outcome.error in (None, error):
-                raise
-            raise self.outcome.error from None
 
     def _record(self) -> dict[str, Any]:
         """What a checkpoint says of the run beside its state."""

@@ -17,7 +17,16 @@ from typing_extensions import Self
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.messages import CannotStart, Stopped, TakenOverError, print_error, print_line, spelled, user_message
+from rankzero.messages import (
+    CannotStart,
+    LeftEarlyError,
+    Stopped,
+    TakenOverError,
+    print_error,
+    print_line,
+    spelled,
+    user_message,
+)
 from rankzero.runs import report
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.crash_log import CrashLog
@@ -88,8 +97,8 @@ class Attempt:
     ) -> None:
         self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
         self.outcome, self.figures, self.world = outcome, figures, world
-        self.control_channel, self.launch = coordinator.control_channel, coordinator.launch
-        launch = coordinator.launch
+        self._coordinator, self.control_channel = coordinator, coordinator.control_channel
+        self.launch = launch = coordinator.launch
         trainer.strategy.setup_environment()
         self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
         choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)
@@ -107,6 +116,32 @@ class Attempt:
         self._crash_log = CrashLog(run)
         for note in self.resume_plan.notes:
             self._tell(note)
+
+    def train(self, fit: Callable[[], None], may_exit: bool) -> None:
+        """Calls Lightning's `fit` within this attempt. All ranks must call.
+
+        Args:
+            fit: Lightning's `fit`, with its arguments.
+            may_exit: Whether SystemExit and KeyboardInterrupt of the trained code are raised unchanged.
+
+        Raises:
+            Stopped: All ranks have stopped at a safe point.
+            LeftEarlyError: The trained code raised SystemExit or KeyboardInterrupt.
+        """
+        try:
+            with SIGNALS.told_to(lambda signum: self.control_channel.request_stop(signum.name)), self:
+                fit()
+        except Stopped:
+            self._coordinator.barrier_before_exit()
+            raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            if may_exit:
+                raise
+            raise LeftEarlyError(f"the code that was trained called for an end: {error!r}") from error
+        except Exception as error:
+            if self.outcome.error in (None, error):
+                raise
+            raise self.outcome.error from None
 
     def __enter__(self) -> Self:
         try:

@@ -19,7 +19,7 @@ from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
-from rankzero.messages import CannotStart, RequestError, Stopped
+from rankzero.messages import CannotStart, LeftEarlyError, RequestError, Stopped
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import verify
@@ -222,6 +222,37 @@ def test_a_finished_run_is_not_begun_again_unless_more_is_requested(attempt, epo
         with made:
             pass
     assert is_free()
+
+
+@pytest.mark.parametrize("may_exit", [False, True])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_an_exit_of_the_trained_code_is_an_error_unless_it_may_exit(attempt, kind, may_exit):
+    def fit():
+        raise kind
+
+    with pytest.raises(kind if may_exit else LeftEarlyError):
+        attempt().train(fit, may_exit)
+    assert read("summary.json")["status"] == "failed" and is_free()
+
+
+def test_train_raises_the_first_error_of_this_rank(attempt):
+    made = attempt()
+
+    def fit():
+        made.outcome.error = LookupError("the first")
+        raise RuntimeError("the second")
+
+    with pytest.raises(LookupError, match="the first"):
+        made.train(fit, may_exit=False)
+
+
+def test_train_raises_a_stop_unchanged(attempt):
+    def fit():
+        raise Stopped("SIGTERM")
+
+    with pytest.raises(Stopped, match="SIGTERM"):
+        attempt().train(fit, may_exit=False)
+    assert read("summary.json")["status"] == "stopped"
 
 
 def save_slowly(made):
