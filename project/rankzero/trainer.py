@@ -19,7 +19,6 @@ from rankzero.distributed.session import Session, report_uncaught_errors
 from rankzero.messages import RequestError, print_line, spell_with
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import newest_valid
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import Config, as_json, describe_config
@@ -219,7 +218,7 @@ class Trainer(pl.Trainer):
     ) -> None:
         """Trains, or resumes training; see `lightning.pytorch.Trainer.fit`. All ranks must call.
 
-        A run that is already finished is only restored: the model gets the weights of its newest checkpoint.
+        A run that is already finished is only restored: the model gets the weights of its last checkpoint.
 
         Args:
             model: The model.
@@ -249,8 +248,8 @@ class Trainer(pl.Trainer):
             train = partial(super().fit, model, **settings, ckpt_path=attempt.checkpoint)
             attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:
-            newest, _ = newest_valid(self.run.checkpoints)
-            super().fit(model, **settings, ckpt_path=newest)
+            fit_loop.fit_loop_of(self).only_restores = True
+            super().fit(model, **settings, ckpt_path=attempt.checkpoint)
 
     def _attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
         options = self._options

@@ -2,13 +2,14 @@
 
 import inspect
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
@@ -143,6 +144,41 @@ def test_a_finished_run_is_restored(script, capsys):
     assert torch.equal(fresh.layer.weight, model.layer.weight) and trainer.global_step == 12
     assert "already finished" in capsys.readouterr().out
     assert json.loads((script / "runs/x/summary.json").read_text())["attempts"] == 1
+
+
+def attempts(script):
+    return len(json.loads((script / "runs/x/run.json").read_text())["attempts"])
+
+
+def test_a_finished_run_without_a_checkpoint_trains_in_a_new_attempt(script, capsys):
+    for attempt in (1, 2):
+        locks = []
+        model = Net()
+        model.on_train_epoch_end = lambda locks=locks: locks.append(len(list(script.glob("runs/.x.lock"))))
+        trainer = Trainer(name="x", max_epochs=1, enable_checkpointing=False, **QUIET)
+        trainer.fit(model, samples())
+        assert (trainer.run.attempt, attempts(script), locks) == (attempt, attempt, [1])
+    out = capsys.readouterr().out
+    assert "already finished" not in out and "no checkpoint of its last step; it trains again" in out
+
+
+@pytest.mark.parametrize("lost", ["step-*", "step-00000012"])
+def test_a_finished_run_that_lost_its_last_checkpoint_trains_in_a_new_attempt(script, lost):
+    for attempt in (1, 2):
+        trainer = Trainer(name="x", max_epochs=2, **QUIET)
+        trainer.fit(Net(), samples())
+        assert (trainer.run.attempt, attempts(script), trainer.global_step) == (attempt, attempt, 12)
+        for path in (script / "runs/x/checkpoints").glob(lost):
+            shutil.rmtree(path)
+
+
+def test_a_run_that_a_callback_ended_early_is_restored_without_training(script, capsys):
+    for _ in range(2):
+        stopping = EarlyStopping("loss", patience=0, divergence_threshold=-1.0)
+        trainer = Trainer(name="x", max_epochs=9, callbacks=[stopping], **QUIET)
+        trainer.fit(Net(), samples())
+        assert (trainer.global_step, trainer.current_epoch, attempts(script)) == (6, 1, 1)
+    assert "1 epochs of 9, ended early by a callback" in capsys.readouterr().out
 
 
 def test_fit_twice_is_refused_in_words(script):

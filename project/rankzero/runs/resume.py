@@ -148,10 +148,14 @@ def _choose_resume_point(
     _check_same_training(plan, config)
     if stored := _stored_config(plan):
         plan.notes += changes(read_config(stored), config)
-    if resume == "auto" and _reached(run.read("summary.json"), trainer):
-        plan.already_finished = True
+    summary = run.read("summary.json")
+    finished = resume == "auto" and _reached(summary, trainer)
+    plan.already_finished = finished and plan.checkpoint is not None and plan.step >= summary["steps"]
+    if plan.already_finished:
         plan.notes.append(already_finished_note(run, trainer))
     else:
+        if finished:
+            plan.notes.append(f"run {run.name} has finished, but has no checkpoint of its last step; it trains again")
         archive_newer(plan)
         run.begin_attempt(dump_config(config), launch.job_id)
     return plan

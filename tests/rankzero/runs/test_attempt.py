@@ -210,8 +210,8 @@ def test_another_batch_size_is_reported(attempt, capsys):
 @pytest.mark.parametrize("epochs", [1, 2, 3, -1])
 def test_a_finished_run_is_not_begun_again_unless_more_is_requested(attempt, epochs, capsys):
     with attempt():
-        pass
-    summary = {**read("summary.json"), "epochs": epochs, "max_epochs": epochs}
+        save(5)
+    summary = {**read("summary.json"), "steps": 5, "epochs": epochs, "max_epochs": epochs}
     Path("runs/x/summary.json").write_text(json.dumps(summary))
     capsys.readouterr()
     made = attempt()
@@ -253,6 +253,15 @@ def test_train_raises_a_stop_unchanged(attempt):
     with pytest.raises(Stopped, match="SIGTERM"):
         attempt().train(fit, may_exit=False)
     assert read("summary.json")["status"] == "stopped"
+
+
+def test_a_finished_run_is_begun_again_without_a_checkpoint_of_its_last_step(attempt, capsys):
+    with attempt():
+        save(5)
+    Path("runs/x/summary.json").write_text(json.dumps({**read("summary.json"), "steps": 6}))
+    with attempt() as made:
+        assert not made.already_finished and made.run.attempt == 2
+    assert "run x has finished, but has no checkpoint of its last step; it trains again" in capsys.readouterr().out
 
 
 def save_slowly(made):
