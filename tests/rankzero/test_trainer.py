@@ -178,7 +178,7 @@ def test_a_run_that_a_callback_ended_early_is_restored_without_training(script, 
         trainer = Trainer(name="x", max_epochs=9, callbacks=[stopping], **QUIET)
         trainer.fit(Net(), samples())
         assert (trainer.global_step, trainer.current_epoch, attempts(script)) == (6, 1, 1)
-    assert "1 epochs of 9, ended early by a callback" in capsys.readouterr().out
+    assert "(1 epochs, 6 steps; ended early by a callback" in capsys.readouterr().out
 
 
 def test_fit_twice_is_refused_in_words(script):
