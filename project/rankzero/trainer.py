@@ -85,7 +85,7 @@ class Trainer(pl.Trainer):
     Attributes:
         run: Directory of the run.
         outcome: How training goes.
-        config: Stored with checkpoints; described from the arguments if None.
+        config: Stored with checkpoints; None stores a description of the arguments.
 
     Raises:
         RequestError: The request cannot be met; uncaught, it is printed without a traceback, with exit code 2.
@@ -135,8 +135,9 @@ class Trainer(pl.Trainer):
         launch, channel = coordinator.launch, coordinator.control_channel
         self.run = agree_on_run(arguments["root"], arguments["name"], session.title, coordinator)
         self.config: Config | None = None
+        self._stored_config: Config | None = None
         self._given = {key: value for key, value in arguments.items() if value != TRAINER[key].default} | lightning
-        self._fast, self._fit_called = arguments["fast"] == "yes", False
+        self._fast = arguments["fast"] == "yes"
         self.outcome, self._options = Outcome(), RunOptions.read(arguments)
         users = as_list(lightning.get("callbacks"))
         if arguments["seed"] is not None:
@@ -234,12 +235,12 @@ class Trainer(pl.Trainer):
         """
         loaders = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
         settings: dict[str, Any] = {**loaders, "weights_only": weights_only}
-        if self._fit_called:
+        if self.outcome.entered:
             asked, found = "to call fit once more", f"this Trainer has trained run {self.run.name} already"
             raise RequestError(asked, found, "another Trainer; of the same name and with more epochs it resumes")
-        self._fit_called = True
         self.plan.seed = global_seed()
         attempt = self._attempt(model, datamodule or train_dataloaders, ckpt_path)
+        fit_loop.fit_loop_of(self).only_restores = attempt.already_finished
         if not attempt.already_finished:
             if self._fast:
                 words = layout.apply_layout(model, self.session.world.accelerator)
@@ -248,19 +249,17 @@ class Trainer(pl.Trainer):
             train = partial(super().fit, model, **settings, ckpt_path=attempt.checkpoint)
             attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:
-            fit_loop.fit_loop_of(self).only_restores = True
             super().fit(model, **settings, ckpt_path=attempt.checkpoint)
 
     def _attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
         options = self._options
         if ckpt_path is not None:
             options = replace(options, resume=self._choice.path_of(str(ckpt_path)) or "auto")
-        if self.config is None:
-            self.config = describe_config(model, data, self._given)
+        self._stored_config = self.config or describe_config(model, data, self._given)
         attempt = Attempt(
             self.run,
             options,
-            self.config,
+            self._stored_config,
             self,
             self.plan,
             self.outcome,
@@ -278,6 +277,6 @@ class Trainer(pl.Trainer):
             "id": self.run.id,
             "attempt": self.run.attempt,
             "metrics": metrics_of(self),
-            "config": as_json(self.config),
+            "config": as_json(self._stored_config),
             "order": order_of(self, self.plan),
         }

@@ -20,7 +20,8 @@ from rankzero.cli.script_arguments import TRAINER, read_arguments
 from rankzero.distributed import session
 from rankzero.distributed.session import Session
 from rankzero.messages import RequestError
-from rankzero.runs.checkpoints.manifest import checkpoints_in
+from rankzero.runs import attempt as attempt_module
+from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 
 QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
 
@@ -185,6 +186,33 @@ def test_fit_twice_is_refused_in_words(script):
     trainer, model, _ = trained(Trainer, name="x")
     with pytest.raises(RequestError, match="has trained run x already"):
         trainer.fit(model, samples())
+
+
+def test_fit_can_be_corrected_after_a_refusal(script, monkeypatch):
+    trainer = Trainer(name="x", max_epochs=1, **QUIET)
+    with pytest.raises(RequestError, match="there is no such file or folder"):
+        trainer.fit(BoringModel(), samples(), ckpt_path="typo")
+    with monkeypatch.context() as patch, pytest.raises(RequestError, match="too large"):
+        patch.setattr(attempt_module, "resume_order", refuse)
+        trainer.fit(BoringModel(), samples())
+    trainer.fit(Net(), samples())
+    assert trainer.global_step == 6 and attempts(script) == 1
+    config = read_manifest(script / "runs/x/checkpoints/step-00000006")["rankzero"]["config"]
+    assert config["model"]["class_path"].endswith("Net")
+
+
+def test_a_trainer_that_restored_a_finished_run_can_train_from_another_checkpoint(script):
+    trained(Trainer, name="x", save_every="3steps")
+    trainer, model = Trainer(name="x", max_epochs=2, **QUIET), Net()
+    for _ in range(2):
+        trainer.fit(model, samples())
+        assert (trainer.global_step, attempts(script)) == (12, 1)
+    trainer.fit(model, samples(), ckpt_path=script / "runs/x/checkpoints/step-00000009")
+    assert (trainer.global_step, attempts(script)) == (12, 2) and trainer.outcome.begun
+
+
+def refuse(*arguments):
+    raise RequestError("--batch_size 9", "that is too large", "--batch_size 8")
 
 
 def test_evaluations_and_predictions_before_and_after_training(script):

@@ -59,10 +59,12 @@ class Outcome:
     Attributes:
         begun: Whether a batch has been trained on.
         error: What this rank has failed of; None where it has not, or only because another one has.
+        entered: Whether training was started.
     """
 
     begun: bool = False
     error: Exception | None = None
+    entered: bool = False
 
 
 class Attempt:
@@ -166,6 +168,7 @@ class Attempt:
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._tell(line)
+        self.outcome.entered = True
         return self
 
     def __exit__(
