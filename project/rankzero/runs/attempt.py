@@ -163,6 +163,7 @@ class Attempt:
             raise
         if note:
             self._tell(note)
+        self._before = self.control_channel.on_abort, self.control_channel.how_ended
         self._open_log()
         self.control_channel.on_abort = self._last_words
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
@@ -178,6 +179,9 @@ class Attempt:
             self._end(error)
         finally:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
+            self.control_channel.on_abort, how_ended = self._before
+            if error is None:  # otherwise rank zero may still have to report how a lost rank ended
+                self.control_channel.how_ended = how_ended
             self._lock.release()
 
     def _end(self, error: BaseException | None) -> None:

@@ -5,7 +5,7 @@ import logging
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -288,6 +288,19 @@ def test_an_attempt_that_another_rank_ends_is_logged_saved_and_released(attempt)
         thread.join()
         verify(Path("runs/x/checkpoints/step-00000007"))
         assert "ERROR rank 1 on a failed" in log() and read("summary.json")["status"] == "failed" and is_free()
+
+
+@pytest.mark.parametrize("error", [None, Stopped("SIGTERM"), RuntimeError("no such layer")])
+def test_a_later_failure_does_not_change_the_summary_of_an_attempt_that_ended(attempt, error):
+    made = attempt()
+    how_ended = made.control_channel.how_ended
+    with suppress(Stopped, RuntimeError), made:
+        if error:
+            raise error
+    before = read("summary.json")
+    made.control_channel.on_abort("os._exit was called")
+    assert read("summary.json") == before and "os._exit" not in log()
+    assert (made.control_channel.how_ended is how_ended) == (error is None)
 
 
 def test_other_ranks_follow_rank_zero_and_write_only_their_log(attempt, capsys):
