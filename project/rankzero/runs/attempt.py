@@ -192,10 +192,11 @@ class Attempt:
             self._log.error("".join(traceback.format_exception(error)))
         impossible = not self.outcome.begun and isinstance(error, Exception) and user_message(error) is not None
         self._crash_log.disable()
-        for handler in list(self._log.handlers):
-            self._log.removeHandler(handler)
-            with suppress(OSError):  # a full disk
-                handler.close()
+        self._log.removeHandler(self._handler)
+        level, self._log.propagate = self._log_settings
+        self._log.setLevel(level)
+        with suppress(OSError):  # a full disk
+            self._handler.close()
         if self.launch.rank != 0 or self._is_taken_over():
             return
         if impossible:
@@ -226,12 +227,13 @@ class Attempt:
             print_line(f"rankzero: {spelled(text)}")
 
     def _open_log(self) -> None:
-        handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
+        self._handler = handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
         handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk: it is told elsewhere
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._crash_log.enable(cast(TextIO, handler.stream))
         self.control_channel.how_ended = self._crash_log.how_ended
+        self._log_settings = self._log.level, self._log.propagate
         self._log.setLevel(logging.INFO)
         self._log.propagate = False
 

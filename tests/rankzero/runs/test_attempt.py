@@ -1,5 +1,6 @@
 """What an attempt leaves behind, however it ends."""
 
+import io
 import json
 import logging
 import pickle
@@ -96,6 +97,20 @@ def test_a_finished_attempt_leaves_summary_log_and_no_lock(attempt, capsys):
     out = capsys.readouterr().out
     assert out.startswith("rankzero: local (") and "run x: finished" in out
     assert is_free() and not logging.getLogger("rankzero").handlers
+
+
+@pytest.mark.parametrize(("level", "propagate"), [(logging.NOTSET, True), (logging.ERROR, False)])
+def test_the_users_logging_is_as_before_once_an_attempt_has_ended(attempt, monkeypatch, level, propagate):
+    logger, texts = logging.getLogger("rankzero"), io.StringIO()
+    users = logging.StreamHandler(texts)
+    for name, value in (("handlers", [users]), ("propagate", propagate), ("level", level)):
+        monkeypatch.setattr(logger, name, value)
+    with attempt():
+        logger.info("in between")
+    assert (logger.handlers, logger.propagate, logger.level) == ([users], propagate, level)
+    logger.error("after the attempt")
+    assert "in between" in texts.getvalue() and "after the attempt" in texts.getvalue()
+    assert "in between" in log() and "after the attempt" not in log()
 
 
 def test_attempts_write_to_one_log_and_each_message_once(attempt):
