@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,12 +15,10 @@ from lightning.pytorch.utilities.argparse import _parse_env_variables
 from rankzero.cli.script_arguments import TRAINER, as_arguments, as_list, read_arguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
-from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.session import Session, report_uncaught_errors
-from rankzero.messages import LeftEarlyError, RequestError, Stopped, print_line, spell_with
+from rankzero.messages import RequestError, print_line, spell_with
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import newest_valid
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import Config, as_json, describe_config
@@ -86,7 +85,7 @@ class Trainer(pl.Trainer):
     Attributes:
         run: Directory of the run.
         outcome: How training goes.
-        config: Stored with checkpoints; described from the arguments if None.
+        config: Stored with checkpoints; None stores a description of the arguments.
 
     Raises:
         RequestError: The request cannot be met; uncaught, it is printed without a traceback, with exit code 2.
@@ -136,8 +135,9 @@ class Trainer(pl.Trainer):
         launch, channel = coordinator.launch, coordinator.control_channel
         self.run = agree_on_run(arguments["root"], arguments["name"], session.title, coordinator)
         self.config: Config | None = None
+        self._stored_config: Config | None = None
         self._given = {key: value for key, value in arguments.items() if value != TRAINER[key].default} | lightning
-        self._fast, self._fit_called = arguments["fast"] == "yes", False
+        self._fast = arguments["fast"] == "yes"
         self.outcome, self._options = Outcome(), RunOptions.read(arguments)
         users = as_list(lightning.get("callbacks"))
         if arguments["seed"] is not None:
@@ -219,7 +219,7 @@ class Trainer(pl.Trainer):
     ) -> None:
         """Trains, or resumes training; see `lightning.pytorch.Trainer.fit`. All ranks must call.
 
-        A run that is already finished is only restored: the model gets the weights of its newest checkpoint.
+        A run that is already finished is only restored: the model gets the weights of its last checkpoint.
 
         Args:
             model: The model.
@@ -235,28 +235,31 @@ class Trainer(pl.Trainer):
         """
         loaders = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
         settings: dict[str, Any] = {**loaders, "weights_only": weights_only}
-        if self._fit_called:
+        if self.outcome.entered:
             asked, found = "to call fit once more", f"this Trainer has trained run {self.run.name} already"
             raise RequestError(asked, found, "another Trainer; of the same name and with more epochs it resumes")
-        self._fit_called = True
         self.plan.seed = global_seed()
         attempt = self._attempt(model, datamodule or train_dataloaders, ckpt_path)
+        fit_loop.fit_loop_of(self).only_restores = attempt.already_finished
         if not attempt.already_finished:
-            self._train(attempt, model, settings)
+            if self._fast:
+                words = layout.apply_layout(model, self.session.world.accelerator)
+                if self.is_global_zero:
+                    print_line(f"rankzero: --fast: {words}; {self._precision_reason}")
+            train = partial(super().fit, model, **settings, ckpt_path=attempt.checkpoint)
+            attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:
-            newest, _ = newest_valid(self.run.checkpoints)
-            super().fit(model, **settings, ckpt_path=newest)
+            super().fit(model, **settings, ckpt_path=attempt.checkpoint)
 
     def _attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
         options = self._options
         if ckpt_path is not None:
             options = replace(options, resume=self._choice.path_of(str(ckpt_path)) or "auto")
-        if self.config is None:
-            self.config = describe_config(model, data, self._given)
+        self._stored_config = self.config or describe_config(model, data, self._given)
         attempt = Attempt(
             self.run,
             options,
-            self.config,
+            self._stored_config,
             self,
             self.plan,
             self.outcome,
@@ -267,27 +270,6 @@ class Trainer(pl.Trainer):
         self._found.resumes = attempt.checkpoint is not None
         return attempt
 
-    def _train(self, attempt: Attempt, model: pl.LightningModule, settings: dict[str, Any]) -> None:
-        coordinator = self.session.coordinator
-        if self._fast:
-            words = layout.apply_layout(model, self.session.world.accelerator)
-            if self.is_global_zero:
-                print_line(f"rankzero: --fast: {words}; {self._precision_reason}")
-        try:
-            with SIGNALS.told_to(lambda signum: coordinator.control_channel.request_stop(signum.name)), attempt:
-                super().fit(model, **settings, ckpt_path=attempt.checkpoint)
-        except Stopped:
-            coordinator.barrier_before_exit()
-            raise
-        except (SystemExit, KeyboardInterrupt) as error:
-            if self.session.is_script and self.world_size == 1:
-                raise
-            raise LeftEarlyError(f"the code that was trained called for an end: {error!r}") from error
-        except Exception as error:
-            if self.outcome.error in (None, error):
-                raise
-            raise self.outcome.error from None
-
     def _record(self) -> dict[str, Any]:
         """What a checkpoint says of the run beside its state."""
         return {
@@ -295,6 +277,6 @@ class Trainer(pl.Trainer):
             "id": self.run.id,
             "attempt": self.run.attempt,
             "metrics": metrics_of(self),
-            "config": as_json(self.config),
+            "config": as_json(self._stored_config),
             "order": order_of(self, self.plan),
         }

@@ -2,13 +2,14 @@
 
 import inspect
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,7 +20,8 @@ from rankzero.cli.script_arguments import TRAINER, read_arguments
 from rankzero.distributed import session
 from rankzero.distributed.session import Session
 from rankzero.messages import RequestError
-from rankzero.runs.checkpoints.manifest import checkpoints_in
+from rankzero.runs import attempt as attempt_module
+from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 
 QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
 
@@ -145,10 +147,72 @@ def test_a_finished_run_is_restored(script, capsys):
     assert json.loads((script / "runs/x/summary.json").read_text())["attempts"] == 1
 
 
+def attempts(script):
+    return len(json.loads((script / "runs/x/run.json").read_text())["attempts"])
+
+
+def test_a_finished_run_without_a_checkpoint_trains_in_a_new_attempt(script, capsys):
+    for attempt in (1, 2):
+        locks = []
+        model = Net()
+        model.on_train_epoch_end = lambda locks=locks: locks.append(len(list(script.glob("runs/.x.lock"))))
+        trainer = Trainer(name="x", max_epochs=1, enable_checkpointing=False, **QUIET)
+        trainer.fit(model, samples())
+        assert (trainer.run.attempt, attempts(script), locks) == (attempt, attempt, [1])
+    out = capsys.readouterr().out
+    assert "already finished" not in out and "no checkpoint of its last step; it trains again" in out
+
+
+@pytest.mark.parametrize("lost", ["step-*", "step-00000012"])
+def test_a_finished_run_that_lost_its_last_checkpoint_trains_in_a_new_attempt(script, lost):
+    for attempt in (1, 2):
+        trainer = Trainer(name="x", max_epochs=2, **QUIET)
+        trainer.fit(Net(), samples())
+        assert (trainer.run.attempt, attempts(script), trainer.global_step) == (attempt, attempt, 12)
+        for path in (script / "runs/x/checkpoints").glob(lost):
+            shutil.rmtree(path)
+
+
+def test_a_run_that_a_callback_ended_early_is_restored_without_training(script, capsys):
+    for _ in range(2):
+        stopping = EarlyStopping("loss", patience=0, divergence_threshold=-1.0)
+        trainer = Trainer(name="x", max_epochs=9, callbacks=[stopping], **QUIET)
+        trainer.fit(Net(), samples())
+        assert (trainer.global_step, trainer.current_epoch, attempts(script)) == (6, 1, 1)
+    assert "(1 epochs, 6 steps; ended early by a callback" in capsys.readouterr().out
+
+
 def test_fit_twice_is_refused_in_words(script):
     trainer, model, _ = trained(Trainer, name="x")
     with pytest.raises(RequestError, match="has trained run x already"):
         trainer.fit(model, samples())
+
+
+def test_fit_can_be_corrected_after_a_refusal(script, monkeypatch):
+    trainer = Trainer(name="x", max_epochs=1, **QUIET)
+    with pytest.raises(RequestError, match="there is no such file or folder"):
+        trainer.fit(BoringModel(), samples(), ckpt_path="typo")
+    with monkeypatch.context() as patch, pytest.raises(RequestError, match="too large"):
+        patch.setattr(attempt_module, "resume_order", refuse)
+        trainer.fit(BoringModel(), samples())
+    trainer.fit(Net(), samples())
+    assert trainer.global_step == 6 and attempts(script) == 1
+    config = read_manifest(script / "runs/x/checkpoints/step-00000006")["rankzero"]["config"]
+    assert config["model"]["class_path"].endswith("Net")
+
+
+def test_a_trainer_that_restored_a_finished_run_can_train_from_another_checkpoint(script):
+    trained(Trainer, name="x", save_every="3steps")
+    trainer, model = Trainer(name="x", max_epochs=2, **QUIET), Net()
+    for _ in range(2):
+        trainer.fit(model, samples())
+        assert (trainer.global_step, attempts(script)) == (12, 1)
+    trainer.fit(model, samples(), ckpt_path=script / "runs/x/checkpoints/step-00000009")
+    assert (trainer.global_step, attempts(script)) == (12, 2) and trainer.outcome.begun
+
+
+def refuse(*arguments):
+    raise RequestError("--batch_size 9", "that is too large", "--batch_size 8")
 
 
 def test_evaluations_and_predictions_before_and_after_training(script):

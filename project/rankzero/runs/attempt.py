@@ -17,7 +17,16 @@ from typing_extensions import Self
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.messages import CannotStart, Stopped, TakenOverError, print_error, print_line, spelled, user_message
+from rankzero.messages import (
+    CannotStart,
+    LeftEarlyError,
+    Stopped,
+    TakenOverError,
+    print_error,
+    print_line,
+    spelled,
+    user_message,
+)
 from rankzero.runs import report
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.crash_log import CrashLog
@@ -50,10 +59,12 @@ class Outcome:
     Attributes:
         begun: Whether a batch has been trained on.
         error: What this rank has failed of; None where it has not, or only because another one has.
+        entered: Whether training was started.
     """
 
     begun: bool = False
     error: Exception | None = None
+    entered: bool = False
 
 
 class Attempt:
@@ -88,8 +99,8 @@ class Attempt:
     ) -> None:
         self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
         self.outcome, self.figures, self.world = outcome, figures, world
-        self.control_channel, self.launch = coordinator.control_channel, coordinator.launch
-        launch = coordinator.launch
+        self._coordinator, self.control_channel = coordinator, coordinator.control_channel
+        self.launch = launch = coordinator.launch
         trainer.strategy.setup_environment()
         self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
         choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)
@@ -107,6 +118,32 @@ class Attempt:
         self._crash_log = CrashLog(run)
         for note in self.resume_plan.notes:
             self._tell(note)
+
+    def train(self, fit: Callable[[], None], may_exit: bool) -> None:
+        """Calls Lightning's `fit` within this attempt. All ranks must call.
+
+        Args:
+            fit: Lightning's `fit`, with its arguments.
+            may_exit: Whether SystemExit and KeyboardInterrupt of the trained code are raised unchanged.
+
+        Raises:
+            Stopped: All ranks have stopped at a safe point.
+            LeftEarlyError: The trained code raised SystemExit or KeyboardInterrupt.
+        """
+        try:
+            with SIGNALS.told_to(lambda signum: self.control_channel.request_stop(signum.name)), self:
+                fit()
+        except Stopped:
+            self._coordinator.barrier_before_exit()
+            raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            if may_exit:
+                raise
+            raise LeftEarlyError(f"the code that was trained called for an end: {error!r}") from error
+        except Exception as error:
+            if self.outcome.error in (None, error):
+                raise
+            raise self.outcome.error from None
 
     def __enter__(self) -> Self:
         try:
@@ -126,11 +163,13 @@ class Attempt:
             raise
         if note:
             self._tell(note)
+        self._before = self.control_channel.on_abort, self.control_channel.how_ended
         self._open_log()
         self.control_channel.on_abort = self._last_words
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._tell(line)
+        self.outcome.entered = True
         return self
 
     def __exit__(
@@ -140,6 +179,9 @@ class Attempt:
             self._end(error)
         finally:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
+            self.control_channel.on_abort, how_ended = self._before
+            if error is None:  # otherwise rank zero may still have to report how a lost rank ended
+                self.control_channel.how_ended = how_ended
             self._lock.release()
 
     def _end(self, error: BaseException | None) -> None:
@@ -150,10 +192,11 @@ class Attempt:
             self._log.error("".join(traceback.format_exception(error)))
         impossible = not self.outcome.begun and isinstance(error, Exception) and user_message(error) is not None
         self._crash_log.disable()
-        for handler in list(self._log.handlers):
-            self._log.removeHandler(handler)
-            with suppress(OSError):  # a full disk
-                handler.close()
+        self._log.removeHandler(self._handler)
+        level, self._log.propagate = self._log_settings
+        self._log.setLevel(level)
+        with suppress(OSError):  # a full disk
+            self._handler.close()
         if self.launch.rank != 0 or self._is_taken_over():
             return
         if impossible:
@@ -184,12 +227,13 @@ class Attempt:
             print_line(f"rankzero: {spelled(text)}")
 
     def _open_log(self) -> None:
-        handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
+        self._handler = handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
         handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk: it is told elsewhere
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._crash_log.enable(cast(TextIO, handler.stream))
         self.control_channel.how_ended = self._crash_log.how_ended
+        self._log_settings = self._log.level, self._log.propagate
         self._log.setLevel(logging.INFO)
         self._log.propagate = False
 

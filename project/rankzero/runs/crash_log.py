@@ -16,8 +16,6 @@ SIGNALS = {
 }
 """What faulthandler calls a signal -> its name."""
 
-_TAIL_BYTES = 1 << 18
-
 
 class CrashLog:
     """Has Python write the traceback of a crash to the log of this rank.
@@ -43,15 +41,14 @@ class CrashLog:
 
     def how_ended(self, rank: int) -> str:
         """Describes how a rank ended, if its log holds a crash; otherwise empty."""
-        log = self.run.log(rank)
+        log, crash, started = self.run.log(rank), None, False
         try:
-            with log.open("rb") as file:
-                file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-                text = file.read().decode(errors="replace")
+            with log.open(errors="replace") as file:
+                for line in file:
+                    if f" attempt {self.run.attempt}: " in line:
+                        started, crash = True, None
+                    elif started and crash is None:
+                        crash = re.match("Fatal Python error: (.+)", line)
         except OSError:
             return ""
-        _, marker, this_attempt = text.rpartition(f" attempt {self.run.attempt}: ")
-        if not marker:
-            return ""
-        crash = re.search(r"^Fatal Python error: (.+)$", this_attempt, re.MULTILINE)
         return f"was ended by {SIGNALS.get(crash[1], crash[1])}, see {log}" if crash else ""

@@ -85,7 +85,7 @@ class RunLock:
     Args:
         launch: How this process was started.
         notice: Called with a line for a person, before a wait.
-        interrupted: RequestedWorld during a wait; returns what ends it early, a signal's name.
+        interrupted: Called during a wait; returns the name of the signal that ends the wait, or None.
     """
 
     def __init__(

@@ -148,10 +148,14 @@ def _choose_resume_point(
     _check_same_training(plan, config)
     if stored := _stored_config(plan):
         plan.notes += changes(read_config(stored), config)
-    if resume == "auto" and _reached(run.read("summary.json"), trainer):
-        plan.already_finished = True
+    summary = run.read("summary.json")
+    finished = resume == "auto" and _reached(summary, trainer)
+    plan.already_finished = finished and plan.checkpoint is not None and plan.step >= summary["steps"]
+    if plan.already_finished:
         plan.notes.append(already_finished_note(run, trainer))
     else:
+        if finished:
+            plan.notes.append(f"run {run.name} has finished, but has no checkpoint of its last step; it trains again")
         archive_newer(plan)
         run.begin_attempt(dump_config(config), launch.job_id)
     return plan
@@ -247,26 +251,34 @@ def _reached(summary: dict[str, Any], trainer: Trainer) -> bool:
     """Whether a run is finished, and is asked for no more than it was then."""
     if summary.get("status") != "finished":
         return False
+    limits = _limits(summary, trainer)
+    if all(had is None for _, _, had, _ in limits):  # something else ended it, such as `max_time`
+        return any(asked is not None and done >= asked for _, done, _, asked in limits)
+    return not any(had is not None and (asked is None or asked > had) for _, _, had, asked in limits)
 
-    def more(asked: int | None, had: int | None) -> bool:
-        unlimited = (None, -1)
-        return had not in unlimited and (asked in unlimited or int(asked or 0) > int(had or 0))
 
-    return not more(trainer.max_epochs, summary.get("max_epochs")) and not more(
-        trainer.max_steps, summary.get("max_steps")
-    )
+def _limits(summary: dict[str, Any], trainer: Trainer) -> list[tuple[str, int, int | None, int | None]]:
+    """Of epochs and of steps: the flag, how many were done, the limit then, the limit now; None means unlimited."""
+    return [
+        (flag, summary[done], *(None if limit in (None, -1) else limit for limit in (summary.get(name), asked)))
+        for flag, done, name, asked in (
+            ("--epochs", "epochs", "max_epochs", trainer.max_epochs),
+            ("--trainer.max_steps", "steps", "max_steps", trainer.max_steps),
+        )
+    ]
 
 
 def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
     """What a run says that has nothing left to do."""
     summary = run.read("summary.json")
-    epochs, steps = summary["epochs"], summary["steps"]
-    by_steps, most = summary.get("max_steps") == steps, summary.get("max_epochs") or -1
-    ended_early = not by_steps and epochs < most
-    more = f"--trainer.max_steps {steps * 2}" if by_steps else f"--epochs {max(epochs, most) * 2 or 1}"
-    early = f" of {most}, ended early by a callback such as EarlyStopping" if ended_early else ""
+    limits = [(flag, done, asked if had is None else had) for flag, done, had, asked in _limits(summary, trainer)]
+    limited = [(flag, done, most) for flag, done, most in limits if most is not None]
+    reached = [(flag, done, most) for flag, done, most in limited if done >= most]
+    more = " ".join(f"{flag} {max(count, most) * 2 or 1}" for flag, count, most in reached or limited[:1])
+    done = f"{summary['epochs']} epochs, {summary['steps']} steps"
+    early = "" if reached else "; ended early by a callback such as EarlyStopping, or by max_time"
     return (
-        f"run {run.name} is already finished ({epochs} epochs{early}, {steps} steps; {run.path}).\n"
+        f"run {run.name} is already finished ({done}{early}; {run.path}).\n"
         f"  to go on:     the same command with {more}\n"
         f"  to start anew: the same command with --name ANOTHER-NAME, or with --resume never"
     )

@@ -49,6 +49,8 @@ class FitLoop(_FitLoop):
         super().__init__(trainer, min_epochs, max_epochs)
         self.is_trial = False
         """Whether this is a trial of a finder (of a batch size or a learning rate), which is undone afterwards."""
+        self.only_restores = False
+        """Whether `fit` restores a checkpoint and trains nothing."""
         self.outside_trials: tuple[list[Callback], list[Logger]] = [], []
         """The run's callbacks and loggers, which a finder replaces during trials."""
         self.hooks: list[LoopHooks] = []
@@ -80,6 +82,10 @@ class FitLoop(_FitLoop):
         if batches and (self.is_within_epoch or cut_short):
             return order.position(batches - order.pass_began_at)
         return Position(self.epochs_done)
+
+    @property
+    def skip(self) -> bool:
+        return super().skip or self.only_restores
 
     def run(self) -> None:
         # Lightning's finders (2.6) exchange the callbacks and run the loop, within a hook of the run that they serve.

@@ -1,11 +1,12 @@
 """What an attempt leaves behind, however it ends."""
 
+import io
 import json
 import logging
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
-from rankzero.messages import CannotStart, RequestError, Stopped
+from rankzero.messages import CannotStart, LeftEarlyError, RequestError, Stopped
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import verify
@@ -96,6 +97,20 @@ def test_a_finished_attempt_leaves_summary_log_and_no_lock(attempt, capsys):
     out = capsys.readouterr().out
     assert out.startswith("rankzero: local (") and "run x: finished" in out
     assert is_free() and not logging.getLogger("rankzero").handlers
+
+
+@pytest.mark.parametrize(("level", "propagate"), [(logging.NOTSET, True), (logging.ERROR, False)])
+def test_the_users_logging_is_as_before_once_an_attempt_has_ended(attempt, monkeypatch, level, propagate):
+    logger, texts = logging.getLogger("rankzero"), io.StringIO()
+    users = logging.StreamHandler(texts)
+    for name, value in (("handlers", [users]), ("propagate", propagate), ("level", level)):
+        monkeypatch.setattr(logger, name, value)
+    with attempt():
+        logger.info("in between")
+    assert (logger.handlers, logger.propagate, logger.level) == ([users], propagate, level)
+    logger.error("after the attempt")
+    assert "in between" in texts.getvalue() and "after the attempt" in texts.getvalue()
+    assert "in between" in log() and "after the attempt" not in log()
 
 
 def test_attempts_write_to_one_log_and_each_message_once(attempt):
@@ -210,18 +225,58 @@ def test_another_batch_size_is_reported(attempt, capsys):
 @pytest.mark.parametrize("epochs", [1, 2, 3, -1])
 def test_a_finished_run_is_not_begun_again_unless_more_is_requested(attempt, epochs, capsys):
     with attempt():
-        pass
-    summary = {**read("summary.json"), "epochs": epochs, "max_epochs": epochs}
+        save(5)
+    summary = {**read("summary.json"), "steps": 5, "epochs": epochs, "max_epochs": epochs}
     Path("runs/x/summary.json").write_text(json.dumps(summary))
     capsys.readouterr()
     made = attempt()
-    finished = epochs in (2, 3, -1)  # 2 are requested, and -1 had no limit
+    finished = epochs in (2, 3)  # 2 are requested, and -1 had no limit that could have ended it
     assert made.already_finished == finished and len(read("run.json")["attempts"]) == 2 - finished
     assert ("already finished" in capsys.readouterr().out) == finished
     if not finished:
         with made:
             pass
     assert is_free()
+
+
+@pytest.mark.parametrize("may_exit", [False, True])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_an_exit_of_the_trained_code_is_an_error_unless_it_may_exit(attempt, kind, may_exit):
+    def fit():
+        raise kind
+
+    with pytest.raises(kind if may_exit else LeftEarlyError):
+        attempt().train(fit, may_exit)
+    assert read("summary.json")["status"] == "failed" and is_free()
+
+
+def test_train_raises_the_first_error_of_this_rank(attempt):
+    made = attempt()
+
+    def fit():
+        made.outcome.error = LookupError("the first")
+        raise RuntimeError("the second")
+
+    with pytest.raises(LookupError, match="the first"):
+        made.train(fit, may_exit=False)
+
+
+def test_train_raises_a_stop_unchanged(attempt):
+    def fit():
+        raise Stopped("SIGTERM")
+
+    with pytest.raises(Stopped, match="SIGTERM"):
+        attempt().train(fit, may_exit=False)
+    assert read("summary.json")["status"] == "stopped"
+
+
+def test_a_finished_run_is_begun_again_without_a_checkpoint_of_its_last_step(attempt, capsys):
+    with attempt():
+        save(5)
+    Path("runs/x/summary.json").write_text(json.dumps({**read("summary.json"), "steps": 6}))
+    with attempt() as made:
+        assert not made.already_finished and made.run.attempt == 2
+    assert "run x has finished, but has no checkpoint of its last step; it trains again" in capsys.readouterr().out
 
 
 def save_slowly(made):
@@ -248,6 +303,19 @@ def test_an_attempt_that_another_rank_ends_is_logged_saved_and_released(attempt)
         thread.join()
         verify(Path("runs/x/checkpoints/step-00000007"))
         assert "ERROR rank 1 on a failed" in log() and read("summary.json")["status"] == "failed" and is_free()
+
+
+@pytest.mark.parametrize("error", [None, Stopped("SIGTERM"), RuntimeError("no such layer")])
+def test_a_later_failure_does_not_change_the_summary_of_an_attempt_that_ended(attempt, error):
+    made = attempt()
+    how_ended = made.control_channel.how_ended
+    with suppress(Stopped, RuntimeError), made:
+        if error:
+            raise error
+    before = read("summary.json")
+    made.control_channel.on_abort("os._exit was called")
+    assert read("summary.json") == before and "os._exit" not in log()
+    assert (made.control_channel.how_ended is how_ended) == (error is None)
 
 
 def test_other_ranks_follow_rank_zero_and_write_only_their_log(attempt, capsys):

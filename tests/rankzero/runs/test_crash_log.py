@@ -77,7 +77,18 @@ LOGS = {
     ),
     "words within a line": ((STARTED.format(2) + "ERROR " + FATAL.format("Aborted")).encode(), ""),
     "not UTF-8": (b"\xff\xfe\n" + (STARTED.format(2) + FATAL.format("Aborted")).encode() + b"\xff", "SIGABRT"),
-    "a long log": (b"\xc3\xa4" * 200_000 + (STARTED.format(2) + FATAL.format("Bus error")).encode(), "SIGBUS"),
+    "a long log before the crash": (
+        (STARTED.format(2) + "2026-01-01 INFO loss 1\n" * 20_000 + FATAL.format("Aborted")).encode(),
+        "SIGABRT",
+    ),
+    "a long log after the crash": (
+        (STARTED.format(2) + FATAL.format("Aborted") + "  File x, line 1\n" * 20_000).encode(),
+        "SIGABRT",
+    ),
+    "a long log before the attempt": (
+        b"\xc3\xa4" * 200_000 + (STARTED.format(2) + FATAL.format("Bus error")).encode(),
+        "SIGBUS",
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from lightning.pytorch import Callback
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import CannotStart, RequestError
-from rankzero.runs.resume import given_checkpoint
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.resume import already_finished_note, given_checkpoint
 from running import fit_here, weights
 
 TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
@@ -89,9 +91,44 @@ def test_a_run_that_a_callback_ended_early_says_so_and_continues_with_more_epoch
     fit_here(*early, "--epochs", "5")
     assert "2 of 5 (128 steps" in capsys.readouterr().out
     fit_here(*early, "--epochs", "5")
-    assert "2 epochs of 5, ended early by a callback" in (out := capsys.readouterr().out) and "--epochs 10" in out
+    out = capsys.readouterr().out
+    assert "(2 epochs, 128 steps; ended early by a callback" in out and "--epochs 10" in out
     fit_here(*early, "--epochs", "10")
     assert json.loads((here / "runs/x/summary.json").read_text())["epochs"] == 3
+
+
+def test_a_run_that_max_time_ended_resumes_with_a_longer_one(here, capsys):
+    arguments = (*TOY, "--model.schedule", "Constant", "--run", "x", "--trainer.max_time")
+    steps = []
+    for seconds in (1, 1, 2):
+        fit_here(*arguments, f"00:00:00:0{seconds}")
+        steps.append(json.loads((here / "runs/x/summary.json").read_text())["steps"])
+    assert 0 < steps[0] == steps[1] < steps[2] and "already finished" not in capsys.readouterr().out
+    fit_here(*arguments, "00:00:00:02", "--trainer.max_steps", "1")
+    assert f"--trainer.max_steps {2 * steps[2]}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("had", "asked", "epochs", "steps", "expected"),
+    [
+        ((5, -1), (5, -1), 5, 50, "--epochs 10"),
+        ((5, -1), (5, -1), 2, 20, "--epochs 10"),
+        ((5, -1), (3, -1), 5, 50, "--epochs 10"),
+        ((-1, 50), (-1, 50), 5, 50, "--trainer.max_steps 100"),
+        ((-1, 50), (-1, 50), 2, 20, "--trainer.max_steps 100"),
+        ((-1, 50), (3, 50), 5, 50, "--epochs 10 --trainer.max_steps 100"),
+        ((-1, -1), (3, -1), 5, 50, "--epochs 10"),
+        ((5, 50), (5, 50), 4, 50, "--trainer.max_steps 100"),
+        ((5, 60), (5, 60), 5, 50, "--epochs 10"),
+        ((5, 50), (5, 50), 5, 50, "--epochs 10 --trainer.max_steps 100"),
+        ((5, 60), (5, 60), 2, 20, "--epochs 10"),
+    ],
+)
+def test_a_finished_run_says_which_limits_to_raise(here, had, asked, epochs, steps, expected):
+    run = RunDirectory(here)
+    run.write_summary({"epochs": epochs, "steps": steps, "max_epochs": had[0], "max_steps": had[1]})
+    note = already_finished_note(run, SimpleNamespace(max_epochs=asked[0], max_steps=asked[1]))
+    assert f"the same command with {expected}\n" in note and ("ended early" in note) == (epochs == 2)
 
 
 def test_a_finished_run_goes_on_when_more_is_asked(here, capsys):
