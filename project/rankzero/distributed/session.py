@@ -18,12 +18,10 @@ from rankzero.distributed.devices import WorldInfo, processes_for_gpus, resolve_
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world, processes_to_start
-from rankzero.distributed.network import silence_socket_warnings
+from rankzero.distributed.join import join_ranks, start_processes
 from rankzero.distributed.process.exit_report import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_command, run_processes
-from rankzero.distributed.process.threads import choose_threads, set_threads
-from rankzero.distributed.rendezvous.client import RendezvousResult, meet
+from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.reporter import refuse, tell
 from rankzero.messages import CannotStart, RequestError, Stopped, flush_streams, lost_contact, print_error, was_reported
 
@@ -54,9 +52,13 @@ class Session:
     def of_command(cls, requested: RequestedWorld, meeting: RendezvousResult) -> Iterator["Session"]:
         """The session of a command, whose processes have met. All ranks must call.
 
+        Starts one process per GPU where neither a launcher nor the command line says how many.
+
         Raises:
             CannotStart: What was asked for is not there, on one machine or another.
+            SystemExit: In the process that started the others, once they have ended.
         """
+        start_processes(meeting.launch, processes_for_gpus(requested, meeting.launch))
         with Coordinator(meeting, requested) as coordinator:
             cls.current = session = cls(requested, coordinator, resolve_world(requested, coordinator), title="")
             try:
@@ -105,18 +107,13 @@ def _of_script(requested: RequestedWorld) -> Session:
     launch = detect(requested)
     check_world(requested, launch)
     count = processes_to_start(requested, launch) or processes_for_gpus(requested, launch)
-    if count > 1:
+    if count:
         _check_can_start(count)
-        raise SystemExit(run_processes(own_command(), count, launch))
-    if is_watched():
-        die_with_parent()
-    silence_socket_warnings()
     try:
-        meeting = meet(launch, requested)
+        meeting = join_ranks(requested, launch, count)
     except Stopped as stopped:
         print_error(str(stopped))
         raise
-    set_threads(choose_threads(meeting.launch, meeting.members))
     silence_warnings(meeting.launch.rank or 0)
     coordinator = Coordinator(meeting, requested).__enter__()
     _teams.append(coordinator)

@@ -1,5 +1,6 @@
 """The processes that all Trainers of a program share."""
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.session import Session, _check_can_start, _script_name
 from rankzero.messages import RequestError
-from running import run
+from running import reserved_port, run
 
 
 def session(**world):
@@ -87,3 +88,31 @@ def test_a_program_from_standard_input(tmp_path, devices, code):
     result = run("sh", "-c", "python - < program", folder=tmp_path, code=code)
     assert "Traceback" not in result.err
     assert "run-1: finished" in result.out if code == 0 else "devices=1 here, or save the program" in result.err
+
+
+JOINED_BY_HAND = """
+import sys
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rankzero import Trainer
+rank, port = map(int, sys.argv[1:])
+place = {"num_nodes": 2, "node_rank": rank, "master_addr": "127.0.0.1", "master_port": port, "start_timeout": 120}
+trainer = Trainer(name="x", max_epochs=1, limit_train_batches=2, limit_val_batches=0, accelerator="cpu", **place)
+trainer.fit(BoringModel())
+print("rank", trainer.global_rank, "of", trainer.world_size)
+"""
+
+
+@pytest.mark.system
+def test_a_script_joined_by_hand_without_devices_trains(tmp_path):
+    (tmp_path / "train.py").write_text(JOINED_BY_HAND)
+    with reserved_port() as port:
+        commands = [[sys.executable, "train.py", str(rank), str(port)] for rank in range(2)]
+        pipe = subprocess.PIPE
+        nodes = [subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) for line in commands]
+        try:
+            results = [node.communicate(timeout=240) for node in nodes]
+        finally:
+            for node in nodes:
+                node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], results
+    assert [f"rank {rank} of 2" in out for rank, (out, _) in enumerate(results)] == [True, True], results
