@@ -101,6 +101,13 @@ class Session:
                 f"{launch.shape} on {world.accelerator}, which an earlier Trainer chose; a process keeps its place",
                 f"--{name} {present[name]} (every sample still counts once), or a script of its own",
             )
+        gpus = self.requested.gpus or tuple(range(world.devices))
+        if world.accelerator == "cuda" and requested.gpus and requested.gpus != gpus:
+            raise RequestError(
+                f"devices={list(requested.gpus)} for another Trainer of this program",
+                f"devices={list(gpus)}, which an earlier Trainer chose; a process keeps its GPU",
+                f"devices={list(gpus)}, or a script of its own",
+            )
 
 
 def _of_script(requested: RequestedWorld) -> Session:

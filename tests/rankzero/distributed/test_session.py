@@ -16,7 +16,7 @@ from running import reserved_port, run
 
 def session(**world):
     coordinator = SimpleNamespace(launch=Launch(world_size=2, local_world_size=2))
-    there = WorldInfo("cpu", **{"size": 2, "devices": 2, **world})
+    there = WorldInfo(**{"accelerator": "cpu", "size": 2, "devices": 2, **world})
     return Session(RequestedWorld(), coordinator, there, title="x", is_script=True)
 
 
@@ -39,6 +39,21 @@ def test_another_trainer_may_ask_for_the_processes_that_are_there(requested):
 def test_another_trainer_may_not_ask_for_others(requested, message):
     with pytest.raises(RequestError, match=f"{message} for another Trainer"):
         session().check_same(requested)
+
+
+@pytest.mark.parametrize(("first", "present"), [((0, 2), "[0, 2]"), (None, "[0, 1]")])
+def test_another_trainer_may_not_ask_for_other_gpus(first, present):
+    one = session(accelerator="cuda")
+    one.requested = RequestedWorld(devices=2, gpus=first)
+    one.check_same(RequestedWorld(devices=2, gpus=first))
+    one.check_same(RequestedWorld(devices=2))
+    with pytest.raises(RequestError, match=r"devices=\[1, 3\] for another Trainer") as error:
+        one.check_same(RequestedWorld(devices=2, gpus=(1, 3)))
+    assert f"devices={present}" in error.value.instead
+
+
+def test_the_gpus_that_another_trainer_names_do_not_matter_on_the_cpu():
+    session().check_same(RequestedWorld(devices=2, gpus=(1, 3)))
 
 
 def test_another_trainer_of_a_script_with_other_processes_is_refused(script):
