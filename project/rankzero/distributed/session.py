@@ -6,9 +6,10 @@ imported; a script's first Trainer does here what the command line does at its s
 
 import atexit
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
@@ -133,12 +134,25 @@ _teams: list[Coordinator] = []
 
 
 def report_uncaught_errors() -> None:
-    """Has errors that a script does not catch reported as those of a command are: a refusal without a traceback."""
-    sys.excepthook = _report_uncaught
+    """Has errors that a script does not catch reported as those of a command are: a refusal without a traceback.
+
+    The script's own `sys.excepthook` still gets every other error.
+    """
+    if getattr(sys.excepthook, "func", None) is not _report_uncaught:  # as an earlier, refused Trainer has set it
+        sys.excepthook = partial(_report_uncaught, sys.excepthook)
 
 
-def _report_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Reports an error that a script did not catch: a refusal without a traceback, and once per job."""
+def _report_uncaught(
+    previous: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Reports an error that a script did not catch: a refusal without a traceback, and once per job.
+
+    Args:
+        previous: The hook that reports all other errors.
+        kind: The error's class.
+        error: The error.
+        trace: Its traceback.
+    """
     launch = _teams[0].launch if _teams else None
     try:
         _leave_others(error)
@@ -149,7 +163,7 @@ def _report_uncaught(kind: type[BaseException], error: BaseException, trace: Tra
         raise SystemExit(code)
     if launch and (was_reported(error) or lost_contact(error)):
         raise SystemExit(tell(error, launch))
-    sys.__excepthook__(kind, error, trace)
+    previous(kind, error, trace)
 
 
 def _leave() -> None:

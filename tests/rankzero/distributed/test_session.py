@@ -9,7 +9,7 @@ import pytest
 from rankzero import Trainer
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.session import Session, _check_can_start, _script_name
+from rankzero.distributed.session import Session, _check_can_start, _script_name, report_uncaught_errors
 from rankzero.messages import RequestError
 from running import reserved_port, run
 
@@ -62,6 +62,19 @@ def test_another_trainer_of_a_script_with_other_processes_is_refused(script):
         Trainer(name="y", devices=2, accelerator="cpu")
     with pytest.raises(RequestError, match="num_nodes=3"):
         Trainer(name="y", num_nodes=3, accelerator="cpu")
+
+
+def test_the_hook_of_the_script_gets_the_errors_that_are_not_refusals(script, monkeypatch, capsys):
+    errors = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: errors.append((kind, error, trace)))
+    report_uncaught_errors()
+    report_uncaught_errors()
+    error, refusal = KeyError("x"), RequestError("--devices 9", "2 GPUs", "--devices 2")
+    sys.excepthook(KeyError, error, None)
+    assert errors == [(KeyError, error, None)]
+    with pytest.raises(SystemExit) as leaving:
+        sys.excepthook(RequestError, refusal, None)
+    assert leaving.value.code == 2 and len(errors) == 1 and "cannot start" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
