@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rankzero import __version__
+from rankzero.cli.command import SUBCOMMANDS
 from rankzero.messages import Exit, RequestError, nearest, print_error, spell_with
 
 COMMANDS = {
@@ -13,13 +14,6 @@ COMMANDS = {
     "predict": "write the predictions of a run or a checkpoint, in order",
     "explain": "say which launcher is detected and from what; start nothing",
 }
-
-SHORT_FOR = {
-    "explain": ("fit", "--explain"),
-    "validate": ("evaluate", "--split=val"),
-    "test": ("evaluate", "--split=test"),
-}
-"""A command -> the module in `rankzero.commands` that does it, and the flags that go with it."""
 
 
 def main() -> int:
@@ -38,7 +32,7 @@ def main() -> int:
     if name == "--version":
         print(__version__)
         return Exit.FINISHED
-    module, *flags = SHORT_FOR.get(name, (name,))
+    module, flags = {"explain": ("fit", ("--explain",)), **SUBCOMMANDS}.get(name, (name, ()))
     if module not in COMMANDS:
         found = f"no such command; there are {', '.join(COMMANDS)}"
         instead = f"rankzero {nearest(name, COMMANDS) or 'fit'}"

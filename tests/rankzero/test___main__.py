@@ -6,6 +6,7 @@ import pytest
 
 import rankzero
 from rankzero.__main__ import COMMANDS, as_typed, main
+from rankzero.cli.command import SUBCOMMANDS
 from rankzero.messages import spell_with
 from running import run
 
@@ -39,6 +40,13 @@ def test_the_version(typed):
 def test_a_mistyped_command(typed):
     code, printed = typed("trian")
     assert code == 2 and "asked  rankzero trian" in printed.err and "type   rankzero" in printed.err
+
+
+@pytest.mark.parametrize("name", ["validate", "test", "check"])
+def test_the_subcommands_of_the_scripts_are_commands(typed, monkeypatch, name):
+    monkeypatch.setitem(SUBCOMMANDS, "check", ("evaluate", ("--split", "val")))
+    code, printed = typed(name, "--split", "none")
+    assert code == 2 and "asked  --split none" in printed.err
 
 
 def test_messages_are_spelled_as_typed(typed):

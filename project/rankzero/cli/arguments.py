@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import yaml
 
 from rankzero.cli.command import LIGHTNING_KEYS, OTHER_SUBCOMMANDS, SUBCOMMANDS, Command
-from rankzero.cli.config_file import read_config
+from rankzero.cli.config_file import read_config, read_section
 from rankzero.cli.flags import RUNNING
 from rankzero.cli.foreign_flags import quoted
 from rankzero.cli.origins import Origins
@@ -152,11 +152,17 @@ def _unexpected(command: Command, word: str, stands_first: bool) -> RequestError
 
 
 def _long_names(command: Command, rest: Sequence[str]) -> dict[str, Any]:
-    """The values of flags that were given by their LightningCLI key, such as `--trainer.devices 2`."""
+    """The values of flags that were given by their LightningCLI key: `--trainer.devices 2`, `--trainer FILE.yaml`."""
     keys = {flag.lightning_key for flag in command.flags if flag.lightning_key}
     values = {}
     for i, token in enumerate(rest):
+        if not token.startswith("--"):
+            continue
         name, equals, text = token.removeprefix("--").partition("=")
-        if token.startswith("--") and name in keys:
-            values[name] = yaml.safe_load(text if equals else "".join(rest[i + 1 : i + 2]))
+        text = text if equals else "".join(rest[i + 1 : i + 2])
+        if name in keys:
+            values[name] = yaml.safe_load(text)
+        elif name == "trainer":
+            section = {f"{name}.{key}": value for key, value in read_section(name, text).items()}
+            values.update({key: section[key] for key in keys & section.keys()})
     return values

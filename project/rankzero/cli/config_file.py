@@ -39,6 +39,17 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
     return path if unchanged else yaml.safe_dump(translated, sort_keys=False), values
 
 
+def read_section(name: str, text: str) -> dict[str, Any]:
+    """Reads the value of a flag that sets a whole section, such as `--trainer`: a dict in YAML, or a file with one.
+
+    Raises:
+        RequestError: The file is not there, or the value is not YAML or no dict.
+    """
+    if text.lstrip().startswith("{"):
+        return _parsed(text, f"--{name} {text}")
+    return _load(text, name)
+
+
 class _Loader(yaml.SafeLoader):
     """YAML as people read it: `30:00` is a time, and not the number 1,800 that YAML 1.1 makes of it."""
 
@@ -52,23 +63,28 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _load(path: str) -> dict[str, Any]:
+def _load(path: str, flag: str = "config") -> dict[str, Any]:
     file = Path(path).expanduser()
     if not file.is_file():
         folder = file.parent if file.parent.is_dir() else Path()
         names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
         near = nearest(file.name, names)
         raise RequestError(
-            f"--config {path}",
+            f"--{flag} {path}",
             f"no such file; {folder.resolve()} holds {', '.join(names) if names else 'no .yaml file'}",
-            f"--config {folder / near}" if near else "--config FILE, or leave it out",
+            f"--{flag} {folder / near}" if near else f"--{flag} FILE, or leave it out",
         )
+    return _parsed(file, f"--{flag} {path}")
+
+
+def _parsed(source: str | Path, asked: str) -> dict[str, Any]:
+    """The content of a config file, or of YAML text."""
     try:
-        content = yaml.load(file.read_text(), Loader=_Loader)
+        content = yaml.load(source if isinstance(source, str) else source.read_text(), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise RequestError(f"--config {path}", f"not YAML: {error}", "--print_config to see one that is") from None
+        raise RequestError(asked, f"not YAML: {error}", "--print_config to see one that is") from None
     if not isinstance(content, dict):
-        raise RequestError(f"--config {path}", "no key: value lines in it", "--print_config to see one that has")
+        raise RequestError(asked, "no key: value lines in it", "--print_config to see one that has")
     return content
 
 

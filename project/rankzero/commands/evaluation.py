@@ -9,9 +9,7 @@ from typing import Any
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.coordinator import Coordinator
-from rankzero.distributed.devices import processes_for_gpus
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.process.spawn import own_command, run_processes
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, as_user_errors, nearest, print_line
@@ -43,10 +41,7 @@ def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
         RankzeroCLI(with_configuration(flags, checkpoint))  # prints, and leaves
     if flags.get("export"):
         return export(flags, checkpoint, meeting.launch.rank)
-    requested = flags.requested_world
-    if count := processes_for_gpus(requested, meeting.launch):
-        return run_processes([*own_command(), f"--devices={count}"], count, meeting.launch)
-    with Session.of_command(requested, meeting) as session, as_user_errors(begun=lambda: False):
+    with Session.of_command(flags.requested_world, meeting) as session, as_user_errors(begun=lambda: False):
         cli, trainer, checkpoint = prepare(flags, session.coordinator)
         metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
         result = {

@@ -34,7 +34,7 @@ def _lines(flags: Arguments, launch: Launch | None, refusal: RequestError | None
     assert launch is not None
     if launch.externally_created:
         does = "the work of this rank, once all are there"
-    elif (count := processes_to_start(flags.requested_world, launch)) > 1:
+    elif count := processes_to_start(flags.requested_world, launch):
         does = f"{count} processes on this machine"
     else:
         does = "one process, or one for each GPU of this machine"

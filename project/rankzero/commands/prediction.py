@@ -14,9 +14,7 @@ from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.commands.evaluation import find_checkpoint, prepare, title_of, with_configuration, write_result
 from rankzero.commands.prediction_files import PartWriter, leaves, merge
-from rankzero.distributed.devices import processes_for_gpus
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.process.spawn import own_command, run_processes
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, as_user_errors
@@ -44,10 +42,7 @@ def predict(flags: Arguments, meeting: RendezvousResult) -> int:
     silence_warnings(meeting.launch.rank or 0)
     if flags.only_prints:
         RankzeroCLI(with_configuration(flags, find_checkpoint(flags)))  # prints, and leaves
-    requested = flags.requested_world
-    if count := processes_for_gpus(requested, meeting.launch):
-        return run_processes([*own_command(), f"--devices={count}"], count, meeting.launch)
-    with Session.of_command(requested, meeting) as session, as_user_errors(begun=lambda: False):
+    with Session.of_command(flags.requested_world, meeting) as session, as_user_errors(begun=lambda: False):
         coordinator = session.coordinator
         cli, trainer, checkpoint = prepare(flags, coordinator)
         coordinator.run_on_all_ranks(lambda: read_split(cli, flags.get("split")))

@@ -12,12 +12,10 @@ from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.distributed.error_reporter import is_reporting_rank, refuse, tell
-from rankzero.distributed.network import silence_socket_warnings
+from rankzero.distributed.join import join_ranks
 from rankzero.distributed.process.exit_handshake import report_exit
-from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_command, run_processes
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.process.threads import choose_threads, set_threads
-from rankzero.distributed.rendezvous.client import RendezvousResult, meet
+from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error
 from rankzero.sampling.workers import end_workers
 
@@ -48,15 +46,9 @@ def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], 
         check_world(requested, launch)
         if flags.only_prints:
             return print_only(flags, launch, work)
-        if (devices := processes_to_start(requested, launch)) > 1:
-            return run_processes(own_command(), devices, launch)
-        if is_watched():
-            die_with_parent()
-        silence_socket_warnings()
-        import_names.install()
-        meeting = meet(launch, requested)
+        meeting = join_ranks(requested, launch, processes_to_start(requested, launch))
         launch = meeting.launch
-        set_threads(choose_threads(launch, meeting.members))  # before torch and its libraries are imported
+        import_names.install()
         return work(flags, meeting)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -2,9 +2,7 @@
 
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
-from rankzero.distributed.devices import processes_for_gpus
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.process.spawn import own_command, run_processes
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
@@ -24,12 +22,9 @@ def fit(flags: Arguments, meeting: RendezvousResult) -> int:
     silence_warnings(meeting.launch.rank or 0)
     if flags.only_prints:
         RankzeroCLI(flags)  # prints, and leaves
-    requested = flags.requested_world
-    if count := processes_for_gpus(requested, meeting.launch):
-        return run_processes([*own_command(), f"--devices={count}"], count, meeting.launch)
     trainer: Trainer | None = None
     with (
-        Session.of_command(requested, meeting) as session,
+        Session.of_command(flags.requested_world, meeting) as session,
         as_user_errors(begun=lambda: trainer is not None and trainer.outcome.begun),
     ):
         SIGNALS.tell(lambda signum: session.coordinator.control_channel.request_stop(signum.name))

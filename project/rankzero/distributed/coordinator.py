@@ -76,7 +76,7 @@ class Coordinator:
         # Until it is there nobody hears of a rank that is killed.
         soon = partial(self.all_gather_object, seconds=requested.start_timeout)
         self.control_channel = ControlChannel(self.launch, self.members, soon, requested.interface)
-        self.interface = network.use_interface(requested.interface, self._interface())
+        network.use_interface(requested.interface, self._interface())
 
     def _check_not_stopped(self) -> None:
         if self._agents_store and self._agents_store.check([_STOPPED]):

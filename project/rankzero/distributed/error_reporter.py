@@ -12,6 +12,7 @@ from pathlib import Path
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
 from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.process.process_state import process_namespace
 from rankzero.messages import (
     CannotStart,
     Exit,
@@ -73,14 +74,6 @@ def is_node_reporter(launch: Launch, own: bool) -> bool:
     """Whether this process points its machine's terminal to rank zero."""
     apart = not LAUNCHERS[launch.launcher].gathers_output
     return (own or apart) and launch.rank != 0 and launch.local_rank == 0
-
-
-def process_namespace() -> str:
-    """What tells equal process ids of two containers apart; empty where the system has no such thing."""
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
 
 
 def acquire_host_lock(name: str) -> bool:

@@ -6,9 +6,10 @@ imported; a script's first Trainer does here what the command line does at its s
 
 import atexit
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
@@ -19,12 +20,10 @@ from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.distributed.error_reporter import refuse, tell
-from rankzero.distributed.network import silence_socket_warnings
+from rankzero.distributed.join import join_ranks, start_processes
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_command, run_processes
-from rankzero.distributed.process.threads import choose_threads, set_threads
-from rankzero.distributed.rendezvous.client import RendezvousResult, meet
+from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.messages import CannotStart, RequestError, Stopped, flush_streams, lost_contact, print_error, was_reported
 
 
@@ -54,9 +53,13 @@ class Session:
     def of_command(cls, requested: RequestedWorld, meeting: RendezvousResult) -> Iterator["Session"]:
         """The session of a command, whose processes have met. All ranks must call.
 
+        Starts one process per GPU where neither a launcher nor the command line says how many.
+
         Raises:
             CannotStart: What was asked for is not there, on one machine or another.
+            SystemExit: In the process that started the others, once they have ended.
         """
+        start_processes(meeting.launch, processes_for_gpus(requested, meeting.launch))
         with Coordinator(meeting, requested) as coordinator:
             cls.current = session = cls(requested, coordinator, resolve_world(requested, coordinator), title="")
             try:
@@ -99,24 +102,26 @@ class Session:
                 f"{launch.shape} on {world.accelerator}, which an earlier Trainer chose; a process keeps its place",
                 f"--{name} {present[name]} (every sample still counts once), or a script of its own",
             )
+        gpus = self.requested.gpus or tuple(range(world.devices))
+        if world.accelerator == "cuda" and requested.gpus and requested.gpus != gpus:
+            raise RequestError(
+                f"devices={list(requested.gpus)} for another Trainer of this program",
+                f"devices={list(gpus)}, which an earlier Trainer chose; a process keeps its GPU",
+                f"devices={list(gpus)}, or a script of its own",
+            )
 
 
 def _of_script(requested: RequestedWorld) -> Session:
     launch = detect(requested)
     check_world(requested, launch)
     count = processes_to_start(requested, launch) or processes_for_gpus(requested, launch)
-    if count > 1:
+    if count:
         _check_can_start(count)
-        raise SystemExit(run_processes(own_command(), count, launch))
-    if is_watched():
-        die_with_parent()
-    silence_socket_warnings()
     try:
-        meeting = meet(launch, requested)
+        meeting = join_ranks(requested, launch, count)
     except Stopped as stopped:
         print_error(str(stopped))
         raise
-    set_threads(choose_threads(meeting.launch, meeting.members))
     silence_warnings(meeting.launch.rank or 0)
     coordinator = Coordinator(meeting, requested).__enter__()
     _teams.append(coordinator)
@@ -129,12 +134,25 @@ _teams: list[Coordinator] = []
 
 
 def report_uncaught_errors() -> None:
-    """Has errors that a script does not catch reported as those of a command are: a refusal without a traceback."""
-    sys.excepthook = _report_uncaught
+    """Has errors that a script does not catch reported as those of a command are: a refusal without a traceback.
+
+    The script's own `sys.excepthook` still gets every other error.
+    """
+    if getattr(sys.excepthook, "func", None) is not _report_uncaught:  # as an earlier, refused Trainer has set it
+        sys.excepthook = partial(_report_uncaught, sys.excepthook)
 
 
-def _report_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Reports an error that a script did not catch: a refusal without a traceback, and once per job."""
+def _report_uncaught(
+    previous: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Reports an error that a script did not catch: a refusal without a traceback, and once per job.
+
+    Args:
+        previous: The hook that reports all other errors.
+        kind: The error's class.
+        error: The error.
+        trace: Its traceback.
+    """
     launch = _teams[0].launch if _teams else None
     try:
         _leave_others(error)
@@ -145,7 +163,7 @@ def _report_uncaught(kind: type[BaseException], error: BaseException, trace: Tra
         raise SystemExit(code)
     if launch and (was_reported(error) or lost_contact(error)):
         raise SystemExit(tell(error, launch))
-    sys.__excepthook__(kind, error, trace)
+    previous(kind, error, trace)
 
 
 def _leave() -> None:

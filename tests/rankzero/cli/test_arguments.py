@@ -33,6 +33,24 @@ def test_long_names_count_too():
     assert read("--trainer.devices=[0,1]").values["trainer.devices"] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ('--trainer={"devices": 2, "logger": false}',),
+        ("--trainer", "{devices: 2}"),
+        ("--trainer", "trainer.yaml"),
+        ("--trainer", "trainer.yaml", "--trainer={max_epochs: 3}"),
+        ("--trainer={devices: 3}", "--trainer.devices=2"),
+        ("--trainer.devices=3", "--trainer={devices: 2}"),
+    ],
+)
+def test_a_whole_section_of_the_trainer_counts_too(here, arguments):
+    (here / "trainer.yaml").write_text("devices: 2\nlogger: false\n")
+    flags = read(*arguments)
+    assert flags.requested_world.devices == 2 and "trainer.logger" not in flags.values
+    assert set(arguments) <= set(flags.arguments)
+
+
 def test_defaults_stand_only_where_nothing_was_given():
     assert "--model=lightning_modules.ResNet" in read().arguments
     assert read().explicitly_set == frozenset()
@@ -56,6 +74,8 @@ def test_defaults_stand_only_where_nothing_was_given():
         (["--nodes", "-3"], "not a whole number", "--nodes 2"),
         (["--seed", "-1"], "0 to 4294967295", "--seed 0"),
         (["-x"], "no flag of that name", ""),
+        (["--trainer", "qqqqq"], "no such file", "--trainer FILE, or leave it out"),
+        (["--trainer", "{devices"], "not YAML", "--print_config to see one that is"),
         (["--run", "../../etc"], "folder's name", "--name my-run"),
         (["--foo", "3"], "no flag of that name", "--help"),
     ],

@@ -16,7 +16,6 @@ from rankzero.distributed.error_reporter import (
     exit_after_reporter,
     is_node_reporter,
     is_reporting_rank,
-    process_namespace,
     refuse,
     tell,
     user_frames,
@@ -147,10 +146,6 @@ def test_a_lock_is_held_by_one_process_until_it_ends(locks):
 def test_names_of_locks_may_be_long_and_of_any_letters():
     names = [f"{JOB} {'x' * 1000}", f"{JOB} {'x' * 999}y", f"{JOB} ä\0\n"]
     assert [acquire_host_lock(name) for name in names * 2] == [True] * 3 + [False] * 3
-
-
-def test_the_namespace_is_that_of_process_ids():
-    assert process_namespace() == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
 
 
 def test_a_process_that_is_alone_ends_at_once(variables, pauses):

@@ -1,5 +1,6 @@
 """The processes that all Trainers of a program share."""
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -8,14 +9,14 @@ import pytest
 from rankzero import Trainer
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.session import Session, _check_can_start, _script_name
+from rankzero.distributed.session import Session, _check_can_start, _script_name, report_uncaught_errors
 from rankzero.messages import RequestError
-from running import run
+from running import reserved_port, run
 
 
 def session(**world):
     coordinator = SimpleNamespace(launch=Launch(world_size=2, local_world_size=2))
-    there = WorldInfo("cpu", **{"size": 2, "devices": 2, **world})
+    there = WorldInfo(**{"accelerator": "cpu", "size": 2, "devices": 2, **world})
     return Session(RequestedWorld(), coordinator, there, title="x", is_script=True)
 
 
@@ -40,12 +41,40 @@ def test_another_trainer_may_not_ask_for_others(requested, message):
         session().check_same(requested)
 
 
+@pytest.mark.parametrize(("first", "present"), [((0, 2), "[0, 2]"), (None, "[0, 1]")])
+def test_another_trainer_may_not_ask_for_other_gpus(first, present):
+    one = session(accelerator="cuda")
+    one.requested = RequestedWorld(devices=2, gpus=first)
+    one.check_same(RequestedWorld(devices=2, gpus=first))
+    one.check_same(RequestedWorld(devices=2))
+    with pytest.raises(RequestError, match=r"devices=\[1, 3\] for another Trainer") as error:
+        one.check_same(RequestedWorld(devices=2, gpus=(1, 3)))
+    assert f"devices={present}" in error.value.instead
+
+
+def test_the_gpus_that_another_trainer_names_do_not_matter_on_the_cpu():
+    session().check_same(RequestedWorld(devices=2, gpus=(1, 3)))
+
+
 def test_another_trainer_of_a_script_with_other_processes_is_refused(script):
     Trainer(name="x", accelerator="cpu")
     with pytest.raises(RequestError, match="devices=2 for another Trainer of this program"):
         Trainer(name="y", devices=2, accelerator="cpu")
     with pytest.raises(RequestError, match="num_nodes=3"):
         Trainer(name="y", num_nodes=3, accelerator="cpu")
+
+
+def test_the_hook_of_the_script_gets_the_errors_that_are_not_refusals(script, monkeypatch, capsys):
+    errors = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: errors.append((kind, error, trace)))
+    report_uncaught_errors()
+    report_uncaught_errors()
+    error, refusal = KeyError("x"), RequestError("--devices 9", "2 GPUs", "--devices 2")
+    sys.excepthook(KeyError, error, None)
+    assert errors == [(KeyError, error, None)]
+    with pytest.raises(SystemExit) as leaving:
+        sys.excepthook(RequestError, refusal, None)
+    assert leaving.value.code == 2 and len(errors) == 1 and "cannot start" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -87,3 +116,31 @@ def test_a_program_from_standard_input(tmp_path, devices, code):
     result = run("sh", "-c", "python - < program", folder=tmp_path, code=code)
     assert "Traceback" not in result.err
     assert "run-1: finished" in result.out if code == 0 else "devices=1 here, or save the program" in result.err
+
+
+JOINED_BY_HAND = """
+import sys
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rankzero import Trainer
+rank, port = map(int, sys.argv[1:])
+place = {"num_nodes": 2, "node_rank": rank, "master_addr": "127.0.0.1", "master_port": port, "start_timeout": 120}
+trainer = Trainer(name="x", max_epochs=1, limit_train_batches=2, limit_val_batches=0, accelerator="cpu", **place)
+trainer.fit(BoringModel())
+print("rank", trainer.global_rank, "of", trainer.world_size)
+"""
+
+
+@pytest.mark.system
+def test_a_script_joined_by_hand_without_devices_trains(tmp_path):
+    (tmp_path / "train.py").write_text(JOINED_BY_HAND)
+    with reserved_port() as port:
+        commands = [[sys.executable, "train.py", str(rank), str(port)] for rank in range(2)]
+        pipe = subprocess.PIPE
+        nodes = [subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) for line in commands]
+        try:
+            results = [node.communicate(timeout=240) for node in nodes]
+        finally:
+            for node in nodes:
+                node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], results
+    assert [f"rank {rank} of 2" in out for rank, (out, _) in enumerate(results)] == [True, True], results

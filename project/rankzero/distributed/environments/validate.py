@@ -90,7 +90,11 @@ def check_world(requested: RequestedWorld, launch: Launch) -> None:
 
 
 def processes_to_start(requested: RequestedWorld, launch: Launch) -> int:
-    """How many processes this one has to start itself: the requested number, unless a launcher has started them."""
+    """How many processes this one has to start itself: the requested number, unless a launcher has started them.
+
+    Returns:
+        0 where this process does the work itself, or where the number is left open.
+    """
     if launch.externally_created:
         return 0
     count, most = requested.devices or 0, PROCESSES_A_CORE * (os.cpu_count() or 1)
@@ -98,7 +102,7 @@ def processes_to_start(requested: RequestedWorld, launch: Launch) -> int:
         raise RequestError(
             f"--devices {count}", f"{os.cpu_count()} cores on this machine", f"--devices {most}, or less"
         )
-    return count
+    return 0 if count == 1 else count
 
 
 def _product(requested: RequestedWorld) -> int:

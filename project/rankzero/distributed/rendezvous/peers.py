@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_cores
+from rankzero.distributed.process.process_state import process_namespace
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Peer:
         quota = cpu_quota()
         limit = (quota.cpus, quota.cgroup) if quota else (None, "")
         cores = format_cpus(usable_cores())
-        return cls(*place, launch.world_size, host, pid, launch.rank_order, _boot(), _pids(), cores, *limit)
+        return cls(*place, launch.world_size, host, pid, launch.rank_order, _boot(), process_namespace(), cores, *limit)
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -87,13 +88,6 @@ def assign_ranks(launch: Launch, me: Peer, members: Sequence[Peer]) -> tuple[Lau
         hosts=tuple(next(member.host for member in placed if member.node_rank == node) for node in range(len(nodes))),
     )
     return launch, placed
-
-
-def _pids() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
 
 
 def _boot() -> str:

@@ -76,6 +76,7 @@ def test_what_to_type_instead():
 def test_processes_are_started_where_no_launcher_has():
     assert processes_to_start(parse_arguments(FIT, ["--devices", "2"]).requested_world, Launch()) == 2
     assert processes_to_start(parse_arguments(FIT, []).requested_world, Launch()) == 0
+    assert processes_to_start(parse_arguments(FIT, ["--devices", "1"]).requested_world, Launch()) == 0
     assert processes_to_start(parse_arguments(FIT, ["--devices", "2"]).requested_world, TORCHRUN) == 0
     with pytest.raises(RequestError, match="cores on this machine"):
         processes_to_start(parse_arguments(FIT, ["--devices", "100000"]).requested_world, Launch())

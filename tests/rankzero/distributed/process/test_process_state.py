@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rankzero.distributed.process import process_state as module
-from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.process.process_state import process_namespace, process_state
 
 
 @pytest.fixture
@@ -74,6 +74,14 @@ def test_without_proc_only_existence_is_known(without_proc, child):
     child.kill()
     child.wait()
     assert process_state(child.pid) is None
+
+
+def test_the_namespace_is_that_of_process_ids():
+    assert process_namespace() == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+
+
+def test_without_proc_the_namespace_is_empty(without_proc):
+    assert process_namespace() == ""
 
 
 AS_ANOTHER_USER = """

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process import process_state
 from rankzero.distributed.process.cores import parse_cpus, usable_cores
 from rankzero.distributed.rendezvous import peers
 from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
@@ -54,7 +55,8 @@ def peers_quota(cpus, cgroup):
 
 
 def test_a_system_without_proc_leaves_ids_empty(monkeypatch, tmp_path):
-    monkeypatch.setattr(peers, "Path", lambda path: tmp_path / path.lstrip("/"))
+    for module in (peers, process_state):
+        monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.lstrip("/"))
     me = Peer.this(Launch())
     assert (me.boot, me.pids) == ("", "")
 

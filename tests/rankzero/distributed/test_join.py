@@ -1,0 +1,37 @@
+import pytest
+
+from rankzero.distributed import join
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
+from rankzero.distributed.join import join_ranks, start_processes
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The counts of processes that were asked to start; none of them is started."""
+    counts = []
+
+    def run_processes(command, count, launch):
+        counts.append(count)
+        return 7
+
+    monkeypatch.setattr(join, "run_processes", run_processes)
+    return counts
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_process_that_starts_others_leaves_with_their_exit_code(started, count):
+    with pytest.raises(SystemExit) as leaving:
+        join_ranks(RequestedWorld(), Launch(), count)
+    assert leaving.value.code == 7 and started == [count]
+
+
+def test_nothing_is_started_where_this_process_does_the_work(started):
+    start_processes(Launch(), 0)
+    assert not started
+
+
+def test_one_process_alone_meets_nobody(started, monkeypatch):
+    for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(name, "1")  # restored after the test
+    meeting = join_ranks(RequestedWorld(), Launch(), 0)
+    assert (meeting.launch, len(meeting.members)) == (Launch(), 1) and not started
