@@ -29,7 +29,7 @@ Sample = tuple[Path, int]
 class ImageFolder(LightningDataModule):
     """`root/train/CLASS/*.jpg` and `root/val/...`, perhaps `root/test/...`; or `root/CLASS/*.jpg`.
 
-    Without `val` a tenth of the training pictures each is held out to validate and to test.
+    Without `val` a tenth of the training images is held out to validate, and without `test` another tenth to test.
 
     Args:
         root: The tree.
@@ -72,21 +72,21 @@ class ImageFolder(LightningDataModule):
             self.splits = self._samples()
 
     def _samples(self) -> dict[str, list[Sample]]:
-        if self.training != self.root and (self.root / "val").is_dir():
-            splits = [split for split in ("train", "val", "test") if (self.root / split).is_dir()]
-            return {split: _pictures(self.root / split, self.classes) for split in splits}
+        found = [split for split in ("val", "test") if self.training != self.root and (self.root / split).is_dir()]
+        splits = {split: _pictures(self.root / split, self.classes) for split in found}
         samples = _pictures(self.training, self.classes)
+        if "val" in splits:
+            return {"train": samples, **splits}
         held_out = len(samples) // 10
         if not held_out:
             raise ValueError(
                 f"{self.training.resolve()} holds {len(samples)} pictures, too few to hold a tenth out to validate; "
                 "put more there, or divide them into train/ and val/"
             )
-        parts = split_indices([len(samples) - 2 * held_out, held_out, held_out], self.split_seed)
-        return {
-            split: [samples[i] for i in part.tolist()]
-            for split, part in zip(("train", "val", "test"), parts, strict=True)
-        }
+        missing = [split for split in ("val", "test") if split not in splits]
+        sizes = [len(samples) - len(missing) * held_out, *[held_out] * len(missing)]
+        parts = zip(("train", *missing), split_indices(sizes, self.split_seed), strict=True)
+        return {**{split: [samples[i] for i in part.tolist()] for split, part in parts}, **splits}
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
         return self._loader("train")

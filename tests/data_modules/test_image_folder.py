@@ -45,6 +45,21 @@ def test_a_tree_without_is_split_by_seed_and_never_overlaps(tmp_path, splits):
     assert len({path for samples in first.values() for path, _ in samples}) == 30
 
 
+def test_a_tree_with_test_but_without_val_holds_out_the_validation_split_only(tmp_path):
+    splits = ready(tree(tmp_path, splits=("train", "test"))).splits
+    assert {split: len(samples) for split, samples in splits.items()} == {"train": 27, "val": 3, "test": 30}
+    assert all(path.is_relative_to(tmp_path / "test") for path, _ in splits["test"])
+    held_in = {path for split in ("train", "val") for path, _ in splits[split]}
+    assert len(held_in) == 30 and all(path.is_relative_to(tmp_path / "train") for path in held_in)
+
+
+def test_a_class_that_only_the_test_folder_has_is_refused_without_val(tmp_path):
+    tree(tmp_path, splits=("train",))
+    tree(tmp_path, splits=("test",), classes=("ant", "cat"))
+    with pytest.raises(ValueError, match="cat"):
+        ready(tmp_path)
+
+
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_any_picture_becomes_rgb(tmp_path, mode):
     module = ready(tree(tmp_path, mode=mode))
