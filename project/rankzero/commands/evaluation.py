@@ -155,12 +155,15 @@ def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) 
     return {name: value for result in results for name, value in sorted(result.items())}
 
 
-def samples_read(trainer: Trainer, split: str) -> int:
-    """Samples that an evaluation has read on all ranks, `--trainer.limit_test_batches` considered."""
+def samples_read(trainer: Trainer, split: str) -> int | None:
+    """Samples that an evaluation has read on all ranks, `--trainer.limit_test_batches` considered.
+
+    None where a loader keeps an order of its own, such as that of an IterableDataset: its samples are not counted.
+    """
     orders = trainer.plan.evaluated
     limits = trainer.num_val_batches if split == "val" else trainer.num_test_batches
-    if len(limits) != len(orders):  # some loader's order is not ours
-        limits = [len(order) for order in orders]
+    if len(limits) != len(orders):
+        return None
     return sum(order.samples_until(limit) for order, limit in zip(orders, limits, strict=True))
 
 

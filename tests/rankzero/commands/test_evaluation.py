@@ -90,6 +90,44 @@ def others(here, monkeypatch):
     sys.modules.pop("others", None)
 
 
+STREAMS = (
+    OTHERS
+    + """
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.linspace(0, 1, 320).view(10, 32))
+class Streamed(Data):
+    def __init__(self, mixed: bool = False):
+        super().__init__()
+        self.mixed = mixed
+    def val_dataloader(self):
+        streamed = torch.utils.data.DataLoader(Numbers(), batch_size=2)
+        return [super().val_dataloader(), streamed] if self.mixed else streamed
+class Nets(Net):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("loss", self.step(batch))
+"""
+)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--data.mixed", "true"), ("--trainer.limit_val_batches", "2")])
+def test_samples_of_an_iterable_dataset_are_not_counted(others, arguments, capsys):
+    (others / "others.py").write_text(STREAMS)
+    fit_here("--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
+    capsys.readouterr()
+    evaluate_here("--name", "s", *arguments)
+    assert result(others / "runs/s/evaluate-val.json")["samples"] is None
+    out = capsys.readouterr().out
+    assert "not counted" in out and "each once" not in out
+
+
+def test_limited_samples_of_several_loaders_are_counted(others):
+    (others / "others.py").write_text(STREAMS.replace("streamed] if", "super().val_dataloader()] if"))
+    fit_here("--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
+    evaluate_here("--name", "s", "--data.mixed", "true", "--trainer.limit_val_batches", "2")
+    assert result(others / "runs/s/evaluate-val.json")["samples"] == 8
+
+
 def test_a_checkpoint_of_another_trainer_leaves_its_folder_as_it_is(others, capsys):
     from lightning.pytorch import Trainer
     from others import Data, Net  # type: ignore[import-not-found]
