@@ -22,6 +22,7 @@ from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import given_checkpoint, on_rank_zero
 from rankzero.runs.stored_config import dump_config, read_config
+from rankzero.runs.summary import finite_or_none
 from rankzero.trainer import Trainer
 
 KEPT = ("model", "data", "seed_everything")
@@ -55,12 +56,12 @@ def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
             "split": flags.get("split"),
             "samples": samples_read(trainer, flags.get("split")),
             "world_size": trainer.world_size,
-            "metrics": metrics,
+            "metrics": finite_or_none(metrics),
         }
         file = output_file(flags, checkpoint)
         on_rank_zero(trainer.strategy, trainer.global_rank, lambda: write_result(file, result))
         if trainer.global_rank == 0:
-            report.print_evaluation(result, file)
+            report.print_evaluation({**result, "metrics": metrics}, file)
         return Exit.FINISHED
 
 
@@ -185,7 +186,7 @@ def output_file(flags: Arguments, checkpoint: Path) -> Path:
 def write_result(file: Path, result: dict[str, Any]) -> bool:
     """Writes a result as JSON."""
     try:
-        write_text(file, json.dumps(result, indent=2) + "\n")
+        write_text(file, json.dumps(result, indent=2, allow_nan=False) + "\n")
     except OSError as error:
         raise RequestError(f"--output {file}", str(error), "--output FILE, in a folder you may write to") from None
     return True

@@ -1,5 +1,6 @@
 import importlib
 import json
+import re
 import shlex
 import sys
 
@@ -126,6 +127,17 @@ def test_limited_samples_of_several_loaders_are_counted(others):
     fit_here("--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
     evaluate_here("--name", "s", "--data.mixed", "true", "--trainer.limit_val_batches", "2")
     assert result(others / "runs/s/evaluate-val.json")["samples"] == 8
+
+
+def test_a_metric_that_is_not_finite_is_null_in_the_json(others, capsys):
+    numbers = {"nan": "self.step(batch) * float('nan')", "inf": "float('inf')", "one": "1.0"}
+    logged = "\n".join(f"        self.log({name!r}, {value})" for name, value in numbers.items())
+    (others / "others.py").write_text(OTHERS.replace('        self.log("loss", self.step(batch))', logged))
+    fit_here("--model", "others.Net", "--data", "others.Data", "--epochs", "1", "--name", "n")
+    capsys.readouterr()
+    evaluate_here("--name", "n")
+    assert result(others / "runs/n/evaluate-val.json")["metrics"] == {"inf": None, "nan": None, "one": 1.0}
+    assert re.search(r"nan +│ nan ", capsys.readouterr().out)
 
 
 def test_a_checkpoint_of_another_trainer_leaves_its_folder_as_it_is(others, capsys):
