@@ -94,7 +94,7 @@ def find_checkpoint(flags: Arguments) -> Path:
     Raises:
         RequestError: There is none.
     """
-    asked = flags.get("checkpoint")
+    asked, verb = flags.get("checkpoint"), flags.command.name
     if asked not in (None, "last", "best"):
         return given_checkpoint(asked)
     root = Path(flags.get("root")).expanduser()
@@ -105,7 +105,7 @@ def find_checkpoint(flags: Arguments) -> Path:
     if name not in names:
         near = nearest(name, names) if name else None
         raise RequestError(
-            f"to evaluate --name {name}" if name else "to evaluate the newest run",
+            f"to {verb} --name {name}" if name else f"to {verb} the newest run",
             f"no such run in {root.resolve()}; there are {len(names)}" + "".join(f", {name}" for name in names[-8:]),
             f"--name {near or names[-1]}" if names else "python launch/fit.py, or --root DIR where the runs are",
         )
@@ -115,7 +115,7 @@ def find_checkpoint(flags: Arguments) -> Path:
     checkpoint, refused = newest_valid(run.checkpoints)
     if checkpoint is None:
         raise RequestError(
-            f"to evaluate --name {name}",
+            f"to {verb} --name {name}",
             "\n".join([f"{root / name} has no finished checkpoint", *refused]),
             "--name ANOTHER-NAME, or --checkpoint PATH",
         )
