@@ -20,7 +20,7 @@ from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.resume import given_checkpoint, on_rank_zero
+from rankzero.runs.resume import given_checkpoint
 from rankzero.runs.stored_config import dump_config, read_config
 from rankzero.runs.summary import finite_or_none
 from rankzero.trainer import Trainer
@@ -59,7 +59,7 @@ def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
             "metrics": finite_or_none(metrics),
         }
         file = output_file(flags, checkpoint)
-        on_rank_zero(trainer.strategy, trainer.global_rank, lambda: write_result(file, result))
+        session.coordinator.run_on_rank_zero(lambda: write_result(file, result))
         if trainer.global_rank == 0:
             report.print_evaluation({**result, "metrics": metrics}, file)
         return Exit.FINISHED
@@ -183,10 +183,9 @@ def output_file(flags: Arguments, checkpoint: Path) -> Path:
     return run.path / name if run.exists else Path(f"{checkpoint.name}-{name}")
 
 
-def write_result(file: Path, result: dict[str, Any]) -> bool:
+def write_result(file: Path, result: dict[str, Any]) -> None:
     """Writes a result as JSON."""
     try:
         write_text(file, json.dumps(result, indent=2, allow_nan=False) + "\n")
     except OSError as error:
         raise RequestError(f"--output {file}", str(error), "--output FILE, in a folder you may write to") from None
-    return True

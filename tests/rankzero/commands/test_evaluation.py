@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from rankzero.commands import evaluation
 from rankzero.messages import CannotStart, RequestError
 from running import as_before, evaluate_here, fit_here
 
@@ -37,6 +38,12 @@ def test_the_test_split(run):
 def test_the_samples_of_a_limited_evaluation(run):
     evaluate_here("--run", "x", "--trainer.limit_val_batches", "2", "--batch_size", "32")
     assert result(run / "evaluate-val.json")["samples"] == 64
+
+
+def test_a_failure_to_write_is_raised_as_it_is(run, monkeypatch):
+    monkeypatch.setattr(evaluation, "write_text", lambda file, text: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        evaluate_here("--run", "x")
 
 
 @pytest.mark.parametrize("size", ["1", "7", "180", "1000"])
