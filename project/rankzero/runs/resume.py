@@ -150,7 +150,7 @@ def _choose_resume_point(
         plan.notes += changes(read_config(stored), config)
     if resume == "auto" and _reached(run.read("summary.json"), trainer):
         plan.already_finished = True
-        plan.notes.append(already_finished_note(run, trainer))
+        plan.notes.append(already_finished_note(run))
     else:
         archive_newer(plan)
         run.begin_attempt(dump_config(config), launch.job_id)
@@ -257,7 +257,7 @@ def _reached(summary: dict[str, Any], trainer: Trainer) -> bool:
     )
 
 
-def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
+def already_finished_note(run: RunDirectory) -> str:
     """What a run says that has nothing left to do."""
     summary = run.read("summary.json")
     epochs, steps = summary["epochs"], summary["steps"]
