@@ -18,14 +18,13 @@ class NoisePictures(Dataset[tuple[Tensor, Tensor]]):
         count: How many there appear to be.
         shape: `(channels, height, width)`.
         classes: Labels run from 0 to this, exclusive.
-        seed: Of the pool.
+        generator: Draws the pool.
     """
 
     draws_from_keys = True
     """Tells Rankzero that nothing is drawn while samples are read."""
 
-    def __init__(self, count: int, shape: tuple[int, int, int], classes: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, count: int, shape: tuple[int, int, int], classes: int, generator: torch.Generator) -> None:
         self.count = count
         self.pictures = torch.randn(min(count, POOL), *shape, generator=generator)
         self.labels = torch.randint(classes, (len(self.pictures),), generator=generator)
@@ -34,12 +33,12 @@ class NoisePictures(Dataset[tuple[Tensor, Tensor]]):
         return self.count
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        where = index % len(self.pictures)
+        where = range(self.count)[index] % len(self.pictures)
         return self.pictures[where], self.labels[where]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Returns the batch at `indices`, gathered at once."""
-        where = np.asarray(indices, dtype=np.int64) % len(self.pictures)
+        where = np.asarray(indices, dtype=np.int64) % self.count % len(self.pictures)
         return gathered(self.pictures, where), gathered(self.labels, where)
 
 
@@ -78,7 +77,8 @@ class SyntheticImages(InMemoryData):
         """Draws the pools."""
         shape = (self.in_channels, self.image_size, self.image_size)
         held_out = max(1, self.count // 8)
+        generator = torch.Generator().manual_seed(self.data_seed)
         return {
-            split: NoisePictures(n, shape, self.num_classes, self.data_seed + i)
-            for i, (split, n) in enumerate((("train", self.count), ("val", held_out), ("test", held_out)))
+            split: NoisePictures(count, shape, self.num_classes, generator)
+            for split, count in (("train", self.count), ("val", held_out), ("test", held_out))
         }

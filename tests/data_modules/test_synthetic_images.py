@@ -17,7 +17,7 @@ def test_noise_of_any_count_costs_no_memory():
 
 @pytest.mark.parametrize(("count", "pool"), [(1, 1), (POOL - 1, POOL - 1), (POOL, POOL), (POOL + 1, POOL)])
 def test_samples_repeat_after_the_pool(count, pool):
-    data = NoisePictures(count, (1, 2, 2), classes=4, seed=0)
+    data = NoisePictures(count, (1, 2, 2), classes=4, generator=torch.Generator())
     assert len(data) == count and len(data.pictures) == pool
     indices = [0, count - 1, count // 2]
     images, labels = data.__getitems__(indices)
@@ -26,8 +26,29 @@ def test_samples_repeat_after_the_pool(count, pool):
         assert torch.equal(image, data[index][0]) and label == data[index][1]
 
 
+@pytest.mark.parametrize("count", [1, POOL, POOL + 5])
+def test_negative_indices_count_from_the_end(count):
+    data = NoisePictures(count, (1, 2, 2), classes=4, generator=torch.Generator())
+    images, labels = data.__getitems__([-1, -count])
+    for position, index in enumerate((count - 1, 0)):
+        for image, label in ((images[position], labels[position]), data[(-1, -count)[position]]):
+            assert torch.equal(image, data[index][0]) and label == data[index][1]
+
+
+@pytest.mark.parametrize("index", [5, -6])
+def test_an_index_outside_the_data_is_refused(index):
+    with pytest.raises(IndexError):
+        NoisePictures(5, (1, 2, 2), classes=4, generator=torch.Generator())[index]
+
+
+def test_splits_of_neighbouring_seeds_share_no_image():
+    pools = [data.pictures for seed in range(3) for data in SyntheticImages(count=80, data_seed=seed).load().values()]
+    images = [tuple(image.flatten().tolist()) for pool in pools for image in pool]
+    assert len(set(images)) == len(images)
+
+
 def test_an_empty_batch():
-    images, labels = NoisePictures(5, (3, 2, 2), classes=4, seed=0).__getitems__([])
+    images, labels = NoisePictures(5, (3, 2, 2), classes=4, generator=torch.Generator()).__getitems__([])
     assert images.shape == (0, 3, 2, 2) and labels.shape == (0,)
 
 
