@@ -1,4 +1,4 @@
-"""What happens to a batch of pictures between memory and model."""
+"""What happens to a batch of images between memory and model."""
 
 from collections.abc import Sequence
 
@@ -10,90 +10,90 @@ from data_modules.parts import in_row_blocks
 
 
 class ImageTransform:
-    """Normalises a batch of pictures and, for training, crops and flips each at random.
+    """Normalises a batch of images and, for training, crops and flips each at random.
 
-    What is random in a picture comes from its key alone, so that it does not depend on which batch it is read in.
+    What is random in an image comes from its key alone, so that it does not depend on which batch it is read in.
 
     All is done by numpy: its indexing copies rows where torch's copies pixels, and see `in_row_blocks` for the threads.
 
     Args:
-        mean: Of each channel, in the units that the pictures are stored in.
+        mean: Of each channel, in the units that the images are stored in.
         std: Likewise.
-        padding: Pixels by which a picture may be shifted each way; what is shifted in is 0.
-        flip: Whether half of the pictures are mirrored.
+        padding: Pixels by which an image may be shifted each way; what is shifted in is 0.
+        flip: Whether half of the images are mirrored.
     """
 
-    by_picture = True
-    """Whether a picture comes out the same whatever else is in its batch."""
+    by_image = True
+    """Whether an image comes out the same whatever else is in its batch."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], padding: int = 0, flip: bool = False) -> None:
         self.mean, self.std = (np.array(of_channels, np.float32)[:, None, None] for of_channels in (mean, std))
         self.padding, self.flip = padding, flip
 
-    def __call__(self, pictures: Tensor, keys: Tensor) -> Tensor:
-        """Turns pictures into what the model sees.
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        """Turns images into what the model sees.
 
         Args:
-            pictures: Of shape `(batch, channels, height, width)`, of any type that numpy has.
-            keys: 64 random bits for each picture, int64 of shape `(batch,)`.
+            images: Of shape `(batch, channels, height, width)`, of any type that numpy has.
+            keys: 64 random bits for each image, int64 of shape `(batch,)`.
 
         Returns:
-            float32 of the same shape as the pictures.
+            float32 of the same shape as the images.
         """
-        seen = np.empty(pictures.shape, np.float32)
+        seen = np.empty(images.shape, np.float32)
 
         def work(part: slice) -> None:
-            images = pictures[part]
+            block = images[part]
             if self.padding:
-                images = crop_at_random(images, self.padding, keys[part])
+                block = crop_at_random(block, self.padding, keys[part])
             if self.flip:
-                images = mirror_at_random(images, keys[part])
+                block = mirror_at_random(block, keys[part])
             normalised = seen[part]
-            normalised[...] = images.numpy()
+            normalised[...] = block.numpy()
             normalised -= self.mean
             normalised /= self.std
 
-        in_row_blocks(work, len(pictures))
+        in_row_blocks(work, len(images))
         return torch.from_numpy(seen)
 
 
-def crop_at_random(pictures: Tensor, padding: int, keys: Tensor) -> Tensor:
-    """Pads every side with zeros and cuts each picture out anew at a place of its own.
+def crop_at_random(images: Tensor, padding: int, keys: Tensor) -> Tensor:
+    """Pads every side with zeros and cuts each image out anew at a place of its own.
 
     Args:
-        pictures: Of shape `(batch, channels, height, width)`.
+        images: Of shape `(batch, channels, height, width)`.
         padding: Pixels on each side.
-        keys: 64 random bits for each picture, int64 of shape `(batch,)`, of which the lowest is not used.
+        keys: 64 random bits for each image, int64 of shape `(batch,)`, of which the lowest is not used.
 
     Returns:
-        Pictures of the same shape.
+        Images of the same shape.
     """
-    count, channels, height, width = pictures.shape
-    pixels = pictures.numpy()
+    count, channels, height, width = images.shape
+    pixels = images.numpy()
     padded = np.zeros((count, channels, height + 2 * padding, width + 2 * padding), pixels.dtype)
     padded[:, :, padding : padding + height, padding : padding + width] = pixels
-    of_picture, of_channel, of_row, of_pixel = padded.strides
-    windows = np.lib.stride_tricks.as_strided(  # picture, top, left -> what is cut out there
+    of_image, of_channel, of_row, of_pixel = padded.strides
+    windows = np.lib.stride_tricks.as_strided(  # image, top, left -> what is cut out there
         padded,
         (count, 2 * padding + 1, 2 * padding + 1, channels, height, width),
-        (of_picture, of_row, of_pixel, of_channel, of_row, of_pixel),
+        (of_image, of_row, of_pixel, of_channel, of_row, of_pixel),
         writeable=False,
     )
     top, left = ((keys.numpy() >> bits & 0xFFFFFF) % (2 * padding + 1) for bits in (8, 36))
     return torch.from_numpy(windows[np.arange(count), top, left])
 
 
-def mirror_at_random(pictures: Tensor, keys: Tensor) -> Tensor:
-    """Mirrors half of the pictures: left becomes right.
+def mirror_at_random(images: Tensor, keys: Tensor) -> Tensor:
+    """Mirrors half of the images: left becomes right.
 
     Args:
-        pictures: Of shape `(batch, channels, height, width)`.
-        keys: 64 random bits for each picture, int64 of shape `(batch,)`, of which the lowest alone is used.
+        images: Of shape `(batch, channels, height, width)`.
+        keys: 64 random bits for each image, int64 of shape `(batch,)`, of which the lowest alone is used.
 
     Returns:
-        Pictures of the same shape.
+        Images of the same shape.
     """
-    mirrored = pictures.numpy().copy()
+    mirrored = images.numpy().copy()
     which = np.flatnonzero(keys.numpy() & 1)
     if mirrored.dtype == np.uint8 and mirrored.shape[-1] % 8 == 0:  # eight pixels at a time
         words = mirrored.view(np.uint64)

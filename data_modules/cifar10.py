@@ -1,4 +1,4 @@
-"""CIFAR-10 (Krizhevsky 2009): 60,000 pictures, 32x32 pixels in colour, 10 classes."""
+"""CIFAR-10 (Krizhevsky 2009): 60,000 images, 32x32 pixels in colour, 10 classes."""
 
 import pickle
 import warnings
@@ -24,7 +24,7 @@ TEST_FILE = PublishedFile("test_batch", md5="40351d587109b95175f43aff81a1287e")
 FILES = (*TRAIN_FILES, TEST_FILE)
 
 MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
-"""Of the training pictures' red, green and blue, in levels from 0 to 255."""
+"""Of the training images' red, green and blue, in levels from 0 to 255."""
 
 
 class CIFAR10(InMemoryData):
@@ -35,7 +35,7 @@ class CIFAR10(InMemoryData):
             missing.
         verify: Whether the files have to be those that were published. False reads other files of the same form (the
             pickles may hold numpy arrays and plain types, nothing else), such as one's own conversion.
-        augment: Whether training pictures are shifted by up to four pixels and mirrored at random.
+        augment: Whether training images are shifted by up to four pixels and mirrored at random.
         split_seed: Seed of the split into training and validation.
         batch_size: Samples a step on each device, where `--batch_size` does not say.
         num_workers: Loader processes.
@@ -80,14 +80,14 @@ class CIFAR10(InMemoryData):
         if folder is None:
             raise FileNotFoundError(f"missing: {', '.join(file.name for file in FILES)} in {self.root.resolve()}")
         parts = [read_batch(folder / file.name) for file in TRAIN_FILES]
-        pictures, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        held_out = len(pictures) // 10
-        train, val = split_indices([len(pictures) - held_out, held_out], self.split_seed)
+        images, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        held_out = len(images) // 10
+        train, val = split_indices([len(images) - held_out, held_out], self.split_seed)
         plain = ImageTransform(MEAN, STD)
         augmented = ImageTransform(MEAN, STD, padding=4, flip=True) if self.augment else plain
         return {
-            "train": InMemory(pictures[train], labels[train], augmented),
-            "val": InMemory(pictures[val], labels[val], plain),
+            "train": InMemory(images[train], labels[train], augmented),
+            "val": InMemory(images[val], labels[val], plain),
             "test": InMemory(*read_batch(folder / TEST_FILE.name), plain),
         }
 
@@ -105,20 +105,20 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
     """Reads one file of CIFAR-10.
 
     Returns:
-        Pictures, uint8 of shape `(count, 3, 32, 32)`, and labels, int64 of shape `(count,)`.
+        Images, uint8 of shape `(count, 3, 32, 32)`, and labels, int64 of shape `(count,)`.
     """
     try:
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy 2.4 deprecates a form of dtype that these pickles of 2009 have
             content = _ArraysOnly(file, encoding="latin1").load()
         content = {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
-        pictures = np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+        images = np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
         labels = np.asarray(content["labels"], dtype=np.int64)
     except Exception as error:
         raise ValueError(f"corrupt: {path.resolve()} is not a file of CIFAR-10 ({error})") from None
-    if len(pictures) != len(labels) or (len(labels) and not 0 <= labels.min() <= labels.max() < 10):
-        raise ValueError(f"corrupt: {path.resolve()} has {len(pictures)} pictures, and labels that do not fit them")
-    return torch.from_numpy(pictures.copy()), torch.from_numpy(labels)
+    if len(images) != len(labels) or (len(labels) and not 0 <= labels.min() <= labels.max() < 10):
+        raise ValueError(f"corrupt: {path.resolve()} has {len(images)} images, and labels that do not fit them")
+    return torch.from_numpy(images.copy()), torch.from_numpy(labels)
 
 
 class _ArraysOnly(pickle.Unpickler):

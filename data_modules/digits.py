@@ -7,14 +7,14 @@ from data_modules.in_memory import InMemory, InMemoryData, split_indices
 
 SIZES = {"train": 1437, "val": 180, "test": 180}
 MEAN, STD = (4.884,), (6.017,)
-"""Of all pictures, in grey levels from 0 to 16."""
+"""Of all images, in grey levels from 0 to 16."""
 
 
 class Digits(InMemoryData):
     """scikit-learn's 1,797 handwritten digits, 8x8 pixels (UCI Optical Recognition of Handwritten Digits, test part).
 
     Args:
-        augment: Whether training pictures are shifted by up to one pixel.
+        augment: Whether training images are shifted by up to one pixel.
         split_seed: Seed of the split into 1,437 to train, 180 to validate and 180 to test.
         batch_size: Samples a step on each device, where `--batch_size` does not say.
         num_workers: Loader processes.
@@ -30,16 +30,16 @@ class Digits(InMemoryData):
         self.augment, self.split_seed = augment, split_seed
 
     def load(self) -> dict[str, InMemory]:
-        """Reads the pictures out of scikit-learn."""
+        """Reads the images out of scikit-learn."""
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
-        pictures = torch.as_tensor(bunch.images).to(torch.uint8).unsqueeze(1)
+        images = torch.as_tensor(bunch.images).to(torch.uint8).unsqueeze(1)
         labels = torch.as_tensor(bunch.target)
         parts = dict(zip(SIZES, split_indices(list(SIZES.values()), self.split_seed), strict=True))
         return {
             split: InMemory(
-                pictures[part],
+                images[part],
                 labels[part],
                 ImageTransform(MEAN, STD, padding=1 if self.augment and split == "train" else 0),
             )

@@ -1,4 +1,4 @@
-"""Fashion-MNIST (Xiao et al. 2017): 70,000 pictures of clothes, 28x28 grey pixels, 10 classes."""
+"""Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes, 28x28 grey pixels, 10 classes."""
 
 import gzip
 import zlib
@@ -38,7 +38,7 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts the files."""
 
 MEAN, STD = (72.94,), (90.02,)
-"""Of the training pictures, in grey levels from 0 to 255."""
+"""Of the training images, in grey levels from 0 to 255."""
 
 
 class FashionMNIST(InMemoryData):
@@ -47,7 +47,7 @@ class FashionMNIST(InMemoryData):
     Args:
         root: The folder with the four .gz files, or with torchvision's `FashionMNIST/raw` in it; they are downloaded
             into it where they are missing. Left out: `data`, or Debian's package dataset-fashion-mnist.
-        augment: Whether training pictures are mirrored at random.
+        augment: Whether training images are mirrored at random.
         split_seed: Seed of the split into training and validation.
         batch_size: Samples a step on each device, where `--batch_size` does not say.
         num_workers: Loader processes.
@@ -88,15 +88,13 @@ class FashionMNIST(InMemoryData):
         folder = self.folder
         if folder is None:
             raise FileNotFoundError(f"missing: {', '.join(file.name for file in FILES)} in {self.root.resolve()}")
-        pictures, labels, test_pictures, test_labels = (read_idx(folder / file.name) for file in FILES)
+        images, labels, test_images, test_labels = (read_idx(folder / file.name) for file in FILES)
         train, val = split_indices([55_000, 5_000], self.split_seed)
         plain = ImageTransform(MEAN, STD)
         return {
-            "train": InMemory(
-                pictures[train, None], labels[train].long(), ImageTransform(MEAN, STD, flip=self.augment)
-            ),
-            "val": InMemory(pictures[val, None], labels[val].long(), plain),
-            "test": InMemory(test_pictures[:, None], test_labels.long(), plain),
+            "train": InMemory(images[train, None], labels[train].long(), ImageTransform(MEAN, STD, flip=self.augment)),
+            "val": InMemory(images[val, None], labels[val].long(), plain),
+            "test": InMemory(test_images[:, None], test_labels.long(), plain),
         }
 
 

@@ -1,4 +1,4 @@
-"""Pictures in a tree of folders, one folder a class, as ImageNet is kept."""
+"""Images in a tree of folders, one folder a class, as ImageNet is kept."""
 
 import os
 import random
@@ -21,7 +21,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's red, green and blue, from 0 to 1."""
 
 CHECK_SECONDS = 5.0
-"""How long pictures are tried at the start; those not tried by then are named when they come up."""
+"""How long images are tried at the start; those not tried by then are named when they come up."""
 
 Sample = tuple[Path, int]
 
@@ -29,12 +29,12 @@ Sample = tuple[Path, int]
 class ImageFolder(LightningDataModule):
     """`root/train/CLASS/*.jpg` and `root/val/...`, perhaps `root/test/...`; or `root/CLASS/*.jpg`.
 
-    Without `val` a tenth of the training pictures each is held out to validate and to test.
+    Without `val` a tenth of the training images is held out to validate, and without `test` another tenth to test.
 
     Args:
         root: The tree.
         image_size: Pixels of a side that the model sees.
-        augment: Whether training pictures are cropped and mirrored at random.
+        augment: Whether training images are cropped and mirrored at random.
         split_seed: Seed of the split, where the tree has none.
         batch_size: Samples a step on each device, where `--batch_size` does not say.
         num_workers: Loader processes; left out: one a core, at most 4.
@@ -65,28 +65,28 @@ class ImageFolder(LightningDataModule):
 
     def prepare_data(self) -> None:
         samples = [sample for split in self._samples().values() for sample in split]
-        check_pictures([path for path, _ in samples], CHECK_SECONDS)
+        check_images([path for path, _ in samples], CHECK_SECONDS)
 
     def setup(self, stage: str) -> None:
         if not self.splits:
             self.splits = self._samples()
 
     def _samples(self) -> dict[str, list[Sample]]:
-        if self.training != self.root and (self.root / "val").is_dir():
-            splits = [split for split in ("train", "val", "test") if (self.root / split).is_dir()]
-            return {split: _pictures(self.root / split, self.classes) for split in splits}
-        samples = _pictures(self.training, self.classes)
+        found = [split for split in ("val", "test") if self.training != self.root and (self.root / split).is_dir()]
+        splits = {split: _images(self.root / split, self.classes) for split in found}
+        samples = _images(self.training, self.classes)
+        if "val" in splits:
+            return {"train": samples, **splits}
         held_out = len(samples) // 10
         if not held_out:
             raise ValueError(
-                f"{self.training.resolve()} holds {len(samples)} pictures, too few to hold a tenth out to validate; "
+                f"{self.training.resolve()} holds {len(samples)} images, too few to hold a tenth out to validate; "
                 "put more there, or divide them into train/ and val/"
             )
-        parts = split_indices([len(samples) - 2 * held_out, held_out, held_out], self.split_seed)
-        return {
-            split: [samples[i] for i in part.tolist()]
-            for split, part in zip(("train", "val", "test"), parts, strict=True)
-        }
+        missing = [split for split in ("val", "test") if split not in splits]
+        sizes = [len(samples) - len(missing) * held_out, *[held_out] * len(missing)]
+        parts = zip(("train", *missing), split_indices(sizes, self.split_seed), strict=True)
+        return {**{split: [samples[i] for i in part.tolist()] for split, part in parts}, **splits}
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
         return self._loader("train")
@@ -101,7 +101,7 @@ class ImageFolder(LightningDataModule):
 
     def _loader(self, split: str) -> DataLoader[tuple[Tensor, int]]:
         return DataLoader(
-            PictureFiles(self.splits[split], self._transform(split)),
+            ImageFiles(self.splits[split], self._transform(split)),
             batch_size=self.batch_size,
             shuffle=split == "train",
             num_workers=self.num_workers,
@@ -123,12 +123,12 @@ class ImageFolder(LightningDataModule):
         return transform
 
 
-class PictureFiles(Dataset[tuple[Tensor, int]]):
-    """Picture files with their labels.
+class ImageFiles(Dataset[tuple[Tensor, int]]):
+    """Image files with their labels.
 
     Args:
         samples: Path and label of each.
-        transform: From a picture to what the model sees.
+        transform: From an image to what the model sees.
     """
 
     def __init__(self, samples: Sequence[Sample], transform: Callable[[Image.Image], Tensor]) -> None:
@@ -139,29 +139,29 @@ class PictureFiles(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self.samples[index]
-        return self.transform(read_picture(path)), label
+        return self.transform(read_image(path)), label
 
 
-def read_picture(path: Path) -> Image.Image:
-    """Reads a picture as RGB.
+def read_image(path: Path) -> Image.Image:
+    """Reads an image as RGB.
 
     Raises:
-        ValueError: The file is no picture, or is damaged; it is named.
+        ValueError: The file is no image, or is damaged; it is named.
     """
     try:
-        with Image.open(path) as picture:
-            return picture.convert("RGB")
+        with Image.open(path) as image:
+            return image.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
-            f"corrupt: {path.resolve()} cannot be read as a picture ({error}); replace or delete it"
+            f"corrupt: {path.resolve()} cannot be read as an image ({error}); replace or delete it"
         ) from None
 
 
-def check_pictures(paths: Iterable[Path], seconds: float) -> None:
-    """Reads pictures in random order for up to `seconds`, so that a damaged one is found before training begins.
+def check_images(paths: Iterable[Path], seconds: float) -> None:
+    """Reads images in random order for up to `seconds`, so that a damaged one is found before training begins.
 
     Raises:
-        ValueError: A picture is damaged; it is named.
+        ValueError: An image is damaged; it is named.
     """
     order = list(paths)
     random.Random(0).shuffle(order)
@@ -169,7 +169,7 @@ def check_pictures(paths: Iterable[Path], seconds: float) -> None:
 
     def try_one(path: Path) -> None:
         if time.monotonic() < deadline:
-            read_picture(path)
+            read_image(path)
 
     with ThreadPoolExecutor(max_workers=min(8, _cores())) as pool:
         for _ in pool.map(try_one, order):
@@ -195,8 +195,8 @@ def _folders(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _pictures(folder: Path, classes: Sequence[str]) -> list[Sample]:
-    """Every picture below `folder`, in a fixed order."""
+def _images(folder: Path, classes: Sequence[str]) -> list[Sample]:
+    """Every image below `folder`, in a fixed order."""
     samples = [
         (path, label)
         for label, name in enumerate(classes)
@@ -205,7 +205,7 @@ def _pictures(folder: Path, classes: Sequence[str]) -> list[Sample]:
     ]
     if not samples:
         raise FileNotFoundError(
-            f"the data folder {folder.resolve()} is empty: its folders {', '.join(classes[:5])} hold no picture "
+            f"the data folder {folder.resolve()} is empty: its folders {', '.join(classes[:5])} hold no image "
             f"({', '.join(sorted(SUFFIXES))})"
         )
     if unknown := {*_folders(folder)} - {*classes}:

@@ -38,7 +38,7 @@ class InMemory(Dataset[Batch]):
     @property
     def reads_ahead(self) -> bool:
         """Tells Rankzero whether a sample is the same whatever else is read with it, and a little earlier."""
-        alone = self.transform is None or bool(getattr(self.transform, "by_picture", False))
+        alone = self.transform is None or bool(getattr(self.transform, "by_image", False))
         return alone and type(self).__getitems__ is InMemory.__getitems__
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Pictures made of noise, of any size and number, for measuring."""
+"""Images made of noise, of any size and number, for measuring."""
 
 import numpy as np
 import torch
@@ -8,46 +8,45 @@ from torch.utils.data import Dataset
 from data_modules.in_memory import InMemoryData, at_least, gathered
 
 POOL = 512
-"""Different pictures held in memory; sample i is picture i modulo this."""
+"""Different images held in memory; sample i is image i modulo this."""
 
 
-class NoisePictures(Dataset[tuple[Tensor, Tensor]]):
-    """`count` pictures of normal noise with random labels, drawn from a small pool.
+class NoiseImages(Dataset[tuple[Tensor, Tensor]]):
+    """`count` images of normal noise with random labels, drawn from a small pool.
 
     Args:
         count: How many there appear to be.
         shape: `(channels, height, width)`.
         classes: Labels run from 0 to this, exclusive.
-        seed: Of the pool.
+        generator: Draws the pool.
     """
 
     draws_from_keys = True
     """Tells Rankzero that nothing is drawn while samples are read."""
 
-    def __init__(self, count: int, shape: tuple[int, int, int], classes: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, count: int, shape: tuple[int, int, int], classes: int, generator: torch.Generator) -> None:
         self.count = count
-        self.pictures = torch.randn(min(count, POOL), *shape, generator=generator)
-        self.labels = torch.randint(classes, (len(self.pictures),), generator=generator)
+        self.images = torch.randn(min(count, POOL), *shape, generator=generator)
+        self.labels = torch.randint(classes, (len(self.images),), generator=generator)
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        where = index % len(self.pictures)
-        return self.pictures[where], self.labels[where]
+        where = range(self.count)[index] % len(self.images)
+        return self.images[where], self.labels[where]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Returns the batch at `indices`, gathered at once."""
-        where = np.asarray(indices, dtype=np.int64) % len(self.pictures)
-        return gathered(self.pictures, where), gathered(self.labels, where)
+        where = np.asarray(indices, dtype=np.int64) % self.count % len(self.images)
+        return gathered(self.images, where), gathered(self.labels, where)
 
 
 class SyntheticImages(InMemoryData):
-    """Noise in the shape of pictures.
+    """Noise in the shape of images.
 
     Args:
-        count: Training pictures; there are an eighth as many each to validate and to test.
+        count: Training images; there are an eighth as many each to validate and to test.
         image_size: Pixels of a side.
         in_channels: Channels.
         num_classes: Classes.
@@ -74,11 +73,12 @@ class SyntheticImages(InMemoryData):
         self.in_features = in_channels * image_size**2
         self.data_seed = data_seed
 
-    def load(self) -> dict[str, NoisePictures]:
+    def load(self) -> dict[str, NoiseImages]:
         """Draws the pools."""
         shape = (self.in_channels, self.image_size, self.image_size)
         held_out = max(1, self.count // 8)
+        generator = torch.Generator().manual_seed(self.data_seed)
         return {
-            split: NoisePictures(n, shape, self.num_classes, self.data_seed + i)
-            for i, (split, n) in enumerate((("train", self.count), ("val", held_out), ("test", held_out)))
+            split: NoiseImages(count, shape, self.num_classes, generator)
+            for split, count in (("train", self.count), ("val", held_out), ("test", held_out))
         }

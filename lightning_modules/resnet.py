@@ -17,20 +17,20 @@ BLOCKS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
 }
 """Depth -> the block and how many of it each of the four stages has."""
 
-SMALL_PICTURE = 64
-"""Pictures up to this side get the stem for small pictures, which does not shrink them."""
+SMALL_IMAGE = 64
+"""Images up to this side get the stem for small images, which does not shrink them."""
 
 
 class ResNet(Supervised):
-    """Classifies pictures.
+    """Classifies images.
 
     Args:
         depth: Layers with weights. 10 is the small one: one block a stage, and narrow.
         width: Channels of the first stage, doubled in each further one. Left out: 64, and 16 at depth 10.
         stem: `small` is one 3x3 convolution (He et al. for CIFAR-10), `imagenet` a 7x7 with stride 2 and a pooling.
             Left out: `small` up to 64x64 pixels.
-        in_channels: Channels of a picture; taken from the data.
-        image_size: Pixels of a picture's longer side; taken from the data.
+        in_channels: Channels of an image; taken from the data.
+        image_size: Pixels of an image's longer side; taken from the data.
         num_classes: Classes; taken from the data.
         kwargs: See `Supervised`.
     """
@@ -45,11 +45,11 @@ class ResNet(Supervised):
         num_classes: int | None = None,
         **kwargs: Any,
     ) -> None:
-        channels = required("in_channels", in_channels, "ResNet", "channels of a picture")
+        channels = required("in_channels", in_channels, "ResNet", "channels of an image")
         classes = required("num_classes", num_classes, "ResNet", "classes")
         if stem is None:
-            pixels = required("image_size", image_size, "ResNet", "pixels of a picture's side")
-            stem = "small" if pixels <= SMALL_PICTURE else "imagenet"
+            pixels = required("image_size", image_size, "ResNet", "pixels of an image's side")
+            stem = "small" if pixels <= SMALL_IMAGE else "imagenet"
         if depth not in BLOCKS:
             raise ValueError(f"ResNet: depth is {depth}; it has to be one of {', '.join(map(str, BLOCKS))}")
         network = ResidualNetwork(depth, width or (16 if depth == 10 else 64), stem, channels, classes)
@@ -57,7 +57,7 @@ class ResNet(Supervised):
 
 
 class ResidualNetwork(nn.Module):
-    """From pictures of shape `(batch, channels, height, width)` to logits of shape `(batch, classes)`.
+    """From images of shape `(batch, channels, height, width)` to logits of shape `(batch, classes)`.
 
     The parts bear torchvision's names, so that the weights of its ResNets can be loaded where the shapes agree.
     """
@@ -83,9 +83,9 @@ class ResidualNetwork(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Returns logits."""
-        features = self.maxpool(self.relu(self.bn1(self.conv1(pictures))))
+        features = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
         logits: Tensor = self.fc(self.avgpool(features).flatten(1))
         return logits
@@ -94,7 +94,7 @@ class ResidualNetwork(nn.Module):
 def _stage(
     block: type[BasicBlock] | type[Bottleneck], count: int, channels: int, width: int, stride: int
 ) -> nn.Sequential:
-    """`count` blocks, the first of which may halve the picture and change its channels."""
+    """`count` blocks, the first of which may halve the image and change its channels."""
     wide = width * block.expansion
     shortcut = None
     if stride != 1 or channels != wide:

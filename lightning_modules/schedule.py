@@ -32,6 +32,7 @@ class Schedule(LRScheduler):
         self.total_steps = total_steps
         for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             group["lr"] = rate
+        self._last_lr = self.get_lr()
 
     def factor(self, progress: float) -> float:
         """The factor after the warm-up, for `progress` from 0 to 1 over the rest of the run."""

@@ -107,7 +107,7 @@ def test_an_image_comes_out_the_same_alone_and_in_a_batch():
     images = torch.randint(0, 256, (70, 1, 8, 8), dtype=torch.uint8)
     keys = random_keys(range(70))
     alone = [transform(images[i : i + 1], keys[i : i + 1]) for i in range(70)]
-    assert transform.by_picture and torch.equal(transform(images, keys), torch.cat(alone))
+    assert transform.by_image and torch.equal(transform(images, keys), torch.cat(alone))
 
 
 @pytest.mark.parametrize("threads", [2, 3])

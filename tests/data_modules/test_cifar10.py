@@ -139,7 +139,7 @@ def test_a_batch_without_images(tmp_path):
 @pytest.mark.parametrize("labels", [[], [1], [1, 2, 3], [-1, 0], [0, 10]])
 def test_labels_that_do_not_fit_the_images_are_refused(tmp_path, labels):
     (tmp_path / "b").write_bytes(pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": labels}))
-    with pytest.raises(ValueError, match="^corrupt: .*b has 2 pictures, and labels that do not fit them$"):
+    with pytest.raises(ValueError, match="^corrupt: .*b has 2 images, and labels that do not fit them$"):
         read_batch(tmp_path / "b")
 
 

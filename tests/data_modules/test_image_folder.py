@@ -3,7 +3,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from data_modules.image_folder import ImageFolder, check_pictures
+from data_modules.image_folder import ImageFolder, check_images
 
 
 def tree(root, splits=("",), classes=("ant", "bee"), each=15, size=(40, 30), mode="RGB"):
@@ -28,8 +28,8 @@ def ready(root, **options):
 def test_a_tree_with_splits(tmp_path):
     module = ready(tree(tmp_path, splits=("train", "val", "test")))
     assert {split: len(samples) for split, samples in module.splits.items()} == {"train": 30, "val": 30, "test": 30}
-    pictures, labels = next(iter(module.train_dataloader()))
-    assert pictures.shape == (4, 3, 16, 16) and pictures.dtype is torch.float32 and labels.dtype is torch.int64
+    images, labels = next(iter(module.train_dataloader()))
+    assert images.shape == (4, 3, 16, 16) and images.dtype is torch.float32 and labels.dtype is torch.int64
     assert (module.num_classes, module.in_channels, module.classes) == (2, 3, ["ant", "bee"])
 
 
@@ -45,8 +45,23 @@ def test_a_tree_without_is_split_by_seed_and_never_overlaps(tmp_path, splits):
     assert len({path for samples in first.values() for path, _ in samples}) == 30
 
 
+def test_a_tree_with_test_but_without_val_holds_out_the_validation_split_only(tmp_path):
+    splits = ready(tree(tmp_path, splits=("train", "test"))).splits
+    assert {split: len(samples) for split, samples in splits.items()} == {"train": 27, "val": 3, "test": 30}
+    assert all(path.is_relative_to(tmp_path / "test") for path, _ in splits["test"])
+    held_in = {path for split in ("train", "val") for path, _ in splits[split]}
+    assert len(held_in) == 30 and all(path.is_relative_to(tmp_path / "train") for path in held_in)
+
+
+def test_a_class_that_only_the_test_folder_has_is_refused_without_val(tmp_path):
+    tree(tmp_path, splits=("train",))
+    tree(tmp_path, splits=("test",), classes=("ant", "cat"))
+    with pytest.raises(ValueError, match="cat"):
+        ready(tmp_path)
+
+
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_any_picture_becomes_rgb(tmp_path, mode):
+def test_any_image_becomes_rgb(tmp_path, mode):
     module = ready(tree(tmp_path, mode=mode))
     assert next(iter(module.val_dataloader()))[0].shape[1:] == (3, 16, 16)
 
@@ -60,12 +75,12 @@ def test_an_empty_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match="is empty"):
         ImageFolder(str(tmp_path))
     (tmp_path / "ant").mkdir()
-    with pytest.raises(FileNotFoundError, match="hold no picture"):
+    with pytest.raises(FileNotFoundError, match="hold no image"):
         ready(tmp_path)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"no picture"])
-def test_a_damaged_picture_is_named(tmp_path, damage):
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"no image"])
+def test_a_damaged_image_is_named(tmp_path, damage):
     path = tree(tmp_path, size=(200, 200)) / "ant" / "7.png"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=r"corrupt: .*ant/7\.png"):
@@ -75,10 +90,10 @@ def test_a_damaged_picture_is_named(tmp_path, damage):
 def test_the_check_ends_in_time(tmp_path):
     path = tree(tmp_path) / "ant" / "7.png"
     path.write_bytes(b"")
-    check_pictures([path], seconds=-1)
+    check_images([path], seconds=-1)
 
 
-def test_a_damaged_picture_that_was_not_tried_is_named_when_it_comes_up(tmp_path):
+def test_a_damaged_image_that_was_not_tried_is_named_when_it_comes_up(tmp_path):
     module = ready(tree(tmp_path))
     for path, _ in module.splits["val"]:
         path.write_bytes(b"")

@@ -54,12 +54,12 @@ def test_a_batch_is_the_readers_own(make):
     before = kept.clone()
     data.__getitems__(range(8, 16))
     assert torch.equal(kept, before)
-    stored = (data.inputs if hasattr(data, "inputs") else data.pictures).clone()
+    stored = (data.inputs if hasattr(data, "inputs") else data.images).clone()
     kept.zero_(), labels.zero_()
-    assert torch.equal(data.inputs if hasattr(data, "inputs") else data.pictures, stored)
+    assert torch.equal(data.inputs if hasattr(data, "inputs") else data.images, stored)
 
 
-def test_a_picture_is_the_same_in_any_batch_that_has_keys():
+def test_an_image_is_the_same_in_any_batch_that_has_keys():
     class Keyed(list):
         random_keys = property(lambda self: np.array(self, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from data_modules.synthetic_images import POOL, NoisePictures, SyntheticImages
+from data_modules.synthetic_images import POOL, NoiseImages, SyntheticImages
 
 
 def ready(module):
@@ -11,33 +11,54 @@ def ready(module):
 
 def test_noise_of_any_count_costs_no_memory():
     dataset = ready(SyntheticImages(count=10**9, image_size=8)).splits["train"]
-    assert len(dataset) == 10**9 and dataset.pictures.numel() < 10**6
+    assert len(dataset) == 10**9 and dataset.images.numel() < 10**6
     assert torch.equal(dataset.__getitems__([10**9 - 1])[0][0], dataset[10**9 - 1][0])
 
 
 @pytest.mark.parametrize(("count", "pool"), [(1, 1), (POOL - 1, POOL - 1), (POOL, POOL), (POOL + 1, POOL)])
 def test_samples_repeat_after_the_pool(count, pool):
-    data = NoisePictures(count, (1, 2, 2), classes=4, seed=0)
-    assert len(data) == count and len(data.pictures) == pool
+    data = NoiseImages(count, (1, 2, 2), classes=4, generator=torch.Generator())
+    assert len(data) == count and len(data.images) == pool
     indices = [0, count - 1, count // 2]
     images, labels = data.__getitems__(indices)
     for index, image, label in zip(indices, images, labels, strict=True):
-        assert torch.equal(image, data.pictures[index % pool]) and label == data.labels[index % pool]
+        assert torch.equal(image, data.images[index % pool]) and label == data.labels[index % pool]
         assert torch.equal(image, data[index][0]) and label == data[index][1]
 
 
+@pytest.mark.parametrize("count", [1, POOL, POOL + 5])
+def test_negative_indices_count_from_the_end(count):
+    data = NoiseImages(count, (1, 2, 2), classes=4, generator=torch.Generator())
+    images, labels = data.__getitems__([-1, -count])
+    for position, index in enumerate((count - 1, 0)):
+        for image, label in ((images[position], labels[position]), data[(-1, -count)[position]]):
+            assert torch.equal(image, data[index][0]) and label == data[index][1]
+
+
+@pytest.mark.parametrize("index", [5, -6])
+def test_an_index_outside_the_data_is_refused(index):
+    with pytest.raises(IndexError):
+        NoiseImages(5, (1, 2, 2), classes=4, generator=torch.Generator())[index]
+
+
+def test_splits_of_neighbouring_seeds_share_no_image():
+    pools = [data.images for seed in range(3) for data in SyntheticImages(count=80, data_seed=seed).load().values()]
+    images = [tuple(image.flatten().tolist()) for pool in pools for image in pool]
+    assert len(set(images)) == len(images)
+
+
 def test_an_empty_batch():
-    images, labels = NoisePictures(5, (3, 2, 2), classes=4, seed=0).__getitems__([])
+    images, labels = NoiseImages(5, (3, 2, 2), classes=4, generator=torch.Generator()).__getitems__([])
     assert images.shape == (0, 3, 2, 2) and labels.shape == (0,)
 
 
 def test_the_noise_depends_on_the_seed_alone():
     first, again, other = (SyntheticImages(count=9, image_size=2, data_seed=seed).load() for seed in (5, 5, 6))
     for split in ("train", "val", "test"):
-        assert torch.equal(first[split].pictures, again[split].pictures)
+        assert torch.equal(first[split].images, again[split].images)
         assert torch.equal(first[split].labels, again[split].labels)
-        assert not torch.equal(first[split].pictures, other[split].pictures)
-    assert not torch.equal(first["val"].pictures, first["test"].pictures)
+        assert not torch.equal(first[split].images, other[split].images)
+    assert not torch.equal(first["val"].images, first["test"].images)
 
 
 @pytest.mark.parametrize(("count", "held_out"), [(1, 1), (7, 1), (8, 1), (16, 2), (4096, 512)])

@@ -23,7 +23,7 @@ def test_layers(options, layers):
     assert shapes(MLP(**options)) == layers
 
 
-def test_pictures_are_flattened():
+def test_images_are_flattened():
     assert MLP(in_features=48, num_classes=4)(torch.rand(2, 3, 4, 4)).shape == (2, 4)
 
 

@@ -14,16 +14,16 @@ def test_it_is_torchvisions_network_with_torchvisions_weights(depth):
     theirs = getattr(torchvision.models, f"resnet{depth}")(num_classes=7).eval()
     ours = model(depth=depth, image_size=224, num_classes=7).eval()
     ours.network.load_state_dict(theirs.state_dict())
-    pictures = torch.rand(2, 3, 64, 64)
+    images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
-        assert torch.equal(ours(pictures), theirs(pictures))
+        assert torch.equal(ours(images), theirs(images))
 
 
 @pytest.mark.parametrize(
     ("size", "stem", "kernel"),
     [(8, None, 3), (64, None, 3), (65, None, 7), (224, None, 7), (32, "imagenet", 7), (224, "small", 3)],
 )
-def test_the_stem_follows_the_pictures_unless_told(size, stem, kernel):
+def test_the_stem_follows_the_images_unless_told(size, stem, kernel):
     assert model(image_size=size, stem=stem).network.conv1.kernel_size == (kernel, kernel)
 
 

@@ -44,6 +44,14 @@ def test_cosine_ends_where_it_was_told():
     assert rates(lambda optimizer: Cosine(optimizer, final_factor=0.1), 1000)[-1] == pytest.approx(0.2, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", [Constant, Cosine, OneCycle])
+def test_the_last_rate_is_that_of_the_optimizer_once_planned(kind):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = kind(optimizer)
+    schedule.plan(10)
+    assert schedule.get_last_lr() == [optimizer.param_groups[0]["lr"]]
+
+
 def test_one_cycle_goes_up_and_down():
     seen = rates(OneCycle, 100)
     assert seen[0] == pytest.approx(2.0 * 0.04) and max(seen) == pytest.approx(2.0) and seen[-1] < 0.01

@@ -76,17 +76,16 @@ def saving() -> Iterator[Saving]:
 def _save_all(folder: Path, note: Callable[[int, bool], None]) -> None:
     import torch
 
-    from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
     from rankzero.runs.checkpoints.manifest import checkpoints_in
+    from rankzero.runs.checkpoints.write import remove_directory, write_directory
 
-    plugin = DirectoryCheckpointIO(background=False)
     for number, step in enumerate(STEPS):
         try:
             if step is None:
-                plugin.remove_checkpoint(checkpoints_in(folder)[0])
+                remove_directory(checkpoints_in(folder)[0])
             else:
                 weights = {name: torch.full((SIZE,), number) for name in "ab"}
-                plugin.save_checkpoint({"global_step": step, **weights}, folder / f"step-{step:08d}")
+                write_directory({"global_step": step, **weights}, folder / f"step-{step:08d}")
         except OSError:
             note(number, False)
         else:

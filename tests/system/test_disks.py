@@ -131,7 +131,8 @@ def told_by(plugin):
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_full_disk(disk, background):
-    plugin = DirectoryCheckpointIO(background=background)
+    plugin = DirectoryCheckpointIO()
+    plugin.folder = disk if background else disk / "elsewhere"
     errors = told_by(plugin)
     for step in (1, 2):
         plugin.save_checkpoint(content(step), disk / f"step-{step}")

@@ -18,8 +18,9 @@ from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.resume import given_checkpoint, on_rank_zero
+from rankzero.runs.resume import given_checkpoint
 from rankzero.runs.stored_config import dump_config, read_config
+from rankzero.runs.summary import finite_or_none
 from rankzero.trainer import Trainer
 
 KEPT = ("model", "data", "seed_everything")
@@ -50,12 +51,12 @@ def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
             "split": flags.get("split"),
             "samples": samples_read(trainer, flags.get("split")),
             "world_size": trainer.world_size,
-            "metrics": metrics,
+            "metrics": finite_or_none(metrics),
         }
         file = output_file(flags, checkpoint)
-        on_rank_zero(trainer.strategy, trainer.global_rank, lambda: write_result(file, result))
+        session.coordinator.run_on_rank_zero(lambda: write_result(file, result))
         if trainer.global_rank == 0:
-            report.print_evaluation(result, file)
+            report.print_evaluation({**result, "metrics": metrics}, file)
         return Exit.FINISHED
 
 
@@ -88,7 +89,7 @@ def find_checkpoint(flags: Arguments) -> Path:
     Raises:
         RequestError: There is none.
     """
-    asked = flags.get("checkpoint")
+    asked, verb = flags.get("checkpoint"), flags.command.name
     if asked not in (None, "last", "best"):
         return given_checkpoint(asked)
     root = Path(flags.get("root")).expanduser()
@@ -99,7 +100,7 @@ def find_checkpoint(flags: Arguments) -> Path:
     if name not in names:
         near = nearest(name, names) if name else None
         raise RequestError(
-            f"to evaluate --name {name}" if name else "to evaluate the newest run",
+            f"to {verb} --name {name}" if name else f"to {verb} the newest run",
             f"no such run in {root.resolve()}; there are {len(names)}" + "".join(f", {name}" for name in names[-8:]),
             f"--name {near or names[-1]}" if names else "python launch/fit.py, or --root DIR where the runs are",
         )
@@ -109,7 +110,7 @@ def find_checkpoint(flags: Arguments) -> Path:
     checkpoint, refused = newest_valid(run.checkpoints)
     if checkpoint is None:
         raise RequestError(
-            f"to evaluate --name {name}",
+            f"to {verb} --name {name}",
             "\n".join([f"{root / name} has no finished checkpoint", *refused]),
             "--name ANOTHER-NAME, or --checkpoint PATH",
         )
@@ -150,12 +151,15 @@ def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) 
     return {name: value for result in results for name, value in sorted(result.items())}
 
 
-def samples_read(trainer: Trainer, split: str) -> int:
-    """Samples that an evaluation has read on all ranks, `--trainer.limit_test_batches` considered."""
+def samples_read(trainer: Trainer, split: str) -> int | None:
+    """Samples that an evaluation has read on all ranks, `--trainer.limit_test_batches` considered.
+
+    None where a loader keeps an order of its own, such as that of an IterableDataset: its samples are not counted.
+    """
     orders = trainer.plan.evaluated
     limits = trainer.num_val_batches if split == "val" else trainer.num_test_batches
-    if len(limits) != len(orders):  # some loader's order is not ours
-        limits = [len(order) for order in orders]
+    if len(limits) != len(orders):
+        return None
     return sum(order.samples_until(limit) for order, limit in zip(orders, limits, strict=True))
 
 
@@ -174,10 +178,9 @@ def output_file(flags: Arguments, checkpoint: Path) -> Path:
     return run.path / name if run.exists else Path(f"{checkpoint.name}-{name}")
 
 
-def write_result(file: Path, result: dict[str, Any]) -> bool:
+def write_result(file: Path, result: dict[str, Any]) -> None:
     """Writes a result as JSON."""
     try:
-        write_text(file, json.dumps(result, indent=2) + "\n")
+        write_text(file, json.dumps(result, indent=2, allow_nan=False) + "\n")
     except OSError as error:
         raise RequestError(f"--output {file}", str(error), "--output FILE, in a folder you may write to") from None
-    return True

@@ -47,7 +47,7 @@ def predict(flags: Arguments, meeting: RendezvousResult) -> int:
         cli, trainer, checkpoint = prepare(flags, coordinator)
         coordinator.run_on_all_ranks(lambda: read_split(cli, flags.get("split")))
         folder = output_folder(flags, checkpoint)
-        on_rank_zero(trainer.strategy, coordinator.launch.rank, lambda: _clear(folder))
+        coordinator.run_on_rank_zero(lambda: _clear(folder))
         kept = KeepPredictions(folder / PARTS, trainer.global_rank, trainer.world_size)
         trainer.callbacks.append(kept)
         settings: dict[str, Any] = {"ckpt_path": checkpoint, "return_predictions": False, "weights_only": None}
@@ -56,6 +56,7 @@ def predict(flags: Arguments, meeting: RendezvousResult) -> int:
             if not kept.writers:
                 raise RequestError(f"--split {flags.get('split')}", "it has no samples", "another --split or --data")
             trainer.strategy.barrier("predictions")
+            # Not `coordinator.run_on_rank_zero`, to which Ctrl-C is a failure: this may take minutes.
             samples = on_rank_zero(trainer.strategy, coordinator.launch.rank, lambda: _write(folder, len(kept.writers)))
         except BaseException:
             if coordinator.launch.rank == 0:
@@ -63,9 +64,7 @@ def predict(flags: Arguments, meeting: RendezvousResult) -> int:
             raise
         result = {"run": title_of(checkpoint), "checkpoint": str(checkpoint), "split": flags.get("split")}
         result |= {"world_size": trainer.world_size, "samples": samples}
-        on_rank_zero(
-            trainer.strategy, coordinator.launch.rank, lambda: write_result(folder / "predictions.json", result)
-        )
+        coordinator.run_on_rank_zero(lambda: write_result(folder / "predictions.json", result))
         if coordinator.launch.rank == 0:
             report.print_predictions(result, folder)
         return Exit.FINISHED
@@ -112,14 +111,13 @@ def output_folder(flags: Arguments, checkpoint: Path) -> Path:
     return run.path / name if run.exists else Path(f"{checkpoint.name}-{name}")
 
 
-def _clear(folder: Path) -> bool:
+def _clear(folder: Path) -> None:
     """Makes the folder, without the parts of a prediction that did not finish."""
     try:
         shutil.rmtree(folder / PARTS, ignore_errors=True)
         (folder / PARTS).mkdir(parents=True)
     except OSError as error:
         raise RequestError(f"--output {folder}", str(error), "--output DIR, a folder you may write to") from None
-    return True
 
 
 def _write(folder: Path, loaders: int) -> dict[str, int]:

@@ -157,7 +157,7 @@ class _Merge:
         sizes = [len(place) for place in self.places]
         if all(
             isinstance(output, Tensor) and output.ndim and len(output) == size
-            for output, size in self._with(sizes, outputs)
+            for output, size in zip(outputs, sizes, strict=True)
         ):
             return self._tensors(outputs)
         if all(output is None for output in outputs):
@@ -168,7 +168,10 @@ class _Merge:
         if same and (type(first) is tuple or self._holds_batches(outputs, sizes)):
             parts = [self.of([output[i] for output in outputs], f"{what}[{i}]") for i in range(len(first))]
             return type(first)(parts)
-        if all(isinstance(output, list | tuple) and len(output) == size for output, size in self._with(sizes, outputs)):
+        if all(
+            isinstance(output, list | tuple) and len(output) == size
+            for output, size in zip(outputs, sizes, strict=True)
+        ):
             return self._rows(outputs)
         raise RequestError(
             "predictions in the order of the samples",
@@ -176,14 +179,11 @@ class _Merge:
             "a predict_step that returns tensors, or lists, with one row for each sample of the batch",
         )
 
-    def _with(self, sizes: Sequence[int], outputs: Sequence[Any]) -> Iterator[tuple[Any, int]]:
-        return zip(outputs, sizes, strict=True)
-
     def _holds_batches(self, outputs: Sequence[Any], sizes: Sequence[int]) -> bool:
         """Whether a list holds tensors with a row for each sample, rather than an entry for each sample."""
         return all(
             isinstance(value, Tensor) and value.ndim and len(value) == size
-            for output, size in self._with(sizes, outputs)
+            for output, size in zip(outputs, sizes, strict=True)
             for value in output
         )
 

@@ -74,7 +74,9 @@ def print_evaluation(result: dict[str, Any], file: Path) -> None:
     """Prints the metrics of an evaluation."""
     table = Table(show_header=False, title=f"{result['split']} split of {result['run']}", title_justify="left")
     table.add_row("checkpoint", result["checkpoint"])
-    table.add_row("samples", f"{result['samples']:,}, each once, on {result['world_size']} process(es)")
+    samples = result["samples"]
+    counted = "not counted (a loader keeps its own order)" if samples is None else f"{samples:,}, each once"
+    table.add_row("samples", f"{counted}, on {result['world_size']} process(es)")
     for name, value in result["metrics"].items():
         table.add_row(name, f"{value:.6f}")
     table.add_row("written to", str(file))

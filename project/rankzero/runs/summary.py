@@ -1,7 +1,7 @@
 """What `summary.json` says at the end of an attempt."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,10 @@ def summarise(
 
 
 def metrics_of(trainer: Trainer) -> dict[str, float | None]:
-    """The metrics as JSON can hold them: what is no finite number is null."""
-    numbers = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
-    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+    """The metrics as JSON can hold them."""
+    return finite_or_none({name: float(value) for name, value in sorted(trainer.callback_metrics.items())})
+
+
+def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """The metrics with None in place of NaN and infinity, which JSON cannot hold."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}

@@ -139,9 +139,9 @@ class DataParallel(RunStrategy, DDPStrategy):
         )
         return values
 
-    def reduce_together(self, values: Tensor, operation: str, group: Any = None) -> int:
-        torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, operation.upper()), group)
-        return torch.distributed.get_world_size(group)
+    def reduce_together(self, values: Tensor, operation: str) -> int:
+        torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, operation.upper()))
+        return torch.distributed.get_world_size()
 
     def add_up(self, numbers: Sequence[int]) -> list[int]:
         sums = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64)).to(self.root_device)

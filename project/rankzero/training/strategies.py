@@ -134,7 +134,7 @@ class RunStrategy(Strategy):
         """The values of all ranks, by rank. All ranks must call."""
         return [value]
 
-    def reduce_together(self, values: Tensor, operation: str, group: Any = None) -> int:
+    def reduce_together(self, values: Tensor, operation: str) -> int:
         """Reduces each of many values over ranks, in place: their sum, max or min. All ranks must call.
 
         Returns:

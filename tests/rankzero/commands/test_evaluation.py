@@ -1,10 +1,12 @@
 import importlib
 import json
+import re
 import shlex
 import sys
 
 import pytest
 
+from rankzero.commands import evaluation
 from rankzero.messages import CannotStart, RequestError
 from running import as_before, evaluate_here, fit_here
 
@@ -36,6 +38,12 @@ def test_the_test_split(run):
 def test_the_samples_of_a_limited_evaluation(run):
     evaluate_here("--run", "x", "--trainer.limit_val_batches", "2", "--batch_size", "32")
     assert result(run / "evaluate-val.json")["samples"] == 64
+
+
+def test_a_failure_to_write_is_raised_as_it_is(run, monkeypatch):
+    monkeypatch.setattr(evaluation, "write_text", lambda file, text: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        evaluate_here("--run", "x")
 
 
 @pytest.mark.parametrize("size", ["1", "7", "180", "1000"])
@@ -88,6 +96,55 @@ def others(here, monkeypatch):
     monkeypatch.syspath_prepend(here)
     yield here
     sys.modules.pop("others", None)
+
+
+STREAMS = (
+    OTHERS
+    + """
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.linspace(0, 1, 320).view(10, 32))
+class Streamed(Data):
+    def __init__(self, mixed: bool = False):
+        super().__init__()
+        self.mixed = mixed
+    def val_dataloader(self):
+        streamed = torch.utils.data.DataLoader(Numbers(), batch_size=2)
+        return [super().val_dataloader(), streamed] if self.mixed else streamed
+class Nets(Net):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("loss", self.step(batch))
+"""
+)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--data.mixed", "true"), ("--trainer.limit_val_batches", "2")])
+def test_samples_of_an_iterable_dataset_are_not_counted(others, arguments, capsys):
+    (others / "others.py").write_text(STREAMS)
+    fit_here("--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
+    capsys.readouterr()
+    evaluate_here("--name", "s", *arguments)
+    assert result(others / "runs/s/evaluate-val.json")["samples"] is None
+    out = capsys.readouterr().out
+    assert "not counted" in out and "each once" not in out
+
+
+def test_limited_samples_of_several_loaders_are_counted(others):
+    (others / "others.py").write_text(STREAMS.replace("streamed] if", "super().val_dataloader()] if"))
+    fit_here("--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
+    evaluate_here("--name", "s", "--data.mixed", "true", "--trainer.limit_val_batches", "2")
+    assert result(others / "runs/s/evaluate-val.json")["samples"] == 8
+
+
+def test_a_metric_that_is_not_finite_is_null_in_the_json(others, capsys):
+    numbers = {"nan": "self.step(batch) * float('nan')", "inf": "float('inf')", "one": "1.0"}
+    logged = "\n".join(f"        self.log({name!r}, {value})" for name, value in numbers.items())
+    (others / "others.py").write_text(OTHERS.replace('        self.log("loss", self.step(batch))', logged))
+    fit_here("--model", "others.Net", "--data", "others.Data", "--epochs", "1", "--name", "n")
+    capsys.readouterr()
+    evaluate_here("--name", "n")
+    assert result(others / "runs/n/evaluate-val.json")["metrics"] == {"inf": None, "nan": None, "one": 1.0}
+    assert re.search(r"nan +│ nan ", capsys.readouterr().out)
 
 
 def test_a_checkpoint_of_another_trainer_leaves_its_folder_as_it_is(others, capsys):

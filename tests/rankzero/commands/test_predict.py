@@ -32,7 +32,13 @@ def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
 def test_a_run_that_there_is_not(here):
     with as_before(), pytest.raises(RequestError, match="no such run") as error:
         predict(parse_arguments(PREDICT, ["--name", "x"]), ALONE)
-    assert error.value.asked == "to evaluate --name x" and not list(here.iterdir())
+    assert error.value.asked == "to predict --name x" and not list(here.iterdir())
+
+
+def test_without_a_run_the_message_names_the_command(here):
+    with as_before(), pytest.raises(RequestError) as error:
+        predict(parse_arguments(PREDICT, []), ALONE)
+    assert error.value.asked == "to predict the newest run"
 
 
 def test_model_and_data_are_those_of_the_checkpoint():

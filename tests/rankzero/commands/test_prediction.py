@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 from data_modules.toy import Toy
 from lightning_modules.mlp import MLP
 from rankzero.cli.arguments import parse_arguments
+from rankzero.commands import prediction
 from rankzero.commands.prediction import PARTS, KeepPredictions, output_folder, predict, read_split
 from rankzero.commands.prediction_files import merge
 from rankzero.distributed.environments.launch import Launch
@@ -65,6 +66,22 @@ def test_a_split_without_samples_is_refused(run, monkeypatch):
     with pytest.raises(RequestError, match="it has no samples"):
         predict_here("--name", "x", "--split", "predict")
     assert not (run / "predictions").exists()
+
+
+@pytest.mark.parametrize("function", ["_clear", "write_result"])
+def test_a_failure_on_rank_zero_is_raised_as_it_is(run, monkeypatch, function):
+    monkeypatch.setattr(prediction, function, lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        predict_here("--name", "x", "--split", "test")
+
+
+def test_ctrl_c_while_predictions_are_written_is_no_failure(run, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prediction, "_write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        predict_here("--name", "x", "--split", "test")
 
 
 def test_old_predictions_are_replaced_and_other_files_stay(run):

@@ -24,26 +24,20 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
 
     Args:
         trusted: Whether what is read may hold more than tensors and plain types, and so run any code.
-        background: Whether directories in `folder` are written by a thread, from a copy, while training goes on.
-        on_committed: Called behind each save of a directory, by the thread that wrote it.
-        on_error: Called by the thread that writes, where a save in the background, or `on_committed`, fails. Where
-            nothing is saved in the background, the error is raised.
 
     Attributes:
+        on_committed: Called after each save of a directory in `folder`, by the thread that wrote it.
+        on_error: Called by the thread that writes, where a save or `on_committed` fails.
         trusted_sha256: The sha256 of a state that may run code, since rank zero found that a run of this user wrote it.
-        folder: Where the run's own checkpoints go, None for anywhere; what is saved elsewhere is written at once.
+        folder: Where the run's own checkpoints go, None for anywhere. A thread writes them, from a copy, while training
+            continues; what is saved elsewhere is written at once.
         last_seconds: How long the last save of a directory took, from the copy until it was on the disk.
     """
 
-    def __init__(
-        self,
-        trusted: bool = False,
-        background: bool = True,
-        on_committed: Callable[[Path], None] | None = None,
-        on_error: Callable[[Path, Exception], None] | None = None,
-    ) -> None:
-        self.trusted, self.background = trusted, background
-        self.on_committed, self.on_error = on_committed, on_error
+    def __init__(self, trusted: bool = False) -> None:
+        self.trusted = trusted
+        self.on_committed: Callable[[Path], None] | None = None
+        self.on_error: Callable[[Path, Exception], None] | None = None
         self.trusted_sha256 = ""
         self.folder: Path | None = None
         self.last_seconds: float | None = None
@@ -63,10 +57,8 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         started = time.monotonic()
         if self.folder is not None and place.parent != self.folder:
             write_directory(checkpoint, place)
-        elif self.background:
-            self._writer.start(partial(self._commit_or_tell, self._snapshots.take(checkpoint), place, started))
         else:
-            self._commit(checkpoint, place, started)
+            self._writer.start(partial(self._commit_or_tell, self._snapshots.take(checkpoint), place, started))
 
     def wait(self) -> None:
         """Waits until no save is under way."""

@@ -15,10 +15,11 @@ class LearningRate(LoopCallback):
         self._logged_at = -1
 
     def on_logging_step(self, trainer: Trainer) -> None:
-        if trainer.global_step == self._logged_at or trainer.logger is None:  # of several batches a step, the first
+        if trainer.global_step == self._logged_at or not trainer.loggers:  # of several batches a step, the first
             return
         self._logged_at = trainer.global_step
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups if "lr" in group]
         named = {f"train/lr-{number}" if number else "train/lr": float(rate) for number, rate in enumerate(rates)}
         if named:
-            trainer.logger.log_metrics(named, trainer.global_step)
+            for logger in trainer.loggers:
+                logger.log_metrics(named, trainer.global_step)

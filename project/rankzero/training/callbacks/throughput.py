@@ -96,10 +96,10 @@ class Throughput(LoopCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(at_end=True)
         self._pause()
-        if trainer.logger is not None:
-            # At the step at which Lightning logs the epoch's other metrics: a run that is carried on keeps them all.
-            step = max(0, trainer.global_step - 1)
-            trainer.logger.log_metrics({"train/samples_per_second": self.samples_per_second}, step)
+        # At the step at which Lightning logs the epoch's other metrics: a run that is resumed keeps them all.
+        step = max(0, trainer.global_step - 1)
+        for logger in trainer.loggers:
+            logger.log_metrics({"train/samples_per_second": self.samples_per_second}, step)
 
     def state_dict(self) -> dict[str, Any]:
         return {"samples": self.samples}

@@ -59,7 +59,7 @@ class FastEpoch:
         self.trainer, self.data_fetcher = loop.trainer, data_fetcher
         self.module: LightningModule = self.trainer.lightning_module
         self.strategy = cast(RunStrategy, self.trainer.strategy)
-        self.connector, self.results = self.trainer._logger_connector, cast(Results, loop._results)
+        self.connector, self.results = self.trainer._logger_connector, cast(Results, loop.results)
         self.progress, self._total = loop.batch_progress, loop.batch_progress.total
         self._current = loop.batch_progress.current
         self.hooks = BatchHooks(self.trainer)

@@ -38,12 +38,13 @@ class RankStates(LoopCallback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """All ranks must call."""
-        fit_loop_of(trainer).epoch_loop.flush_metrics()  # what is shown is a part of it
+        epoch_loop = fit_loop_of(trainer).epoch_loop
+        epoch_loop.flush_metrics()  # what is shown is a part of it
         checkpoint["rank_states"] = strategy_of(trainer).gather(
             {
                 "generators": save_generators(trainer.strategy.root_device),
                 "shown": {name: dict(getattr(trainer._logger_connector, name)) for name in _SHOWN},
-                "gathered": epoch_averages.gathered(trainer.fit_loop.epoch_loop._results),
+                "gathered": epoch_averages.gathered(epoch_loop.results),
                 "metrics": save_metrics(pl_module),
             }
         )

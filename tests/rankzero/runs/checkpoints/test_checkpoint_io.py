@@ -6,6 +6,7 @@ import torch
 
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, checkpoints_in, read_manifest, verify
+from rankzero.runs.checkpoints.write import write_directory
 from running import SOURCES, run
 
 
@@ -15,7 +16,7 @@ def content(step, **more):
 
 def save(folder, step, **more):
     path = folder / f"step-{step:08d}"
-    DirectoryCheckpointIO(background=False).save_checkpoint(content(step, **more), path)
+    write_directory(content(step, **more), path)
     return path
 
 
@@ -79,7 +80,8 @@ class Gate:
 
 def test_what_is_saved_in_the_background_is_what_was_there_at_the_call(tmp_path):
     gate = Gate()
-    plugin = DirectoryCheckpointIO(on_committed=gate.commit)
+    plugin = DirectoryCheckpointIO()
+    plugin.on_committed = gate.commit
     weights = torch.zeros(1000)
     plugin.save_checkpoint({"w": weights, "step": [1]}, tmp_path / "step-1")
     weights.fill_(1)
@@ -93,7 +95,8 @@ def test_what_is_saved_in_the_background_is_what_was_there_at_the_call(tmp_path)
 
 def test_a_save_in_the_background_returns_before_it_is_done_and_the_next_one_waits(tmp_path):
     gate, done = Gate(), []
-    plugin = DirectoryCheckpointIO(on_committed=lambda path: (gate.commit(path), done.append(path.name)))
+    plugin = DirectoryCheckpointIO()
+    plugin.on_committed = lambda path: (gate.commit(path), done.append(path.name))
     plugin.save_checkpoint(content(1), tmp_path / "step-1")
     assert done == []
     second = threading.Thread(target=plugin.save_checkpoint, args=(content(2), tmp_path / "step-2"))
@@ -107,7 +110,8 @@ def test_a_save_in_the_background_returns_before_it_is_done_and_the_next_one_wai
 def test_an_error_in_the_background_is_told_by_the_thread_at_once(tmp_path):
     (tmp_path / "file").touch()
     told = []
-    plugin = DirectoryCheckpointIO(on_error=lambda path, error: told.append((path, type(error))))
+    plugin = DirectoryCheckpointIO()
+    plugin.on_error = lambda path, error: told.append((path, type(error)))
     plugin.save_checkpoint(content(1), tmp_path / "file" / "step-1")
     plugin.wait()
     assert told in ([(tmp_path / "file" / "step-1", kind)] for kind in (NotADirectoryError, FileExistsError))
@@ -125,7 +129,9 @@ def test_a_process_does_not_end_before_what_it_saves(tmp_path):
         "def late(path):\n"
         "    threading.main_thread().join()\n"
         "    path.rename('step-2')\n"
-        "DirectoryCheckpointIO(on_committed=late).save_checkpoint({'w': torch.zeros(9)}, Path('step-1'))\n"
+        "plugin = DirectoryCheckpointIO()\n"
+        "plugin.on_committed = late\n"
+        "plugin.save_checkpoint({'w': torch.zeros(9)}, Path('step-1'))\n"
     )
     run("python", "late.py", folder=tmp_path, environment={"PYTHONPATH": SOURCES})
     verify(tmp_path / "step-2")

@@ -1,15 +1,14 @@
 import pytest
 
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.retention import Retention
+from rankzero.runs.checkpoints.write import write_directory
 
 
 @pytest.fixture
 def folder(tmp_path):
-    io = DirectoryCheckpointIO(background=False)
     for step, loss in ((1, 3.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, None), (6, 2.5)):
         metrics = {"val/loss": loss, "val/accuracy": step / 10}
-        io.save_checkpoint({"global_step": step, "rankzero": {"metrics": metrics}}, tmp_path / f"step-{step:08d}")
+        write_directory({"global_step": step, "rankzero": {"metrics": metrics}}, tmp_path / f"step-{step:08d}")
     return tmp_path
 
 

@@ -33,6 +33,15 @@ def test_each_group_has_a_curve(tmp_path):
     assert logged(tmp_path, 0.5, 0.25) == {"train/lr": 0.5, "train/lr-1": 0.25}
 
 
+def test_every_logger_gets_the_rate(tmp_path):
+    loggers = [CSVLogger(tmp_path / name, name="", version="") for name in ("first", "second")]
+    train_here(LearningRate(), model=Optimizers(0.5), loops=True, logger=loggers, limit_train_batches=2, max_epochs=1,
+               log_every_n_steps=1)  # fmt: skip
+    for name in ("first", "second"):
+        rows = list(csv.DictReader((tmp_path / name / "metrics.csv").open()))
+        assert {row["train/lr"] for row in rows} == {"0.5"}
+
+
 def test_a_module_without_an_optimizer_trains(tmp_path):
     assert logged(tmp_path) == {}
 

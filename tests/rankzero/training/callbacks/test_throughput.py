@@ -1,7 +1,9 @@
+import csv
 import time
 
 import pytest
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
 
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.plan import SamplingPlan
@@ -37,6 +39,14 @@ def test_validation_is_no_training_time():
     train(throughput)
     assert throughput.seconds < 0.3
     assert throughput.samples_per_second == pytest.approx(4 / throughput.seconds)
+
+
+def test_every_logger_gets_the_samples_per_second(tmp_path):
+    loggers = [CSVLogger(tmp_path / name, name="", version="") for name in ("first", "second")]
+    train(Throughput(SamplingPlan()), logger=loggers)
+    for name in ("first", "second"):
+        rows = list(csv.DictReader((tmp_path / name / "metrics.csv").open()))
+        assert any(float(row["train/samples_per_second"] or 0) > 0 for row in rows)
 
 
 def test_the_count_goes_on_in_the_next_attempt():
