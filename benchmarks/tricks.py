@@ -1,6 +1,7 @@
 """What each shortcut of the source saves, measured alone: ours as it is beside ours without it.
 
 python benchmarks/tricks.py --which optimizer-step       # the optimizer's step without torch's wrapper
+python benchmarks/tricks.py --which backward             # the backward pass without Tensor.backward
 python benchmarks/tricks.py --which validation-schedule  # a time limit that knows when validations are due
 
 The last one counts the steps that a time limit leaves out. Each figure comes from a process of its own, on one thread.
@@ -64,6 +65,13 @@ def replace_optimizer_step() -> None:
     step.fast_step = lambda optimizer: lambda closure: optimizer.step(closure=closure)  # type: ignore[attr-defined]
 
 
+def replace_backward() -> None:
+    """Calls `Tensor.backward`."""
+    from rankzero.training import step
+
+    step.fast_backward = lambda loss: loss.backward()  # type: ignore[attr-defined]
+
+
 def replace_validation_schedule() -> None:
     """Takes any step for one with a validation."""
     from rankzero.training.callbacks import time_limit
@@ -74,6 +82,7 @@ def replace_validation_schedule() -> None:
 
 REPLACE: dict[str, Callable[[], None]] = {
     "optimizer-step": replace_optimizer_step,
+    "backward": replace_backward,
     "validation-schedule": replace_validation_schedule,
 }
 
@@ -121,6 +130,7 @@ def seconds_a_step(shortcut: str, limit: int) -> float:
 
 WHAT = {
     "optimizer-step": TOY,
+    "backward": TOY,
 }
 """Shortcut -> what a step is measured on."""
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from rankzero.training.fast.batch_hooks import BatchHooks, overrides
 from rankzero.training.fast.conditions import OPTIMIZER_HOOKS
 from rankzero.training.fast.log import FastLog
-from rankzero.training.fast.optimizer import fast_step, zero_gradients
+from rankzero.training.fast.torch_calls import fast_backward, fast_step, zero_gradients
 from rankzero.training.strategies import OneProcess, RunStrategy
 
 
@@ -187,7 +187,7 @@ class OptimizerStep:
         if not self._is_quiet and self._has_own("backward"):
             self.module.backward(loss)
         else:
-            loss.backward()
+            fast_backward(loss)
         of_module["_current_fx_name"] = before
         self._is_quiet = self.hooks.have_no_observers
         if not self._is_quiet:

@@ -200,6 +200,24 @@ KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     "lightning.pytorch.utilities.combined_loader._MaxSizeCycle": {
         "__next__": ("ce23fce77002b72d",),
     },
+    "torch.Tensor": {
+        "backward": (
+            "ec47ffa275ec33bc",
+            "3114d1a49b83f72d",
+        ),
+    },
+    "torch.autograd": {
+        "backward": (
+            "e4a82fcfc8e6205c",
+            "79be6aa6480d1c26",
+        ),
+    },
+    "torch.autograd.graph": {
+        "_engine_run_backward": (
+            "12bcf2230c00890f",
+            "d473c74cc90baccd",
+        ),
+    },
     "torch.optim.optimizer.Optimizer": {
         "profile_hook_step": (
             "585d40cc1583d3be",

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import torch
 from lightning.fabric.plugins import precision as fabric_precision
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core import hooks as core_hooks
@@ -39,6 +40,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 from lightning.pytorch.utilities import combined_loader
+from torch.autograd import graph
 from torch.optim import Optimizer
 from torch.utils import _contextlib
 
@@ -117,9 +119,10 @@ INNER: Table = {
 }
 """Not replaced, but relied on: a release that changes one of these may not be compatible."""
 
+BACKWARD: Table = {torch.Tensor: "backward", torch.autograd: "backward", graph: "_engine_run_backward"}
 ZERO_GRAD: Table = {Optimizer: "zero_grad"}
 STEP: Table = {Optimizer: "profile_hook_step"}
-"""Replaced by `fast/optimizer.py`. Where one is another, torch's own function is called."""
+"""Replaced by `fast/torch_calls.py`. Where one is another, torch's own function is called."""
 
 
 class Functions:
@@ -229,11 +232,12 @@ logging = Functions(LOGGING)
 transfer = Functions(TRANSFER)
 optimization = Functions(OPTIMIZATION)
 inner = Functions(INNER)
+backward = Functions(BACKWARD)
 zero_grad = Functions(ZERO_GRAD)
 step = Functions(STEP)
 
 OF_LIGHTNING = (loop, logging, transfer, optimization, inner)
-OF_TORCH = (zero_grad, step)
+OF_TORCH = (backward, zero_grad, step)
 
 
 def changed_in_lightning() -> list[str]:

@@ -190,7 +190,7 @@ def test_the_installed_lightning_is_known():
 def test_changed_functions_of_lightning_are_listed(monkeypatch):
     monkeypatch.setitem(vars(replaced.loop), "changed", ["a"])
     monkeypatch.setitem(vars(replaced.inner), "changed", ["b", "c"])
-    monkeypatch.setitem(vars(replaced.step), "changed", ["of torch"])
+    monkeypatch.setitem(vars(replaced.backward), "changed", ["of torch"])
     assert changed_in_lightning() == ["a", "b", "c"]
 
 

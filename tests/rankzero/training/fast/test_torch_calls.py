@@ -1,12 +1,99 @@
 import functools
+import logging
+import sys
 
 import pytest
 import torch
+from torch.autograd import graph
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
 
 from rankzero.training.fast import replaced
-from rankzero.training.fast.optimizer import fast_step
+from rankzero.training.fast.torch_calls import fast_backward, fast_step
+
+
+class Stock:
+    """Counts the calls of `Tensor.backward`, without taking its place."""
+
+    def __init__(self):
+        self.backwards = 0
+
+    def __call__(self, frame, event, argument):
+        self.backwards += event == "call" and frame.f_code is torch.Tensor.backward.__code__
+
+
+@pytest.fixture
+def stock():
+    counter = Stock()
+    sys.setprofile(counter)
+    yield counter
+    sys.setprofile(None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_backward_is_torchs(stock, dtype, shape):
+    def loss(weight):
+        return (weight**2).sum().reshape(shape)
+
+    weight = torch.arange(5, dtype=dtype, requires_grad=True)
+    loss(weight).backward()
+    expected, weight.grad, stock.backwards = weight.grad, None, 0
+    fast_backward(loss(weight))
+    assert torch.equal(weight.grad, expected) and weight.grad.dtype == dtype and stock.backwards == 0
+    fast_backward(loss(weight))
+    assert torch.equal(weight.grad, 2 * expected)  # as torch adds
+
+
+def test_a_gradient_that_is_the_seed_is_nobody_elses():
+    weight, other = torch.ones((), requires_grad=True), torch.ones((), requires_grad=True)
+    fast_backward(weight.view(()))
+    weight.grad.mul_(7)
+    fast_backward(other.view(()))
+    assert other.grad == 1 and weight.grad == 7
+
+
+def test_errors_of_backward_are_torchs():
+    for loss in (torch.ones(3, requires_grad=True) * 2, torch.ones(()), torch.ones((), dtype=torch.complex64)):
+        with pytest.raises(RuntimeError) as theirs:
+            loss.backward()
+        with pytest.raises(RuntimeError) as ours:
+            fast_backward(loss)
+        assert str(ours.value) == str(theirs.value)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), settings=None):
+        return function(*arguments, **(settings or {}))
+
+
+def test_who_looks_on_at_backward_sees_torchs(stock, monkeypatch):
+    weight = torch.ones(3, requires_grad=True)
+
+    def goes_torchs_way(loss=lambda: (weight * 2).sum()):
+        stock.backwards = 0
+        fast_backward(loss())
+        return stock.backwards > 0
+
+    assert goes_torchs_way(lambda: (weight * 2).sum().as_subclass(Subclass))
+    with Mode():
+        assert goes_torchs_way()
+    level = graph.log.level
+    graph.log.setLevel(logging.DEBUG)
+    try:
+        assert goes_torchs_way()
+    finally:
+        graph.log.setLevel(level)
+    with monkeypatch.context() as patch:
+        patch.setitem(vars(replaced.backward), "changed", ["torch.Tensor.backward"])
+        assert goes_torchs_way()
+    assert not goes_torchs_way()
+    assert torch.equal(weight.grad, torch.full((3,), 10.0))
 
 
 class Own(torch.optim.SGD):
