@@ -37,6 +37,8 @@ WITHOUT_TORCH = (
 )
 
 FILES = sorted(ROOT.rglob("*.py"))
+BESIDE = ("launch", "lightning_modules", "data_modules")
+"""Our packages beside `rankzero`."""
 
 
 def imports(file: Path) -> Iterator[str]:
@@ -144,3 +146,11 @@ def test_environment_variables_are_read_at_the_bottom():
     readers = {module_of(file) for file in FILES if "os.environ" in file.read_text() or "getenv" in file.read_text()}
     outside = {name for name in readers if not name.startswith("rankzero.distributed.")}
     assert outside == {"rankzero.sampling.generators"}  # PL_GLOBAL_SEED, which Lightning sets
+    beside = [file for name in BESIDE for file in (REPOSITORY / name).rglob("*.py")]
+    assert beside and not [file for file in beside if "os.environ" in file.read_text() or "getenv" in file.read_text()]
+
+
+def test_only_commands_import_models_and_data():
+    beside = {*BESIDE, "tests"}
+    importing = {file for file in FILES if beside & {name.split(".")[0] for name in imports(file)}}
+    assert {file.parent.name for file in importing} == {"commands"}

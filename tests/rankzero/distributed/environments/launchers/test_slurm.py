@@ -30,6 +30,11 @@ def test_no_two_jobs_steps_or_restarts_share_a_port():
     assert read(MASTER_PORT="4000").port == 4000
 
 
+def test_the_hosts_of_the_step_win_over_those_of_the_job():
+    assert read(SLURM_STEP_NODELIST="gpu[07-09],gpu12", SLURM_NODELIST="gpu[01-20]").address == "gpu07"
+    assert read(SLURM_STEP_NODELIST="", SLURM_NODELIST="gpu[01-20]").address == "gpu01"
+
+
 def test_one_node_meets_on_loopback():
     launch = read(SLURM_STEP_NUM_NODES="1", SLURM_STEP_NODELIST="n1", SLURM_STEP_TASKS_PER_NODE="3", SLURM_NODEID="0")
     assert launch.address == "127.0.0.1" and launch.one_machine
