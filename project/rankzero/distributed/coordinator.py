@@ -193,6 +193,8 @@ class Coordinator:
 
     def init_process_group(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
         """Creates torch's process group, unless there is one. All ranks must call."""
+        if torch.distributed.is_initialized():
+            return
         assert self._store is not None
         init_process_group(self._store, self.launch, backend, device, timeout)
 

@@ -12,7 +12,7 @@ from rankzero.distributed.environments.launch import Launch
 def init_process_group(
     store: Store, launch: Launch, backend: str, device: torch.device, timeout: timedelta | None
 ) -> None:
-    """Creates the process group, unless there is one. All ranks must call.
+    """Creates the process group. All ranks must call.
 
     Args:
         store: Shared by all processes.
@@ -21,8 +21,6 @@ def init_process_group(
         device: This process's.
         timeout: Of a collective; None for torch's.
     """
-    if torch.distributed.is_initialized():
-        return
     hook = sys.excepthook  # torch would wrap it, and hold back what it prints until it returns
     torch.distributed.init_process_group(
         backend,

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+import torch
 
 from rankzero.distributed import coordinator as coordinator
 from rankzero.distributed.coordinator import Coordinator
@@ -120,3 +121,15 @@ def test_somebody_who_does_not_come_along(teams, monkeypatch):
         member.timeout = 0.3
     with pytest.raises(AnotherRankFailed, match="rank 1 did not come along within 0.3 s"):
         teams[0].all_gather_object(1)
+
+
+def test_a_process_group_that_exists_is_kept():
+    alone = Coordinator(RendezvousResult.without_roll_call(Launch()), REQUESTED)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        group = torch.distributed.group.WORLD
+        alone.init_process_group("gloo", torch.device("cpu"), None)
+        assert torch.distributed.group.WORLD is group
+    finally:
+        torch.distributed.destroy_process_group()
+        alone.control_channel.leave()

@@ -37,12 +37,6 @@ def test_errors_are_printed_as_before(monkeypatch):
         leave_process_group(after_error=False)
 
 
-def test_a_group_that_exists_is_kept(group):
-    before = torch.distributed.group.WORLD
-    init_process_group(torch.distributed.HashStore(), Launch(), "gloo", CPU, None)
-    assert torch.distributed.group.WORLD is before
-
-
 @pytest.mark.parametrize("after_error", [False, True])
 def test_a_gloo_group_is_destroyed(group, after_error):
     assert leave_process_group(after_error)
