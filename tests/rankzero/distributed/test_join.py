@@ -30,7 +30,7 @@ def test_nothing_is_started_where_this_process_does_the_work(started):
     assert not started
 
 
-def test_one_process_alone_meets_nobody(started, monkeypatch):
+def test_a_single_process_connects_to_no_other(started, monkeypatch):
     for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, "1")  # restored after the test
     meeting = join_ranks(RequestedWorld(), Launch(), 0)

@@ -197,8 +197,8 @@ class Launcher:
 
     def line_for(self, nodes: int | str = "N", devices: int | str = "N") -> str:
         """How it starts the script on so many nodes, with so many processes on each."""
-        whole = isinstance(nodes, int) and isinstance(devices, int)
-        return self.line.format(nodes=nodes, devices=devices, processes=nodes * devices if whole else "N")  # type: ignore[operator]
+        processes = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else "N"
+        return self.line.format(nodes=nodes, devices=devices, processes=processes)
 
 
 def folder_name(job: str | None) -> str | None:
