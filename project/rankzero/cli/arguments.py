@@ -7,8 +7,7 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -22,8 +21,7 @@ from rankzero.distributed.environments.validate import requested_world
 from rankzero.messages import RequestError, nearest
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(NamedTuple):
     """A command line that has been read: what our own flags say, and the rest for the LightningCLI.
 
     Args:
@@ -39,8 +37,8 @@ class Arguments:
     values: Mapping[str, Any]
     explicitly_set: frozenset[str] = frozenset()
     explain: bool = False
-    arguments: Sequence[str] = field(default_factory=list)
-    origins: Origins = field(default_factory=Origins)
+    arguments: Sequence[str] = ()
+    origins: Origins = Origins()
 
     @property
     def only_prints(self) -> bool:

@@ -1,7 +1,7 @@
 """What a command line may say: its flags, the models and data it knows by name, its help. Imports no torch."""
 
-from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 from rankzero.cli.flags import Flag
 from rankzero.cli.foreign_flags import known_elsewhere, near_names, quoted
@@ -42,8 +42,7 @@ GROUPS = {
 """The groups of the help, in its order, and their flags."""
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A command line: its name, what it is for, its flags and its examples.
 
     Args:

@@ -5,8 +5,7 @@ command line; one without is an argument of our own, which `rankzero.cli.lightni
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankzero.cli.flag_values import (
     checkpoint_of,
@@ -30,8 +29,7 @@ from rankzero.distributed.environments.launchers import LAUNCHERS
 from rankzero.messages import RequestError, nearest
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """One short flag.
 
     Args:

@@ -10,7 +10,6 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -71,14 +70,14 @@ def hidden_file(module: str) -> str | None:
     return spec.origin if spec else None
 
 
-class LightningAlias(MetaPathFinder, Loader):
+class LightningAlias:
     """Finds the modules of `ALIASES`: under both names it is the same module object."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Returns a specification whose loader returns the module of the other name."""
         if fullname.partition(".")[0] not in ALIASES or (found := find_spec(_real_name(fullname))) is None:
             return None
-        spec = ModuleSpec(fullname, self, origin=found.origin)
+        spec = ModuleSpec(fullname, self, origin=found.origin)  # type: ignore[arg-type]  # importlib.abc is slow to import
         spec.submodule_search_locations = found.submodule_search_locations
         return spec
 
@@ -92,7 +91,7 @@ class LightningAlias(MetaPathFinder, Loader):
         sys.modules[name] = sys.modules[_real_name(name)]
 
 
-class UserModules(MetaPathFinder):
+class UserModules:
     """Finds the user's modules in packages of the same names as ours, where ours hold no such module."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from rankzero.cli.foreign_flags import quoted
 from rankzero.runs.stored_config import flattened
 
 
-@dataclass(frozen=True)
-class Origins:
+class Origins(NamedTuple):
     """Names the source of a value as the user typed it.
 
     Args:
@@ -21,7 +20,7 @@ class Origins:
     """
 
     typed: Sequence[str] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = MappingProxyType({})
     files: Sequence[tuple[str, Mapping[str, Any]]] = ()
     stored: str = ""
 

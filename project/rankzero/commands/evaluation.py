@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +138,9 @@ def with_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
     kept = {key: config[key] for key in KEPT if config.get(key) is not None and key not in replaced}
     arguments = ["--config=" + dump_config(kept), *flags.arguments]
     name = f"the configuration stored in {checkpoint}"
-    origins = replace(flags.origins, files=[(name, kept), *flags.origins.files], stored=name)
+    origins = flags.origins._replace(files=[(name, kept), *flags.origins.files], stored=name)
     given = flags.explicitly_set | ({"data"} & config.keys())
-    return replace(flags, arguments=arguments, explicitly_set=given, origins=origins)
+    return flags._replace(arguments=arguments, explicitly_set=given, origins=origins)
 
 
 def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """`--explain`: what was detected, from which variables, and what would happen. Imports no torch, joins nothing."""
 
-from dataclasses import replace
-
 from rankzero.cli.arguments import Arguments
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
@@ -64,7 +62,7 @@ def _threads(flags: Arguments, launch: Launch) -> str:
     """The threads of each process, as far as one process can know without the others."""
     ranks = launch.local_world_size if launch.externally_created else (flags.requested_world.devices or 1)
     size = max(launch.world_size, ranks or 1)
-    threads = choose_threads(replace(launch, local_world_size=ranks, world_size=size), [Peer.this(launch)])
+    threads = choose_threads(launch._replace(local_world_size=ranks, world_size=size), [Peer.this(launch)])
     if threads.count is None:
         return f"as set by {threads.reason}"
     if ranks is None:

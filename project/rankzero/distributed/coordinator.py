@@ -70,7 +70,7 @@ class Coordinator:
         if self.launch.uses_agent_store:
             self._check_not_stopped()
             me = self.members[0]
-            everybody = [Peer(**member) for member in self.all_gather_object(vars(me))]
+            everybody = [Peer(**member) for member in self.all_gather_object(me._asdict())]
             self.launch, self.members = assign_ranks(self.launch, me, everybody)
             check_world(requested, self.launch)
         # Until it is there nobody hears of a rank that is killed.

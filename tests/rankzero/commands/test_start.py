@@ -13,7 +13,6 @@ from running import REPOSITORY, command_of, reserved_port
 PROGRAM = f"""
 import json, os, signal, sys, time
 sys.path[:0] = [{str(REPOSITORY)!r}, {str(REPOSITORY / "project")!r}]
-from dataclasses import replace
 from rankzero.commands.fit import FIT
 from rankzero.commands.start import start
 from rankzero.distributed.process.stop_signals import SIGNALS
@@ -49,7 +48,7 @@ def work(flags, meeting):
     return WORK[os.environ["WORK"]]()
 
 if __name__ == "__main__":
-    sys.exit(start(replace(FIT, stops_safely=os.environ["WORK"] == "signal"), work, sys.argv[1:]))
+    sys.exit(start(FIT._replace(stops_safely=os.environ["WORK"] == "signal"), work, sys.argv[1:]))
 """
 
 

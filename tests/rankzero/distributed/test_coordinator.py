@@ -1,7 +1,6 @@
 """Several processes are threads here, each with a client of one real store."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ def teams(monkeypatch):
     monkeypatch.setattr(coordinator.network, "use_interface", lambda asked, found: found)
 
     def make(rank):
-        return Coordinator(rendezvous(replace(whole, rank=rank, local_rank=rank), 10), REQUESTED)
+        return Coordinator(rendezvous(whole._replace(rank=rank, local_rank=rank), 10), REQUESTED)
 
     with reserved_port() as port, ThreadPoolExecutor(3) as pool:
         whole = Launch(

@@ -1,4 +1,4 @@
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -13,6 +13,11 @@ from running import command_of
 
 FIT = command_of("fit")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+@pytest.fixture(autouse=True)
+def no_threads_are_set(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 class TeamOf:
@@ -68,7 +73,7 @@ def test_a_gpu_for_each_process_is_nccl(gpus):
 
 def test_the_same_gpu_number_on_two_machines_is_two_gpus(gpus):
     seats = [DeviceAssignment("cuda", 0, "GPU-0")] * 2
-    launch = replace(launch_of(2), num_nodes=2, local_world_size=1)
+    launch = launch_of(2)._replace(num_nodes=2, local_world_size=1)
     assert resolve(launch=launch, seats=seats, hosts=["a", "b"]).backend == "nccl"
 
 

@@ -7,7 +7,6 @@ import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -341,7 +340,7 @@ def coordinators(world):
         )
 
         def make(rank):
-            return Coordinator(rendezvous(replace(whole, rank=rank, local_rank=rank), 10), RequestedWorld())
+            return Coordinator(rendezvous(whole._replace(rank=rank, local_rank=rank), 10), RequestedWorld())
 
         made = list(pool.map(make, range(world)))
         yield made, pool

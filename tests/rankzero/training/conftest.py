@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 
 import pytest
 
@@ -36,7 +35,7 @@ def on_ranks(fork_server):
                 world_id="test",
                 externally_created=True,
             )
-            launches = [replace(world, rank=rank, local_rank=rank) for rank in range(world_size)]
+            launches = [world._replace(rank=rank, local_rank=rank) for rank in range(world_size)]
             waiting = [pool.submit(as_rank, work, launch, *arguments) for launch in launches]
             errors = [error for future in waiting if (error := future.exception())]
             for error in sorted(errors, key=lost_contact):  # the cause before the other ranks' lost connections

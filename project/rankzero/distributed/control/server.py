@@ -83,14 +83,18 @@ class JsonLineConnection:
 
 _OURS: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
+_FORK_LOCK = threading.Lock()
+"""Held while a connection is accepted and added to `_OURS`, so that no process is forked in between."""
+
 
 def _close_in_child() -> None:
-    """A loader process that held a rank's connection would keep it open when the rank is killed."""
+    """Closes the connections in a forked process: a loader process would keep them open after its rank is killed."""
     for connection in list(_OURS):
         connection.close()
+    _FORK_LOCK.release()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(before=_FORK_LOCK.acquire, after_in_parent=_FORK_LOCK.release, after_in_child=_close_in_child)
 
 
 def _read(line: bytes) -> Message | None:
@@ -134,6 +138,7 @@ class ControlServer:
         self.listening, self.members, self.quiet, self.how_ended = listening, members, quiet, how_ended
         self.token = secrets.token_hex(8)
         _OURS.add(listening)
+        listening.setblocking(False)
         self._ranks: dict[int, JsonLineConnection] = {}
         self._callers: dict[socket.socket, JsonLineConnection] = {}
         self._left: set[int] = set()
@@ -164,7 +169,7 @@ class ControlServer:
 
     def _receive(self, ready: socket.socket) -> None:
         if ready is self.listening:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), _FORK_LOCK:
                 caller, _ = self.listening.accept()
                 keep_alive(caller)
                 caller.settimeout(5)

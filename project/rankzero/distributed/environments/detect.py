@@ -82,7 +82,7 @@ def _without_launcher(launcher: str, environ: Mapping[str, str], asked: Requeste
             f"srun python launch/fit.py --nodes {asked.nodes} ..., or torchrun --nnodes {asked.nodes} ..., or on each "
             f"machine the same line with --node_rank 0 (then 1, ...) --master_addr HOST --master_port PORT",
         )
-    return Launch(evidence="--launcher local" if launcher == "local" else Launch.evidence, variables=variables.read)
+    return Launch(evidence="--launcher local" if launcher == "local" else Launch().evidence, variables=variables.read)
 
 
 def _refuse_one_of_several(name: str, allocation: Allocation, asked: RequestedWorld, explicit: bool) -> None:

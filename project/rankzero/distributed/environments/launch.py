@@ -3,11 +3,11 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """Where this process stands.
 
     Args:
@@ -54,7 +54,7 @@ class Launch:
     uses_agent_store: bool = False
     elastic: str | None = None
     rank_order: int = 0
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = MappingProxyType({})
 
     @property
     def one_machine(self) -> bool:
@@ -73,8 +73,7 @@ class Launch:
         return f"{nodes} x {each[0]} process{'es' * (each[0] > 1)}"
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(NamedTuple):
     """A scheduler's job in which no launcher has started anything yet.
 
     Args:
@@ -88,8 +87,7 @@ class Allocation:
     tasks: int
 
 
-@dataclass(frozen=True)
-class RequestedWorld:
+class RequestedWorld(NamedTuple):
     """The processes that a person asks for: how many, on what, and how they find each other.
 
     Args:
@@ -171,8 +169,7 @@ class Variables:
         return value
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """What the package has to know of a launcher. Each module of `launchers` ends with one.
 
     Args:

@@ -2,16 +2,15 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 PROCESS = Path("/proc/self")
 
 
-@dataclass(frozen=True)
-class Quota:
+class Quota(NamedTuple):
     """The CPU time that a cgroup allows its processes.
 
     Args:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 from rankzero.distributed import network
@@ -81,7 +80,7 @@ def _start(command: Sequence[str], count: int, launch: Launch) -> list["_Process
         variables = _variables(count, launch)
         return [_Process(command, variables | _place(i, count, launch)) for i in range(count)]
     with network.listen("127.0.0.1", 0) as listening:
-        variables = _variables(count, replace(launch, port=listening.getsockname()[1]))
+        variables = _variables(count, launch._replace(port=listening.getsockname()[1]))
         first = variables | _place(0, count, launch) | {local.LISTENING: str(listening.fileno())}
         processes = [_Process(command, first, listening.fileno())]
         return processes + [_Process(command, variables | _place(i, count, launch)) for i in range(1, count)]

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import torchrun
@@ -103,8 +102,8 @@ def _share(me: Peer, members: Sequence[Peer], local_ranks: int) -> Threads:
     neighbors = [member for member in members if _on_one_machine(member, me)]
     masks = [parse_cpus(member.cores) for member in neighbors]
     own_cores = parse_cpus(me.cores)
-    share = sum(Fraction(1, sum(core in mask for mask in masks)) for core in own_cores)
-    count, ranks = max(1, int(share)), sum(bool(mask & own_cores) for mask in masks)
+    share = sum(1 / sum(core in mask for mask in masks) for core in own_cores)
+    count, ranks = max(1, int(share + 1e-6)), sum(bool(mask & own_cores) for mask in masks)
     reason = _divided(len(own_cores), ranks)
     if ranks == 1 and local_ranks > 1:
         reason = f"bound to {reason}"

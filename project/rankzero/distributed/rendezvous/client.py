@@ -10,7 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
@@ -161,7 +161,7 @@ def _converse(
                     return None
                 raise foreign(launch, greeting)
             greeted = True
-            line.write((json.dumps(asdict(me)) + "\n").encode())
+            line.write((json.dumps(me._asdict()) + "\n").encode())
             line.flush()
             connection.settimeout(max(deadline - time.monotonic(), 0) + 5)
             text = line.readline(LONGEST_LINE * 64)

@@ -3,16 +3,15 @@
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_cores
 from rankzero.distributed.process.process_state import process_namespace
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     """One process, as it tells the others.
 
     Args:
@@ -73,12 +72,11 @@ def assign_ranks(launch: Launch, me: Peer, members: Sequence[Peer]) -> tuple[Lau
     for rank, (member, name) in enumerate(zip(ordered, names, strict=True)):
         node = nodes.index(name)
         local_rank = count[node] if member.local_rank is None else member.local_rank
-        placed.append(replace(member, rank=rank, local_rank=local_rank, node_rank=node))
+        placed.append(member._replace(rank=rank, local_rank=local_rank, node_rank=node))
         count[node] += 1
     own = next(member for old, member in zip(ordered, placed, strict=True) if old == me)
     assert own.node_rank is not None
-    launch = replace(
-        launch,
+    launch = launch._replace(
         rank=own.rank,
         local_rank=own.local_rank,
         node_rank=own.node_rank,

@@ -8,7 +8,6 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
@@ -67,7 +66,7 @@ class RendezvousServer:
             self._answer({"refused": [error.asked, error.found, error.instead]})
             raise
         members = self.members
-        self._answer({"members": [asdict(member) for member in members]})
+        self._answer({"members": [member._asdict() for member in members]})
         return members
 
     def _serve(self, ready: socket.socket) -> None:

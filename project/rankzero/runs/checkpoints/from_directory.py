@@ -8,7 +8,6 @@ is no checkpoint directory goes to Lightning's own function. Stock Lightning rea
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +25,7 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Waits for the import of one module, and finds none itself."""
 
     def find_spec(

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import time
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -24,8 +23,8 @@ def rank_of(rank, world, pipes, work, result):
         return [pipes[other, rank].get() for other in range(world)]
 
     launch = Launch(rank=rank, world_size=world, local_world_size=world, launcher="env")
-    me = replace(Peer.this(launch), rank=rank)
-    members = [Peer(**one) for one in all_gather_object(vars(me))]
+    me = Peer.this(launch)._replace(rank=rank)
+    members = [Peer(**one) for one in all_gather_object(me._asdict())]
     control_channel = ControlChannel(launch, members, all_gather_object)
     all_gather_object(None)
     result.put((rank, work(control_channel, rank, all_gather_object)))

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -109,6 +110,32 @@ def test_a_forked_process_holds_no_connection(pair):
         os._exit(0 if pair[0].connection.fileno() == -1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     assert pair[0].connection.fileno() != -1
+
+
+def test_a_process_forked_while_a_connection_is_accepted_holds_it_no_longer(world, monkeypatch):
+    accepted = threading.Event()
+
+    def keep_alive_late(connection):
+        accepted.set()
+        time.sleep(0.5)  # in which the main thread forks
+        keep_alive(connection)
+
+    monkeypatch.setattr(module, "keep_alive", keep_alive_late)
+    there = world(2)
+    caller = socket.create_connection(there.server.listening.getsockname())
+    assert accepted.wait(10)
+    process = os.fork()
+    if process == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        caller.sendall(b"no rank's greeting\n")
+        caller.settimeout(10)
+        assert caller.recv(1) == b""  # the server has hung up, and it was the only one that held the connection
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        caller.close()
 
 
 def test_the_kernel_looks_for_lost_connections():

@@ -4,7 +4,6 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
 
 import pytest
 
@@ -57,7 +56,7 @@ class Rendezvous:
 
     def member(self, rank, **more):
         """What the process of this rank sends."""
-        return asdict(replace(self.me, **{"rank": rank, "local_rank": rank, "pid": 1000 + (rank or 0), **more}))
+        return self.me._replace(**{"rank": rank, "local_rank": rank, "pid": 1000 + (rank or 0), **more})._asdict()
 
     def wait_until_there_are(self, count):
         while len(self.server.members) != count:

@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
@@ -32,7 +31,7 @@ def launches(port, count=4, nodes=2, **more):
         launcher="env", world_size=count, num_nodes=nodes, port=port, world_id="k", externally_created=True, **more
     )
     return [
-        replace(whole, rank=rank, local_rank=rank % each, node_rank=rank // each, local_world_size=each)
+        whole._replace(rank=rank, local_rank=rank % each, node_rank=rank // each, local_world_size=each)
         for rank in range(count)
     ]
 
@@ -65,7 +64,7 @@ def test_what_the_launcher_does_not_say(port, monkeypatch):
     place = threading.local()
     monkeypatch.setattr(members.socket, "gethostname", lambda: place.host)
     untold = [
-        replace(launch, num_nodes=None, node_rank=None, local_rank=None, local_world_size=None)
+        launch._replace(num_nodes=None, node_rank=None, local_rank=None, local_world_size=None)
         for launch in launches(port, count=5, nodes=1)
     ]
 
@@ -131,13 +130,13 @@ def test_rank_zero_twice(port):
 
 def test_worlds_of_different_size(port):
     first, second, *_ = launches(port)
-    errors = call([first, replace(second, world_size=8)])
+    errors = call([first, second._replace(world_size=8)])
     assert all("rank 1" in error.found and "was told of 8" in error.found for error in errors)
 
 
 def test_another_run_on_the_port(port):
     first, *_ = launches(port, count=2, nodes=1)
-    stranger = replace(launches(port, count=2, nodes=1)[1], world_id="another")
+    stranger = launches(port, count=2, nodes=1)[1]._replace(world_id="another")
     found = [error.found for error in call([first, stranger], start_timeout=1)]
     assert "missing rank 1" in found[0] and "another run's rank 0" in found[1]
 

@@ -1,7 +1,6 @@
 import json
 import os
 import socket
-from dataclasses import asdict, replace
 from itertools import permutations
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def tasks(*places):
 
 def assigned(members, seen_by=0):
     me = members[seen_by]
-    launch = replace(WORLD, rank=me.rank, world_size=len(members), node_rank=me.node_rank, local_rank=me.local_rank)
+    launch = WORLD._replace(rank=me.rank, world_size=len(members), node_rank=me.node_rank, local_rank=me.local_rank)
     return assign_ranks(launch, me, members)
 
 
@@ -64,7 +63,7 @@ def test_a_system_without_proc_leaves_ids_empty(monkeypatch, tmp_path):
 @pytest.mark.parametrize("rank", [0, None])
 def test_a_process_arrives_as_json_unchanged(rank):
     me = Peer.this(Launch(rank=rank, local_rank=None, node_rank=None))
-    assert Peer(**json.loads(json.dumps(asdict(me)))) == me
+    assert Peer(**json.loads(json.dumps(me._asdict()))) == me
 
 
 def test_machines_of_one_name_are_told_apart():
@@ -88,7 +87,7 @@ def test_every_order_of_arrival_gives_the_same_places():
     members = tasks((0, None, None, "b"), (1, None, None, "a"), (2, None, None, "b"))
     expected = [(0, 0, 0, "b"), (1, 0, 1, "a"), (2, 1, 0, "b")]
     for arrived in permutations(members):
-        launch, everyone = assign_ranks(replace(WORLD, world_size=3), members[2], arrived)
+        launch, everyone = assign_ranks(WORLD._replace(world_size=3), members[2], arrived)
         assert places(everyone) == expected
         assert (launch.rank, launch.local_rank, launch.node_rank) == (2, 1, 0)
         assert (launch.processes_a_node, launch.hosts, launch.local_world_size) == ((2, 1), ("b", "a"), 2)
@@ -123,7 +122,7 @@ def test_tasks_without_ranks_are_ordered_by_node_then_number_then_process():
         Peer(None, None, node, 4, host, pid, rank_order=order)
         for node, host, pid, order in [(1, "b", 1, 2), (0, "a", 9, 3), (0, "a", 8, 3), (0, "a", 10, 2)]
     ]
-    launch, everyone = assign_ranks(replace(WORLD, rank=None, world_size=4), members[0], members)
+    launch, everyone = assign_ranks(WORLD._replace(rank=None, world_size=4), members[0], members)
     assert [(member.rank, member.pid) for member in everyone] == [(0, 10), (1, 8), (2, 9), (3, 1)]
     assert (launch.rank, launch.local_rank, launch.node_rank) == (3, 0, 1)
     assert [member.local_rank for member in everyone] == [0, 1, 2, 0]

@@ -4,7 +4,6 @@ import random
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
 
 import pytest
 
@@ -41,7 +40,7 @@ def test_every_process_is_answered_with_all_members(rendezvous, size):
     assert sorted(member.rank for member in members) == [*range(size)] and members[0] == world.me
     assert all(caller.greeting == f'{GREETING} "k"\n'.encode() for caller in callers)
     for caller in callers:
-        assert caller.answer() == {"members": [asdict(member) for member in members]}
+        assert caller.answer() == {"members": [member._asdict() for member in members]}
     socket.create_connection(("127.0.0.1", world.port)).close()  # torch's store uses the socket next
 
 
@@ -138,7 +137,7 @@ def test_a_rank_twice_names_both_processes(rendezvous, rank):
     if rank:
         world.call(world.member(rank, host="b", pid=8))
         world.wait_until_there_are(2)
-        other = replace(world.me, host="b", pid=8)
+        other = world.me._replace(host="b", pid=8)
     caller = world.call(world.member(rank, host="c", pid=9))
     error = world.refused()
     assert error.asked == f"one process of rank {rank}"
@@ -266,7 +265,7 @@ def test_callers_of_the_wrong_machine_are_told(monkeypatch, call):
             with contextlib.suppress(ConnectionRefusedError):
                 caller = call(port)
                 break
-        caller.send(asdict(Peer.this(replace(launch, rank=2))))
+        caller.send(Peer.this(launch._replace(rank=2))._asdict())
         assert caller.answer() == {"refused": ["asked", "found", "instead"]}
         assert rejecting.result(10) is None
         with network.listen("127.0.0.1", port):

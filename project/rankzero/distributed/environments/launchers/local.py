@@ -23,7 +23,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
     devices, nodes = variables.number("LOCAL_WORLD_SIZE"), variables.number("GROUP_WORLD_SIZE")
     address, port = variables.text("MASTER_ADDR"), variables.number("MASTER_PORT")
     return Launch(
-        evidence=f"--devices {devices}; {variables.find(EVIDENCE) or Launch.evidence}",
+        evidence=f"--devices {devices}; {variables.find(EVIDENCE) or Launch().evidence}",
         rank=variables.number("RANK"),
         local_rank=variables.number("LOCAL_RANK"),
         world_size=variables.number("WORLD_SIZE"),
@@ -58,7 +58,7 @@ def by_hand(variables: Variables, asked: RequestedWorld) -> Launch:
     address, port = meeting_point(variables, asked, "127.0.0.1", "by hand")
     devices = asked.devices or 1
     return Launch(
-        evidence=f"--nodes {asked.nodes} --node_rank {asked.node_rank}; {Launch.evidence}",
+        evidence=f"--nodes {asked.nodes} --node_rank {asked.node_rank}; {Launch().evidence}",
         rank=asked.node_rank * devices,
         world_size=asked.nodes * devices,
         num_nodes=asked.nodes,
