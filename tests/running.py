@@ -195,8 +195,8 @@ def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
     """
     torch.set_num_threads(1)
     alone = launch.world_size == 1
-    meeting = RendezvousResult.without_roll_call(launch) if alone else rendezvous(launch, 30)
-    with Coordinator(meeting, RequestedWorld(start_timeout=30)) as coordinator:
+    rendezvous_result = RendezvousResult.without_rendezvous(launch) if alone else rendezvous(launch, 30)
+    with Coordinator(rendezvous_result, RequestedWorld(start_timeout=30)) as coordinator:
         if alone:
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         coordinator.init_process_group("gloo", torch.device("cpu"), timedelta(seconds=60))
@@ -209,7 +209,7 @@ def fit_here(*arguments: str, launch: Launch | None = None) -> int:
         from rankzero.commands.training import fit as work
 
         return work(
-            parse_arguments(command_of("fit"), arguments), RendezvousResult.without_roll_call(launch or Launch())
+            parse_arguments(command_of("fit"), arguments), RendezvousResult.without_rendezvous(launch or Launch())
         )
 
 
@@ -218,7 +218,7 @@ def evaluate_here(*arguments: str) -> int:
     with as_before():
         from rankzero.commands.evaluation import evaluate as work
 
-        return work(parse_arguments(command_of("evaluate"), arguments), RendezvousResult.without_roll_call(Launch()))
+        return work(parse_arguments(command_of("evaluate"), arguments), RendezvousResult.without_rendezvous(Launch()))
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

@@ -176,12 +176,12 @@ class AnotherRankFailed(RuntimeError):  # noqa: N818 - it is what a person reads
 def mark_reported(error: BaseException) -> None:
     """Notes that a person has been told what went wrong, by another rank."""
     with suppress(AttributeError):
-        error.told_elsewhere = True  # type: ignore[attr-defined]
+        error.was_reported = True  # type: ignore[attr-defined]
 
 
 def was_reported(error: BaseException) -> bool:
     """Whether another rank has told a person what went wrong."""
-    return bool(getattr(error, "told_elsewhere", False))
+    return bool(getattr(error, "was_reported", False))
 
 
 def lost_contact(error: BaseException) -> bool:

@@ -143,7 +143,7 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
         from rankzero.distributed.process.stop_signals import SIGNALS, STOPPING
         from running import command_of, script
 
-        SIGNALS.listen()
+        SIGNALS.install()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         if script_name.endswith(".py"):
             code = _run_script(script_name, arguments)

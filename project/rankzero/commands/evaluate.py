@@ -27,12 +27,12 @@ EVALUATE = Command(
 )
 
 
-def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
+def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Imports torch, now that the flags are known to be sound, and evaluates."""
     with fast_imports():
         from rankzero.commands.evaluation import evaluate
 
-    return evaluate(flags, meeting)
+    return evaluate(flags, rendezvous_result)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

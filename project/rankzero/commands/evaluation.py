@@ -26,7 +26,7 @@ KEPT = ("model", "data", "seed_everything")
 """What an evaluation takes over from the configuration of the run."""
 
 
-def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
+def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Evaluates; every sample counts once, at any number of processes. All ranks must call.
 
     Returns:
@@ -35,13 +35,13 @@ def evaluate(flags: Arguments, meeting: RendezvousResult) -> int:
     Raises:
         CannotStart: There is no such run or checkpoint, or it cannot be evaluated as asked.
     """
-    silence_warnings(meeting.launch.rank or 0)
+    silence_warnings(rendezvous_result.launch.rank or 0)
     checkpoint = find_checkpoint(flags)
     if flags.only_prints:
         RankzeroCLI(with_configuration(flags, checkpoint))  # prints, and leaves
     if flags.get("export"):
-        return export(flags, checkpoint, meeting.launch.rank)
-    with Session.of_command(flags.requested_world, meeting) as session, as_user_errors(begun=lambda: False):
+        return export(flags, checkpoint, rendezvous_result.launch.rank)
+    with Session.of_command(flags.requested_world, rendezvous_result) as session, as_user_errors(begun=lambda: False):
         cli, trainer, checkpoint = prepare(flags, session.coordinator)
         metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
         result = {

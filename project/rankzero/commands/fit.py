@@ -29,12 +29,12 @@ FIT = Command(
 )
 
 
-def fit(flags: Arguments, meeting: RendezvousResult) -> int:
+def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Imports torch, now that the flags are known to be sound, and trains."""
     with fast_imports():
         from rankzero.commands.training import fit
 
-    return fit(flags, meeting)
+    return fit(flags, rendezvous_result)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,12 +26,12 @@ PREDICT = Command(
 )
 
 
-def predict(flags: Arguments, meeting: RendezvousResult) -> int:
+def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Imports torch, now that the flags are known to be sound, and predicts."""
     with fast_imports():
         from rankzero.commands.prediction import predict
 
-    return predict(flags, meeting)
+    return predict(flags, rendezvous_result)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,7 +30,7 @@ STAGES = {"predict": "predict", "test": "test", "val": "validate"}
 PARTS = ".parts"
 
 
-def predict(flags: Arguments, meeting: RendezvousResult) -> int:
+def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Writes what `predict_step` returns, each sample once, at any number of processes. All ranks must call.
 
     Returns:
@@ -39,10 +39,10 @@ def predict(flags: Arguments, meeting: RendezvousResult) -> int:
     Raises:
         CannotStart: There is no such run or checkpoint, or nothing that can be predicted and written as asked.
     """
-    silence_warnings(meeting.launch.rank or 0)
+    silence_warnings(rendezvous_result.launch.rank or 0)
     if flags.only_prints:
         RankzeroCLI(with_configuration(flags, find_checkpoint(flags)))  # prints, and leaves
-    with Session.of_command(flags.requested_world, meeting) as session, as_user_errors(begun=lambda: False):
+    with Session.of_command(flags.requested_world, rendezvous_result) as session, as_user_errors(begun=lambda: False):
         coordinator = session.coordinator
         cli, trainer, checkpoint = prepare(flags, coordinator)
         coordinator.run_on_all_ranks(lambda: read_split(cli, flags.get("split")))

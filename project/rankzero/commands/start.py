@@ -11,7 +11,7 @@ from rankzero.commands.explain import explain
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
-from rankzero.distributed.error_reporter import is_reporting_rank, refuse, tell
+from rankzero.distributed.error_reporter import is_reporting_rank, refuse, report_error
 from rankzero.distributed.join import join_ranks
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.stop_signals import SIGNALS
@@ -36,7 +36,7 @@ def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], 
         return int(import_module(f"rankzero.commands.{name}").main(arguments))
     launch: Launch | None = None
     if command.stops_safely:
-        SIGNALS.listen()
+        SIGNALS.install()
     try:
         flags = parse_arguments(command, arguments)
         if flags.explain:
@@ -46,10 +46,10 @@ def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], 
         check_world(requested, launch)
         if flags.only_prints:
             return print_only(flags, launch, work)
-        meeting = join_ranks(requested, launch, processes_to_start(requested, launch))
-        launch = meeting.launch
+        rendezvous_result = join_ranks(requested, launch, processes_to_start(requested, launch))
+        launch = rendezvous_result.launch
         import_names.install()
-        return work(flags, meeting)
+        return work(flags, rendezvous_result)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Stopped as stopped:
@@ -59,7 +59,7 @@ def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], 
     except CannotStart as error:
         return refuse(error, launch)
     except Exception as error:
-        return tell(error, launch or Launch())
+        return report_error(error, launch or Launch())
     finally:
         end_workers()
         flush_streams()
@@ -80,4 +80,4 @@ def resolve_subcommand(command: Command, arguments: list[str]) -> tuple[str, lis
 def print_only(flags: Arguments, launch: Launch, work: Callable[[Arguments, RendezvousResult], int]) -> int:
     """Prints a config file or help, on one rank alone; no process waits for another."""
     import_names.install()
-    return work(flags, RendezvousResult.without_roll_call(Launch())) if is_reporting_rank(launch) else Exit.FINISHED
+    return work(flags, RendezvousResult.without_rendezvous(Launch())) if is_reporting_rank(launch) else Exit.FINISHED

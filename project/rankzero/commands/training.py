@@ -10,7 +10,7 @@ from rankzero.messages import Exit, Stopped, as_user_errors
 from rankzero.trainer import Trainer
 
 
-def fit(flags: Arguments, meeting: RendezvousResult) -> int:
+def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Trains, or resumes training. All ranks must call.
 
     Returns:
@@ -19,15 +19,15 @@ def fit(flags: Arguments, meeting: RendezvousResult) -> int:
     Raises:
         CannotStart: The request cannot be met; nothing was trained and nothing is left behind.
     """
-    silence_warnings(meeting.launch.rank or 0)
+    silence_warnings(rendezvous_result.launch.rank or 0)
     if flags.only_prints:
         RankzeroCLI(flags)  # prints, and leaves
     trainer: Trainer | None = None
     with (
-        Session.of_command(flags.requested_world, meeting) as session,
+        Session.of_command(flags.requested_world, rendezvous_result) as session,
         as_user_errors(begun=lambda: trainer is not None and trainer.outcome.begun),
     ):
-        SIGNALS.tell(lambda signum: session.coordinator.control_channel.request_stop(signum.name))
+        SIGNALS.subscribe(lambda signum: session.coordinator.control_channel.request_stop(signum.name))
         cli = session.coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags))
         session.title = cli.title
         trainer = build_trainer(cli)

@@ -42,7 +42,7 @@ class Coordinator:
     """The processes of a run, which talk through a `torch.distributed.Store`. A context manager that all ranks enter.
 
     Args:
-        meeting: All processes, as far as they have been called.
+        rendezvous_result: All processes, as far as they have been called.
         requested: The processes that were asked for.
 
     Attributes:
@@ -53,20 +53,21 @@ class Coordinator:
         RequestError: The world is not the one that was asked for.
     """
 
-    def __init__(self, meeting: RendezvousResult, requested: RequestedWorld) -> None:
+    def __init__(self, rendezvous_result: RendezvousResult, requested: RequestedWorld) -> None:
         self.timeout = max(requested.start_timeout, WORK_SECONDS)
-        self.launch, self.members = meeting.launch, meeting.members
+        self.launch, self.members = rendezvous_result.launch, rendezvous_result.members
         self._store: Store | None = None
         self._agents_store: Store | None = None
         self._exchanges = 0
-        self._serves = meeting.listening is not None
+        self._serves = rendezvous_result.listening is not None
         if self.launch.world_size == 1:
             if self.launch.uses_agent_store:
-                self._client(meeting.ip)
+                self._client(rendezvous_result.ip)
                 self._check_not_stopped()
             self.control_channel = ControlChannel(self.launch, self.members, self.all_gather_object)
             return
-        self._store = self._server(meeting.ip, meeting.listening) if meeting.listening else self._client(meeting.ip)
+        ip, listening = rendezvous_result.ip, rendezvous_result.listening
+        self._store = self._server(ip, listening) if listening else self._client(ip)
         if self.launch.uses_agent_store:
             self._check_not_stopped()
             me = self.members[0]
@@ -132,7 +133,7 @@ class Coordinator:
             if time.monotonic() > deadline:
                 raise AnotherRankFailed(f"rank {rank} did not come along within {seconds:g} s")
             if self.launch.rank == 0:
-                progress.tell(lambda: f"rank {rank} on {self.members[rank].host}")
+                progress.print_if_due(lambda: f"rank {rank} on {self.members[rank].host}")
             time.sleep(_POLL_SECONDS)
         return bytes(self._store.get(key))
 
@@ -211,7 +212,7 @@ class Coordinator:
                 error.reported_elsewhere = self._is_reported_elsewhere(str(error))
             elif isinstance(error, Exception) and lost_contact(error) and self._somebody_refused():
                 refused = True
-                raise told_elsewhere() from None
+                raise reported_by_another_rank() from None
             elif error is not None and not refused:
                 self._say_that_it_failed(error)
         finally:
@@ -266,7 +267,7 @@ def told_by_this_rank(refusal: CannotStart, who: str) -> CannotStart:
     return named
 
 
-def told_elsewhere() -> CannotStart:
+def reported_by_another_rank() -> CannotStart:
     """A refusal that another rank tells."""
     refusal = CannotStart("another rank cannot start")
     refusal.reported_elsewhere = True

@@ -58,21 +58,23 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
         CannotStart: What was asked for is not there, on one machine or another.
     """
     launch = coordinator.launch
-    seat = coordinator.run_on_all_ranks(lambda: assign_device(requested, launch))
-    seats = [DeviceAssignment(**other) for other in coordinator.all_gather_object(asdict(seat))]
+    assignment = coordinator.run_on_all_ranks(lambda: assign_device(requested, launch))
+    assignments = [DeviceAssignment(**other) for other in coordinator.all_gather_object(asdict(assignment))]
     hosts = [member.host for member in coordinator.members]
-    kinds = {other.accelerator: host for other, host in zip(seats, hosts, strict=True)}
+    kinds = {other.accelerator: host for other, host in zip(assignments, hosts, strict=True)}
     if len(kinds) > 1:
         raise RequestError(
             "the same accelerator for all processes",
             ", ".join(f"{kind} on {host}" for kind, host in kinds.items()),
             "--accelerator cpu, or machines that all have GPUs",
         )
-    gpus = Counter((host, other.gpu) for other, host in zip(seats, hosts, strict=True) if other.gpu)
+    gpus = Counter((host, other.gpu) for other, host in zip(assignments, hosts, strict=True) if other.gpu)
     shared = any(count > 1 for count in gpus.values())
-    backend = requested.backend or ("nccl" if seat.accelerator == "cuda" and not shared else "gloo")
-    if backend == "nccl" and seat.accelerator != "cuda":
-        raise RequestError("--backend nccl", f"NCCL needs GPUs, and this runs on {seat.accelerator}", "--backend gloo")
+    backend = requested.backend or ("nccl" if assignment.accelerator == "cuda" and not shared else "gloo")
+    if backend == "nccl" and assignment.accelerator != "cuda":
+        raise RequestError(
+            "--backend nccl", f"NCCL needs GPUs, and this runs on {assignment.accelerator}", "--backend gloo"
+        )
     if backend == "nccl" and shared:
         (host, _), count = gpus.most_common(1)[0]
         raise RequestError(
@@ -83,7 +85,7 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
     assert launch.local_world_size and launch.num_nodes
     size, nodes, devices = launch.world_size, launch.num_nodes, launch.local_world_size
     threads = _share_threads(coordinator)
-    return WorldInfo(seat.accelerator, size, nodes, devices, backend, seat.index, shared, threads)
+    return WorldInfo(assignment.accelerator, size, nodes, devices, backend, assignment.index, shared, threads)
 
 
 def _share_threads(coordinator: Coordinator) -> str:

@@ -114,18 +114,18 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
     Rank zero says it, unless the ranks have settled who does. Where the machines have terminals of their own, the
     others point there in a line.
     """
-    told = error.reported_elsewhere if error.reported_elsewhere is not None else not is_reporting_rank(launch)
-    if not told:
+    reported = error.reported_elsewhere if error.reported_elsewhere is not None else not is_reporting_rank(launch)
+    if not reported:
         print_error(f"cannot start\n{error}")
     elif error.reported_elsewhere is None and launch and is_node_reporter(launch, error.local_only):
         found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
         who = f"rank {launch.rank} on {socket.gethostname()}"
         print_error(f"{who} does not start: {found}")
-    exit_after_reporter(Exit.WRONG_REQUEST, spoke=not told or error.local_only)
+    exit_after_reporter(Exit.WRONG_REQUEST, spoke=not reported or error.local_only)
     return Exit.WRONG_REQUEST
 
 
-def tell(error: BaseException, launch: Launch) -> Exit:
+def report_error(error: BaseException, launch: Launch) -> Exit:
     """Says what went wrong on this rank, and returns the exit code."""
     who = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     if was_reported(error):

@@ -4,7 +4,7 @@ from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.network import silence_socket_warnings
 from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_command, run_processes
 from rankzero.distributed.process.threads import choose_threads, set_threads
-from rankzero.distributed.rendezvous.client import RendezvousResult, meet
+from rankzero.distributed.rendezvous.client import RendezvousResult, find_all_ranks
 
 
 def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> RendezvousResult:
@@ -23,9 +23,10 @@ def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> Rendezv
     if is_watched():
         die_with_parent()
     silence_socket_warnings()
-    meeting = meet(launch, requested)
-    set_threads(choose_threads(meeting.launch, meeting.members))  # takes full effect only before torch is imported
-    return meeting
+    rendezvous_result = find_all_ranks(launch, requested)
+    threads = choose_threads(rendezvous_result.launch, rendezvous_result.members)
+    set_threads(threads)  # takes full effect only before torch is imported
+    return rendezvous_result
 
 
 def start_processes(launch: Launch, count: int) -> None:

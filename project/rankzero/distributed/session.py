@@ -19,7 +19,7 @@ from rankzero.distributed.devices import WorldInfo, processes_for_gpus, resolve_
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world, processes_to_start
-from rankzero.distributed.error_reporter import refuse, tell
+from rankzero.distributed.error_reporter import refuse, report_error
 from rankzero.distributed.join import join_ranks, start_processes
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
@@ -50,7 +50,7 @@ class Session:
 
     @classmethod
     @contextmanager
-    def of_command(cls, requested: RequestedWorld, meeting: RendezvousResult) -> Iterator["Session"]:
+    def of_command(cls, requested: RequestedWorld, rendezvous_result: RendezvousResult) -> Iterator["Session"]:
         """The session of a command, whose processes have met. All ranks must call.
 
         Starts one process per GPU where neither a launcher nor the command line says how many.
@@ -59,8 +59,8 @@ class Session:
             CannotStart: What was asked for is not there, on one machine or another.
             SystemExit: In the process that started the others, once they have ended.
         """
-        start_processes(meeting.launch, processes_for_gpus(requested, meeting.launch))
-        with Coordinator(meeting, requested) as coordinator:
+        start_processes(rendezvous_result.launch, processes_for_gpus(requested, rendezvous_result.launch))
+        with Coordinator(rendezvous_result, requested) as coordinator:
             cls.current = session = cls(requested, coordinator, resolve_world(requested, coordinator), title="")
             try:
                 yield session
@@ -118,12 +118,12 @@ def _of_script(requested: RequestedWorld) -> Session:
     if count:
         _check_can_start(count)
     try:
-        meeting = join_ranks(requested, launch, count)
+        rendezvous_result = join_ranks(requested, launch, count)
     except Stopped as stopped:
         print_error(str(stopped))
         raise
-    silence_warnings(meeting.launch.rank or 0)
-    coordinator = Coordinator(meeting, requested).__enter__()
+    silence_warnings(rendezvous_result.launch.rank or 0)
+    coordinator = Coordinator(rendezvous_result, requested).__enter__()
     _teams.append(coordinator)
     atexit.register(_leave)
     return Session(requested, coordinator, resolve_world(requested, coordinator), title=_script_name(), is_script=True)
@@ -162,7 +162,7 @@ def _report_uncaught(
         code = refuse(error, launch)
         raise SystemExit(code)
     if launch and (was_reported(error) or lost_contact(error)):
-        raise SystemExit(tell(error, launch))
+        raise SystemExit(report_error(error, launch))
     previous(kind, error, trace)
 
 

@@ -131,7 +131,7 @@ class Attempt:
             LeftEarlyError: The trained code raised SystemExit or KeyboardInterrupt.
         """
         try:
-            with SIGNALS.told_to(lambda signum: self.control_channel.request_stop(signum.name)), self:
+            with SIGNALS.subscribed(lambda signum: self.control_channel.request_stop(signum.name)), self:
                 fit()
         except Stopped:
             self._coordinator.barrier_before_exit()

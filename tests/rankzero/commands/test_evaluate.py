@@ -11,7 +11,7 @@ from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.messages import RequestError
 from running import as_before
 
-ALONE = RendezvousResult.without_roll_call(Launch())
+ALONE = RendezvousResult.without_rendezvous(Launch())
 
 
 @pytest.mark.parametrize("example", EVALUATE.examples)

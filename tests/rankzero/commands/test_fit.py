@@ -10,7 +10,7 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from running import as_before
 
-ALONE = RendezvousResult.without_roll_call(Launch())
+ALONE = RendezvousResult.without_rendezvous(Launch())
 
 
 @pytest.mark.parametrize("example", FIT.examples)

@@ -30,7 +30,7 @@ def flags(*arguments):
 
 def predict_here(*arguments):
     with as_before():
-        return predict(flags(*arguments), RendezvousResult.without_roll_call(Launch()))
+        return predict(flags(*arguments), RendezvousResult.without_rendezvous(Launch()))
 
 
 @pytest.fixture

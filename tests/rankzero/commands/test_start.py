@@ -37,11 +37,12 @@ WORK = {{
     "fails on rank 1": lambda: int(rank == 1) and raises(KeyError("in the work")),
 }}
 
-def work(flags, meeting):
+def work(flags, rendezvous_result):
     global rank
-    launch = meeting.launch
+    launch = rendezvous_result.launch
     rank = launch.rank
-    seen = {{"rank": rank, "world": launch.world_size, "members": len(meeting.members), "epochs": flags.get("epochs")}}
+    members = len(rendezvous_result.members)
+    seen = {{"rank": rank, "world": launch.world_size, "members": members, "epochs": flags.get("epochs")}}
     seen |= {{"torch": "torch" in sys.modules, "threads": os.environ.get("OMP_NUM_THREADS")}}
     seen |= {{"prints": flags.only_prints, "path": os.getcwd() in sys.path}}
     os.write(1, (json.dumps(seen) + "\\n").encode())

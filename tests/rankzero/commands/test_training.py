@@ -172,7 +172,7 @@ def test_an_error_that_our_modules_raise_is_a_refusal_only_before_the_first_step
 
 def test_a_signal_stops_the_run_and_the_same_command_resumes_it(here, users, capsys):
     arguments = (*TOY, "--data.count", "2560", "--run", "x", "--trainer.callbacks", "users.Interrupted")
-    SIGNALS.listen()
+    SIGNALS.install()
     try:
         assert fit_here(*arguments) == Exit.STOPPED == 75
     finally:

@@ -57,7 +57,7 @@ def test_everybody_learns_what_everybody_says(teams):
 
 
 def test_one_process_is_a_team():
-    alone = Coordinator(RendezvousResult.without_roll_call(Launch()), REQUESTED)
+    alone = Coordinator(RendezvousResult.without_rendezvous(Launch()), REQUESTED)
     assert alone.all_gather_object([1]) == [[1]] and alone.run_on_all_ranks(lambda: 7) == 7
 
 
@@ -123,7 +123,7 @@ def test_somebody_who_does_not_come_along(teams, monkeypatch):
 
 
 def test_a_process_group_that_exists_is_kept():
-    alone = Coordinator(RendezvousResult.without_roll_call(Launch()), REQUESTED)
+    alone = Coordinator(RendezvousResult.without_rendezvous(Launch()), REQUESTED)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         group = torch.distributed.group.WORLD

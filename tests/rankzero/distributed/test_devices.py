@@ -23,8 +23,8 @@ def no_threads_are_set(monkeypatch):
 class TeamOf:
     """All processes, seen from rank zero."""
 
-    def __init__(self, launch, seats=None, hosts=None):
-        self.launch, self.seats = launch, seats
+    def __init__(self, launch, assignments=None, hosts=None):
+        self.launch, self.assignments = launch, assignments
         hosts = hosts or ["a"] * launch.world_size
         self.members = [Peer(rank, rank, 0, launch.world_size, host, rank) for rank, host in enumerate(hosts)]
 
@@ -32,11 +32,17 @@ class TeamOf:
         return work()
 
     def all_gather_object(self, value):
-        return [asdict(seat) for seat in self.seats] if self.seats else [value] * self.launch.world_size
+        return (
+            [asdict(assignment) for assignment in self.assignments]
+            if self.assignments
+            else [value] * self.launch.world_size
+        )
 
 
-def resolve(*arguments, launch=None, seats=None, hosts=None):
-    return resolve_world(parse_arguments(FIT, arguments).requested_world, TeamOf(launch or Launch(), seats, hosts))
+def resolve(*arguments, launch=None, assignments=None, hosts=None):
+    return resolve_world(
+        parse_arguments(FIT, arguments).requested_world, TeamOf(launch or Launch(), assignments, hosts)
+    )
 
 
 def launch_of(count, **more):
@@ -66,30 +72,30 @@ def test_gpus_that_are_not_there():
 
 
 def test_a_gpu_for_each_process_is_nccl(gpus):
-    seats = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cuda", 1, "GPU-1")]
-    assert resolve(launch=launch_of(2), seats=seats) == WorldInfo("cuda", size=2, devices=2, backend="nccl")
-    assert resolve("--backend", "gloo", launch=launch_of(2), seats=seats).backend == "gloo"
+    assignments = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cuda", 1, "GPU-1")]
+    assert resolve(launch=launch_of(2), assignments=assignments) == WorldInfo("cuda", size=2, devices=2, backend="nccl")
+    assert resolve("--backend", "gloo", launch=launch_of(2), assignments=assignments).backend == "gloo"
 
 
 def test_the_same_gpu_number_on_two_machines_is_two_gpus(gpus):
-    seats = [DeviceAssignment("cuda", 0, "GPU-0")] * 2
+    assignments = [DeviceAssignment("cuda", 0, "GPU-0")] * 2
     launch = launch_of(2)._replace(num_nodes=2, local_world_size=1)
-    assert resolve(launch=launch, seats=seats, hosts=["a", "b"]).backend == "nccl"
+    assert resolve(launch=launch, assignments=assignments, hosts=["a", "b"]).backend == "nccl"
 
 
 def test_more_processes_than_gpus(gpus):
-    seats = [DeviceAssignment("cuda", r % 2, f"GPU-{r % 2}") for r in range(4)]
-    shared = resolve(launch=launch_of(4), seats=seats)
+    assignments = [DeviceAssignment("cuda", r % 2, f"GPU-{r % 2}") for r in range(4)]
+    shared = resolve(launch=launch_of(4), assignments=assignments)
     assert shared.backend == "gloo" and shared.shared
     with pytest.raises(CannotStart, match="2 processes share a GPU on a, and NCCL needs one for each") as caught:
-        resolve("--backend", "nccl", launch=launch_of(4), seats=seats)
+        resolve("--backend", "nccl", launch=launch_of(4), assignments=assignments)
     assert "--devices 2" in str(caught.value)
 
 
 def test_a_machine_without_gpus_among_others(gpus):
-    seats = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cpu")]
+    assignments = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cpu")]
     with pytest.raises(CannotStart, match="cuda on a, cpu on b"):
-        resolve(launch=launch_of(2), seats=seats, hosts=["a", "b"])
+        resolve(launch=launch_of(2), assignments=assignments, hosts=["a", "b"])
 
 
 def test_nccl_without_gpus():

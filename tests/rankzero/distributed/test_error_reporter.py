@@ -17,7 +17,7 @@ from rankzero.distributed.error_reporter import (
     is_node_reporter,
     is_reporting_rank,
     refuse,
-    tell,
+    report_error,
     user_frames,
 )
 from rankzero.messages import AnotherRankFailed, CannotStart, Exit, RequestError, RunError, mark_reported
@@ -243,7 +243,7 @@ TWO = Launch(world_size=2, rank=1)
     ],
 )  # fmt: skip
 def test_a_failure_names_the_rank_and_says_what_went_wrong(capsys, pauses, error, launch, printed, seconds):
-    assert tell(error, launch) is Exit.FAILED
+    assert report_error(error, launch) is Exit.FAILED
     text = capsys.readouterr().err
     assert printed in text and text.count("rankzero: ") == 1 and pauses == seconds
     assert text.startswith("rankzero: ") == ("Error: " not in printed)
@@ -252,7 +252,7 @@ def test_a_failure_names_the_rank_and_says_what_went_wrong(capsys, pauses, error
 def test_what_another_rank_has_reported_is_not_printed(capsys, pauses):
     error = RuntimeError("Broken pipe")
     mark_reported(error)
-    assert tell(error, TWO) is Exit.FAILED and capsys.readouterr().err == "" and pauses == [1]
+    assert report_error(error, TWO) is Exit.FAILED and capsys.readouterr().err == "" and pauses == [1]
 
 
 def caught(work):

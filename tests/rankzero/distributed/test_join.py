@@ -33,5 +33,5 @@ def test_nothing_is_started_where_this_process_does_the_work(started):
 def test_a_single_process_connects_to_no_other(started, monkeypatch):
     for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, "1")  # restored after the test
-    meeting = join_ranks(RequestedWorld(), Launch(), 0)
-    assert (meeting.launch, len(meeting.members)) == (Launch(), 1) and not started
+    rendezvous_result = join_ranks(RequestedWorld(), Launch(), 0)
+    assert (rendezvous_result.launch, len(rendezvous_result.members)) == (Launch(), 1) and not started

@@ -55,7 +55,7 @@ def attempt(here):
         plan = plan or SamplingPlan()
         strategy = Ranks(plan, device="cpu")
         trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **QUIET)
-        coordinator = Coordinator(RendezvousResult.without_roll_call(Launch(rank=rank)), RequestedWorld())
+        coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch(rank=rank)), RequestedWorld())
         figures = Figures(0, 0.0, ())
         run, options = RunDirectory(Path("runs/x")), RunOptions(**options)
         outcome = Outcome(begun)

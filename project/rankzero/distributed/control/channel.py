@@ -89,8 +89,8 @@ class ControlChannel:
             listening = network.listen("127.0.0.1" if one_machine else self._address_to_listen_at(interface), 0)
             self._server = ControlServer(listening, self.members, self._watched, lambda rank: self.how_ended(rank))
             where = (*listening.getsockname()[:2], self._server.token)
-        told, port, self._token = all_gather_object(where)[0]
-        self._to_server = JsonLineConnection(self._connection(told, port))
+        host, port, self._token = all_gather_object(where)[0]
+        self._to_server = JsonLineConnection(self._connection(host, port))
         self._to_server.send({"rank": self.rank, "token": self._token})
         me = self.members[self.rank]
         here = [other for other in self.members if (other.machine, other.pids) == (me.machine, me.pids)]
@@ -98,14 +98,14 @@ class ControlChannel:
             self._watchdog = start_watchdog(here[0].host, [(member.rank or 0, member.pid) for member in here])
         threading.Thread(target=self._listen, args=(self._to_server,), name="control channel", daemon=True).start()
 
-    def _connection(self, told: str, port: int) -> socket.socket:
+    def _connection(self, host: str, port: int) -> socket.socket:
         """Connects to the control server.
 
         Raises:
             OSError: It cannot be reached.
         """
-        ips = [told]
-        if told in ("0.0.0.0", "::"):  # of all its addresses; what they are called may differ from machine to machine
+        ips = [host]
+        if host in ("0.0.0.0", "::"):  # of all its addresses; what they are called may differ from machine to machine
             ips = ["127.0.0.1"] if self.rank == 0 else network.resolve(self.launch.address)
         for ip in ips:
             try:

@@ -40,14 +40,14 @@ def run_processes(command: Sequence[str], count: int, launch: Launch | None = No
         counts as 1.
     """
     launch = launch or Launch()
-    listens = SIGNALS.listen()
+    installed = SIGNALS.install()
     watched = _Processes(_start(command, count, launch), first_rank=(launch.node_rank or 0) * count)
     try:
-        SIGNALS.tell(watched.pass_on)
+        SIGNALS.subscribe(watched.pass_on)
         return watched.wait()
     finally:
         watched.close()
-        if listens:
+        if installed:
             SIGNALS.close()
 
 

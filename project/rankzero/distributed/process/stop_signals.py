@@ -36,13 +36,13 @@ class StopSignals:
         """The first signal's name."""
         self.asked_at = 0.0
         """When it came, by `time.monotonic`."""
-        self._whom: Callable[[signal.Signals], None] | None = None
-        self._untold: list[signal.Signals] = []
+        self._callback: Callable[[signal.Signals], None] | None = None
+        self._pending: list[signal.Signals] = []
         self._lock = threading.Lock()
         self._writing: socket.socket | None = None
         self._before: dict[signal.Signals, Any] = {}
 
-    def listen(self) -> bool:
+    def install(self) -> bool:
         """From now on the signals ask, and no longer end this process; returns whether they did not ask before.
 
         To be called in the main thread.
@@ -62,26 +62,26 @@ class StopSignals:
         self._restore()
         if self._writing:
             self._writing.close()
-        self._writing = self._whom = self.asked = None
-        self._untold = []
+        self._writing = self._callback = self.asked = None
+        self._pending = []
 
-    def tell(self, whom: Callable[[signal.Signals], None]) -> None:
-        """Has `whom` called with each signal, those that have come already too. It may be called in another thread."""
+    def subscribe(self, callback: Callable[[signal.Signals], None]) -> None:
+        """Calls `callback` with every signal, also with those received before. Calls may come from another thread."""
         with self._lock:
-            self._whom, untold, self._untold = whom, self._untold, []
-        for signum in untold:
-            whom(signum)
+            self._callback, pending, self._pending = callback, self._pending, []
+        for signum in pending:
+            callback(signum)
 
     @contextmanager
-    def told_to(self, whom: Callable[[signal.Signals], None]) -> Iterator[None]:
-        """Has `whom` called with each signal meanwhile; outside the main thread only if this listens already."""
+    def subscribed(self, callback: Callable[[signal.Signals], None]) -> Iterator[None]:
+        """Subscribes for the duration; outside the main thread, the handlers have to be installed already."""
         in_main = threading.current_thread() is threading.main_thread()
-        listens = in_main and self.listen()
-        self.tell(whom)
+        installed = in_main and self.install()
+        self.subscribe(callback)
         try:
             yield
         finally:
-            if listens:
+            if installed:
                 self.close()
 
     def leave_if_requested(self) -> None:
@@ -111,11 +111,11 @@ class StopSignals:
         with self._lock:
             if self.asked is None:
                 self.asked, self.asked_at = signum.name, now
-            whom = self._whom
-            if whom is None:
-                self._untold.append(signum)
-        if whom:
-            whom(signum)
+            callback = self._callback
+            if callback is None:
+                self._pending.append(signum)
+        if callback:
+            callback(signum)
 
     def _restore(self) -> None:
         """In a process that is forked off too: it is nobody that could stop a run, and goes by its own handlers."""

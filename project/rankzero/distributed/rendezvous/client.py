@@ -16,7 +16,13 @@ from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous.errors import GREETING, foreign, missing, nobody_answers, not_rank_zeros
+from rankzero.distributed.rendezvous.errors import (
+    GREETING,
+    missing,
+    nobody_answers,
+    not_rank_zeros,
+    wrong_listener,
+)
 from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
 from rankzero.distributed.rendezvous.server import (
     LONGEST_LINE,
@@ -50,22 +56,22 @@ class RendezvousResult:
     listening: socket.socket | None = None
 
     @classmethod
-    def without_roll_call(cls, launch: Launch) -> "RendezvousResult":
+    def without_rendezvous(cls, launch: Launch) -> "RendezvousResult":
         """For a process that is alone, or that torchrun has brought together with the others."""
         return cls(launch, [Peer.this(launch)], launch.address)
 
 
-def meet(launch: Launch, requested: RequestedWorld) -> RendezvousResult:
+def find_all_ranks(launch: Launch, requested: RequestedWorld) -> RendezvousResult:
     """Waits until all processes are here, and checks once more that they are the requested ones.
 
     Raises:
         RequestError: They are not, or somebody is missing.
     """
     if launch.world_size == 1 or not launch.externally_created or launch.uses_agent_store:
-        return RendezvousResult.without_roll_call(launch)
-    meeting = rendezvous(launch, requested.start_timeout, requested.interface)
-    check_world(requested, meeting.launch)
-    return meeting
+        return RendezvousResult.without_rendezvous(launch)
+    rendezvous_result = rendezvous(launch, requested.start_timeout, requested.interface)
+    check_world(requested, rendezvous_result.launch)
+    return rendezvous_result
 
 
 def rendezvous(launch: Launch, start_timeout: float, interface: str | None = None) -> RendezvousResult:
@@ -137,7 +143,7 @@ def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[li
             error.reported_elsewhere = me.local_rank not in (0, None)  # rank zero, who would tell, is not there
             raise error
         if me.local_rank == 0:
-            progress.tell(lambda: f"rank 0 at {launch.address}:{launch.port}")
+            progress.print_if_due(lambda: f"rank 0 at {launch.address}:{launch.port}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -159,14 +165,14 @@ def _converse(
             if greeting != f"{GREETING} {json.dumps(launch.world_id)}":
                 if not greeting and launch.rank != 0:
                     return None
-                raise foreign(launch, greeting)
+                raise wrong_listener(launch, greeting)
             greeted = True
             line.write((json.dumps(me._asdict()) + "\n").encode())
             line.flush()
             connection.settimeout(max(deadline - time.monotonic(), 0) + 5)
             text = line.readline(LONGEST_LINE * 64)
     except TimeoutError:
-        raise (missing(launch, [me], timeout) if greeted else foreign(launch, "")) from None
+        raise (missing(launch, [me], timeout) if greeted else wrong_listener(launch, "")) from None
     except OSError:
         return None
     if not text:

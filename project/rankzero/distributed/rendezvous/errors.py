@@ -71,7 +71,7 @@ def nobody_answers(launch: Launch, ips: Sequence[str]) -> RequestError:
     )
 
 
-def foreign(launch: Launch, greeting: str) -> RequestError:
+def wrong_listener(launch: Launch, greeting: str) -> RequestError:
     """The error for a port where somebody else answers, with what they say first."""
     if greeting.startswith(GREETING):
         who = f"another run's rank 0 ({greeting.removeprefix(GREETING).strip()})"

@@ -56,7 +56,9 @@ class RendezvousServer:
             while len(self.members) < self.launch.world_size:
                 if time.monotonic() > self.deadline:
                     raise refusal or missing(self.launch, self.members, self.timeout)
-                progress.tell(lambda: f"{missing_ranks(self.launch, self.members)}; {len(self.members)} are here")
+                progress.print_if_due(
+                    lambda: f"{missing_ranks(self.launch, self.members)}; {len(self.members)} are here"
+                )
                 SIGNALS.leave_if_requested()
                 for key, _ in self.selector.select(_POLL_SECONDS):
                     self._serve(key.fileobj)  # type: ignore[arg-type]
@@ -202,24 +204,24 @@ def _reaches_itself(ips: Sequence[str], port: int, listening: socket.socket) -> 
 def reject_callers(launch: Launch, ips: Sequence[str], error: RequestError) -> None:
     """Tells those who come to this machine that rank zero is not here, for a moment."""
     with contextlib.suppress(OSError), network.listen(ips[0], launch.port) as listening:
-        hall = RendezvousServer(
+        server = RendezvousServer(
             launch, Peer.this(launch), listening, time.monotonic() + TURN_AWAY_SECONDS, TURN_AWAY_SECONDS
         )
         with contextlib.suppress(RequestError):
-            hall.wait(refusal=error)
+            server.wait(refusal=error)
 
 
 class Progress:
     """Says now and then what is being waited for."""
 
     def __init__(self, timeout: float) -> None:
-        self.began = self.told = time.monotonic()
+        self.began = self.printed_at = time.monotonic()
         self.timeout = timeout
 
-    def tell(self, what: Callable[[], str]) -> None:
+    def print_if_due(self, what: Callable[[], str]) -> None:
         """Prints a line where it has been silent for a while; `what` is called for the text."""
         now = time.monotonic()
-        if now - self.told > PROGRESS_SECONDS:
-            self.told = now
+        if now - self.printed_at > PROGRESS_SECONDS:
+            self.printed_at = now
             left = self.began + self.timeout - now
             print_error(f"waiting: {what()}; leaving in {left:.0f} s")

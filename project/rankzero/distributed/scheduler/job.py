@@ -75,9 +75,9 @@ def _slurm_name(variables: Variables) -> str | None:
 
 def _slurm_end(job: Job) -> float | None:
     """From the variable of newer versions (22.05 has none), else from the time that squeue says is left."""
-    told = job.variables.find("SLURM_JOB_END_TIME")
-    if told and told.isascii() and told.isdigit():
-        return float(told)
+    end_time = job.variables.find("SLURM_JOB_END_TIME")
+    if end_time and end_time.isascii() and end_time.isdigit():
+        return float(end_time)
     answer = ask("squeue", "--noheader", f"--jobs={job.name}", "--format=%L")
     return time.time() + seconds_of(answer.text) if answer.ok and _is_time(answer.text) else None
 

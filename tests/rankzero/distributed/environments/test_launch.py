@@ -97,27 +97,27 @@ def test_ports_are_the_same_in_every_process_and_version():
     assert [derived_port(key) for key in ("", "env", "slurm 12.0")] == [25762, 28575, 26291]
 
 
-def meet(environ=None, host=None, **asked):
+def point_of(environ=None, host=None, **asked):
     return meeting_point(Variables(environ or {}), RequestedWorld(**asked), host, "key")
 
 
 def test_flags_win_over_variables_and_variables_over_the_launchers_host():
     environ = {"MASTER_ADDR": "variable", "MASTER_PORT": "1"}
-    assert meet(environ, "host", address="flag", port=2) == ("flag", 2)
-    assert meet(environ, "host") == ("variable", 1)
-    assert meet({}, "host") == ("host", derived_port("key"))
-    assert meet({"MASTER_ADDR": "", "MASTER_PORT": ""}, "host") == ("host", derived_port("key"))
+    assert point_of(environ, "host", address="flag", port=2) == ("flag", 2)
+    assert point_of(environ, "host") == ("variable", 1)
+    assert point_of({}, "host") == ("host", derived_port("key"))
+    assert point_of({"MASTER_ADDR": "", "MASTER_PORT": ""}, "host") == ("host", derived_port("key"))
 
 
 def test_a_missing_address_is_reported_by_the_variables_name():
     with pytest.raises(KeyError, match="MASTER_ADDR"):
-        meet({"MASTER_PORT": "1"})
+        point_of({"MASTER_PORT": "1"})
 
 
 def test_the_last_port_is_65535():
-    assert meet({"MASTER_PORT": "65535"}, "host") == ("host", 65535)
+    assert point_of({"MASTER_PORT": "65535"}, "host") == ("host", 65535)
     with pytest.raises(ValueError, match=r"^MASTER_PORT=65536 is not a port \(1 to 65535\)$"):
-        meet({"MASTER_PORT": "65536"}, "host")
+        point_of({"MASTER_PORT": "65536"}, "host")
 
 
 @pytest.mark.parametrize(

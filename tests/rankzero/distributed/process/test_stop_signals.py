@@ -9,7 +9,7 @@ LISTENING = """
 import os, signal, subprocess, sys, threading, time
 from rankzero.distributed.process.stop_signals import SIGNALS, STOPPING
 before = {signum: signal.getsignal(signum) for signum in STOPPING}
-SIGNALS.listen()
+SIGNALS.install()
 """
 
 
@@ -23,7 +23,7 @@ def run(code, seconds=30):
 def test_a_signal_asks_and_ends_nothing(name):
     done = run(f"""
 heard = threading.Event()
-SIGNALS.tell(lambda signum: (print(signum.name, flush=True), heard.set()))
+SIGNALS.subscribe(lambda signum: (print(signum.name, flush=True), heard.set()))
 os.kill(os.getpid(), signal.{name})
 heard.wait(10)
 print(SIGNALS.asked)
@@ -34,7 +34,7 @@ print(SIGNALS.asked)
 def test_it_is_heard_while_the_main_thread_does_not_come_back_to_python():
     done = run("""
 import ctypes
-SIGNALS.tell(lambda signum: os._exit(7))
+SIGNALS.subscribe(lambda signum: os._exit(7))
 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
 mutex = (ctypes.c_long * 8)()
 for _ in range(2):  # the second waits without Python's lock, as a collective does, and no signal ends that
@@ -47,7 +47,7 @@ def test_what_came_before_somebody_listened_is_told():
     done = run("""
 os.kill(os.getpid(), signal.SIGUSR1)
 time.sleep(0.3)
-SIGNALS.tell(lambda signum: print(signum.name))
+SIGNALS.subscribe(lambda signum: print(signum.name))
 """)
     assert done.stdout.split() == ["SIGUSR1"]
 

@@ -54,10 +54,10 @@ def call(all_launches, start_timeout=5.0):
 
 
 def test_all_are_here(port):
-    meetings = call(launches(port))
-    assert all([member.rank for member in meeting.members] == [0, 1, 2, 3] for meeting in meetings)
-    assert [meeting.launch.processes_a_node for meeting in meetings] == [(2, 2)] * 4
-    assert [bool(meeting.listening) for meeting in meetings] == [True, False, False, False]
+    results = call(launches(port))
+    assert all([member.rank for member in result.members] == [0, 1, 2, 3] for result in results)
+    assert [result.launch.processes_a_node for result in results] == [(2, 2)] * 4
+    assert [bool(result.listening) for result in results] == [True, False, False, False]
 
 
 def test_what_the_launcher_does_not_say(port, monkeypatch):
@@ -73,11 +73,11 @@ def test_what_the_launcher_does_not_say(port, monkeypatch):
         return rendezvous(pair[0], 5)
 
     with ThreadPoolExecutor(5) as pool:
-        meetings = list(pool.map(one, zip(untold, ["b", "a", "b", "a", "b"], strict=True)))
-    meetings[0].listening.close()
-    assert [meeting.launch.local_rank for meeting in meetings] == [0, 0, 1, 1, 2]
-    assert [meeting.launch.node_rank for meeting in meetings] == [0, 1, 0, 1, 0]
-    assert meetings[0].launch.hosts == ("b", "a") and meetings[0].launch.processes_a_node == (3, 2)
+        results = list(pool.map(one, zip(untold, ["b", "a", "b", "a", "b"], strict=True)))
+    results[0].listening.close()
+    assert [result.launch.local_rank for result in results] == [0, 0, 1, 1, 2]
+    assert [result.launch.node_rank for result in results] == [0, 1, 0, 1, 0]
+    assert results[0].launch.hosts == ("b", "a") and results[0].launch.processes_a_node == (3, 2)
 
 
 def test_ranks_are_handed_out_host_by_host(port):
@@ -89,10 +89,10 @@ def test_ranks_are_handed_out_host_by_host(port):
         )
         for node, order in orders
     ]  # fmt: skip
-    meetings = call(tasks)
-    assert [meeting.launch.rank for meeting in meetings] == [1, 2, 0, 3]
-    assert [meeting.launch.local_rank for meeting in meetings] == [1, 0, 0, 1]
-    assert sum(bool(meeting.listening) for meeting in meetings) == 1
+    results = call(tasks)
+    assert [result.launch.rank for result in results] == [1, 2, 0, 3]
+    assert [result.launch.local_rank for result in results] == [1, 0, 0, 1]
+    assert sum(bool(result.listening) for result in results) == 1
 
 
 def test_a_rank_is_missing(port):

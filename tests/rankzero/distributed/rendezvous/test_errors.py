@@ -7,11 +7,11 @@ from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.errors import (
     GREETING,
-    foreign,
     missing,
     missing_ranks,
     nobody_answers,
     not_rank_zeros,
+    wrong_listener,
 )
 from rankzero.distributed.rendezvous.peers import Peer
 
@@ -129,7 +129,7 @@ def test_an_address_that_does_not_answer():
 
 
 def test_another_run_on_the_port_is_named():
-    error = foreign(launch(rank=1), f'{GREETING} "slurm 12.0"\n')
+    error = wrong_listener(launch(rank=1), f'{GREETING} "slurm 12.0"\n')
     assert error.asked == "to meet at a:29500"
     assert error.found == 'on that port is another run\'s rank 0 ("slurm 12.0")'
     assert error.instead.startswith("--master_port PORT")
@@ -139,10 +139,10 @@ def test_another_run_on_the_port_is_named():
 def test_another_program_of_this_machine_on_the_port_is_named(greeting):
     with network.listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-        error = foreign(launch(rank=1, address="127.0.0.1", port=port), greeting)
+        error = wrong_listener(launch(rank=1, address="127.0.0.1", port=port), greeting)
     assert error.found.startswith(f"that port is in use by process {os.getpid()} (")
 
 
 def test_another_program_of_another_machine_is_not_looked_up():
-    text = foreign(launch(rank=1, address="192.0.2.1"), "SSH-2.0").found
+    text = wrong_listener(launch(rank=1, address="192.0.2.1"), "SSH-2.0").found
     assert text.startswith("on that port is ") and "in use by" not in text

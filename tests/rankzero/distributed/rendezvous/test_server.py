@@ -274,9 +274,9 @@ def test_callers_of_the_wrong_machine_are_told(monkeypatch, call):
 
 def test_progress_is_reported_after_a_while_and_then_as_often(monkeypatch, capsys):
     progress = Progress(20)
-    progress.tell(lambda: pytest.fail("it is too early"))
+    progress.print_if_due(lambda: pytest.fail("it is too early"))
     monkeypatch.setattr(module, "PROGRESS_SECONDS", -1)
-    progress.tell(lambda: "missing rank 1")
+    progress.print_if_due(lambda: "missing rank 1")
     monkeypatch.setattr(module, "PROGRESS_SECONDS", 10)
-    progress.tell(lambda: pytest.fail("it is too early again"))
+    progress.print_if_due(lambda: pytest.fail("it is too early again"))
     assert capsys.readouterr().err.startswith("rankzero: waiting: missing rank 1; ")
