@@ -15,13 +15,13 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from typing_extensions import Self
 
 from rankzero.distributed import network
-from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process_group import init_process_group, leave_process_group
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
 from rankzero.distributed.rendezvous.server import Progress
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import AnotherRankFailed, CannotStart, LeftEarlyError, Stopped, lost_contact, mark_reported
 
 T = TypeVar("T")

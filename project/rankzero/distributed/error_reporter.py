@@ -1,4 +1,7 @@
-"""Which process reports an error to the person, and how. Imports no torch."""
+"""Which process reports an error to the user before training starts, and how. Imports no torch.
+
+During training, `rankzero.distributed.stop_and_failure` decides which rank reports.
+"""
 
 import os
 import signal

@@ -8,7 +8,7 @@ from itertools import chain, repeat
 import numpy as np
 from torch.utils.data import Sampler
 
-from rankzero.sampling.indices import Indices
+from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import Permutation, Positions, epoch_key
 
 BLOCK = 4096

@@ -6,7 +6,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from rankzero.sampling.batch_sampler import Share
-from rankzero.sampling.indices import Indices
+from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import epoch_key
 
 

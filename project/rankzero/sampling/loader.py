@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from rankzero.sampling.batch_sampler import EVEN, ElasticBatchSampler, Share
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
-from rankzero.sampling.indices import Indices
+from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import Positions, epoch_key
 from rankzero.sampling.seeded_dataset import SeededDataset
 from rankzero.sampling.workers import IgnoreStopSignals, blocked_signals

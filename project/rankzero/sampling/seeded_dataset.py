@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rankzero.sampling import generators
-from rankzero.sampling.indices import Indices
+from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import Positions
 
 

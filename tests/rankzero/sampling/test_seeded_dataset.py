@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rankzero.sampling import generators
-from rankzero.sampling.indices import Indices
+from rankzero.sampling.index_list import Indices
 from rankzero.sampling.seeded_dataset import SeededDataset
 
 

@@ -2,7 +2,8 @@
 
 A Python handler runs in the main thread alone, and not while that waits in a collective. So the handlers here do
 nothing at all: the interpreter writes the number of each signal to a socket (`signal.set_wakeup_fd`), and a thread
-reads it.
+reads it. The thread calls the control channel (`rankzero.distributed.stop_and_failure`), through which all ranks agree
+on the step to stop after.
 """
 
 import os
@@ -66,7 +67,7 @@ class StopSignals:
         self._pending = []
 
     def subscribe(self, callback: Callable[[signal.Signals], None]) -> None:
-        """Calls `callback` with every signal, also with those received before. Calls may come from another thread."""
+        """Calls `callback` with every signal received, including earlier ones; calls may come from another thread."""
         with self._lock:
             self._callback, pending, self._pending = callback, self._pending, []
         for signum in pending:

@@ -6,7 +6,7 @@ import traceback
 
 from lightning.pytorch import LightningModule, Trainer
 
-from rankzero.distributed.control.channel import ControlChannel
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import Stopped, lost_contact, user_message
 from rankzero.runs.attempt import Outcome
 from rankzero.training.hooks import LoopCallback

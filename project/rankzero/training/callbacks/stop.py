@@ -1,9 +1,9 @@
-"""A run stops where a person, a scheduler or the clock wants it to: on all ranks behind the same step, and saved."""
+"""Stops a run at a safe point: after the same step on all ranks, with a checkpoint saved."""
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
-from rankzero.distributed.control.channel import ControlChannel
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import Stopped
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.fit_loop import fit_loop_of

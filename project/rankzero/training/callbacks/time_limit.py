@@ -6,10 +6,10 @@ import time
 import psutil
 from lightning.pytorch import Trainer
 
-from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.scheduler.durations import seconds_of
 from rankzero.distributed.scheduler.job import end_of_allocation
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import TIME_IS_UP, Stopped, print_error
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.wall_time import Kind, WallTime

@@ -1,4 +1,4 @@
-"""Which checkpoint a fit, a validation, a test or a prediction loads."""
+"""Resolves `ckpt_path` of fit, validate, test and predict. `runs/resume.py` chooses what a fit resumes from."""
 
 from pathlib import Path
 from typing import Any

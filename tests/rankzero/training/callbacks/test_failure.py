@@ -7,9 +7,9 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from data_modules.in_memory import at_least
-from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import AnotherRankFailed, CannotStart, SaveError, Stopped
 from rankzero.runs.attempt import Outcome
 from rankzero.training.callbacks.failure import ReportFailure

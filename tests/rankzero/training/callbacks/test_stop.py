@@ -4,9 +4,9 @@ import pytest
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import SaveError, Stopped
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import checkpoints_in

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from torch.utils.data import Subset
 
-from rankzero.sampling.indices import Indices
+from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import epoch_key, sample_keys
 
 KEY = epoch_key(seed=3, epoch=2)

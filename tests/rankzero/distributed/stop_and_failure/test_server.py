@@ -12,8 +12,8 @@ import time
 import pytest
 
 from rankzero.distributed import network
-from rankzero.distributed.control import server as module
-from rankzero.distributed.control.server import LAUNCHER_REPORTS, JsonLineConnection, keep_alive
+from rankzero.distributed.stop_and_failure import server as module
+from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, JsonLineConnection, keep_alive
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from itertools import product
 
 import pytest
 
-from rankzero.distributed.control.channel import ControlChannel
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
 
 
 def rank_of(rank, world, pipes, work, result):

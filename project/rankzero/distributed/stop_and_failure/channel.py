@@ -14,7 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankzero.distributed import network
-from rankzero.distributed.control.server import (
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.error_reporter import acquire_host_lock
+from rankzero.distributed.process.early_exit import LEAVE, EarlyExit
+from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.rendezvous.server import where_to_listen
+from rankzero.distributed.stop_and_failure.server import (
     BEAT_SECONDS,
     LAUNCHER_REPORTS,
     ControlServer,
@@ -22,13 +28,7 @@ from rankzero.distributed.control.server import (
     Message,
     keep_alive,
 )
-from rankzero.distributed.control.watchdog import start_watchdog
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.error_reporter import acquire_host_lock
-from rankzero.distributed.process.early_exit import LEAVE, EarlyExit
-from rankzero.distributed.process.exit_handshake import report_exit
-from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.distributed.rendezvous.server import where_to_listen
+from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.messages import print_error
 
 LEAVE_SECONDS = 2.0

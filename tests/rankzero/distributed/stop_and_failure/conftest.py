@@ -7,8 +7,8 @@ import time
 import pytest
 
 from rankzero.distributed import network
-from rankzero.distributed.control.server import ControlServer, JsonLineConnection
 from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.stop_and_failure.server import ControlServer, JsonLineConnection
 
 
 class World:

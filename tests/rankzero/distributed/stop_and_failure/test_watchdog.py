@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from rankzero.distributed.control import watchdog as module
-from rankzero.distributed.control.watchdog import watch
+from rankzero.distributed.stop_and_failure import watchdog as module
+from rankzero.distributed.stop_and_failure.watchdog import watch
 
 
 @pytest.fixture
