@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rankzero.cli.foreign_flags import quoted
@@ -20,7 +19,7 @@ class Origins(NamedTuple):
     """
 
     typed: Sequence[str] = ()
-    names: Mapping[str, str] = MappingProxyType({})
+    names: Mapping[str, str] = {}
     files: Sequence[tuple[str, Mapping[str, Any]]] = ()
     stored: str = ""
 

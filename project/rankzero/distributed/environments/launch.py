@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -54,7 +53,7 @@ class Launch(NamedTuple):
     uses_agent_store: bool = False
     elastic: str | None = None
     rank_order: int = 0
-    variables: Mapping[str, str] = MappingProxyType({})
+    variables: Mapping[str, str] = {}
 
     @property
     def one_machine(self) -> bool:
