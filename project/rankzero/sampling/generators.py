@@ -22,6 +22,11 @@ def seed(key: int) -> None:
     torch.default_generator.manual_seed(key)
 
 
+def draw() -> tuple[float, float, float]:
+    """Draws one number from each generator: after the same seed the same numbers, unless something drew before."""
+    return random.random(), np.random.random_sample(), torch.rand(()).item()
+
+
 def look() -> State:
     """Their states."""
     return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
