@@ -24,7 +24,7 @@ def seed(key: int) -> None:
 
 def draw() -> tuple[float, float, float]:
     """Draws one number from each generator: after the same seed the same numbers, unless something drew before."""
-    return random.random(), np.random.random_sample(), torch.rand(()).item()
+    return random.random(), np.random.random_sample(), torch.rand((), device="cpu").item()
 
 
 def look() -> State:

@@ -145,3 +145,15 @@ def test_generators_of_another_kind():
         assert np.random.rand() == drawn
     finally:
         np.random.set_bit_generator(before)
+
+
+def test_the_next_draw_differs_after_a_draw_from_any_generator_on_any_default_device():
+    with torch.device("meta"):
+        generators.seed(3)
+        first = generators.draw()
+        generators.seed(3)
+        assert generators.draw() == first
+    for draw_one in (random.random, np.random.standard_normal, lambda: torch.randn(())):
+        generators.seed(3)
+        draw_one()
+        assert generators.draw() != first

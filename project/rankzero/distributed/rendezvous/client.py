@@ -19,7 +19,7 @@ from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import (
     GREETING,
     missing,
-    nobody_answers,
+    no_answer,
     not_rank_zeros,
     wrong_listener,
 )
@@ -132,7 +132,7 @@ def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[li
             first_host = None
         silent_since = None if refused else (silent_since or began)
         if launch.rank == 0 or (silent_since is not None and now - silent_since > NO_ANSWER_SECONDS):
-            raise nobody_answers(launch, ips)
+            raise no_answer(launch, ips)
         if now - began > NO_ANSWER_SECONDS and not launch.one_machine and _is_at_the_wrong_machine(launch, ips):
             error = not_rank_zeros(launch, ips)
             if me.local_rank == 0:  # which points to rank zero, see rankzero.distributed.error_reporter

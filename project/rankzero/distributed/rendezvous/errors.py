@@ -56,7 +56,7 @@ def not_rank_zeros(launch: Launch, ips: Sequence[str]) -> RequestError:
     )
 
 
-def nobody_answers(launch: Launch, ips: Sequence[str]) -> RequestError:
+def no_answer(launch: Launch, ips: Sequence[str]) -> RequestError:
     """The error for an address that is silent; on rank zero, for a port that it cannot listen on."""
     if launch.rank == 0:
         return RequestError(

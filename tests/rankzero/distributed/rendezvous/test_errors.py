@@ -9,7 +9,7 @@ from rankzero.distributed.rendezvous.errors import (
     GREETING,
     missing,
     missing_ranks,
-    nobody_answers,
+    no_answer,
     not_rank_zeros,
     wrong_listener,
 )
@@ -115,14 +115,14 @@ def test_what_to_type_depends_on_the_launcher(launcher, before, lines):
 def test_rank_zero_cannot_listen_on_a_port_that_another_process_holds():
     with network.listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-        error = nobody_answers(launch(rank=0, port=port), ["127.0.0.1"])
+        error = no_answer(launch(rank=0, port=port), ["127.0.0.1"])
     assert error.asked == f"to listen on port {port} of {HERE}"
     assert error.found.startswith(f"it is in use by process {os.getpid()} (")
     assert error.instead.startswith("--master_port PORT")
 
 
 def test_an_address_that_does_not_answer():
-    error = nobody_answers(launch(rank=1), ["192.0.2.1", "192.0.2.2"])
+    error = no_answer(launch(rank=1), ["192.0.2.1", "192.0.2.2"])
     assert error.asked.startswith("to meet at a:29500 (")
     assert error.found == f"a (192.0.2.1, 192.0.2.2) does not answer {HERE}"
     assert error.instead.startswith("--master_addr HOST")
