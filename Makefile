@@ -41,9 +41,10 @@ test-processors: install          ## all tests as on a processor without AVX-512
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(MAKE) test test-system
 	ATEN_CPU_CAPABILITY=default $(MAKE) test test-system
 
-lint: install                     ## ruff: style and format
+lint: install                     ## ruff: style and format; codespell: American spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	git ls-files | xargs $(BIN)/codespell
 
 types: install                    ## mypy --strict
 	$(BIN)/mypy

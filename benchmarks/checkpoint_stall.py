@@ -1,13 +1,13 @@
-"""How much longer training takes for one save, in all: ours beside a plain `torch.save` at the same places.
+"""Total time that one save adds to training: Rankzero compared with a plain `torch.save` after the same steps.
 
-python benchmarks/checkpoint_stall.py                   # a state of 200 MB, each measured 5 times in its own process
-python benchmarks/checkpoint_stall.py --threads 1       # where training leaves a core to spare, as it does on a GPU
+python benchmarks/checkpoint_stall.py                   # a state of 200 MB; each is measured in 5 separate processes
+python benchmarks/checkpoint_stall.py --threads 1       # training leaves a core idle, as it does on a GPU
 python benchmarks/checkpoint_stall.py --width 512 --steps 40 --pairs 1
 
-Of the steps between two saves the first half is taken while the save is written, the second half when all is quiet.
-What the first half takes longer than the second one is what the save costs: the copy, and all that the writing gets in
-the way of. So that what else the machine does counts little, each step of the first half is the median over the saves
-of a process, and so is a quiet one. The first save, which meets new memory, is left out there and told apart.
+Of the steps between two saves, the first half runs while the save is written, and the second half after the save. The
+cost of a save is the difference between the two halves: the copy, and the slowdown caused by the writer. Medians reduce
+the influence of other load on the machine: each step of the first half is a median over the saves of a process, and a
+step of the second half is a median too. The first save has to allocate memory and is reported separately.
 """
 
 import argparse
@@ -33,7 +33,7 @@ LAYERS, BATCH = 6, 32
 
 
 class Samples(Dataset[Tensor]):
-    """Any count of them, and next to no work to read one."""
+    """Data set of any length that returns the same sample each time, so that reading takes almost no time."""
 
     def __init__(self, count: int, width: int) -> None:
         self.count, self.sample = count, torch.randn(width)
@@ -46,7 +46,7 @@ class Samples(Dataset[Tensor]):
 
 
 class Data(LightningDataModule):
-    """One epoch of so many steps."""
+    """Data module whose epoch has the given number of steps."""
 
     def __init__(self, steps: int, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Data(LightningDataModule):
 
 
 class Wide(LightningModule):
-    """Linear layers, learned with momentum: 200 MB of state at a width of 2,048."""
+    """Linear layers trained with momentum: 200 MB of state at a width of 2,048."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -72,10 +72,10 @@ class Wide(LightningModule):
 
 
 class Stopwatch(Callback):
-    """Notes when each step begins, and whether a save is being written then; writes it all down at the end.
+    """Callback that records when each step begins, and whether a save is being written at that time.
 
     Args:
-        path: Where to.
+        path: JSON file to which the records are written at the end of training.
     """
 
     def __init__(self, path: str) -> None:
@@ -92,7 +92,7 @@ class Stopwatch(Callback):
 
 
 def ours(folder: Path, saves: int, steps: int, width: int, threads: int) -> list[float]:
-    """When the steps of a run begin, whose command line asks for the saves."""
+    """Returns the times, in seconds, at which the steps of a run with `--save_every` begin."""
     command = [sys.executable, str(ROOT / "launch/fit.py"), "--run", "x", "--root", str(folder), "--accelerator", "cpu"]
     command += ["--model", "checkpoint_stall.Wide", f"--model.width={width}", "--epochs", "1"]
     command += ["--data", "checkpoint_stall.Data", f"--data.steps={saves * steps + steps}", f"--data.width={width}"]
@@ -106,7 +106,7 @@ def ours(folder: Path, saves: int, steps: int, width: int, threads: int) -> list
 
 
 def theirs(folder: Path, saves: int, steps: int, width: int) -> list[float]:
-    """When the steps of a loop begin that is written by hand."""
+    """Returns the times, in seconds, at which the steps of a hand-written loop begin."""
     model = Wide(width)
     optimizer, times = model.configure_optimizers(), []
     for number, batch in enumerate(Data(saves * steps + steps, width).train_dataloader(), 1):
@@ -120,9 +120,9 @@ def theirs(folder: Path, saves: int, steps: int, width: int) -> list[float]:
 
 
 def costs(times: list[float], steps: int) -> tuple[float, float]:
-    """Milliseconds that the first save has cost, and one of the others."""
+    """Returns the costs in milliseconds of the first save and of a later save."""
     half = steps // 2
-    taken = [1000 * (end - begun) for begun, end in pairwise(times[steps - 1 :])]  # the first one ends with a save
+    taken = [1000 * (end - begun) for begun, end in pairwise(times[steps - 1 :])]  # the first step ends with a save
     saves = [taken[start : start + steps] for start in range(0, len(taken) - steps + 1, steps)]
     quiet = half * statistics.median(one for save in saves for one in save[half:])
     others = sum(statistics.median(ones) for ones in zip(*(save[:half] for save in saves[1:]), strict=True))
@@ -130,7 +130,7 @@ def costs(times: list[float], steps: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measures with a core to spare, and with all of them busy."""
+    """Measures with each number of threads: by default with one thread, and with one per core."""
     flags = parser(__doc__)
     flags.add_argument("--saves", type=int, default=4, help="in a process, beside the first one")
     flags.add_argument("--steps", type=int, default=30, help="between two saves")
@@ -151,7 +151,7 @@ def main() -> None:
 
 
 def contest(asked: argparse.Namespace, count: int, threads: int) -> None:
-    """Measures both in turn, on so many threads."""
+    """Measures both variants in turn, with `threads` threads."""
     firsts: dict[str, list[float]] = {"ours": [], "torch.save": []}
 
     def measure(name: str) -> float:

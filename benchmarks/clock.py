@@ -1,4 +1,4 @@
-"""What our side of a benchmark is timed with: from behind the first epoch, or some steps, to the end of training."""
+"""Callbacks that time Rankzero in a benchmark: from after the first epoch or first steps to the end of training."""
 
 import json
 import time
@@ -10,10 +10,10 @@ from rankzero.training.hooks import LoopCallback
 
 
 class Clock(LoopCallback):
-    """Writes how many seconds a step has cost, saves and ends of epochs included, but for the first epoch.
+    """Callback that writes the mean seconds per step after the first epoch, including saves and ends of epochs.
 
     Args:
-        path: Where, as JSON.
+        path: JSON file to write.
     """
 
     def __init__(self, path: str) -> None:
@@ -33,11 +33,11 @@ class Clock(LoopCallback):
 
 
 class StepClock(LoopCallback):
-    """Writes how many seconds a step has cost, but for the first ones.
+    """Callback that writes the mean seconds per step, without the first steps.
 
     Args:
-        path: Where, as JSON.
-        first: How many do not count.
+        path: JSON file to write.
+        first: Number of steps to leave out at the beginning.
     """
 
     def __init__(self, path: str, first: int = 1) -> None:

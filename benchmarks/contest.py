@@ -1,4 +1,4 @@
-"""Several ways to the same end, measured in turn in one run: medians, spreads and ratios, as a table and as JSON."""
+"""Comparison of several implementations, measured in turn: medians, spreads and ratios, as a table and as JSON."""
 
 import argparse
 import json
@@ -21,15 +21,15 @@ RESULTS = ROOT / "build/benchmarks"
 
 @dataclass
 class Contest:
-    """What is compared with what. All figures are costs: less is better.
+    """Comparison of Rankzero with other implementations. All figures are costs: lower is better.
 
     Args:
-        name: Of the claim, and of the JSON file.
-        title: What is measured, for people.
-        unit: Of the figures.
-        measure: Contestant -> what measures it once. The first one is ours.
-        targets: Contestant -> the most that ours may cost, as a multiple of it.
-        limits: Contestant -> the most that it may cost, in `unit`; such a one is compared with its limit alone.
+        name: Name of the comparison and of its JSON file.
+        title: Title of the printed table.
+        unit: Unit of the figures.
+        measure: Contestant -> function that measures it once. The first contestant is Rankzero.
+        targets: Contestant -> highest acceptable cost of Rankzero, as a multiple of the contestant's cost.
+        limits: Contestant -> highest acceptable cost of the contestant, in `unit`. It is compared with this limit only.
     """
 
     name: str
@@ -40,11 +40,15 @@ class Contest:
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, pairs: int, folder: Path = RESULTS) -> dict[str, Any]:
-        """Measures all contestants in turn, so many times, prints the table and writes `folder/NAME.json`."""
+        """Measures all contestants in turn, `pairs` times each; prints a table and writes `folder/NAME.json`.
+
+        Returns:
+            The content of the JSON file.
+        """
         measured: dict[str, list[float]] = {name: [] for name in self.measure}
         for pair in range(pairs):
             names = list(self.measure)
-            for name in names[pair % len(names) :] + names[: pair % len(names)]:  # nobody is always the first
+            for name in names[pair % len(names) :] + names[: pair % len(names)]:  # rotated, so none is always first
                 _show(f"{self.name}: {pair + 1}/{pairs} {name}")
                 measured[name].append(self.measure[name]())
         _show("")
@@ -66,7 +70,7 @@ class Contest:
         return result
 
     def _ratios(self, measured: Mapping[str, list[float]]) -> dict[str, list[float]]:
-        """Ours as a multiple of each other contestant, but of those that have a limit of their own."""
+        """Returns Rankzero's figures as multiples of each other contestant's, except contestants with a limit."""
         ours, *others = measured
         return {
             name: [mine / its for mine, its in zip(measured[ours], measured[name], strict=True)]
@@ -84,14 +88,14 @@ class Contest:
 
 
 def spread(figures: list[float]) -> str:
-    """Median, and least to most."""
+    """Returns the median, the minimum and the maximum as text."""
     median = statistics.median(figures)
     places = 0 if median >= 100 else 1 if median >= 10 else 2 if median >= 0.5 else 3
     return f"{median:,.{places}f} ({min(figures):,.{places}f} to {max(figures):,.{places}f})"
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
-    """The flags that all benchmarks share: `--pairs` and `--json_dir`."""
+    """Returns a parser with the flags that all benchmarks have: `--pairs` and `--json_dir`."""
     first, _, rest = doc.partition("\n")
     flags = argparse.ArgumentParser(
         description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -102,17 +106,17 @@ def parser(doc: str) -> argparse.ArgumentParser:
 
 
 def figure(command: list[str], threads: int | None = None) -> Any:
-    """Runs a command that ends with a line of JSON, and returns that; see `run`."""
+    """Runs a command and returns the value of its last line of output, which is JSON; see `run`."""
     return json.loads(run(command, threads).strip().splitlines()[-1])
 
 
 def run(command: list[str], threads: int | None = None, codes: Collection[int] = (0,)) -> str:
-    """Runs a command in `benchmarks/`, and returns what it prints.
+    """Runs a command in `benchmarks/`, and returns its standard output. Exits if the command fails.
 
     Args:
-        command: Its arguments.
-        threads: OMP_NUM_THREADS; None leaves it to torch.
-        codes: Exit codes with which it may end.
+        command: The program and its arguments.
+        threads: Value of OMP_NUM_THREADS; None leaves the variable unchanged.
+        codes: Exit codes that count as success.
     """
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     done = subprocess.run(command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True)
@@ -122,7 +126,7 @@ def run(command: list[str], threads: int | None = None, codes: Collection[int] =
 
 
 def circumstances() -> dict[str, Any]:
-    """Commit, versions and machine, as far as a figure depends on them."""
+    """Returns the commit, versions and machine on which the figures depend."""
     import torch
 
     def git(*arguments: str) -> str:

@@ -1,6 +1,6 @@
-"""A metric at 1, 2, 3 and 4 processes: ours beside a DistributedSampler's, which counts some samples twice.
+"""A metric with 1 to 4 processes: Rankzero compared with DistributedSampler, which counts some samples twice.
 
-python benchmarks/evaluation.py              # 1,001 samples to validate on
+python benchmarks/evaluation.py              # 1,001 validation samples
 """
 
 import argparse
@@ -22,7 +22,7 @@ COUNT, BATCH = 1001, 16
 
 
 class Errors(LightningModule):
-    """Trains nothing; its error differs from sample to sample."""
+    """Model that learns nothing; its error differs from sample to sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Errors(LightningModule):
 
 
 class Numbers(LightningDataModule):
-    """Sample i is i / 1,000."""
+    """Data module in which sample i is i / 1,000."""
 
     def __init__(self, count: int = COUNT) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Numbers(LightningDataModule):
 
 
 def ours(count: int, world: int) -> float:
-    """What a run of so many processes reports."""
+    """Returns the metric that a run with `world` processes reports."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "launch/fit.py"), "--model", "evaluation.Errors", "--data"]
         command += ["evaluation.Numbers", f"--data.count={count}", "--epochs", "1", "--devices", str(world)]
@@ -64,7 +64,7 @@ def ours(count: int, world: int) -> float:
 
 
 def theirs(count: int, world: int) -> float:
-    """The mean over ranks of the mean over what a DistributedSampler gives them, as `sync_dist=True` takes it."""
+    """Returns the mean over all samples that DistributedSampler assigns, as `sync_dist=True` computes it."""
     data = Numbers(count).data
     sums = torch.zeros(2)
     for rank in range(world):
@@ -75,7 +75,7 @@ def theirs(count: int, world: int) -> float:
 
 
 def main() -> None:
-    """Measures and prints both."""
+    """Computes the metric both ways, and prints the results beside the exact value."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 3, 4], metavar="N")

@@ -1,4 +1,4 @@
-"""A callback as a user writes one: says when the first step is done."""
+"""Callback, as a user would write it, that reports the end of the first step."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from lightning.pytorch import Callback, Trainer
 
 
 class FirstStep(Callback):
-    """Prints a line behind the first optimiser step."""
+    """Callback that prints a line after the first optimizer step."""
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
         if trainer.global_step == 1:

@@ -1,10 +1,11 @@
-"""CIFAR-10's pictures cropped, mirrored and normalised in batches of 512: ours beside torchvision's transforms.
+"""CIFAR-10 images, cropped, mirrored and normalized in batches of 512: Rankzero compared with torchvision.
 
-python benchmarks/input.py                   # microseconds a picture, on two cores: whole epochs of 45,000
+python benchmarks/input.py                   # microseconds per image, on two cores: whole epochs of 45,000 images
 
-The pictures are noise, written in the form of CIFAR-10's files. Ours is read in the main process, as it is by default,
-torchvision's by two loader processes, which run already when an epoch begins. The last one draws a single crop for all
-pictures of a batch and mirrors all or none, as v2's transforms do with a batch: less than the others do.
+The images are noise in the format of CIFAR-10's files. Rankzero reads them in the main process, which is its default.
+torchvision uses two worker processes, which are already running when an epoch begins. The last variant draws a single
+crop for all images of a batch and mirrors all images or none, as v2's transforms do with a batch. It does less work
+than the other variants.
 """
 
 import os
@@ -31,11 +32,11 @@ from rankzero.sampling.plan import SamplingPlan
 
 BATCH, WORKERS = 512, 2
 LEVELS = {"mean": [value / 255 for value in MEAN], "std": [value / 255 for value in STD]}
-"""For torchvision, to which a picture's levels run from 0 to 1."""
+"""Mean and standard deviation for torchvision, where the levels of an image range from 0 to 1."""
 
 
 def ours(folder: Path) -> Iterable[Any]:
-    """The data module as a run reads it."""
+    """Returns the data module's training loader as a run reads it."""
     module = CIFAR10(root=str(folder), verify=False, batch_size=BATCH)
     module.prepare_data()
     module.setup("fit")
@@ -46,7 +47,7 @@ def ours(folder: Path) -> Iterable[Any]:
 
 
 class Noise(datasets.CIFAR10):
-    """torchvision's CIFAR-10, which would refuse files that are not those that were published; 45,000 of them."""
+    """torchvision's CIFAR-10 with 45,000 images, and without its check for the published files."""
 
     def _check_integrity(self) -> bool:
         return True
@@ -56,7 +57,7 @@ class Noise(datasets.CIFAR10):
 
 
 class WholeBatches(Dataset[tuple[Tensor, Tensor]]):
-    """Pictures as one tensor, transformed a batch at a time."""
+    """Data set of images in one tensor, transformed one batch at a time."""
 
     def __init__(self, data: datasets.CIFAR10, transform: Callable[[Tensor], Tensor]) -> None:
         self.pictures, self.labels = torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
@@ -70,20 +71,20 @@ class WholeBatches(Dataset[tuple[Tensor, Tensor]]):
 
 
 def theirs(folder: Path, transform: Callable[[Any], Tensor]) -> Iterable[Any]:
-    """What a tutorial writes."""
+    """Returns a loader as in a tutorial."""
     data = Noise(str(folder), transform=transform)
     return DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
 
 
 def by_batches(folder: Path, transform: Callable[[Tensor], Tensor]) -> Iterable[Any]:
-    """The same transforms, given whole batches."""
+    """Returns a loader that applies the transforms to whole batches."""
     data = WholeBatches(Noise(str(folder)), transform)
     order = BatchSampler(RandomSampler(data), BATCH, drop_last=False)
     return DataLoader(data, batch_size=None, sampler=order, num_workers=WORKERS, persistent_workers=True)
 
 
 def microseconds(make: Callable[[], Iterable[Any]]) -> Callable[[], float]:
-    """What reads one epoch, and returns microseconds a picture; the first time it reads another one before."""
+    """Returns a function that reads one epoch and returns microseconds per image; its first call warms up first."""
     made: list[Iterable[Any]] = []
 
     def measure() -> float:
@@ -106,7 +107,7 @@ def _epoch(loader: Iterable[Any]) -> int:
 
 
 def write_noise(folder: Path) -> None:
-    """Writes 60,000 pictures of noise in the form of CIFAR-10's files."""
+    """Writes 60,000 images of noise in the format of CIFAR-10's files."""
     random = np.random.default_rng(0)
     (folder / "cifar-10-batches-py").mkdir()
     for file in FILES:
@@ -116,7 +117,7 @@ def write_noise(folder: Path) -> None:
 
 
 def main() -> None:
-    """Measures all in turn."""
+    """Measures all variants in turn."""
     arguments = parser(__doc__).parse_args()
     augmented = transforms.Compose(
         [

@@ -1,11 +1,11 @@
-"""A step of a ResNet-18 on 32x32 pixels, 128 pictures a process: ours with --fast yes beside loops written by hand.
+"""ResNet-18 step on 32x32 pixels, 128 images per process: Rankzero (--fast yes) compared with hand-written loops.
 
-python benchmarks/resnet_step.py             # 1 and 2 processes on two cores, on the CPU: a quarter of an hour
+python benchmarks/resnet_step.py             # 1 and 2 processes on two CPU cores; takes 15 minutes
 python benchmarks/resnet_step.py --steps 10 --pairs 3 --processes 1
 
-Each is measured in processes of its own, all steps but the first, in which memory and kernels are got ready. The
+Each variant is measured in separate processes, over all steps but the first, which prepares memory and kernels. The
 well-tuned loop is in by_hand/resnet.py: channels_last, bf16, gathered batches, DDP's fast settings. `--compiled` adds
-it with torch.compile.
+the same loop with torch.compile.
 """
 
 import json
@@ -21,7 +21,7 @@ BY_HAND = "by_hand/resnet.py"
 
 
 def ours(processes: int, steps: int, threads: int | None, fast: str = "yes", batch: int = BATCH) -> float:
-    """Milliseconds a step of a run; `threads` None leaves the number of threads to the run."""
+    """Returns milliseconds per step of a run; if `threads` is None, the run chooses the number of threads."""
     with tempfile.TemporaryDirectory() as folder:
         clock = Path(folder) / "clock.json"
         command = [sys.executable, str(ROOT / "launch/fit.py"), "--model", "ResNet", "--model.depth", "18"]
@@ -34,7 +34,7 @@ def ours(processes: int, steps: int, threads: int | None, fast: str = "yes", bat
 
 
 def by_hand(processes: int, steps: int, threads: int, *flags: str) -> float:
-    """Milliseconds a step of a loop that somebody wrote."""
+    """Returns milliseconds per step of a hand-written loop."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable] if processes == 1 else command
     command += [str(ROOT / "benchmarks" / BY_HAND), "--steps", str(1 + steps), "--batch_size", str(BATCH), *flags]
@@ -42,7 +42,7 @@ def by_hand(processes: int, steps: int, threads: int, *flags: str) -> float:
 
 
 def main() -> None:
-    """Measures all in turn, with one process and with two."""
+    """Measures all variants in turn, for each number of processes."""
     flags = parser(__doc__)
     flags.add_argument("--steps", type=int, default=4, help="that are measured")
     flags.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N")

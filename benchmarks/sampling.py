@@ -1,6 +1,6 @@
-"""How long the first batch takes, and how much memory: our order of samples beside DistributedSampler's.
+"""Time and memory for the first batch: Rankzero's order of samples compared with DistributedSampler's.
 
-python benchmarks/sampling.py                # 10^9 and 10^8 samples, each measured 5 times in a process of its own
+python benchmarks/sampling.py                # 10^9 and 10^8 samples; each is measured in 5 separate processes
 python benchmarks/sampling.py --pairs 1 --count 1000000
 """
 
@@ -26,7 +26,7 @@ BATCH, WORLD = 256, 8
 
 
 class Virtual(Dataset[int]):
-    """A data set of any size that holds nothing: sample i is i."""
+    """Data set of any length that stores nothing: sample i is i."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -39,7 +39,7 @@ class Virtual(Dataset[int]):
 
 
 def ours(count: int, start: int = 0) -> Iterable[torch.Tensor]:
-    """A user's loader as the run reads it, on rank 3 of 8, from a sample on."""
+    """Returns a user's loader as a run reads it, on rank 3 of 8, starting at position `start` of the epoch."""
     plan = SamplingPlan(rank=3, world_size=WORLD, seed=0)
     plan.start = [Position(0, start // (BATCH * WORLD), start)]
     loader: Iterable[torch.Tensor] = plan.wrap(  # type: ignore[assignment]
@@ -49,7 +49,7 @@ def ours(count: int, start: int = 0) -> Iterable[torch.Tensor]:
 
 
 def theirs(count: int) -> Iterable[torch.Tensor]:
-    """What a DDP tutorial writes. It has no way to begin but at the beginning."""
+    """Returns a loader as in a DDP tutorial; it can start only at the beginning of an epoch."""
     data = Virtual(count)
     return DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data, num_replicas=WORLD, rank=3))
 
@@ -58,7 +58,7 @@ Loader = Callable[..., Iterable[torch.Tensor]]
 
 
 def milliseconds(make: Loader, *arguments: int) -> float:
-    """From nothing to the first batch, in a process of its own that has read another one before."""
+    """Returns the milliseconds from creating a loader to its first batch, after a tiny loader as warm-up."""
     next(iter(make(BATCH * WORLD)))
     gc.collect()
     started = time.perf_counter()
@@ -67,29 +67,29 @@ def milliseconds(make: Loader, *arguments: int) -> float:
 
 
 def megabytes(make: Loader, *arguments: int) -> float:
-    """How much more memory the first batch takes than with next to no samples; Linux counts in kilobytes."""
+    """Returns the additional peak memory in megabytes for the first batch; at least 1 kilobyte, Linux's resolution."""
     next(iter(make(BATCH * WORLD)))
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # from here on the most memory is noted anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory that Linux reports
     before = most_memory()
     next(iter(make(*arguments)))
     return max(most_memory() - before, 1 / 1024)
 
 
 def most_memory() -> float:
-    """The most that this process has had, in megabytes (Linux)."""
+    """Returns the peak memory of this process, in megabytes (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def apart(measure: Callable[..., float], *arguments: object) -> float:
-    """Measures in a process of its own."""
+    """Returns the result of `measure`, called in a separate process."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(measure, arguments)
 
 
 def contest(measure: Callable[..., float], name: str, title: str, unit: str, limit: float, count: int) -> Contest:
-    """Ours beside theirs, and ours with ten times as many samples, from the first one on and from a late one."""
+    """Returns a comparison of DistributedSampler with Rankzero, also for ten times as many samples and a late start."""
     more = 10 * count
     cases = {
         f"ours, {count:,} samples": (ours, count),

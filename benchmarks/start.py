@@ -1,4 +1,4 @@
-"""From the start of a process to the end of its first step, and to an answer: ours beside a script without a trainer.
+"""Time to the first step, compared with a script without a trainer, and to the output of --help and --explain.
 
 python benchmarks/start.py                   # each 5 times, in turn
 python benchmarks/start.py --pairs 1
@@ -20,18 +20,18 @@ DONE = "first step done"
 
 
 def ours() -> float:
-    """A run as a user starts one, in a new folder, with a callback that says when the first step is done."""
+    """Returns the seconds that a run in a new folder, started as by a user, takes until its first step is done."""
     with tempfile.TemporaryDirectory() as folder:
         return seconds_until_done([*FIT, *TOY, "--root", folder, "--trainer.callbacks", "first_step.FirstStep"])
 
 
 def by_hand() -> float:
-    """The same network and data without a trainer."""
+    """Returns the seconds that a script with the same network and data, but without a trainer, takes."""
     return seconds_until_done([sys.executable, str(BENCHMARKS / "by_hand/first_step.py")])
 
 
 def seconds_until_done(command: list[str]) -> float:
-    """How long a process takes from its start until it says that its first step is done; then it is killed."""
+    """Returns the seconds from the start of a process until it reports its first step; the process is then killed."""
     started = time.perf_counter()
     with subprocess.Popen(command, cwd=BENCHMARKS, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -44,7 +44,7 @@ def seconds_until_done(command: list[str]) -> float:
 
 
 def seconds_to_answer(flag: str) -> float:
-    """How long `fit.py` takes that only answers."""
+    """Returns the seconds that `fit.py` takes with a flag that only prints text."""
     started = time.perf_counter()
     subprocess.run([*FIT, flag], cwd=BENCHMARKS, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
@@ -67,7 +67,7 @@ ANSWER = Contest(
 
 
 def main() -> None:
-    """Measures both."""
+    """Measures the time to the first step, and the time to the printed output."""
     arguments = parser(__doc__).parse_args()
     for contest in (STEP, ANSWER):
         contest.run(arguments.pairs, arguments.json_dir)

@@ -1,12 +1,12 @@
-"""What a step of a tiny model costs: ours beside loops by hand and plain Lightning.
+"""Cost of a step of a tiny model: Rankzero compared with hand-written loops and stock Lightning.
 
-python benchmarks/step.py --which one          # the tutorial's MLP, one process
-python benchmarks/step.py --which two          # the same on two processes (gloo)
-python benchmarks/step.py --which own          # a LightningModule that never heard of Rankzero, with one self.log
+python benchmarks/step.py --which one          # the MLP of the PyTorch DDP tutorial, one process
+python benchmarks/step.py --which two          # the same model with two processes (gloo)
+python benchmarks/step.py --which own          # a LightningModule that does not use Rankzero, with one self.log
 
-Ours is `launch/fit.py` as a person types it, but for the validation, which nobody else does: logging, progress,
-checkpoints, ledger and the agreement on stops are on. Each figure comes from a process of its own, on one thread, and
-is the mean over all epochs but the first.
+Rankzero is `launch/fit.py` as on a user's command line: logging, progress, checkpoints, sample ledger and the agreement
+on stops are on. Only validation is off, because the other variants have none. Each figure comes from a separate process
+with one thread, and is the mean over all epochs but the first.
 """
 
 import json
@@ -27,7 +27,7 @@ OWN = ["--model", "step.Module", "--data", "step.Data"]
 
 
 class Module(LightningModule):
-    """The tutorial's model as anybody would write it down for Lightning."""
+    """The tutorial's model as an ordinary LightningModule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Data(LightningDataModule):
 
 
 def ours(what: list[str], count: int, epochs: int, processes: int = 1) -> float:
-    """Microseconds a step."""
+    """Returns microseconds per step of a run."""
     with tempfile.TemporaryDirectory() as folder:
         clock = Path(folder) / "clock.json"
         command = [sys.executable, str(ROOT / "launch/fit.py"), *what, "--data.count", str(count), "--root", folder]
@@ -66,7 +66,7 @@ def ours(what: list[str], count: int, epochs: int, processes: int = 1) -> float:
 
 
 def by_hand(script: str, count: int, epochs: int, *flags: str, processes: int = 1) -> float:
-    """Microseconds a step."""
+    """Returns microseconds per step of a script in `by_hand/`."""
     start = [sys.executable]
     if processes > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
@@ -83,7 +83,7 @@ def by_hand(script: str, count: int, epochs: int, *flags: str, processes: int = 
 
 
 def main() -> None:
-    """Measures in turn, and prints medians and spreads."""
+    """Measures the chosen variants in turn, and prints medians and spreads."""
     flags = parser(__doc__ or "")
     flags.add_argument("--which", choices=("one", "two", "own"), default="one")
     flags.add_argument("--count", type=int, default=65536, help="samples an epoch")

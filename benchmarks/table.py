@@ -1,6 +1,6 @@
-"""All that the benchmarks have measured, as a table in Markdown.
+"""Results of all benchmarks as a Markdown table.
 
-python benchmarks/table.py                   # what lies in build/benchmarks, where the benchmarks leave it
+python benchmarks/table.py                   # reads build/benchmarks, to which the benchmarks write by default
 """
 
 import argparse
@@ -12,7 +12,7 @@ from contest import RESULTS, spread
 
 
 def rows(result: dict[str, Any]) -> list[str]:
-    """A row for each contestant that there is a target or a limit for, ours first."""
+    """Returns one table row for each contestant with a target or a limit."""
     ours, measured = next(iter(result["measured"])), result["measured"]
     found = []
     for name, figures in measured.items():
@@ -29,7 +29,7 @@ def rows(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Prints it."""
+    """Prints the table, and below it the commits, machines and versions of torch."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--json_dir", type=Path, default=RESULTS)
     results = [json.loads(path.read_text()) for path in sorted(parser.parse_args().json_dir.glob("*.json"))]

@@ -1,8 +1,8 @@
-"""A step of a ResNet-18 with several ranks on one machine: threads by default, and as they were without a division.
+"""A step of a ResNet-18 with several ranks on one machine: default number of threads compared with fixed numbers.
 
-python benchmarks/threads.py                 # 2 ranks on two cores: five minutes
+python benchmarks/threads.py                 # 2 ranks on two cores; takes 5 minutes
 
-Without a division each rank computes on all cores, which is torch's own default.
+By default, Rankzero divides the cores among the ranks. torch's own default gives all cores to each rank.
 """
 
 import os
@@ -16,12 +16,12 @@ BATCH = 16
 
 
 def main() -> None:
-    """Measures all in turn."""
+    """Measures all numbers of threads in turn."""
     flags = parser(__doc__ or "")
     flags.add_argument("--steps", type=int, default=4, help="that are measured")
     flags.add_argument("--processes", type=int, default=2, metavar="N")
     arguments = flags.parse_args()
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # the caller's, which would count as the user's
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # a run would treat the caller's values as the user's
         os.environ.pop(name, None)
     processes, steps, cores = arguments.processes, arguments.steps, len(usable_cores())
     share = max(1, cores // processes)

@@ -1,10 +1,10 @@
-"""What each shortcut of the source saves, measured alone: ours as it is beside ours without it.
+"""Time that a single shortcut in the source saves: Rankzero compared with Rankzero without the shortcut.
 
-python benchmarks/tricks.py --which optimizer-step       # the optimizer's step without torch's wrapper
+python benchmarks/tricks.py --which optimizer-step       # the optimizer step without torch's wrapper
 python benchmarks/tricks.py --which backward             # the backward pass without Tensor.backward
 python benchmarks/tricks.py --which validation-schedule  # a time limit that knows when validations are due
 
-The last one counts the steps that a time limit leaves out. Each figure comes from a process of its own, on one thread.
+The last one measures how many steps fit into a time limit. Each figure comes from a separate process with one thread.
 """
 
 import json
@@ -28,11 +28,11 @@ TOY = ["--model", "MLP", "--data", "Toy"]
 
 
 class ClockWithout(Clock):
-    """Measures a step with one of the shortcuts replaced by what it stands for.
+    """Clock that can replace one of the shortcuts with the code that the shortcut avoids.
 
     Args:
-        path: Where the figure goes, as JSON.
-        shortcut: Name of the shortcut; empty for none.
+        path: JSON file to write.
+        shortcut: Name of the shortcut to replace; empty for none.
     """
 
     def __init__(self, path: str, shortcut: str = "") -> None:
@@ -42,11 +42,11 @@ class ClockWithout(Clock):
 
 
 class CountWithout(Callback):
-    """Counts the steps of a run that stops at its time limit, with a shortcut replaced or not.
+    """Callback that counts the steps of a run until its time limit, and can replace one of the shortcuts.
 
     Args:
-        path: Where the figure goes, as JSON.
-        shortcut: Name of the shortcut; empty for none.
+        path: JSON file to write.
+        shortcut: Name of the shortcut to replace; empty for none.
     """
 
     def __init__(self, path: str, shortcut: str = "") -> None:
@@ -59,21 +59,21 @@ class CountWithout(Callback):
 
 
 def replace_optimizer_step() -> None:
-    """Calls the optimizer's step with torch's wrapper around it."""
+    """Replaces `fast_step` with `optimizer.step`, which includes torch's wrapper."""
     from rankzero.training import step
 
     step.fast_step = lambda optimizer: lambda closure: optimizer.step(closure=closure)  # type: ignore[attr-defined]
 
 
 def replace_backward() -> None:
-    """Calls `Tensor.backward`."""
+    """Replaces `fast_backward` with `Tensor.backward`."""
     from rankzero.training import step
 
     step.fast_backward = lambda loss: loss.backward()  # type: ignore[attr-defined]
 
 
 def replace_validation_schedule() -> None:
-    """Takes any step for one with a validation."""
+    """Makes the time limit assume that every step has a validation."""
     from rankzero.training.callbacks import time_limit
     from rankzero.training.callbacks.wall_time import Kind
 
@@ -88,7 +88,7 @@ REPLACE: dict[str, Callable[[], None]] = {
 
 
 class SlowToValidate(LightningModule):
-    """Trains for 0.05 s a step, and validates for 1 s a batch."""
+    """Model that trains for 0.05 s per step and validates for 1 s per batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class SlowToValidate(LightningModule):
 
 
 def measure(callback: str, shortcut: str, what: list[str]) -> float:
-    """Trains with a callback of this file or of none, with a shortcut or (named) without it; returns what it wrote."""
+    """Trains with a callback of this file, without the named shortcut if any, and returns the callback's figure."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figure.json"
         command = [sys.executable, str(ROOT / "launch/fit.py"), *what, "--root", folder, "--accelerator", "cpu"]
@@ -116,13 +116,13 @@ def measure(callback: str, shortcut: str, what: list[str]) -> float:
 
 
 def step(shortcut: str, what: list[str], count: int, epochs: int) -> float:
-    """Microseconds a step."""
+    """Returns microseconds per step."""
     size = ["--data.count", str(count), "--batch_size", "32", "--epochs", str(epochs)]
     return 1e6 * measure("ClockWithout", shortcut, [*what, *size, "--trainer.limit_val_batches", "0"])
 
 
 def seconds_a_step(shortcut: str, limit: int) -> float:
-    """Seconds of the time limit for each step that was taken before it."""
+    """Returns the time limit in seconds, divided by the number of steps that fit into it."""
     what = ["--model", "tricks.SlowToValidate", "--data", "Toy", "--data.count", "3200", "--batch_size", "32"]
     what += ["--epochs", "1000", "--time_limit", f"{limit}s", "--trainer.limit_val_batches", "5"]
     return limit / measure("CountWithout", shortcut, what)
@@ -132,11 +132,11 @@ WHAT = {
     "optimizer-step": TOY,
     "backward": TOY,
 }
-"""Shortcut -> what a step is measured on."""
+"""Shortcut -> flags for the model and data on which a step is measured."""
 
 
 def main() -> None:
-    """Measures in turn, and prints medians and spreads."""
+    """Measures with and without the shortcut in turn, and prints medians and spreads."""
     flags = parser(__doc__ or "")
     flags.add_argument("--which", choices=REPLACE, required=True)
     flags.add_argument("--count", type=int, default=65536, help="samples an epoch")

@@ -1,13 +1,13 @@
-"""What it learns from: LightningDataModules, imported only when one is used.
+"""LightningDataModules for `--data`, each imported on first use.
 
-`__all__` is the list of short names that `--data` takes.
+`__all__` lists the short names that `--data` accepts.
 """
 
 from importlib import import_module
 from pkgutil import extend_path
 from typing import Any
 
-__path__ = extend_path(__path__, __name__)  # a user's folder of this name adds to it, instead of being hidden
+__path__ = extend_path(__path__, __name__)  # a folder of this name elsewhere on sys.path extends this package
 
 _FILES = {
     "Toy": "toy",

@@ -1,4 +1,4 @@
-"""What happens to a batch of images between memory and model."""
+"""Normalization and random augmentation of a batch of images."""
 
 from collections.abc import Sequence
 
@@ -10,35 +10,37 @@ from data_modules.parts import in_row_blocks
 
 
 class ImageTransform:
-    """Normalises a batch of images and, for training, crops and flips each at random.
+    """Transform that normalizes a batch of images and, for training, randomly crops and flips each image.
 
-    What is random in an image comes from its key alone, so that it does not depend on which batch it is read in.
+    All random choices for an image are derived from the image's key, so that they do not depend on the rest of the
+    batch.
 
-    All is done by numpy: its indexing copies rows where torch's copies pixels, and see `in_row_blocks` for the threads.
+    The transform runs in numpy, whose indexing copies whole rows where torch's indexing copies single pixels. See
+    `in_row_blocks` for the threads.
 
     Args:
-        mean: Of each channel, in the units that the images are stored in.
-        std: Likewise.
-        padding: Pixels by which an image may be shifted each way; what is shifted in is 0.
-        flip: Whether half of the images are mirrored.
+        mean: Mean of each channel, in the units in which the images are stored.
+        std: Standard deviation of each channel, in the same units.
+        padding: Largest random shift in each direction, in pixels; pixels shifted in are 0 before normalization.
+        flip: Whether each image is mirrored with probability 1/2.
     """
 
     by_image = True
-    """Whether an image comes out the same whatever else is in its batch."""
+    """Whether the result for an image is independent of the rest of its batch."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], padding: int = 0, flip: bool = False) -> None:
         self.mean, self.std = (np.array(of_channels, np.float32)[:, None, None] for of_channels in (mean, std))
         self.padding, self.flip = padding, flip
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        """Turns images into what the model sees.
+        """Returns the augmented and normalized images.
 
         Args:
-            images: Of shape `(batch, channels, height, width)`, of any type that numpy has.
+            images: Tensor of shape `(batch, channels, height, width)`, of any dtype that numpy supports.
             keys: 64 random bits for each image, int64 of shape `(batch,)`.
 
         Returns:
-            float32 of the same shape as the images.
+            float32 tensor of the same shape as `images`.
         """
         seen = np.empty(images.shape, np.float32)
 
@@ -58,12 +60,12 @@ class ImageTransform:
 
 
 def crop_at_random(images: Tensor, padding: int, keys: Tensor) -> Tensor:
-    """Pads every side with zeros and cuts each image out anew at a place of its own.
+    """Pads all sides with zeros and crops each image to its former size at a random position.
 
     Args:
-        images: Of shape `(batch, channels, height, width)`.
-        padding: Pixels on each side.
-        keys: 64 random bits for each image, int64 of shape `(batch,)`, of which the lowest is not used.
+        images: Tensor of shape `(batch, channels, height, width)`.
+        padding: Pixels added on each side.
+        keys: 64 random bits for each image, int64 of shape `(batch,)`; the lowest bit is not used.
 
     Returns:
         Images of the same shape.
@@ -73,7 +75,7 @@ def crop_at_random(images: Tensor, padding: int, keys: Tensor) -> Tensor:
     padded = np.zeros((count, channels, height + 2 * padding, width + 2 * padding), pixels.dtype)
     padded[:, :, padding : padding + height, padding : padding + width] = pixels
     of_image, of_channel, of_row, of_pixel = padded.strides
-    windows = np.lib.stride_tricks.as_strided(  # image, top, left -> what is cut out there
+    windows = np.lib.stride_tricks.as_strided(  # (image, top, left) -> crop at this position
         padded,
         (count, 2 * padding + 1, 2 * padding + 1, channels, height, width),
         (of_image, of_row, of_pixel, of_channel, of_row, of_pixel),
@@ -84,18 +86,18 @@ def crop_at_random(images: Tensor, padding: int, keys: Tensor) -> Tensor:
 
 
 def mirror_at_random(images: Tensor, keys: Tensor) -> Tensor:
-    """Mirrors half of the images: left becomes right.
+    """Mirrors a random half of the images: left becomes right.
 
     Args:
-        images: Of shape `(batch, channels, height, width)`.
-        keys: 64 random bits for each image, int64 of shape `(batch,)`, of which the lowest alone is used.
+        images: Tensor of shape `(batch, channels, height, width)`.
+        keys: 64 random bits for each image, int64 of shape `(batch,)`; only the lowest bit is used.
 
     Returns:
         Images of the same shape.
     """
     mirrored = images.numpy().copy()
     which = np.flatnonzero(keys.numpy() & 1)
-    if mirrored.dtype == np.uint8 and mirrored.shape[-1] % 8 == 0:  # eight pixels at a time
+    if mirrored.dtype == np.uint8 and mirrored.shape[-1] % 8 == 0:  # reverses eight pixels at a time
         words = mirrored.view(np.uint64)
         words[which] = words[which][..., ::-1].byteswap()
     else:

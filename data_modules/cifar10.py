@@ -1,4 +1,4 @@
-"""CIFAR-10 (Krizhevsky 2009): 60,000 images, 32x32 pixels in colour, 10 classes."""
+"""CIFAR-10 (Krizhevsky 2009): 60,000 color images of 32x32 pixels in 10 classes."""
 
 import pickle
 import warnings
@@ -24,21 +24,20 @@ TEST_FILE = PublishedFile("test_batch", md5="40351d587109b95175f43aff81a1287e")
 FILES = (*TRAIN_FILES, TEST_FILE)
 
 MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
-"""Of the training images' red, green and blue, in levels from 0 to 255."""
+"""Mean and standard deviation of red, green and blue in the training images, in levels from 0 to 255."""
 
 
 class CIFAR10(InMemoryData):
-    """CIFAR-10: 45,000 to train, 5,000 to validate, 10,000 to test.
+    """CIFAR-10: 45,000 images for training, 5,000 for validation, 10,000 for testing.
 
     Args:
-        root: The folder with `cifar-10-batches-py`, or that folder; the files are downloaded into it where they are
-            missing.
-        verify: Whether the files have to be those that were published. False reads other files of the same form (the
-            pickles may hold numpy arrays and plain types, nothing else), such as one's own conversion.
-        augment: Whether training images are shifted by up to four pixels and mirrored at random.
-        split_seed: Seed of the split into training and validation.
-        batch_size: Samples a step on each device, where `--batch_size` does not say.
-        num_workers: Loader processes.
+        root: Folder with `cifar-10-batches-py`, or that folder itself; missing files are downloaded into it.
+        verify: Whether the files must match the published checksums. False also accepts other files of the same format,
+            such as your own conversion; the pickles may contain numpy arrays and plain types only.
+        augment: Whether training images are randomly shifted by up to 4 pixels and randomly mirrored.
+        split_seed: Seed of the split into training and validation data.
+        batch_size: Samples per step on each device, if `--batch_size` is omitted.
+        num_workers: Number of DataLoader worker processes.
     """
 
     in_channels = 3
@@ -61,7 +60,7 @@ class CIFAR10(InMemoryData):
 
     @property
     def folder(self) -> Path | None:
-        """The folder that holds the files, or None."""
+        """The folder that contains all files, or None."""
         return folder_with(FILES, [self.root / "cifar-10-batches-py", self.root])
 
     def prepare_data(self) -> None:
@@ -75,7 +74,7 @@ class CIFAR10(InMemoryData):
             check(FILES, self.folder, otherwise=", or type --data.verify false to use what is there")
 
     def load(self) -> dict[str, InMemory]:
-        """Reads the files."""
+        """Reads the files and returns the splits."""
         folder = self.folder
         if folder is None:
             raise FileNotFoundError(f"missing: {', '.join(file.name for file in FILES)} in {self.root.resolve()}")
@@ -105,11 +104,14 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
     """Reads one file of CIFAR-10.
 
     Returns:
-        Images, uint8 of shape `(count, 3, 32, 32)`, and labels, int64 of shape `(count,)`.
+        Images as uint8 of shape `(count, 3, 32, 32)`, and labels as int64 of shape `(count,)`.
+
+    Raises:
+        ValueError: The file is not a file of CIFAR-10; the message names it.
     """
     try:
         with path.open("rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy 2.4 deprecates a form of dtype that these pickles of 2009 have
+            warnings.simplefilter("ignore")  # numpy 2.4 deprecates a form of dtype used in these pickles from 2009
             content = _ArraysOnly(file, encoding="latin1").load()
         content = {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
         images = np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
@@ -122,7 +124,7 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """A pickle may call any function while it is read; this one builds numpy arrays and plain types alone."""
+    """Unpickler that builds only numpy arrays and plain types; Python's calls any function that a pickle names."""
 
     ALLOWED = frozenset(
         {
@@ -136,7 +138,7 @@ class _ArraysOnly(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith("numpy.core."):  # before numpy 2, as in the published files
+        if module.startswith("numpy.core."):  # the name before numpy 2, used in the published files
             module = module.replace("numpy.core.", "numpy._core.")
         if (module, name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")

@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: real data without a network."""
+"""Handwritten digits included in scikit-learn: real data that needs no download."""
 
 import torch
 
@@ -7,17 +7,17 @@ from data_modules.in_memory import InMemory, InMemoryData, split_indices
 
 SIZES = {"train": 1437, "val": 180, "test": 180}
 MEAN, STD = (4.884,), (6.017,)
-"""Of all images, in grey levels from 0 to 16."""
+"""Mean and standard deviation of all images, in gray levels from 0 to 16."""
 
 
 class Digits(InMemoryData):
-    """scikit-learn's 1,797 handwritten digits, 8x8 pixels (UCI Optical Recognition of Handwritten Digits, test part).
+    """scikit-learn's 1,797 digits of 8x8 pixels (test set of UCI Optical Recognition of Handwritten Digits).
 
     Args:
-        augment: Whether training images are shifted by up to one pixel.
-        split_seed: Seed of the split into 1,437 to train, 180 to validate and 180 to test.
-        batch_size: Samples a step on each device, where `--batch_size` does not say.
-        num_workers: Loader processes.
+        augment: Whether training images are randomly shifted by up to 1 pixel.
+        split_seed: Seed of the split into 1,437 images for training, 180 for validation and 180 for testing.
+        batch_size: Samples per step on each device, if `--batch_size` is omitted.
+        num_workers: Number of DataLoader worker processes.
     """
 
     in_channels = 1
@@ -30,7 +30,7 @@ class Digits(InMemoryData):
         self.augment, self.split_seed = augment, split_seed
 
     def load(self) -> dict[str, InMemory]:
-        """Reads the images out of scikit-learn."""
+        """Reads the images from scikit-learn and returns the splits."""
         from sklearn.datasets import load_digits
 
         bunch = load_digits()

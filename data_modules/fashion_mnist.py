@@ -1,4 +1,4 @@
-"""Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes, 28x28 grey pixels, 10 classes."""
+"""Fashion-MNIST (Xiao et al. 2017): 70,000 grayscale images of clothes, 28x28 pixels, in 10 classes."""
 
 import gzip
 import zlib
@@ -35,22 +35,22 @@ FILES = (
     ),
 )
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts the files."""
+"""Folder in which Debian's package dataset-fashion-mnist installs the files."""
 
 MEAN, STD = (72.94,), (90.02,)
-"""Of the training images, in grey levels from 0 to 255."""
+"""Mean and standard deviation of the training images, in gray levels from 0 to 255."""
 
 
 class FashionMNIST(InMemoryData):
-    """Fashion-MNIST: 55,000 to train, 5,000 to validate, 10,000 to test.
+    """Fashion-MNIST: 55,000 images for training, 5,000 for validation, 10,000 for testing.
 
     Args:
-        root: The folder with the four .gz files, or with torchvision's `FashionMNIST/raw` in it; they are downloaded
-            into it where they are missing. Left out: `data`, or Debian's package dataset-fashion-mnist.
-        augment: Whether training images are mirrored at random.
-        split_seed: Seed of the split into training and validation.
-        batch_size: Samples a step on each device, where `--batch_size` does not say.
-        num_workers: Loader processes.
+        root: Folder with the four .gz files, or with torchvision's `FashionMNIST/raw` in it; missing files are
+            downloaded into it. If omitted: `data`, or the folder of Debian's package dataset-fashion-mnist.
+        augment: Whether training images are randomly mirrored.
+        split_seed: Seed of the split into training and validation data.
+        batch_size: Samples per step on each device, if `--batch_size` is omitted.
+        num_workers: Number of DataLoader worker processes.
     """
 
     in_channels = 1
@@ -73,7 +73,7 @@ class FashionMNIST(InMemoryData):
 
     @property
     def folder(self) -> Path | None:
-        """The folder that holds the files, or None."""
+        """The folder that contains all files, or None."""
         return folder_with(FILES, [self.root, self.root / "FashionMNIST" / "raw", *self.debian])
 
     def prepare_data(self) -> None:
@@ -84,7 +84,7 @@ class FashionMNIST(InMemoryData):
         check(FILES, self.folder, otherwise="")
 
     def load(self) -> dict[str, InMemory]:
-        """Reads the files."""
+        """Reads the files and returns the splits."""
         folder = self.folder
         if folder is None:
             raise FileNotFoundError(f"missing: {', '.join(file.name for file in FILES)} in {self.root.resolve()}")
@@ -107,13 +107,15 @@ def _fetch(folder: Path) -> None:
 
 
 def read_idx(path: Path) -> Tensor:
-    """Reads a gzipped IDX file of unsigned bytes (LeCun's format: 0, 0, 8, dimensions, their sizes, the bytes).
+    """Reads a gzipped IDX file of unsigned bytes.
+
+    LeCun's format consists of 0, 0, 8, the number of dimensions, the size of each dimension, and the bytes.
 
     Returns:
-        A uint8 tensor of the shape that the file states.
+        A uint8 tensor of the shape that the file specifies.
 
     Raises:
-        ValueError: It is no such file.
+        ValueError: The file is not an IDX file of bytes, or is truncated; the message names it.
     """
     try:
         data = gzip.decompress(path.read_bytes())

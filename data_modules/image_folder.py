@@ -1,4 +1,4 @@
-"""Images in a tree of folders, one folder a class, as ImageNet is kept."""
+"""Images in a folder tree with one folder per class, as ImageNet is stored."""
 
 import os
 import random
@@ -18,26 +18,27 @@ from data_modules.in_memory import at_least, split_indices
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's red, green and blue, from 0 to 1."""
+"""Mean and standard deviation of red, green and blue in ImageNet, in levels from 0 to 1."""
 
 CHECK_SECONDS = 5.0
-"""How long images are tried at the start; those not tried by then are named when they come up."""
+"""Time limit in seconds of the check at the start; damaged images not reached by it are reported when read."""
 
 Sample = tuple[Path, int]
 
 
 class ImageFolder(LightningDataModule):
-    """`root/train/CLASS/*.jpg` and `root/val/...`, perhaps `root/test/...`; or `root/CLASS/*.jpg`.
+    """Images in `root/train/CLASS/*.jpg` and `root/val/...`, optionally `root/test/...`; or in `root/CLASS/*.jpg`.
 
-    Without `val` a tenth of the training images is held out to validate, and without `test` another tenth to test.
+    Without `val`, a tenth of the training images is held out for validation. If `test` is missing as well, another
+    tenth is held out for testing.
 
     Args:
-        root: The tree.
-        image_size: Pixels of a side that the model sees.
-        augment: Whether training images are cropped and mirrored at random.
-        split_seed: Seed of the split, where the tree has none.
-        batch_size: Samples a step on each device, where `--batch_size` does not say.
-        num_workers: Loader processes; left out: one a core, at most 4.
+        root: Root folder of the tree.
+        image_size: Side length in pixels of the images that the model receives.
+        augment: Whether training images are randomly cropped and mirrored.
+        split_seed: Seed of the split, used if the tree has no `val` folder.
+        batch_size: Samples per step on each device, if `--batch_size` is omitted.
+        num_workers: Number of DataLoader worker processes. If omitted: one per core, at most 4.
     """
 
     in_channels = 3
@@ -124,11 +125,11 @@ class ImageFolder(LightningDataModule):
 
 
 class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """Image files with their labels.
+    """Data set of image files with their labels.
 
     Args:
-        samples: Path and label of each.
-        transform: From an image to what the model sees.
+        samples: Path and label of each image.
+        transform: Function from an image to the tensor that the model receives.
     """
 
     def __init__(self, samples: Sequence[Sample], transform: Callable[[Image.Image], Tensor]) -> None:
@@ -146,7 +147,7 @@ def read_image(path: Path) -> Image.Image:
     """Reads an image as RGB.
 
     Raises:
-        ValueError: The file is no image, or is damaged; it is named.
+        ValueError: The file is not an image, or is damaged; the message names it.
     """
     try:
         with Image.open(path) as image:
@@ -158,10 +159,10 @@ def read_image(path: Path) -> Image.Image:
 
 
 def check_images(paths: Iterable[Path], seconds: float) -> None:
-    """Reads images in random order for up to `seconds`, so that a damaged one is found before training begins.
+    """Reads images in random order for up to `seconds` seconds, to find damaged files before training begins.
 
     Raises:
-        ValueError: An image is damaged; it is named.
+        ValueError: An image is damaged; the message names it.
     """
     order = list(paths)
     random.Random(0).shuffle(order)
@@ -177,7 +178,7 @@ def check_images(paths: Iterable[Path], seconds: float) -> None:
 
 
 def _classes(folder: Path) -> list[str]:
-    """The names of the folders in `folder`, one a class."""
+    """Returns the sorted names of the folders in `folder`, one per class."""
     if not folder.is_dir():
         raise FileNotFoundError(
             f"the data folder {folder.resolve()} is not there; type --data.root DIR, where DIR holds one folder a "
@@ -196,7 +197,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _images(folder: Path, classes: Sequence[str]) -> list[Sample]:
-    """Every image below `folder`, in a fixed order."""
+    """Returns the path and label of every image below `folder`, in a fixed order."""
     samples = [
         (path, label)
         for label, name in enumerate(classes)

@@ -1,4 +1,4 @@
-"""Data that fits in memory: held as tensors, gathered a batch at a time."""
+"""Data that fits in memory: stored as tensors, and gathered one batch at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,21 +13,21 @@ Batch = tuple[Tensor, Tensor]
 
 
 class InMemory(Dataset[Batch]):
-    """Inputs and targets as tensors.
+    """Data set of inputs and targets, stored as tensors.
 
-    A batch is read with one gather (`__getitems__`), not sample by sample; the loader has to have
-    `collate_fn=tuple`. What the transform draws for a sample comes from a key of its own: Rankzero's list of indices
-    has one for each (`random_keys`); with any other list they are drawn from torch's generator.
+    A batch is read with one gather (`__getitems__`) instead of sample by sample; the DataLoader needs
+    `collate_fn=tuple`. The transform derives the random choices for a sample from the sample's key. Rankzero's list of
+    indices provides the keys (`random_keys`); for any other list they are drawn from torch's generator.
 
     Args:
-        inputs: Of shape `(count, ...)`.
-        targets: Of shape `(count, ...)`.
-        transform: From a batch of inputs, and 64 random bits for each as int64 of shape `(batch,)`, to what the model
-            sees, such as `augmentation.ImageTransform`.
+        inputs: Tensor of shape `(count, ...)`.
+        targets: Tensor of shape `(count, ...)`.
+        transform: Function from a batch of inputs and their keys (64 random bits for each sample, int64 of shape
+            `(batch,)`) to the tensor that the model receives, such as `augmentation.ImageTransform`.
     """
 
     draws_from_keys = True
-    """Tells Rankzero that nothing is drawn from the generators that the process shares."""
+    """Declares to Rankzero that reading samples draws nothing from the process-wide random generators."""
 
     def __init__(
         self, inputs: Tensor, targets: Tensor, transform: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -37,7 +37,7 @@ class InMemory(Dataset[Batch]):
 
     @property
     def reads_ahead(self) -> bool:
-        """Tells Rankzero whether a sample is the same whatever else is read with it, and a little earlier."""
+        """Whether Rankzero may read batches together and in advance: no sample depends on the rest of its batch."""
         alone = self.transform is None or bool(getattr(self.transform, "by_image", False))
         return alone and type(self).__getitems__ is InMemory.__getitems__
 
@@ -49,38 +49,38 @@ class InMemory(Dataset[Batch]):
         return inputs[0], targets[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Returns the batch at `indices`."""
-        where = getattr(indices, "array", None)  # Rankzero's list has it at hand
+        """Returns the batch of the samples at `indices`."""
+        where = getattr(indices, "array", None)  # Rankzero's list of indices stores an array too
         where = np.asarray(indices, dtype=np.int64) if where is None else where
         inputs, targets = gathered(self.inputs, where), gathered(self.targets, where)
         return (self.transform(inputs, random_keys(indices)) if self.transform else inputs), targets
 
 
 def gathered(tensor: Tensor, where: NDArray[np.int64]) -> Tensor:
-    """`tensor[where]`, by numpy: it copies a sample at a time where torch copies a number at a time."""
+    """Returns `tensor[where]`, gathered by numpy, which copies whole samples where torch copies single numbers."""
     try:
         array = tensor.numpy()
-    except (RuntimeError, TypeError):  # on a GPU, in a graph, or of a type that numpy has not
+    except (RuntimeError, TypeError):  # on a GPU, in an autograd graph, or of a dtype that numpy lacks
         return tensor[torch.from_numpy(where)]
     return torch.from_numpy(np.take(array, where, axis=0))
 
 
 def random_keys(indices: Sequence[int]) -> Tensor:
-    """64 random bits for each sample, int64 of shape `(len(indices),)`."""
+    """Returns 64 random bits for each sample, as int64 of shape `(len(indices),)`."""
     if hasattr(indices, "random_keys"):
         return torch.from_numpy(indices.random_keys.view(np.int64))
     return torch.randint(-(2**63), 2**63 - 1, (len(indices),))
 
 
 class InMemoryData(LightningDataModule):
-    """A data module whose splits are read a batch at a time, such as `InMemory`.
+    """Base class of data modules whose splits are read one batch at a time, such as `InMemory`.
 
-    Subclasses say in `load` where the splits come from. What a model has to know of the data (`in_features`,
-    `in_channels`, `image_size`, `num_classes`, `out_features`) are attributes, known before anything is loaded.
+    Subclasses implement `load`. The properties of the data that a model needs (`in_features`, `in_channels`,
+    `image_size`, `num_classes`, `out_features`) are attributes that are available before the data is loaded.
 
     Args:
-        batch_size: Samples a step on each device, where `--batch_size` does not say.
-        num_workers: Loader processes; gathering from memory seldom needs any.
+        batch_size: Samples per step on each device, if `--batch_size` is omitted.
+        num_workers: Number of DataLoader worker processes; gathering from memory rarely needs any.
     """
 
     def __init__(self, batch_size: int = 64, num_workers: int = 0) -> None:
@@ -114,23 +114,23 @@ class InMemoryData(LightningDataModule):
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
-            collate_fn=tuple,  # `__getitems__` has made the batch already
+            collate_fn=tuple,  # `__getitems__` returns a complete batch
         )
 
 
 def at_least(least: int, name: str, value: int) -> int:
-    """Returns `value`, or raises the ValueError that a person sees."""
+    """Returns `value`, or raises a ValueError for the user if `value` is less than `least`."""
     if value < least:
         raise ValueError(f"--data.{name} is {value}; it has to be {least} or more")
     return value
 
 
 def split_indices(sizes: Sequence[int], seed: int) -> list[Tensor]:
-    """Splits `range(sum(sizes))` at random into parts that do not overlap.
+    """Splits `range(sum(sizes))` randomly into disjoint parts.
 
     Args:
-        sizes: How many indices each part gets.
-        seed: The same seed gives the same parts, on every machine and at every number of processes.
+        sizes: Number of indices in each part.
+        seed: The same seed gives the same parts, on every machine and with any number of processes.
     """
     order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed))
     return list(torch.split(order, list(sizes)))

@@ -1,4 +1,4 @@
-"""A batch divided among a few threads, for what numpy does without Python's lock."""
+"""Division of a batch among a few threads, for numpy operations that release the global interpreter lock."""
 
 import os
 from collections.abc import Callable
@@ -9,18 +9,18 @@ import torch
 
 MOST_THREADS = 4
 LEAST_ROWS = 128
-"""Fewer are done sooner than a thread wakes up."""
+"""Smallest number of rows for a thread: fewer rows are processed sooner than a thread wakes up."""
 
 
 def in_row_blocks(work: Callable[[slice], None], rows: int) -> None:
-    """Calls `work` with slices that make up `range(rows)`, on as many threads as torch may have here.
+    """Calls `work` on slices that together cover `range(rows)`, on at most as many threads as torch uses.
 
-    Where the other cores are busy it takes as long as one call. torch's own threads, which wait for one another in each
-    operation, then take twice as long.
+    If the other cores are busy, this takes as long as a single call. torch's own threads then take twice as long,
+    because they wait for each other in every operation.
 
     Args:
-        work: Works on some rows; may raise.
-        rows: How many there are.
+        work: Processes a slice of the rows; may raise.
+        rows: Number of rows.
     """
     parts = max(1, min(torch.get_num_threads(), MOST_THREADS, rows // LEAST_ROWS))
     ends = [rows * part // parts for part in range(parts + 1)]
@@ -36,4 +36,4 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="parts")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a process that was forked has none of them
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has none of its parent's threads

@@ -1,4 +1,4 @@
-"""Files that somebody published: found on this machine, or downloaded once, and known to be what was published."""
+"""Published data files: found on this machine or downloaded once, and verified by checksum."""
 
 import contextlib
 import gzip
@@ -13,17 +13,18 @@ from pathlib import Path
 from filelock import FileLock
 
 TIMEOUT_SECONDS = 30.0
-"""How long a server may be silent."""
+"""Seconds without data from the server after which a download fails."""
 
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One file of a data set.
+    """File of a published data set.
 
     Args:
-        name: Its name.
-        md5: Of the file as it was published.
-        content_sha256: Of what is in it, for a .gz that somebody has packed anew (as Debian does).
+        name: Name of the file.
+        md5: MD5 checksum of the published file.
+        content_sha256: SHA-256 checksum of the decompressed content, for a .gz file that was compressed again (as
+            Debian does).
     """
 
     name: str
@@ -31,11 +32,11 @@ class PublishedFile:
     content_sha256: str | None = None
 
     def is_in(self, folder: Path) -> bool:
-        """Whether the folder holds a file of this name."""
+        """Returns whether the folder contains a file of this name."""
         return (folder / self.name).is_file()
 
     def is_sound(self, folder: Path) -> bool:
-        """Whether the file in this folder is what was published."""
+        """Returns whether the file in this folder matches a published checksum."""
         data = (folder / self.name).read_bytes()
         if hashlib.md5(data, usedforsecurity=False).hexdigest() == self.md5:
             return True
@@ -48,17 +49,20 @@ class PublishedFile:
 
 
 def folder_with(files: Sequence[PublishedFile], folders: Sequence[Path]) -> Path | None:
-    """The first of `folders` that holds all of `files`, or None."""
+    """Returns the first of `folders` that contains all of `files`, or None."""
     return next((folder for folder in folders if all(file.is_in(folder) for file in files)), None)
 
 
 def check(files: Sequence[PublishedFile], folder: Path, otherwise: str) -> None:
-    """Raises a ValueError that names the files which are not what was published.
+    """Checks files against their published checksums.
 
     Args:
-        files: What should be there.
-        folder: Where.
-        otherwise: What to type to have them used all the same.
+        files: The files to check.
+        folder: Folder with the files.
+        otherwise: End of the error message: what to type to use the files anyway.
+
+    Raises:
+        ValueError: At least one file does not match; the message names all of them.
     """
     damaged = [file.name for file in files if not file.is_sound(folder)]
     if damaged:
@@ -69,19 +73,19 @@ def check(files: Sequence[PublishedFile], folder: Path, otherwise: str) -> None:
 
 
 def download(files: Sequence[PublishedFile], folder: Path, fetch: Callable[[Path], None], by_hand: str) -> None:
-    """Downloads `files` into `folder`, on one process of the machine at a time; the others find them there.
+    """Downloads `files` into `folder`, in one process per machine; the other processes wait and use its files.
 
-    They are fetched beside the folder's files, checked and then moved into place, so that a download that is
-    interrupted leaves nothing that looks finished.
+    The files are downloaded into a temporary folder, checked and then moved, so that an interrupted download leaves no
+    file that looks complete.
 
     Args:
-        files: What is missing.
-        folder: Where it belongs; made if need be.
-        fetch: Puts the files into the folder it is given.
-        by_hand: How to get them without a network.
+        files: The missing files.
+        folder: Destination folder; created if necessary.
+        fetch: Downloads the files into the folder that it receives.
+        by_hand: End of the error message: how to get the files without a network.
 
     Raises:
-        FileNotFoundError: There is no network, or what came is not what was published.
+        FileNotFoundError: There is no network, or a downloaded file does not match its checksum.
     """
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
@@ -109,7 +113,7 @@ def download(files: Sequence[PublishedFile], folder: Path, fetch: Callable[[Path
 
 
 def _remove_if_empty(folder: Path, made: Sequence[Path]) -> None:
-    """Takes back the folders that were made for a download that failed, unless somebody else uses them by now."""
+    """Removes the folders created for a failed download, unless another process has put files into them since."""
     with contextlib.suppress(OSError):
         if {entry.name for entry in folder.glob("*")} <= {".download.lock"} and made:
             (folder / ".download.lock").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Images made of noise, of any size and number, for measuring."""
+"""Images of noise, of any size and number, for benchmarks."""
 
 import numpy as np
 import torch
@@ -8,21 +8,21 @@ from torch.utils.data import Dataset
 from data_modules.in_memory import InMemoryData, at_least, gathered
 
 POOL = 512
-"""Different images held in memory; sample i is image i modulo this."""
+"""Number of distinct images in memory; sample i is image i modulo this number."""
 
 
 class NoiseImages(Dataset[tuple[Tensor, Tensor]]):
-    """`count` images of normal noise with random labels, drawn from a small pool.
+    """Data set of `count` images of normally distributed noise with random labels, taken from a small pool.
 
     Args:
-        count: How many there appear to be.
-        shape: `(channels, height, width)`.
-        classes: Labels run from 0 to this, exclusive.
-        generator: Draws the pool.
+        count: Length of the data set.
+        shape: Shape of an image, `(channels, height, width)`.
+        classes: Number of classes; labels are at least 0 and less than this.
+        generator: Random generator that draws the pool.
     """
 
     draws_from_keys = True
-    """Tells Rankzero that nothing is drawn while samples are read."""
+    """Declares to Rankzero that reading samples draws no random numbers."""
 
     def __init__(self, count: int, shape: tuple[int, int, int], classes: int, generator: torch.Generator) -> None:
         self.count = count
@@ -37,22 +37,22 @@ class NoiseImages(Dataset[tuple[Tensor, Tensor]]):
         return self.images[where], self.labels[where]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Returns the batch at `indices`, gathered at once."""
+        """Returns the batch of the samples at `indices`, read with one gather."""
         where = np.asarray(indices, dtype=np.int64) % self.count % len(self.images)
         return gathered(self.images, where), gathered(self.labels, where)
 
 
 class SyntheticImages(InMemoryData):
-    """Noise in the shape of images.
+    """Data module of images of noise.
 
     Args:
-        count: Training images; there are an eighth as many each to validate and to test.
-        image_size: Pixels of a side.
-        in_channels: Channels.
-        num_classes: Classes.
-        data_seed: Seed of the noise.
-        batch_size: Samples a step on each device, where `--batch_size` does not say.
-        num_workers: Loader processes.
+        count: Number of training images; the validation and test splits each have an eighth as many.
+        image_size: Side length of an image in pixels.
+        in_channels: Channels of an image.
+        num_classes: Number of classes.
+        data_seed: Seed of the noise and labels.
+        batch_size: Samples per step on each device, if `--batch_size` is omitted.
+        num_workers: Number of DataLoader worker processes.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SyntheticImages(InMemoryData):
         self.data_seed = data_seed
 
     def load(self) -> dict[str, NoiseImages]:
-        """Draws the pools."""
+        """Draws a pool for each split and returns the splits."""
         shape = (self.in_channels, self.image_size, self.image_size)
         held_out = max(1, self.count // 8)
         generator = torch.Generator().manual_seed(self.data_seed)

@@ -1,4 +1,4 @@
-"""The PyTorch DDP tutorial's data."""
+"""The data of the PyTorch DDP tutorial."""
 
 import torch
 
@@ -6,13 +6,13 @@ from data_modules.in_memory import InMemory, InMemoryData, at_least
 
 
 class Toy(InMemoryData):
-    """Random pairs, 20 features to 1 target, as in the PyTorch DDP tutorial; nothing can be learned but the mean.
+    """Random pairs of 20 features and 1 target, as in the PyTorch DDP tutorial; a model can learn only the mean.
 
     Args:
-        count: Training pairs; there are an eighth as many each to validate and to test.
+        count: Number of training pairs; the validation and test splits each have an eighth as many.
         data_seed: Seed of the pairs.
-        batch_size: Samples a step on each device, where `--batch_size` does not say.
-        num_workers: Loader processes.
+        batch_size: Samples per step on each device, if `--batch_size` is omitted.
+        num_workers: Number of DataLoader worker processes.
     """
 
     in_features = 20
@@ -24,7 +24,7 @@ class Toy(InMemoryData):
         self.data_seed = data_seed
 
     def load(self) -> dict[str, InMemory]:
-        """Draws the pairs."""
+        """Draws the pairs and returns the splits."""
         held_out = max(1, self.count // 8)
         generator = torch.Generator().manual_seed(self.data_seed)
         return {

@@ -1,7 +1,7 @@
-"""Write what a model's `predict_step` returns, one row for each sample, in the order of the samples.
+"""Writes the outputs of a model's `predict_step`, one row for each sample, in the order of the samples.
 
-python launch/predict.py --name my-run --output predictions       # the samples of predict_dataloader
-python launch/predict.py --name my-run --split test               # those of test_dataloader
+python launch/predict.py --name my-run --output predictions       # samples of predict_dataloader
+python launch/predict.py --name my-run --split test               # samples of test_dataloader
 torchrun --nproc-per-node 4 launch/predict.py --checkpoint runs/my-run/checkpoints/step-00001000
 """
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "project"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that no package of the user's hides ours
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # first, so that a user's package cannot hide Rankzero's
 
 from rankzero.commands.predict import main
 

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron."""
+"""Multi-layer perceptron for classification and regression."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from lightning_modules.supervised import Supervised, required
 
 
 class MLP(Supervised):
-    """Linear layers with ReLU between them; with no hidden layer it is linear or logistic regression.
+    """Linear layers with ReLU between them; without hidden layers, this is linear or logistic regression.
 
     Args:
-        hidden_sizes: Widths of the hidden layers; an empty list is one linear layer. Left out: 256 and 128 to classify,
-            and one linear layer to regress, as in the PyTorch DDP tutorial.
-        in_features: Numbers in one sample, whatever its shape; taken from the data.
-        out_features: Numbers to predict in a regression; taken from the data.
-        num_classes: Classes; taken from the data, none for a regression.
+        hidden_sizes: Widths of the hidden layers; an empty list means one linear layer. If omitted: 256 and 128 for
+            classification, and one linear layer for regression, as in the PyTorch DDP tutorial.
+        in_features: Number of elements in one sample, whatever its shape; taken from the data if omitted.
+        out_features: Number of values to predict in a regression; taken from the data if omitted.
+        num_classes: Number of classes; taken from the data if omitted, None for a regression.
         kwargs: See `Supervised`.
     """
 

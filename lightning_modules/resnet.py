@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016) on torchvision's blocks."""
+"""Residual networks (He et al. 2016) built from torchvision's blocks."""
 
 from typing import Any, Literal
 
@@ -15,23 +15,23 @@ BLOCKS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
     101: (Bottleneck, (3, 4, 23, 3)),
     152: (Bottleneck, (3, 8, 36, 3)),
 }
-"""Depth -> the block and how many of it each of the four stages has."""
+"""Depth -> the type of block, and the number of blocks in each of the four stages."""
 
 SMALL_IMAGE = 64
-"""Images up to this side get the stem for small images, which does not shrink them."""
+"""Largest side length in pixels for which the default stem is `small`, which does not downsample the image."""
 
 
 class ResNet(Supervised):
-    """Classifies images.
+    """Residual network that classifies images.
 
     Args:
-        depth: Layers with weights. 10 is the small one: one block a stage, and narrow.
-        width: Channels of the first stage, doubled in each further one. Left out: 64, and 16 at depth 10.
-        stem: `small` is one 3x3 convolution (He et al. for CIFAR-10), `imagenet` a 7x7 with stride 2 and a pooling.
-            Left out: `small` up to 64x64 pixels.
-        in_channels: Channels of an image; taken from the data.
-        image_size: Pixels of an image's longer side; taken from the data.
-        num_classes: Classes; taken from the data.
+        depth: Number of layers with weights. Depth 10 has one block per stage and, by default, few channels.
+        width: Channels of the first stage; the number doubles in each further stage. If omitted: 64, or 16 at depth 10.
+        stem: `small` is one 3x3 convolution (He et al. for CIFAR-10); `imagenet` is a 7x7 convolution with stride 2
+            followed by max pooling. If omitted: `small` for images up to 64x64 pixels.
+        in_channels: Channels of an image; taken from the data if omitted.
+        image_size: Length of an image's longer side in pixels; taken from the data if omitted.
+        num_classes: Number of classes; taken from the data if omitted.
         kwargs: See `Supervised`.
     """
 
@@ -57,9 +57,9 @@ class ResNet(Supervised):
 
 
 class ResidualNetwork(nn.Module):
-    """From images of shape `(batch, channels, height, width)` to logits of shape `(batch, classes)`.
+    """Network that maps images of shape `(batch, channels, height, width)` to logits of shape `(batch, classes)`.
 
-    The parts bear torchvision's names, so that the weights of its ResNets can be loaded where the shapes agree.
+    The submodules have torchvision's names, so that weights of torchvision's ResNets can be loaded if the shapes match.
     """
 
     def __init__(self, depth: int, width: int, stem: Literal["small", "imagenet"], channels: int, classes: int) -> None:
@@ -84,7 +84,7 @@ class ResidualNetwork(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns logits."""
+        """Returns logits of shape `(batch, classes)`."""
         features = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
         logits: Tensor = self.fc(self.avgpool(features).flatten(1))
@@ -94,7 +94,7 @@ class ResidualNetwork(nn.Module):
 def _stage(
     block: type[BasicBlock] | type[Bottleneck], count: int, channels: int, width: int, stride: int
 ) -> nn.Sequential:
-    """`count` blocks, the first of which may halve the image and change its channels."""
+    """Returns `count` blocks; the first block may halve the image size and change the number of channels."""
     wide = width * block.expansion
     shortcut = None
     if stride != 1 or channels != wide:

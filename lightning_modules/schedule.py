@@ -1,7 +1,7 @@
-"""Learning rates over a run: constant, cosine and one-cycle, each with a linear warm-up.
+"""Learning rate schedules over a run: constant and cosine, both with a linear warm-up, and one-cycle.
 
-torch's own schedulers need to be told the number of steps; these are told by `Supervised.configure_optimizers`, so that
-`--epochs 20` is all that one has to type.
+torch's own schedulers require the number of steps as an argument. `Supervised.configure_optimizers` passes it to these
+schedules, so that `--epochs 20` is enough on the command line.
 """
 
 import math
@@ -13,11 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 class Schedule(LRScheduler):
-    """The learning rate as a factor of the optimiser's own, by optimiser step.
+    """Base class of schedules that set the learning rate in each optimizer step, as a factor of the optimizer's own.
 
     Args:
-        optimizer: Whose learning rate is scheduled.
-        warmup_steps: Steps over which it rises linearly from nearly nothing.
+        optimizer: Optimizer whose learning rate is scheduled.
+        warmup_steps: Number of optimizer steps over which the learning rate rises linearly from nearly zero.
     """
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int = 0) -> None:
@@ -28,18 +28,18 @@ class Schedule(LRScheduler):
         super().__init__(optimizer)
 
     def plan(self, total_steps: int) -> None:
-        """Tells how many optimiser steps the run has."""
+        """Sets the number of optimizer steps of the run."""
         self.total_steps = total_steps
         for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             group["lr"] = rate
         self._last_lr = self.get_lr()
 
     def factor(self, progress: float) -> float:
-        """The factor after the warm-up, for `progress` from 0 to 1 over the rest of the run."""
+        """Returns the factor after the warm-up, for `progress` from 0 to 1 over the rest of the run."""
         raise NotImplementedError
 
     def get_lr(self) -> list[float | Tensor]:
-        """The learning rate of each parameter group at this step."""
+        """Returns the learning rate of each parameter group at this step."""
         return [rate * self._factor_at(self.last_epoch) for rate in self.base_lrs]
 
     def _factor_at(self, step: int) -> float:
@@ -50,24 +50,24 @@ class Schedule(LRScheduler):
         return self.factor(min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)))
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the plan: a run that is resumed with more epochs follows the longer plan."""
+        """Returns the state without step counts: a run that resumes with more epochs follows the longer schedule."""
         return {key: value for key, value in super().state_dict().items() if key not in ("total_steps", "warmup_steps")}
 
 
 class Constant(Schedule):
-    """The same learning rate throughout."""
+    """Schedule that keeps the learning rate constant after the warm-up."""
 
     def factor(self, progress: float) -> float:
         return 1.0
 
 
 class Cosine(Schedule):
-    """Half a cosine down to `final_factor` at the end (Loshchilov and Hutter 2017, without restarts).
+    """Schedule that falls along half a cosine to `final_factor` (Loshchilov and Hutter 2017, without restarts).
 
     Args:
-        optimizer: Whose learning rate is scheduled.
-        warmup_steps: Steps over which it rises linearly from nearly nothing.
-        final_factor: What is left at the end, as a factor of the highest.
+        optimizer: Optimizer whose learning rate is scheduled.
+        warmup_steps: Number of optimizer steps over which the learning rate rises linearly from nearly zero.
+        final_factor: Learning rate at the end of the run, as a fraction of the highest.
     """
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int = 0, final_factor: float = 0.0) -> None:
@@ -79,12 +79,12 @@ class Cosine(Schedule):
 
 
 class OneCycle(Schedule):
-    """Up to the optimiser's learning rate and down again in one cycle of cosines (Smith and Topin 2018).
+    """Schedule that rises to the optimizer's learning rate and falls to zero along cosines (Smith and Topin 2018).
 
     Args:
-        optimizer: Whose learning rate is scheduled.
-        warmup_fraction: Share of the run on the way up.
-        initial_factor: Where it begins, as a factor of the highest.
+        optimizer: Optimizer whose learning rate is scheduled.
+        warmup_fraction: Fraction of the run during which the learning rate rises.
+        initial_factor: Learning rate at the beginning, as a fraction of the highest.
     """
 
     def __init__(self, optimizer: Optimizer, warmup_fraction: float = 0.3, initial_factor: float = 0.04) -> None:

@@ -1,4 +1,4 @@
-"""What every model here shares: the step, the loss, the metrics, the optimiser and its schedule."""
+"""Base class of this folder's models: step, loss, metrics, optimizer and learning rate schedule."""
 
 from typing import Any, cast
 
@@ -14,17 +14,18 @@ from lightning_modules.schedule import Cosine, Schedule
 
 
 class Supervised(LightningModule):
-    """Learns to classify (cross-entropy) or, without classes, to regress (mean squared error).
+    """Supervised model for classification (cross-entropy) or, without classes, regression (mean squared error).
 
-    Validation and test metrics are sums and counts over all ranks, so that they do not depend on how many there are.
+    Validation and test metrics are computed from sums and counts over all ranks, so that they do not depend on the
+    number of ranks.
 
     Args:
-        network: From a batch of inputs to logits of shape `(batch, num_classes)`, or to targets of shape
-            `(batch, out_features)`.
-        num_classes: Classes; None for a regression.
-        optimizer: From the parameters to an optimiser, such as SGD, AdamW or any class path.
-        schedule: From the optimiser to its schedule: Constant, Cosine, OneCycle, or any class path. Ours step once an
-            optimiser step, torch's own once an epoch.
+        network: Module that maps a batch of inputs to logits of shape `(batch, num_classes)`, or to predictions of
+            shape `(batch, out_features)`.
+        num_classes: Number of classes; None for a regression.
+        optimizer: Creates an optimizer from the parameters: SGD, AdamW or any class path.
+        schedule: Creates a learning rate schedule from the optimizer: Constant, Cosine, OneCycle or any class path.
+            Schedules of `lightning_modules` step after each optimizer step, torch's schedulers after each epoch.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Supervised(LightningModule):
         self.num_classes = num_classes
         self.make_optimizer = optimizer
         self.make_schedule = schedule
-        # NaN stays NaN: by default torchmetrics leaves it out of the mean, and "disable" (1.9) leaves the weights out.
+        # A NaN loss makes the mean NaN. By default torchmetrics drops NaN, and "disable" (1.9) ignores the weights.
         self.losses = nn.ModuleDict({split: MeanMetric(nan_strategy=float("nan")) for split in ("val", "test")})
         self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
 
@@ -51,12 +52,12 @@ class Supervised(LightningModule):
         return MulticlassAccuracy(self.num_classes, average="micro")
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Runs the network."""
+        """Returns the outputs of the network."""
         output: Tensor = self.network(inputs)
         return output
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch.
+        """Returns the mean loss of a batch.
 
         Args:
             outputs: Logits of shape `(batch, num_classes)`, or predictions of shape `(batch, out_features)`.
@@ -77,7 +78,7 @@ class Supervised(LightningModule):
         self._evaluate("test", *batch)
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Returns the network's outputs: logits, or predictions, one row a sample."""
+        """Returns the network's outputs, which are logits or predictions, with one row per sample."""
         outputs: Tensor = self(batch[0])
         return outputs
 
@@ -104,10 +105,10 @@ class Supervised(LightningModule):
 
 
 def required(name: str, value: int | None, model: str, meaning: str) -> int:
-    """Returns an argument that the data usually gives, or says how to give it.
+    """Returns the value of a model argument that usually comes from the data.
 
     Raises:
-        ValueError: Neither the data nor the command line says.
+        ValueError: Neither the data nor the command line specifies the value, or it is below 1.
     """
     if value is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Every test leaves the process as it found it."""
+"""Fixtures and hooks of all tests; a test fails if variables, threads, processes or a process group remain after it."""
 
 import gc
 import os
@@ -12,26 +12,26 @@ import torch
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")  # a busy machine takes longer than hypothesis's 200 ms now and then
+settings.load_profile("any machine")  # a busy machine sometimes needs more than hypothesis's 200 ms
 
 DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd"}
-"""They serve many tests, and end with the last."""
+"""Programs that serve many tests and stop after the last one."""
 
 
 def pytest_configure(config):
-    """Keys and settings that tests create do not go to the user's own folder."""
+    """Redirects keys and settings that tests create from the user's folder to a temporary one."""
     settings = tempfile.TemporaryDirectory(prefix="rankzero-tests-")
     config.add_cleanup(settings.cleanup)
     os.environ["XDG_CONFIG_HOME"] = settings.name
 
 
 SYSTEM = ("tests/system/", "tests/launch/", "tests/benchmarks/", "tests/test_readme.py", "tests/test_lowest.py")
-"""Where all tests are system tests; elsewhere those with the mark, and those that run on several real ranks."""
+"""Paths with system tests only. Elsewhere, tests marked `system` or with the fixture `on_ranks` are system tests."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks system tests, and puts those first that take longest, so that no worker waits for another at the end."""
+    """Marks system tests, and runs the slowest tests first, so that all workers finish at about the same time."""
     for item in items:
         if item.nodeid.startswith(SYSTEM) or "on_ranks" in getattr(item, "fixturenames", ()):
             item.add_marker("system")
@@ -49,18 +49,18 @@ def nothing_leaks() -> Iterator[None]:
     left = [
         thread.name
         for thread in set(threading.enumerate()) - threads
-        if not thread.daemon and thread.is_alive() and not thread.name.startswith("parts")  # which serve all tests
+        if not thread.daemon and thread.is_alive() and not thread.name.startswith("parts")  # a pool for all tests
     ]
     assert not left, f"the test leaked threads: {left}"
     if any(child.pid not in before for child in _children()):
-        gc.collect()  # a loader that is still held, by a traceback say, keeps its processes
+        gc.collect()  # a loader keeps its processes as long as something, such as a traceback, refers to it
         psutil.wait_procs([child for child in _children() if child.pid not in before], timeout=5)
     left = [child for child in _children() if child.pid not in before]
     assert not left, f"the test leaked processes: {left}"
 
 
 def _variables() -> dict[str, str]:
-    """The environment, without what pytest, scikit-learn and torch's compiler (at their import) set."""
+    """Returns the environment without the variables that pytest, scikit-learn and torch's compiler set (on import)."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KMP_", "TORCHINDUCTOR_"))
     }
@@ -74,12 +74,12 @@ def _children() -> list[psutil.Process]:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty folder that the test stands in."""
+    """Makes an empty folder the working directory, and returns it."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def finders_without_gc(monkeypatch):
-    """Lightning's batch size finder collects garbage several times a trial: seconds in a process with many objects."""
+    """Disables garbage collection in Lightning's batch size finder: several per trial, seconds with many objects."""
     monkeypatch.setattr("lightning.pytorch.tuner.batch_size_scaling.garbage_collection_cuda", lambda: None)

@@ -1,4 +1,4 @@
-"""What launchers set for their processes, as recorded from real ones."""
+"""Environment variables that launchers set for their processes, recorded from real launchers."""
 
 from rankzero.distributed.environments.launchers import local
 

@@ -1,4 +1,4 @@
-"""A model, and callbacks that record a run and stop it, for tests that hold a resumed run against one never stopped."""
+"""A model, and callbacks that record and stop a run, for tests that compare a resumed run with an uninterrupted one."""
 
 import contextlib
 import json
@@ -18,11 +18,11 @@ from rankzero.training.fit_loop import fit_loop_of
 from running import as_before, fit_here, weights
 
 SAMPLES, BATCH, EPOCHS = 64, 8, 4
-"""8 steps an epoch."""
+"""An epoch has 8 steps."""
 
 
 class CountPasses(nn.Module):
-    """Counts the batches that pass in training; the count is an extra state, which is no tensor."""
+    """Counts training batches; the count is extra state that is not a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class CountPasses(nn.Module):
 
 
 class Net(LightningModule):
-    """A small net with a backbone and a head; its loss depends on weights, learning rate and dropout."""
+    """Small network with a backbone and a head; its loss depends on weights, learning rate and dropout."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Net(LightningModule):
 
 
 class Record(Callback):
-    """Writes a line for each batch, and the weights at the end, to files in the current folder."""
+    """Writes a line per batch and per epoch, and the final weights, to files in the current folder."""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self._write(
@@ -115,7 +115,7 @@ class Record(Callback):
 
 
 class StopAt(Callback):
-    """Asks the run to stop, as a signal does, after the steps that a file names."""
+    """Requests a stop, as a signal does, after the steps that `stops.json` lists."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         steps = json.loads(Path("stops.json").read_text())
@@ -125,7 +125,7 @@ class StopAt(Callback):
 
 
 class ThawByHand(Callback):
-    """What many write themselves: the backbone is frozen at first, and joins the optimizer in the second epoch."""
+    """Freezes the backbone at first, and adds it to the optimizer in the second epoch, as many users' callbacks do."""
 
     def setup(self, trainer, pl_module, stage):
         pl_module.backbone.requires_grad_(False)
@@ -138,7 +138,7 @@ class ThawByHand(Callback):
 
 
 class Thaw(BaseFinetuning):
-    """As Lightning's documentation has it."""
+    """Unfreezes the backbone in the second epoch, as in Lightning's documentation."""
 
     def freeze_before_training(self, pl_module):
         self.freeze(pl_module.backbone, train_bn=False)
@@ -149,7 +149,7 @@ class Thaw(BaseFinetuning):
 
 
 class ZeroAtTheEnd(Callback):
-    """Exchanges the weights when training has ended, as callbacks that average weights do."""
+    """Replaces the weights after training, as callbacks that average weights do."""
 
     def on_train_end(self, trainer, pl_module):
         for parameter in pl_module.parameters():
@@ -157,7 +157,7 @@ class ZeroAtTheEnd(Callback):
 
 
 class FindRateLater(LearningRateFinder):
-    """As Lightning's documentation has it: searches at the beginning of a later epoch."""
+    """Searches for a learning rate at the start of the third epoch, as in Lightning's documentation."""
 
     def on_fit_start(self, *arguments):
         pass
@@ -168,7 +168,7 @@ class FindRateLater(LearningRateFinder):
 
 
 class FindSizeLater(BatchSizeFinder):
-    """The same for the batch size."""
+    """Searches for a batch size at the start of the third epoch."""
 
     def on_fit_start(self, *arguments):
         pass
@@ -179,7 +179,7 @@ class FindSizeLater(BatchSizeFinder):
 
 
 def fit_in(folder: Path, *arguments: str, stops: Sequence[int] = ()) -> dict[str, Any]:
-    """Fits in a folder, stopped after some steps and resumed until it is done; returns what it left."""
+    """Fits in a folder, stops after the given steps, resumes until the run is finished, and returns its results."""
     folder.mkdir(exist_ok=True)
     with _chdir(folder):
         Path("stops.json").write_text(json.dumps(stops))
@@ -203,14 +203,14 @@ def fit_in(folder: Path, *arguments: str, stops: Sequence[int] = ()) -> dict[str
 
 
 def _without(folder: str, value: Any) -> Any:
-    """A callback's state without the folder in its paths."""
+    """Returns a callback's state with the folder removed from its paths."""
     if isinstance(value, dict):
         return {_without(folder, key): _without(folder, one) for key, one in value.items()}
     return value.replace(folder, "") if isinstance(value, str) else value
 
 
 def fit_stock(folder: Path, *arguments: str) -> dict[str, Any]:
-    """Fits as a LightningCLI does that never heard of Rankzero; returns what it left."""
+    """Fits with stock LightningCLI, without Rankzero, and returns the results."""
     folder.mkdir()
     with _chdir(folder), as_before():
         own = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -235,7 +235,7 @@ def _record() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _chdir(folder: Path):
-    """`contextlib.chdir`, which Python 3.10 lacks."""
+    """Replaces `contextlib.chdir`, which Python 3.10 lacks."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -245,7 +245,7 @@ def _chdir(folder: Path):
 
 
 def same(first: Any, second: Any, path: str = "") -> list[str]:
-    """The places at which two nested values differ, to the bit."""
+    """Returns the paths at which two nested values differ in any bit."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return [] if torch.equal(first, second) and first.dtype == second.dtype else [path]
     if isinstance(first, dict) and isinstance(second, dict) and list(first) == list(second):

@@ -1,4 +1,4 @@
-"""Runs the commands as a person would, and, where a process of its own is not the point, in this one."""
+"""Runs commands as a user does, or inside this process where a separate process does not matter."""
 
 import importlib
 import json
@@ -28,7 +28,7 @@ from rankzero.sampling.plan import SamplingPlan
 
 REPOSITORY = Path(__file__).parent.parent
 SOURCES = f"{REPOSITORY}:{REPOSITORY / 'project'}"
-"""The folders of our packages, as PYTHONPATH has them."""
+"""The folders of Rankzero's packages, in the format of PYTHONPATH."""
 BIN = Path(sys.executable).parent
 
 PARTS = {
@@ -39,11 +39,11 @@ PARTS = {
     "strace": ("strace", "make system-tools"),
     "fashion-mnist": ("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz", "make system-tools"),
 }
-"""Part that a machine may lack -> what shows that it is there, and the command that installs it."""
+"""Part that a machine may lack -> a program or file that proves its presence, and the command that installs it."""
 
 
 def require(part: str) -> None:
-    """Skips the test where the machine lacks a part; fails it where RANKZERO_REQUIRE names the part."""
+    """Skips the test if the machine lacks a part, or fails it if RANKZERO_REQUIRE names the part."""
     evidence, command = PARTS[part]
     there = Path(evidence).exists() if evidence.startswith("/") else shutil.which(evidence) is not None
     if there and (part == "fashion-mnist" or os.geteuid() == 0):
@@ -72,8 +72,8 @@ def reserved_port() -> Iterator[int]:
 
 @contextmanager
 def disk_at(folder: Path, size: str) -> Iterator[Path]:
-    """A disk of its own, of that size, in the memory."""
-    require("strace")  # and root
+    """Mounts a tmpfs of the given size, and yields it as a separate disk."""
+    require("strace")  # includes the check for root, which mount needs
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
     try:
@@ -84,7 +84,7 @@ def disk_at(folder: Path, size: str) -> Iterator[Path]:
 
 @dataclass
 class Result:
-    """What a command left behind."""
+    """Exit code, output and working directory of a command."""
 
     code: int
     out: str
@@ -92,7 +92,7 @@ class Result:
     folder: Path
 
     def summary(self, run: str = "*") -> dict[str, Any]:
-        """The summary of the run of this name, or of the only one."""
+        """Returns the summary of the run with this name, or of the only run."""
         (path,) = (self.folder / "runs").glob(f"{run}/summary.json")
         content: dict[str, Any] = json.loads(path.read_text())
         return content
@@ -101,7 +101,7 @@ class Result:
 def run(
     *command: str, folder: Path, environment: dict[str, str] | None = None, seconds: float = 120, code: int | None = 0
 ) -> Result:
-    """Runs a command line in a folder, `python` and `torchrun` being those of this environment."""
+    """Runs a command line in a folder, with the `python` and `torchrun` of this environment."""
     variables = {**os.environ, **(environment or {}), "PATH": f"{BIN}:{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=seconds)
     result = Result(done.returncode, done.stdout, done.stderr, folder)
@@ -111,7 +111,7 @@ def run(
 
 
 def script(name: str) -> str:
-    """The path of a script in launch/."""
+    """Returns the path of a script in launch/."""
     return str(REPOSITORY / "launch" / f"{name}.py")
 
 
@@ -126,14 +126,14 @@ def evaluate(*arguments: str, folder: Path, **options: Any) -> Result:
 
 
 def command_of(name: str) -> Command:
-    """The `Command` of that name."""
+    """Returns the `Command` with this name."""
     command: Command = getattr(importlib.import_module(f"rankzero.commands.{name}"), name.upper())
     return command
 
 
 @contextmanager
 def as_before():
-    """Restores what Lightning sets for the whole process: seeds in the environment, threads, grad mode."""
+    """Restores the process-wide state that Lightning changes: environment variables (seeds), threads, grad mode."""
     variables, threads = dict(os.environ), torch.get_num_threads()
     try:
         yield
@@ -152,14 +152,14 @@ def train_here(
     plan: SamplingPlan | None = None,
     **settings: Any,
 ) -> None:
-    """Trains a model of Lightning's with Lightning's Trainer; with our loops if `loops` or a plan is given.
+    """Trains a Lightning model with Lightning's Trainer, and with Rankzero's loops if `loops` or a plan is given.
 
     Args:
         callbacks: Callbacks of the Trainer.
-        model: The model.
-        loops: Whether our loops replace those of Lightning.
+        model: The model; None for Lightning's BoringModel.
+        loops: Whether Rankzero's loops replace Lightning's.
         resume: Checkpoint to resume from.
-        plan: Order of samples, which replaces that of the loaders.
+        plan: Order of samples, which replaces the loaders' order.
         settings: Other arguments of the Trainer.
     """
     from rankzero.training.fit_loop import install
@@ -183,15 +183,15 @@ def train_here(
 
 
 def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
-    """Calls a function as one rank of a gloo process group, in a process that a test has started for it.
+    """Calls a function as one rank of a gloo process group, in a process that a test has started for this rank.
 
     Args:
         work: Called with the rank's coordinator and the arguments.
-        launch: The rank's place in the world.
-        arguments: More arguments.
+        launch: Rank, world size and address of rank zero.
+        arguments: More arguments of `work`.
 
     Returns:
-        What the function returns.
+        The result of `work`.
     """
     torch.set_num_threads(1)
     alone = launch.world_size == 1
@@ -204,7 +204,7 @@ def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
 
 
 def fit_here(*arguments: str, launch: Launch | None = None) -> int:
-    """Runs `fit` in this process; mistakes come as exceptions."""
+    """Runs `fit` in this process; errors are raised as exceptions."""
     with as_before():
         from rankzero.commands.training import fit as work
 
@@ -214,7 +214,7 @@ def fit_here(*arguments: str, launch: Launch | None = None) -> int:
 
 
 def evaluate_here(*arguments: str) -> int:
-    """Runs `evaluate` in this process; mistakes come as exceptions."""
+    """Runs `evaluate` in this process; errors are raised as exceptions."""
     with as_before():
         from rankzero.commands.evaluation import evaluate as work
 
@@ -222,7 +222,7 @@ def evaluate_here(*arguments: str) -> int:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    """The model's weights in the newest checkpoint of a run."""
+    """Returns the model's weights from the newest checkpoint of a run."""
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     state = torch.load(newest / "state.pt", weights_only=True)["state_dict"]
     return dict(state)

@@ -1,4 +1,4 @@
-"""Trains the same module with our loops and with Lightning's own, and compares everything that a module can observe."""
+"""Trains a module with Rankzero's loops and with Lightning's, and compares everything that the module can observe."""
 
 import functools
 
@@ -21,7 +21,7 @@ BATCHES, SIZE = 8, 4
 
 
 class Curves(Logger):
-    """Keeps what is logged, with its step."""
+    """Logger that keeps all values with their steps."""
 
     name, version = "curves", "0"
 
@@ -37,7 +37,7 @@ class Curves(Logger):
 
 
 class Net(LightningModule):
-    """Logs in many ways; cases exchange a method."""
+    """Module that logs in many ways; tests replace single methods."""
 
     def __init__(self, optimizer=None, schedule=None, **schedules):
         super().__init__()
@@ -78,12 +78,12 @@ class Net(LightningModule):
 
 
 def with_methods(name, **methods):
-    """A module of which some methods are others."""
+    """Returns a subclass of `Net` with some methods replaced."""
     return type(name, (Net,), methods)
 
 
 def note(seen, who, hook, trainer, arguments):
-    """What a hook can see."""
+    """Records everything that a hook can observe."""
     numbers = [argument for argument in arguments if isinstance(argument, int)]
     tensors = [argument.detach().clone() for argument in arguments if isinstance(argument, torch.Tensor)]
     outputs = [argument for argument in arguments if isinstance(argument, dict) and "loss" in argument]
@@ -96,7 +96,7 @@ def note(seen, who, hook, trainer, arguments):
 
 
 def every_hook(seen):
-    """A callback that implements every hook there is."""
+    """Returns a callback that implements every `on_...` hook except the checkpoint hooks."""
 
     def listener(hook):
         return lambda self, trainer, *arguments, **_: note(seen, "callback", hook, trainer, arguments)
@@ -106,7 +106,7 @@ def every_hook(seen):
 
 
 def hooks_of_module(seen):
-    """The same for a module's hooks of a batch."""
+    """Returns recording functions for a module's batch hooks, by hook name."""
 
     def listener(hook):
         return lambda self, *arguments: note(seen, "module", hook, self.trainer, arguments)
@@ -115,7 +115,7 @@ def hooks_of_module(seen):
 
 
 class Loaders:
-    """Data of a fixed order."""
+    """Creates loaders that read samples in a fixed order."""
 
     def __init__(self, count=BATCHES * SIZE, collate=None, **settings):
         generator = torch.Generator().manual_seed(1)
@@ -133,7 +133,7 @@ class Unsized(IterableDataset):
 
 
 def train(ours, module, callbacks=(), loaders=None, val_loaders=None, **settings):
-    """Trains with our loop or with Lightning's own, and returns all that comes of it."""
+    """Trains with Rankzero's loop or with Lightning's, and returns all results and the trainer."""
     torch.manual_seed(5)
     curves, loaders = Curves(), loaders or Loaders()
     plan = SamplingPlan(micro_batches=settings.get("accumulate_grad_batches", 1))
@@ -162,7 +162,7 @@ def train(ours, module, callbacks=(), loaders=None, val_loaders=None, **settings
 
 
 def same(one, other):
-    """Whether two structures are the same, tensors and numbers to the bit."""
+    """Returns whether two structures are equal, tensors and numbers bit for bit; NaN equals NaN."""
     if isinstance(one, torch.Tensor):
         if not isinstance(other, torch.Tensor) or (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
@@ -175,12 +175,12 @@ def same(one, other):
 
 
 def assert_same_training(make, settings, has_every_hook, folder):
-    """Trains with our loop and with Lightning's own, and compares results, hook calls and what hooks observe.
+    """Trains with Rankzero's loop and with Lightning's, and compares results, hook calls and what hooks observe.
 
     Args:
         make: Returns a module.
         settings: Settings of `train`; `callbacks` is a function that returns a list.
-        has_every_hook: Whether a callback and the module implement every hook of a batch.
+        has_every_hook: Whether to add a callback with every hook, and the batch hooks that the module lacks.
         folder: The trainers' root folder.
     """
     settings = dict(settings)
@@ -206,7 +206,7 @@ def assert_same_training(make, settings, has_every_hook, folder):
 
 
 class Counts(Callback):
-    """Counts the batches whose end it sees."""
+    """Records the calls of two hooks, with step and batch."""
 
     def __init__(self):
         self.seen = []
@@ -219,7 +219,7 @@ class Counts(Callback):
 
 
 class AtBatch(Callback):
-    """Changes something once, in a hook of the third batch."""
+    """Calls a function once, in a hook of the third batch."""
 
     def __init__(self, change, hook="on_train_batch_end"):
         self.change, self.done = change, False
@@ -239,8 +239,8 @@ def assert_same_after_change(change, hook):
     """Trains with both loops while a callback changes something in the middle of an epoch, and compares all results.
 
     Args:
-        change: Called with the callback, the trainer and the module, whose `seen` and `extra` it may use.
-        hook: The hook in which it is called.
+        change: Called with the callback, the trainer and the module; it may use the module's `seen` and `extra`.
+        hook: The hook that calls `change`.
     """
 
     def observe(ours):

@@ -1,4 +1,4 @@
-"""The layers of the packages, the size of their files and folders, and what is imported without torch."""
+"""Checks the layers of the packages, the size of files and folders, and which modules do without torch."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ from running import REPOSITORY
 ROOT = REPOSITORY / "project" / "rankzero"
 
 LAYERS = ("commands", "trainer", "cli", "training", "runs", "sampling", "distributed", "messages")
-"""From top to bottom: an import never points upwards."""
+"""From top to bottom; a module never imports from a layer above its own."""
 
 MOST_ENTRIES, MOST_AT_ROOT, MOST_LINES = 12, 10, 300
 
@@ -38,11 +38,11 @@ WITHOUT_TORCH = (
 
 FILES = sorted(ROOT.rglob("*.py"))
 BESIDE = ("launch", "lightning_modules", "data_modules")
-"""Our packages beside `rankzero`."""
+"""The repository's packages beside `rankzero`."""
 
 
 def imports(file: Path) -> Iterator[str]:
-    """The dotted names that a file imports, wherever in it."""
+    """Yields the dotted names that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -52,7 +52,7 @@ def imports(file: Path) -> Iterator[str]:
 
 
 def layer(module: str) -> int | None:
-    """The layer of a module of ours, counted from the top; None for what stands in none, such as `rankzero` itself."""
+    """Returns a module's layer, counted from the top, or None outside all layers (such as `rankzero` itself)."""
     _, _, rest = module.partition("rankzero.")
     name = rest.split(".")[0]
     return LAYERS.index(name) if name in LAYERS else None
@@ -72,11 +72,11 @@ def pointing_upwards(files: list[Path]) -> list[str]:
     ]
 
 
-def test_no_import_points_upwards():
+def test_no_module_imports_from_a_layer_above_its_own():
     assert pointing_upwards(FILES) == []
 
 
-def test_the_check_sees_an_import_that_points_upwards(tmp_path, monkeypatch):
+def test_the_layer_check_finds_an_upward_import(tmp_path, monkeypatch):
     file = tmp_path / "rankzero" / "sampling" / "plan.py"
     file.parent.mkdir(parents=True)
     file.write_text("def late():\n    from rankzero.trainer import Trainer\n")
@@ -84,7 +84,7 @@ def test_the_check_sees_an_import_that_points_upwards(tmp_path, monkeypatch):
     assert pointing_upwards([file]) == ["rankzero.sampling.plan imports rankzero.trainer.Trainer"]
 
 
-def test_no_package_uses_private_names_of_another():
+def test_no_package_imports_private_names_of_another_package():
     found = [
         f"{module_of(file)} imports {name}"
         for file in FILES
@@ -96,25 +96,25 @@ def test_no_package_uses_private_names_of_another():
 
 
 @pytest.mark.parametrize("package", ["launch", "lightning_modules", "data_modules"])
-def test_the_packages_beside_ours_import_only_what_they_may(package):
+def test_models_and_data_import_no_package_of_the_repository_and_launch_only_rankzero(package):
     ours = {"launch", "rankzero", "lightning_modules", "data_modules", "tests"} - {package}
     found = {name.split(".")[0] for file in (REPOSITORY / package).rglob("*.py") for name in imports(file)}
     assert found & ours == ({"rankzero"} if package == "launch" else set())
 
 
 def entries(folder: Path) -> list[str]:
-    """What stands in a folder, `__init__.py` left out below the root."""
+    """Returns the entries of a folder; `__init__.py` counts only at the root."""
     left_out = {"__pycache__"} if folder == ROOT else {"__pycache__", "__init__.py"}
     return [path.name for path in folder.iterdir() if path.name not in left_out]
 
 
-def test_folders_are_small_enough_to_be_read():
+def test_folders_stay_within_the_entry_limit():
     assert len(entries(ROOT)) <= MOST_AT_ROOT
     folders = {file.parent for file in FILES if file.parent != ROOT}
     assert {folder.name: len(entries(folder)) for folder in folders if len(entries(folder)) > MOST_ENTRIES} == {}
 
 
-def test_files_are_short_enough_to_be_read():
+def test_files_stay_within_the_line_limit():
     lengths = {module_of(file): len(file.read_text().splitlines()) for file in FILES}
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
 
@@ -122,14 +122,14 @@ def test_files_are_short_enough_to_be_read():
 def test_files_named_in_the_source_exist():
     existing = [f"/{file.relative_to(REPOSITORY)}" for file in REPOSITORY.glob("[!.]*/**/*.py")] + [
         "/train.py"
-    ]  # a user's
+    ]  # a user's script
     named = {(module_of(file), name) for file in FILES for name in re.findall(r"[\w/]+\.py\b", file.read_text())}
     assert {
         (module, name) for module, name in named if not any(path.endswith(f"/{name}") for path in existing)
     } == set()
 
 
-def test_the_wheel_holds_every_package():
+def test_pyproject_lists_every_package():
     text = (REPOSITORY / "pyproject.toml").read_text()
     folders = {file.parent for file in FILES}
     missing = [name for folder in folders if f'"{(name := module_of(folder))}"' not in text]
@@ -142,7 +142,7 @@ def test_imports_neither_torch_nor_lightning(module):
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
-def test_environment_variables_are_read_at_the_bottom():
+def test_only_distributed_and_generators_read_environment_variables():
     readers = {module_of(file) for file in FILES if "os.environ" in file.read_text() or "getenv" in file.read_text()}
     outside = {name for name in readers if not name.startswith("rankzero.distributed.")}
     assert outside == {"rankzero.sampling.generators"}  # PL_GLOBAL_SEED, which Lightning sets

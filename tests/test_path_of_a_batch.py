@@ -1,4 +1,4 @@
-"""A batch passes few files: those that CONTRIBUTING lists, and few others that a step calls into."""
+"""Limits the files that CONTRIBUTING lists for one batch, and the files that a steady step enters."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ SOURCES = [REPOSITORY / name for name in ("launch", "project/rankzero", "lightni
 
 
 class Trace(LoopCallback):
-    """Notes the source files of which code runs from one step to the next, in which no value is logged."""
+    """Records the source files whose code runs during a step that logs no value."""
 
     entered: ClassVar[set[str]] = set()
 
@@ -31,14 +31,14 @@ class Trace(LoopCallback):
             cls.entered.add(str(file.relative_to(REPOSITORY)))
 
 
-def test_a_reader_opens_few_files_for_one_batch():
+def test_contributing_lists_at_most_eight_files_for_one_batch():
     section = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## One batch")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `([\w/]+\.py)` \|", section, re.MULTILINE)
     assert 0 < len(listed) <= MOST_TO_READ
     assert [name for name in listed if not (REPOSITORY / name).is_file()] == []
 
 
-def test_a_steady_step_enters_few_files(here, monkeypatch):
+def test_a_steady_step_enters_at_most_twelve_files(here, monkeypatch):
     monkeypatch.setattr(Trace, "entered", set())
     module = type(sys)("traced")
     module.Trace = Trace

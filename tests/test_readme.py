@@ -1,4 +1,4 @@
-"""Every command of the README and of docs/ runs as it stands there, in the order in which it stands there."""
+"""Runs every command of the README and of docs/ as written, in the order of the text."""
 
 import os
 import re
@@ -20,13 +20,13 @@ SHORT = {
     "launch/evaluate.py": ("--trainer.limit_val_batches=2", "--trainer.limit_test_batches=2"),
     "launch/predict.py": ("--trainer.limit_predict_batches=2",),
 }
-"""Behind every command: it has to work, not to learn."""
+"""Arguments that shorten the runs: each command has to work, and not to learn well."""
 
 pytest_plugins = ["system.conftest"]
 
 
 def sections() -> list[Any]:
-    """Every section that holds commands, with what goes before it in files; each stands for itself."""
+    """Returns a test case for each section with commands; sections do not depend on each other."""
     found = []
     for page in PAGES:
         for text in re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE):
@@ -38,19 +38,19 @@ def sections() -> list[Any]:
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The code blocks of a language, in order."""
+    """Returns the code blocks of a language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def commands(text: str) -> list[str]:
-    """The commands of a text, without comments."""
+    """Returns the commands of a text, without comments."""
     lines = [line.partition(" #")[0].strip() for block in blocks(text, "sh") for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
 @pytest.mark.timeout(900)  # a section starts up to a dozen runs one after another
 @pytest.mark.parametrize(("page", "section"), sections())
-def test_every_command_runs(page, section, tmp_path, request, forks):
+def test_every_documented_command_runs(page, section, tmp_path, request, forks):
     for folder in ("launch", "benchmarks"):
         (tmp_path / folder).symlink_to(REPOSITORY / folder)
     for language in ("python", "yaml"):
@@ -77,7 +77,7 @@ def test_every_command_runs(page, section, tmp_path, request, forks):
                 environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
             short = () if "help" in command else next((SHORT[word] for word in words if word in SHORT), ())
             if words[0] == "python" and len(words) > 1 and words[1] in SHORT and not environment:
-                # As tests/launch starts them, but with the imports paid once.
+                # A fork runs the script as tests/launch does, but imports nothing again.
                 script = Path(words[1]).stem
                 forks.fit(*words[2:], *short, folder=tmp_path, script=script)
             else:
@@ -85,7 +85,7 @@ def test_every_command_runs(page, section, tmp_path, request, forks):
 
 
 def run_make(target: str) -> None:
-    """Runs a target as far as the tests can: not themselves, and not an installation."""
+    """Runs a target as a dry run, because a real run would start these tests or an installation."""
     dry = ["make", "--dry-run", "--always-make", target]
     done = subprocess.run(dry, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -93,7 +93,7 @@ def run_make(target: str) -> None:
 
 
 def show_tensorboard(words: list[str], folder: Path, port: int) -> None:
-    """Runs TensorBoard until it shows the runs."""
+    """Starts TensorBoard and waits until it lists the runs."""
     command = [str(BIN / words[0]), *words[1:], "--port", str(port)]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -113,13 +113,13 @@ def show_tensorboard(words: list[str], folder: Path, port: int) -> None:
         process.wait(20)
 
 
-def test_what_the_readme_points_to_is_there():
+def test_relative_links_point_to_existing_files():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_every_make_target_that_is_named_is_there():
+def test_every_documented_make_target_exists():
     text = "".join(page.read_text() for page in [*PAGES, REPOSITORY / "CONTRIBUTING.md"])
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= set(targets)

@@ -1,4 +1,4 @@
-"""Rankzero: Lightning's Trainer for any launcher, with exact resume. Importing it loads no torch."""
+"""Rankzero: Lightning's Trainer for any launcher, with exact resume. Does not import torch."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""`python -m rankzero fit ...`, and the console command `rankzero`. Imports no torch."""
+"""Runs `python -m rankzero fit ...` and the console command `rankzero`. Does not import torch."""
 
 import sys
 from importlib import import_module
@@ -17,10 +17,10 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Runs the command that stands first on the command line; returns its exit code."""
+    """Runs the command named by the first argument and returns its exit code."""
     spell_with(as_typed)
-    if sys.path[0] in ("", str(Path.cwd())):  # `python -m`: no package of the user's may hide ours, which come first
-        del sys.path[0]  # the folder is searched last, see rankzero.cli.import_names
+    if sys.path[0] in ("", str(Path.cwd())):  # set by `python -m`; a user's package must not hide Rankzero's
+        del sys.path[0]  # rankzero.cli.import_names appends this folder to the end
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         width = max(map(len, COMMANDS))
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def as_typed(text: str) -> str:
-    """Spells `python launch/fit.py` as `rankzero fit`, and after a launcher as `-m rankzero fit`."""
+    """Replaces `python launch/fit.py` with `rankzero fit`, and `launch/fit.py` with `-m rankzero fit`."""
     for command in COMMANDS:
         script = f"launch/{command}.py"
         text = text.replace(f"python {script}", f"rankzero {command}").replace(script, f"-m rankzero {command}")

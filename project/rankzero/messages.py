@@ -1,4 +1,4 @@
-"""Exit codes, the errors that a message explains, and printing that never raises. Imports no torch."""
+"""Exit codes, errors reported without a traceback, and printing that never raises. Does not import torch."""
 
 import contextlib
 import difflib
@@ -18,21 +18,21 @@ class Exit(IntEnum):
     FINISHED = 0
     FAILED = 1
     WRONG_REQUEST = 2
-    """Nothing was started: the message says what was asked, what was found and what to type instead."""
+    """Nothing was started; the message states what was requested, what was found and what to type instead."""
     STOPPED = 75
-    """Stopped early at a safe point; the same command carries on."""
+    """Stopped early at a safe point; the same command resumes the run."""
 
 
 TIME_IS_UP = "the end of the time that there is"
 
 
 class Stopped(SystemExit):
-    """The run has stopped, on all ranks: at a safe point and saved, or before it was begun.
+    """Raised on all ranks when a run stops at a safe point, with its checkpoint saved, or before training begins.
 
-    A SystemExit with the code 75, so that a script that does not catch it ends as the command line does.
+    It is a SystemExit with code 75, so a script that does not catch it exits with the same code as the command line.
 
     Args:
-        reason: Why: a signal, or `TIME_IS_UP`.
+        reason: Why the run stops, such as a signal's name or `TIME_IS_UP`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -41,12 +41,12 @@ class Stopped(SystemExit):
         self.code = int(Exit.STOPPED)
 
 
-class CannotStart(ValueError):  # noqa: N818 - it is what a person reads
-    """Nothing was started; the message says why, and what to do.
+class CannotStart(ValueError):  # noqa: N818 - users read this name
+    """Raised when nothing was started; the message states the reason and what to do.
 
     Attributes:
-        reported_elsewhere: Whether another process tells it; None where nobody has asked, and rank zero tells it.
-        local_only: Whether this process alone may have found it, so that rank zero's message does not say it.
+        reported_elsewhere: Whether another process prints the message; None means that the reporting rank prints it.
+        local_only: Whether possibly only this process found the error, so that rank zero's message may not state it.
     """
 
     reported_elsewhere: bool | None = None
@@ -54,12 +54,12 @@ class CannotStart(ValueError):  # noqa: N818 - it is what a person reads
 
 
 class RequestError(CannotStart):
-    """A request that cannot be met.
+    """A request that cannot be fulfilled.
 
     Args:
-        asked: What the person asked for, in their own words: the flag and its value.
-        found: What stands against it.
-        instead: The line, or the flag, to type instead.
+        asked: The request as the user typed it: the flag and its value.
+        found: The fact that prevents it.
+        instead: The command line or the flag to type instead.
     """
 
     def __init__(self, asked: str, found: str, instead: str) -> None:
@@ -67,7 +67,7 @@ class RequestError(CannotStart):
         self.asked, self.found, self.instead = asked, found, instead
 
     def __str__(self) -> str:
-        """The three lines that a person sees."""
+        """Returns the three printed lines, labeled `asked`, `found` and `type`."""
         asked, found, instead = map(spelled, (self.asked, self.found, self.instead))
         rows = (("asked", _readable(asked)), ("found", _readable(found)), ("type", instead))
         return "\n".join(f"  {label:<7}" + printable(text).replace("\n", "\n" + " " * 9) for label, text in rows)
@@ -77,31 +77,31 @@ _spellings: list[Callable[[str], str]] = []
 
 
 def spell_with(spelling: Callable[[str], str] | None) -> None:
-    """Chooses how messages spell `--flag value` and `python launch/fit.py`.
+    """Sets how messages spell `--flag value` and `python launch/fit.py`.
 
     Args:
-        spelling: Returns a text as a person would type it here; None leaves texts as they are.
+        spelling: Rewrites the flags and commands in a message as this user would type them; None changes nothing.
     """
     _spellings[:] = [spelling] if spelling else []
 
 
 def spelled(text: str) -> str:
-    """A text of a message as a person would type it here, see `spell_with`."""
+    """Returns a message with flags and commands as this user would type them, see `spell_with`."""
     return _spellings[0](text) if _spellings else text
 
 
 def printable(text: str) -> str:
-    """A text with a question mark in place of each control character."""
+    """Returns the text with a question mark in place of each unprintable character except newlines."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def _readable(text: str) -> str:
-    """Without the middle of a line that fills the terminal."""
+    """Removes the middle of each line that is longer than 600 characters."""
     return "\n".join(line if len(line) <= 600 else f"{line[:300]} ... {line[-200:]}" for line in text.split("\n"))
 
 
 def nearest(word: str, legal: Iterable[str]) -> str | None:
-    """The legal word that `word` was most likely meant to be, or None where nothing is near."""
+    """Returns the legal word that is most similar to `word`, or None if none is similar."""
     by_lower_case = {candidate.lower(): candidate for candidate in legal}
     matches = difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.5)
     return by_lower_case[matches[0]] if matches else None
@@ -109,7 +109,7 @@ def nearest(word: str, legal: Iterable[str]) -> str | None:
 
 @contextmanager
 def as_user_errors(begun: Callable[[], bool]) -> Iterator[None]:
-    """Turns a user's mistake into `CannotStart`, as long as training has not begun."""
+    """Converts an error that `user_message` can explain into `CannotStart`, as long as `begun()` is false."""
     try:
         yield
     except CannotStart:
@@ -122,10 +122,11 @@ def as_user_errors(begun: Callable[[], bool]) -> Iterator[None]:
 
 
 def user_message(error: BaseException) -> str | None:
-    """The message of an error that a message can explain, without a traceback; None for any other.
+    """Returns the message of an error that needs no traceback; None for any other error.
 
-    That is: what our own modules raise on purpose (ValueError and OSError), in a loader process too, and what Lightning
-    calls a misconfiguration.
+    No traceback is needed for `CannotStart` and `RunError`, for ValueError and OSError raised in `data_modules` or
+    `lightning_modules` (also in a loader process), for Lightning's `MisconfigurationException`, and for two errors of
+    torch that this function explains.
     """
     if isinstance(error, CannotStart | RunError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
@@ -139,7 +140,7 @@ def user_message(error: BaseException) -> str | None:
     if not isinstance(error, ValueError | OSError):
         return None
     text = str(error)
-    if "Original Traceback" in text:  # what torch makes of an error in a loader process
+    if "Original Traceback" in text:  # torch's message for an error in a loader process
         origin = Path(re.findall(r'File "([^"]+)"', text)[-1])
         text = re.findall(r"^[\w.]+: (.*)", text, re.MULTILINE | re.DOTALL)[-1].strip()
     else:
@@ -148,44 +149,44 @@ def user_message(error: BaseException) -> str | None:
 
 
 def is_of_package(file: Path, *packages: str) -> bool:
-    """Whether a file belongs to one of these packages, of those that have been imported."""
+    """Returns whether a file belongs to one of these packages; packages that are not imported do not count."""
     folders = [Path(str(sys.modules[name].__file__)).parent for name in packages if name in sys.modules]
     return any(folder in file.parents for folder in folders)
 
 
 class RunError(RuntimeError):
-    """A run that has begun cannot go on, and the message says why: nobody needs a traceback."""
+    """Raised when a run that has begun cannot continue; the message states why, so no traceback is printed."""
 
 
 class SaveError(RunError):
-    """What has to be saved cannot be."""
+    """Raised on all ranks when a checkpoint cannot be written."""
 
 
 class TakenOverError(RunError):
-    """Another attempt at the same run has begun."""
+    """Raised when a newer attempt at the same run has begun."""
 
 
 class LeftEarlyError(RuntimeError):
-    """The user's code has left by sys.exit or KeyboardInterrupt, on this rank at least."""
+    """Raised when the user's code raised SystemExit or KeyboardInterrupt, at least on this rank."""
 
 
-class AnotherRankFailed(RuntimeError):  # noqa: N818 - it is what a person reads
-    """Another rank has failed, and tells why."""
+class AnotherRankFailed(RuntimeError):  # noqa: N818 - users read this name
+    """Raised when another rank failed or did not respond; a failed rank reports the cause itself."""
 
 
 def mark_reported(error: BaseException) -> None:
-    """Notes that a person has been told what went wrong, by another rank."""
+    """Marks an error as already reported to the user by another rank."""
     with suppress(AttributeError):
         error.was_reported = True  # type: ignore[attr-defined]
 
 
 def was_reported(error: BaseException) -> bool:
-    """Whether another rank has told a person what went wrong."""
+    """Returns whether another rank has already reported the error to the user."""
     return bool(getattr(error, "was_reported", False))
 
 
 def lost_contact(error: BaseException) -> bool:
-    """Whether this is what a rank gets to see when another one has failed."""
+    """Returns whether an error is one that a rank raises because another rank failed or exited."""
     said = r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited|Timed out waiting"
     if isinstance(error, AnotherRankFailed):
         return True
@@ -196,21 +197,24 @@ _LOST = (OSError, ValueError)
 
 
 def print_error(text: str, above: str = "") -> None:
-    """Prints a line on stderr: what goes wrong or is about to end. `above` goes before it, as it is."""
+    """Prints an error or a warning on stderr, after the text `above`, which is printed unchanged."""
     with contextlib.suppress(*_LOST):
-        # Text and newline in one write: ranks share a pipe, and unbuffered Python writes print's newline separately.
+        # One write for text and newline: ranks share a pipe, and unbuffered Python writes the newline of `print` later.
         print(f"{above}rankzero: {spelled(text)}\n", end="", file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
-    """Prints on stdout: how a run goes, and what came of it."""
+    """Prints the progress or the result of a run on stdout."""
     with contextlib.suppress(*_LOST):
         print(f"{text}\n", end="", flush=True)
 
 
 def flush_streams() -> None:
-    """To be called last: what could not be written would make an exit code of its own of it."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where a shell has closed it
+    """Flushes stdout and stderr, and discards output that cannot be written.
+
+    Must be called last: if Python itself fails to flush at exit, it replaces the exit code by 120.
+    """
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if the shell closed the stream
         try:
             stream.flush()
         except _LOST:

@@ -1,4 +1,4 @@
-"""The Trainer: Lightning's, with launchers, an exact order of samples, durable checkpoints and agreed stops."""
+"""Lightning's Trainer with launcher detection, an exact sample order, durable checkpoints and stops at safe points."""
 
 import os
 from dataclasses import replace
@@ -49,46 +49,46 @@ from rankzero.training.saved_state.sample_order import order_of
 
 
 class Trainer(pl.Trainer):
-    """Lightning's Trainer for one process or many, whatever has started them.
+    """Lightning's Trainer for one process or many, started by any launcher or by none.
 
-    Takes every argument of `lightning.pytorch.Trainer`, and these, which are the flags of `rankzero fit`. A script
-    that a launcher has started (torchrun, srun, mpirun, pbsdsh or variables of its own) is recognized; without one,
-    `devices=N` starts the script in N processes.
+    Takes every argument of `lightning.pytorch.Trainer` and the arguments below, which are flags of `rankzero fit` too.
+    Detects the launcher that started the script (torchrun, srun, mpirun, pbsdsh, or variables such as `RANK`). Without
+    a launcher, `devices=N` starts the script in N processes.
 
     Args:
-        name: Name of the run; None for the job's, or the next free one.
-        root: Folder in which runs are kept.
-        resume: `auto` resumes the run, `never` begins it anew, a path names a checkpoint.
+        name: Name of the run; None adds the job id or the next free number to the script's name.
+        root: Directory that contains all runs.
+        resume: `auto` resumes the run, `never` archives and restarts it, a path is a checkpoint to resume from.
         save_every: Epochs (5), steps ("200steps") or time ("15min") between checkpoints.
-        keep: Number of checkpoints to keep, the newest.
-        keep_best: The best one is kept too: `min:val/loss`, `max:val/accuracy`.
+        keep: Number of newest checkpoints to keep.
+        keep_best: Metric whose best checkpoint is kept as well: `min:val/loss`, `max:val/accuracy`.
         save_errors: Whether a checkpoint that cannot be written stops the run (`stop`) or not (`warn`).
-        accept_changed: What may differ from the checkpoint that is resumed: `data`, `global_batch_size`.
+        accept_changed: Settings that may differ from the resumed checkpoint: `data`, `global_batch_size`.
         trust_checkpoint: Whether a checkpoint may run code; only for authors that you trust.
-        time_limit: Time until the run stops, saved: `2h`, `90min`, a timedelta; None for the job's own.
-        requeue: `auto` has the scheduler run a stopped job again, `never` does not.
-        max_attempts: Number of attempts after which the scheduler is not asked again.
-        fast: Whether to choose a faster memory layout and, without `precision`, bf16 where the device has it.
-        seed: Seed of everything; None leaves generators alone and orders samples by PL_GLOBAL_SEED, or 0.
-        batch_size: Samples per step on each device; None for the loaders' own.
-        global_batch_size: Samples per step over all devices; a resumed run keeps it.
-        max_device_batch_size: Most samples that a device can hold; a step then takes several rounds.
-        launcher: `auto`, or the launcher whose variables count.
-        node_rank: This machine among all, for machines that no launcher joins.
+        time_limit: Time until the run saves and stops: `2h`, `90min` or a timedelta; None for the job's time limit.
+        requeue: `auto` requeues a stopped job with the scheduler, `never` does not.
+        max_attempts: Number of attempts after which the job is no longer requeued.
+        fast: Whether to choose a faster memory layout and, without `precision`, bf16 if the device supports it.
+        seed: Seed of all generators; None leaves generators unchanged and orders samples by PL_GLOBAL_SEED, or 0.
+        batch_size: Samples per batch on each device; None for the batch size of each loader.
+        global_batch_size: Samples per optimizer step over all devices; a resumed run keeps it.
+        max_device_batch_size: Largest batch per device; larger steps accumulate gradients.
+        launcher: `auto`, or the launcher whose variables to read.
+        node_rank: Index of this machine, from 0, if no launcher connects the machines.
         master_addr: Host of rank 0.
-        master_port: Port on that host.
+        master_port: Port for the rendezvous on that host.
         interface: Network interface to use.
-        backend: `nccl` or `gloo`; None for the one that fits the devices.
+        backend: `nccl` or `gloo`; None selects the backend by device.
         start_timeout: Seconds to wait for all processes.
         lightning: Arguments of `lightning.pytorch.Trainer`.
 
     Attributes:
         run: Directory of the run.
-        outcome: How training goes.
-        config: Stored with checkpoints; None stores a description of the arguments.
+        outcome: Whether training has begun, and the error of this rank.
+        config: Configuration to store with checkpoints; None stores a description of the arguments.
 
     Raises:
-        RequestError: The request cannot be met; uncaught, it is printed without a traceback, with exit code 2.
+        RequestError: The request cannot be fulfilled. If uncaught, it is printed without a traceback, with exit code 2.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Trainer(pl.Trainer):
         self._build(own, lightning)
 
     def _build(self, own: dict[str, Any], lightning: dict[str, Any]) -> None:
-        """Decides where this process stands and what the run is called; then builds everything, once."""
+        """Joins the session, chooses the run's directory and builds plan, callbacks, plugins and loops."""
         arguments = read_arguments(own)
         self.session = session = Session.of_trainer(requested_world(arguments, lightning))
         coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))
@@ -178,7 +178,7 @@ class Trainer(pl.Trainer):
             *filter(None, [self._saving]),
         ]
         plugins = [*as_list(lightning.get("plugins")), DirectoryCheckpointIO(self._options.trust_checkpoint)]
-        build = pl.Trainer.__init__.__wrapped__  # type: ignore[attr-defined]  # undecorated: we have read the variables
+        build = pl.Trainer.__init__.__wrapped__  # type: ignore[attr-defined]  # undecorated: PL_TRAINER_* is read above
         build(
             self,
             **{
@@ -190,7 +190,7 @@ class Trainer(pl.Trainer):
                 "strategy": strategy_for(lightning.get("strategy", "auto"), world, coordinator, plan),
                 "plugins": [*plugins, LaunchEnvironment(launch)],
                 "callbacks": callbacks,
-                "use_distributed_sampler": False,  # the plan shares the samples
+                "use_distributed_sampler": False,  # SamplingPlan distributes the samples
                 "logger": False if barebones else loggers(lightning.get("logger"), self.run),
                 "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
             },
@@ -200,7 +200,7 @@ class Trainer(pl.Trainer):
         self.predict_loop = PredictionLoop(self)
         caller = fit_loop.install(self, plan)
         self._found = KeepFound()
-        # Lightning puts finders before all other callbacks, and these have to come before finders.
+        # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
         self.callbacks: list[Callback] = [caller, ReportFailure(channel, self.outcome), self._found, *self.callbacks]
         fit_loop.fit_loop_of(self).hooks += [
             TimeLimit(channel, WallTime(end_of_time(arguments["time_limit"], launch)), self._saving),
@@ -217,21 +217,21 @@ class Trainer(pl.Trainer):
         ckpt_path: _PATH | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Trains, or resumes training; see `lightning.pytorch.Trainer.fit`. All ranks must call.
+        """Trains a model or resumes its training, see `lightning.pytorch.Trainer.fit`. All ranks must call.
 
-        A run that is already finished is only restored: the model gets the weights of its last checkpoint.
+        If the run is already finished, nothing is trained; the model receives the weights of the last checkpoint.
 
         Args:
             model: The model.
-            train_dataloaders: Loaders of training samples, unless the model or `datamodule` has them.
-            val_dataloaders: Loaders of validation samples.
+            train_dataloaders: Training loaders, unless the model or `datamodule` provides them.
+            val_dataloaders: Validation loaders.
             datamodule: The data.
-            ckpt_path: What to resume from in place of `resume`: a path, `last` or `best`.
-            weights_only: Whether a checkpoint of plain tensors alone is read.
+            ckpt_path: Checkpoint to resume from, in place of `resume`: a path, `last` or `best`.
+            weights_only: False allows the checkpoint to run code, True does not; None applies `trust_checkpoint`.
 
         Raises:
-            RequestError: The run cannot begin as asked; nothing was trained and nothing is left of the attempt.
-            Stopped: The run has stopped early, saved, on all ranks: a SystemExit with code 75.
+            RequestError: The run cannot begin as requested; nothing was trained and no file of the attempt remains.
+            Stopped: The run stopped early on all ranks, with its checkpoint saved: a SystemExit with code 75.
         """
         loaders = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
         settings: dict[str, Any] = {**loaders, "weights_only": weights_only}
@@ -271,7 +271,7 @@ class Trainer(pl.Trainer):
         return attempt
 
     def _record(self) -> dict[str, Any]:
-        """What a checkpoint says of the run beside its state."""
+        """Returns the metadata of the run that a checkpoint stores beside the state."""
         return {
             "run": self.run.name,
             "id": self.run.id,

@@ -1,4 +1,4 @@
-"""The frame of all benchmarks, and that they run."""
+"""Tests the code that all benchmarks share, and runs short versions of the benchmarks."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ from running import REPOSITORY, run
 
 @pytest.fixture
 def contest(monkeypatch):
-    """The module benchmarks/contest.py."""
+    """Imports and returns the module benchmarks/contest.py."""
     specification = importlib.util.spec_from_file_location("contest", REPOSITORY / "benchmarks/contest.py")
     module = importlib.util.module_from_spec(specification)
     monkeypatch.setitem(sys.modules, "contest", module)
@@ -20,7 +20,7 @@ def contest(monkeypatch):
     return module
 
 
-def test_each_is_measured_as_often_and_nobody_is_always_the_first(contest, tmp_path, capsys):
+def test_a_contest_measures_each_candidate_equally_often_in_rotating_order(contest, tmp_path, capsys):
     calls, ticks = [], count(1)
 
     def measure(name: str) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Lets every download fail at once."""
+    """Makes every download fail immediately."""
 
     def refuse(*arguments, **options):
         raise urllib.error.URLError("no network")

@@ -16,7 +16,7 @@ def test_crops_are_windows_of_the_padded_image(padding):
         assert any(torch.equal(window, after) for window in windows)
 
 
-def test_images_are_normalised():
+def test_images_are_normalized():
     image = torch.full((1, 1, 2, 2), 14, dtype=torch.uint8)
     batch = ImageTransform(mean=(10.0,), std=(2.0,))(image, random_keys([0]))
     assert torch.equal(batch, torch.full((1, 1, 2, 2), 2.0))
@@ -27,7 +27,7 @@ def test_images_are_normalised():
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (2, 5, 9)])
 @pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [50, 300])
-def test_images_equal_the_formula_bit_for_bit(shape, padding, flip, kind, count):
+def test_a_transformed_batch_equals_the_per_image_formula_bit_for_bit(shape, padding, flip, kind, count):
     channels, height, width = shape
     images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8).to(kind)
     keys, before = random_keys(range(count)), images.clone()
@@ -41,16 +41,16 @@ def test_images_equal_the_formula_bit_for_bit(shape, padding, flip, kind, count)
         expected.append((turned.float() - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1))
     batch = ImageTransform(mean, std, padding=padding, flip=flip)(images, keys)
     assert torch.equal(batch, torch.stack(expected)) and batch.is_contiguous() and batch.dtype is torch.float32
-    assert torch.equal(images, before)  # the input is unchanged
+    assert torch.equal(images, before)
 
 
-def test_an_empty_batch():
+def test_an_empty_batch_keeps_its_shape_and_becomes_float32():
     none = torch.zeros(0, 3, 4, 4, dtype=torch.uint8)
     batch = ImageTransform((0.0,) * 3, (1.0,) * 3, padding=1, flip=True)(none, random_keys([]))
     assert batch.shape == (0, 3, 4, 4) and batch.dtype is torch.float32
 
 
-def test_half_of_the_images_are_mirrored():
+def test_about_half_of_the_images_are_mirrored():
     torch.manual_seed(0)
     images = torch.arange(4.0).expand(1000, 1, 1, 4)
     mirrored = (ImageTransform((0.0,), (1.0,), flip=True)(images, random_keys(range(1000)))[:, 0, 0, 0] == 3).sum()
@@ -66,7 +66,7 @@ def test_all_crops_are_equally_frequent():
 
 
 @pytest.mark.parametrize("padding", [1, 4])
-def test_the_key_chooses_the_window(padding):
+def test_the_key_determines_the_crop_window(padding):
     choices = 2 * padding + 1
     places = [(top, left) for top in range(choices) for left in range(choices)]
     keys = torch.tensor([top << 8 | left << 36 for top, left in places])
@@ -87,7 +87,7 @@ def test_extreme_keys_crop_within_the_padded_image(key):
 
 @pytest.mark.parametrize("width", [1, 7, 8, 16])
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int64, torch.float32])
-def test_odd_keys_mirror_as_torch_flips_and_even_keys_change_nothing(width, kind):
+def test_odd_keys_flip_an_image_and_even_keys_leave_it_unchanged(width, kind):
     images = torch.randint(0, 256, (6, 2, 3, width), generator=torch.Generator().manual_seed(0)).to(kind)
     before = images.clone()
     mirrored = mirror_at_random(images, torch.tensor([0, 1, 2, -1, -2, 2**63 - 1]))
@@ -95,14 +95,14 @@ def test_odd_keys_mirror_as_torch_flips_and_even_keys_change_nothing(width, kind
     assert mirrored.dtype is kind and torch.equal(images, before)
 
 
-def test_the_lowest_bit_mirrors_and_does_not_crop():
+def test_the_lowest_bit_of_a_key_controls_only_mirroring():
     images = torch.arange(2 * 16).reshape(2, 1, 4, 4)
     keys = random_keys(range(2))
     assert torch.equal(crop_at_random(images, 3, keys | 1), crop_at_random(images, 3, keys & ~1))
     assert torch.equal(mirror_at_random(images, keys & 1), mirror_at_random(images, keys))
 
 
-def test_an_image_comes_out_the_same_alone_and_in_a_batch():
+def test_an_image_is_transformed_the_same_alone_and_in_a_batch():
     transform = ImageTransform((120.0,), (60.0,), padding=2, flip=True)
     images = torch.randint(0, 256, (70, 1, 8, 8), dtype=torch.uint8)
     keys = random_keys(range(70))
@@ -111,7 +111,7 @@ def test_an_image_comes_out_the_same_alone_and_in_a_batch():
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_the_number_of_threads_changes_nothing(threads):
+def test_the_number_of_threads_does_not_change_the_result(threads):
     transform = ImageTransform((120.0,), (60.0,), padding=1, flip=True)
     images = torch.randint(0, 256, (3 * LEAST_ROWS, 1, 4, 4), dtype=torch.uint8)
     keys, before = random_keys(range(len(images))), torch.get_num_threads()
@@ -124,7 +124,7 @@ def test_the_number_of_threads_changes_nothing(threads):
         torch.set_num_threads(before)
 
 
-def test_images_that_are_not_contiguous_in_memory():
+def test_noncontiguous_images_are_transformed_like_contiguous_ones():
     transform = ImageTransform((120.0,) * 3, (60.0,) * 3, padding=1, flip=True)
     images = torch.randint(0, 256, (9, 8, 8, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
     keys = random_keys(range(9))

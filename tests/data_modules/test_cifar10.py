@@ -20,7 +20,7 @@ def write_cifar(folder, each=20, **changes):
         (folder / file.name).write_bytes(pickle.dumps({"data": data, "labels": labels, **changes}))
 
 
-def test_converted_files_are_read_where_they_need_not_be_the_published_ones(tmp_path):
+def test_converted_files_need_verify_false(tmp_path):
     write_cifar(tmp_path / "cifar-10-batches-py")
     with pytest.raises(ValueError, match=r"data_batch_1.*--data.verify false"):
         CIFAR10(root=str(tmp_path)).prepare_data()
@@ -32,7 +32,7 @@ def test_converted_files_are_read_where_they_need_not_be_the_published_ones(tmp_
     assert images.shape == (8, 3, 32, 32) and labels.dtype is torch.int64
 
 
-def test_cifar10_channels_come_first(tmp_path):
+def test_channels_are_the_first_dimension_of_an_image(tmp_path):
     data = np.arange(3072, dtype=np.uint16).astype(np.uint8)[None]
     (tmp_path / "b").write_bytes(pickle.dumps({b"data": data, b"labels": [3]}))
     images, labels = read_batch(tmp_path / "b")
@@ -43,7 +43,7 @@ def test_cifar10_channels_come_first(tmp_path):
     "content",
     [b"", b"junk", pickle.dumps({"data": [[1, 2]]}), pickle.dumps({"data": np.zeros((1, 3072), "u1"), "labels": [11]})],
 )
-def test_a_damaged_batch_is_named(tmp_path, content):
+def test_the_error_names_a_damaged_batch(tmp_path, content):
     (tmp_path / "data_batch_1").write_bytes(content)
     with pytest.raises(ValueError, match="corrupt: .*data_batch_1"):
         read_batch(tmp_path / "data_batch_1")
@@ -67,14 +67,14 @@ def test_existing_files_stay_when_a_download_fails(tmp_path, no_network):
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
-def test_without_a_network_the_error_says_what_to_do(tmp_path, no_network):
+def test_without_a_network_the_error_names_the_missing_files_and_the_archive(tmp_path, no_network):
     with pytest.raises(FileNotFoundError, match=r"data_batch_1.*cifar-10-python\.tar\.gz"):
         CIFAR10(root=str(tmp_path / "new")).prepare_data()
     assert not (tmp_path / "new").exists()
 
 
 class Stock(torchvision.datasets.CIFAR10):
-    """torchvision's, which reads files of any content here."""
+    """torchvision's CIFAR10 without its integrity check."""
 
     def _check_integrity(self):
         return True
@@ -83,7 +83,7 @@ class Stock(torchvision.datasets.CIFAR10):
         pass
 
 
-def test_the_splits_hold_what_torchvision_reads(tmp_path):
+def test_the_splits_contain_the_images_that_torchvision_reads(tmp_path):
     write_cifar(tmp_path / "cifar-10-batches-py")
     splits = CIFAR10(root=str(tmp_path), split_seed=4).load()
     train, val = split_indices([90, 10], 4)
@@ -105,7 +105,7 @@ def test_only_training_images_are_augmented_and_only_on_request(tmp_path, augmen
         assert changed is (augment and split == "train")
 
 
-def test_the_files_are_looked_for_in_the_archives_folder_first(tmp_path):
+def test_the_archives_folder_takes_precedence_over_the_root(tmp_path):
     folder = tmp_path / "cifar-10-batches-py"
     assert CIFAR10(root=str(tmp_path)).folder is None
     write_cifar(tmp_path, each=1)
@@ -116,7 +116,7 @@ def test_the_files_are_looked_for_in_the_archives_folder_first(tmp_path):
     assert CIFAR10(root=str(tmp_path)).folder == tmp_path
 
 
-def test_loading_without_the_files_names_them(tmp_path):
+def test_loading_without_the_files_raises_an_error_that_names_them(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^missing: data_batch_1, .*, test_batch in "):
         CIFAR10(root=str(tmp_path)).load()
 
@@ -130,7 +130,7 @@ def test_pickles_of_older_versions_of_numpy_are_read(tmp_path):
     assert torch.equal(images, torch.from_numpy(data.reshape(2, 3, 32, 32))) and labels.tolist() == [3, 4]
 
 
-def test_a_batch_without_images(tmp_path):
+def test_a_batch_without_images_is_read(tmp_path):
     (tmp_path / "b").write_bytes(pickle.dumps({"data": np.zeros((0, 3072), np.uint8), "labels": []}))
     images, labels = read_batch(tmp_path / "b")
     assert images.shape == (0, 3, 32, 32) and labels.shape == (0,)
@@ -147,14 +147,14 @@ def test_labels_that_do_not_fit_the_images_are_refused(tmp_path, labels):
     "name",
     ["posix\nsystem", "builtins\neval", "numpy\nload", "numpy.core.multiarray\nfromfile", "numpy._core\nabsolute"],
 )
-def test_a_pickle_may_name_arrays_only(tmp_path, name):
+def test_a_pickle_that_names_anything_but_arrays_is_refused(tmp_path, name):
     (tmp_path / "b").write_bytes(f"c{name}\n(S'touch {tmp_path}/ran'\ntR.".encode())
     with pytest.raises(ValueError, match="which is no array"):
         read_batch(tmp_path / "b")
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_pickle_imports_no_module(tmp_path, monkeypatch):
+def test_reading_a_pickle_imports_no_module(tmp_path, monkeypatch):
     (tmp_path / "loaded_by_pickle.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "b").write_bytes(b"cloaded_by_pickle\nname\n.")

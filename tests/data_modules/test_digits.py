@@ -10,14 +10,14 @@ def ready(module):
     return module
 
 
-def test_the_digits_are_split_the_same_way_each_time():
+def test_the_split_depends_only_on_the_split_seed():
     first, again, other = (ready(Digits(split_seed=seed)).splits for seed in (0, 0, 1))
     assert [len(first[split]) for split in ("train", "val", "test")] == [1437, 180, 180]
     assert torch.equal(first["val"].inputs, again["val"].inputs)
     assert not torch.equal(first["val"].inputs, other["val"].inputs)
 
 
-def test_training_digits_are_shifted_and_others_are_not():
+def test_only_augmented_training_digits_are_shifted():
     splits = ready(Digits()).splits
     torch.manual_seed(0)
     some = list(range(20))
@@ -26,7 +26,7 @@ def test_training_digits_are_shifted_and_others_are_not():
     assert torch.equal(*(ready(Digits(augment=False)).splits["train"].__getitems__(some)[0] for _ in range(2)))
 
 
-def test_the_splits_together_are_scikit_learns_digits_each_once():
+def test_the_splits_together_contain_each_scikit_learn_digit_once():
     bunch = load_digits()
     expected = [(*image.flatten().tolist(), label) for image, label in zip(bunch.images, bunch.target, strict=True)]
     splits = Digits(split_seed=3).load()
@@ -38,7 +38,7 @@ def test_the_splits_together_are_scikit_learns_digits_each_once():
     assert sorted(found) == sorted(expected) and {name: len(data) for name, data in splits.items()} == SIZES
 
 
-def test_the_mean_and_the_deviation_are_those_of_all_images():
+def test_the_constants_are_mean_and_standard_deviation_of_all_images():
     images = torch.as_tensor(load_digits().images)
     assert (images.mean().item(), images.std().item()) == pytest.approx((*MEAN, *STD), abs=1e-3)
 

@@ -10,7 +10,7 @@ from data_modules.fashion_mnist import DEBIAN, FILES, MEAN, STD, FashionMNIST, r
 from running import require
 
 
-def test_fashion_mnist_of_debian():
+def test_debians_files_are_split_and_normalized():
     require("fashion-mnist")
     module = FashionMNIST()
     module.root = module.root / "nowhere"
@@ -25,7 +25,7 @@ def test_fashion_mnist_of_debian():
 
 
 @pytest.mark.parametrize("damage", ["bytes", "cut short"])
-def test_a_damaged_file_of_fashion_mnist_is_named(tmp_path, damage):
+def test_the_error_names_a_damaged_file(tmp_path, damage):
     require("fashion-mnist")
     shutil.copytree(DEBIAN, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "t10k-images-idx3-ubyte.gz"
@@ -37,7 +37,7 @@ def test_a_damaged_file_of_fashion_mnist_is_named(tmp_path, damage):
         FashionMNIST(root=str(tmp_path)).prepare_data()
 
 
-def test_an_idx_file_is_read_and_a_short_one_is_refused(tmp_path):
+def test_an_idx_file_is_read_and_a_truncated_one_is_refused(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(b"\0\0\x08\x02" + b"\0\0\0\x02\0\0\0\x03" + bytes(range(6))))
     assert read_idx(path).tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -57,13 +57,13 @@ def test_an_idx_file_is_read_and_a_short_one_is_refused(tmp_path):
     ],
     ids=["empty", "no gzip", "no header", "half a header", "negative sizes"],
 )
-def test_what_is_no_idx_file_is_refused(tmp_path, content):
+def test_unreadable_content_is_refused_with_the_advice_to_delete_the_file(tmp_path, content):
     (tmp_path / "a.gz").write_bytes(content)
     with pytest.raises(ValueError, match=r"corrupt: .*delete it"):
         read_idx(tmp_path / "a.gz")
 
 
-def test_without_a_network_the_error_says_what_to_do(tmp_path, no_network):
+def test_without_a_network_the_error_names_the_files_and_how_to_get_them(tmp_path, no_network):
     with pytest.raises(FileNotFoundError) as error:
         FashionMNIST(root=str(tmp_path / "new" / "data")).prepare_data()
     text = str(error.value)
@@ -73,7 +73,7 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path, no_network):
 
 
 def idx(array):
-    """An array of bytes in LeCun's format."""
+    """Returns an array of bytes in LeCun's IDX format."""
     return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
 
 
@@ -87,7 +87,7 @@ def test_idx_is_read_as_torchvision_reads_it(tmp_path, shape):
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 28, 28)])
-def test_an_idx_file_without_samples(tmp_path, shape):
+def test_an_idx_file_without_samples_is_read(tmp_path, shape):
     (tmp_path / "a.gz").write_bytes(gzip.compress(idx(np.zeros(shape, np.uint8))))
     assert read_idx(tmp_path / "a.gz").shape == shape
 
@@ -103,14 +103,14 @@ def test_an_idx_file_without_samples(tmp_path, shape):
     ],
     ids=["another type", "another magic number", "a negative size", "too long", "a huge size"],
 )
-def test_a_file_that_is_not_idx_is_named(tmp_path, content):
+def test_the_error_names_a_file_that_is_not_idx(tmp_path, content):
     (tmp_path / "a.gz").write_bytes(gzip.compress(content))
     with pytest.raises(ValueError, match=r"^corrupt: .*a\.gz is not an IDX file of bytes"):
         read_idx(tmp_path / "a.gz")
 
 
 def write_numbered(folder):
-    """Files of the published counts whose images are 1x3 pixels: the sample's number; its label is the last digit."""
+    """Writes files with the published counts; an image (1 x 3 pixels) encodes its number, the label its last digit."""
     folder.mkdir(parents=True)
     for images, labels, count in ((FILES[0], FILES[1], 60_000), (FILES[2], FILES[3], 10_000)):
         numbers = np.arange(count)
@@ -148,7 +148,7 @@ def test_only_training_images_are_mirrored_and_only_on_request(tmp_path, augment
         assert bool(mirrored.any()) is (augment and split == "train")
 
 
-def test_the_files_are_looked_for_in_the_root_first(tmp_path, monkeypatch):
+def test_the_root_takes_precedence_over_its_raw_folder_and_debians_folder(tmp_path, monkeypatch):
     raw = tmp_path / "data" / "FashionMNIST" / "raw"
     debian = tmp_path / "debian"
     monkeypatch.setattr("data_modules.fashion_mnist.DEBIAN", debian)
@@ -168,6 +168,6 @@ def test_the_files_are_looked_for_in_the_root_first(tmp_path, monkeypatch):
     assert FashionMNIST().folder.resolve() == tmp_path / "data"
 
 
-def test_loading_without_the_files_names_them(tmp_path):
+def test_loading_without_the_files_raises_an_error_that_names_them(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^missing: train-images-idx3-ubyte\.gz, .* in "):
         FashionMNIST(root=str(tmp_path)).load()

@@ -25,7 +25,7 @@ def ready(root, **options):
     return module
 
 
-def test_a_tree_with_splits(tmp_path):
+def test_a_tree_with_split_folders_is_read(tmp_path):
     module = ready(tree(tmp_path, splits=("train", "val", "test")))
     assert {split: len(samples) for split, samples in module.splits.items()} == {"train": 30, "val": 30, "test": 30}
     images, labels = next(iter(module.train_dataloader()))
@@ -34,7 +34,7 @@ def test_a_tree_with_splits(tmp_path):
 
 
 @pytest.mark.parametrize("splits", [("",), ("train",)])
-def test_a_tree_without_is_split_by_seed_and_never_overlaps(tmp_path, splits):
+def test_a_tree_without_val_and_test_is_split_by_seed_without_overlap(tmp_path, splits):
     root = tree(tmp_path, splits=splits)
     first, again = ready(root).splits, ready(root).splits
     assert first == again and {split: len(samples) for split, samples in first.items()} == {
@@ -53,7 +53,7 @@ def test_a_tree_with_test_but_without_val_holds_out_the_validation_split_only(tm
     assert len(held_in) == 30 and all(path.is_relative_to(tmp_path / "train") for path in held_in)
 
 
-def test_a_class_that_only_the_test_folder_has_is_refused_without_val(tmp_path):
+def test_a_class_only_in_the_test_folder_is_refused_without_a_val_folder(tmp_path):
     tree(tmp_path, splits=("train",))
     tree(tmp_path, splits=("test",), classes=("ant", "cat"))
     with pytest.raises(ValueError, match="cat"):
@@ -61,17 +61,17 @@ def test_a_class_that_only_the_test_folder_has_is_refused_without_val(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_any_image_becomes_rgb(tmp_path, mode):
+def test_grayscale_and_color_images_become_rgb(tmp_path, mode):
     module = ready(tree(tmp_path, mode=mode))
     assert next(iter(module.val_dataloader()))[0].shape[1:] == (3, 16, 16)
 
 
-def test_a_missing_folder(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere is not there"):
         ImageFolder(str(tmp_path / "nowhere"))
 
 
-def test_an_empty_folder(tmp_path):
+def test_a_folder_without_images_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="is empty"):
         ImageFolder(str(tmp_path))
     (tmp_path / "ant").mkdir()
@@ -80,20 +80,20 @@ def test_an_empty_folder(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"no image"])
-def test_a_damaged_image_is_named(tmp_path, damage):
+def test_the_error_names_a_damaged_image(tmp_path, damage):
     path = tree(tmp_path, size=(200, 200)) / "ant" / "7.png"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=r"corrupt: .*ant/7\.png"):
         ready(tmp_path)
 
 
-def test_the_check_ends_in_time(tmp_path):
+def test_the_image_check_stops_at_its_time_limit(tmp_path):
     path = tree(tmp_path) / "ant" / "7.png"
     path.write_bytes(b"")
     check_images([path], seconds=-1)
 
 
-def test_a_damaged_image_that_was_not_tried_is_named_when_it_comes_up(tmp_path):
+def test_reading_names_a_damaged_image_that_was_not_checked(tmp_path):
     module = ready(tree(tmp_path))
     for path, _ in module.splits["val"]:
         path.write_bytes(b"")
@@ -104,18 +104,18 @@ def test_a_damaged_image_that_was_not_tried_is_named_when_it_comes_up(tmp_path):
     assert str(user_message(error.value)).startswith("corrupt: ")
 
 
-def test_a_class_that_training_lacks(tmp_path):
+def test_a_validation_class_without_training_images_is_refused(tmp_path):
     tree(tmp_path, splits=("train",))
     tree(tmp_path, splits=("val",), classes=("ant", "cat"))
     with pytest.raises(ValueError, match="cat"):
         ready(tmp_path)
 
 
-def test_no_test_split(tmp_path):
+def test_the_error_for_a_missing_test_split_suggests_the_val_split(tmp_path):
     with pytest.raises(FileNotFoundError, match="--split val"):
         ready(tree(tmp_path, splits=("train", "val"))).test_dataloader()
 
 
-def test_too_few_to_split(tmp_path):
+def test_too_few_images_to_split_are_refused(tmp_path):
     with pytest.raises(ValueError, match="too few"):
         ready(tree(tmp_path, each=2))

@@ -20,7 +20,7 @@ def test_splits_never_overlap_and_leave_nothing_out(sizes, seed):
     assert parts == [part.tolist() for part in split_indices(sizes, seed)]
 
 
-def test_a_batch_is_gathered_at_once_and_is_what_single_samples_are():
+def test_a_gathered_batch_equals_the_stacked_single_samples():
     data = InMemory(torch.rand(10, 3), torch.arange(10))
     inputs, targets = next(iter(DataLoader(data, batch_size=4, collate_fn=tuple)))
     assert torch.equal(inputs, torch.stack([data[i][0] for i in range(4)])) and targets.tolist() == [0, 1, 2, 3]
@@ -35,7 +35,7 @@ MODULES = [Toy, Digits, lambda: SyntheticImages(count=300, image_size=12, in_cha
 
 
 @pytest.mark.parametrize("make", MODULES)
-def test_what_a_module_says_of_its_data_is_so(make):
+def test_the_attributes_of_a_module_match_the_shape_of_its_data(make):
     module = ready(make())
     for loader in (module.train_dataloader(), module.val_dataloader(), module.test_dataloader()):
         inputs, targets = next(iter(loader))
@@ -48,7 +48,7 @@ def test_what_a_module_says_of_its_data_is_so(make):
 
 
 @pytest.mark.parametrize("make", MODULES)
-def test_a_batch_is_the_readers_own(make):
+def test_a_batch_shares_no_memory_with_later_batches_or_the_data(make):
     data = ready(make()).splits["train"]
     kept, labels = data.__getitems__(range(8))
     before = kept.clone()
@@ -59,7 +59,7 @@ def test_a_batch_is_the_readers_own(make):
     assert torch.equal(data.inputs if hasattr(data, "inputs") else data.images, stored)
 
 
-def test_an_image_is_the_same_in_any_batch_that_has_keys():
+def test_an_augmented_image_depends_on_its_key_and_not_on_its_batch():
     class Keyed(list):
         random_keys = property(lambda self: np.array(self, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
@@ -69,17 +69,17 @@ def test_an_image_is_the_same_in_any_batch_that_has_keys():
 
 
 @pytest.mark.parametrize("wrong", [lambda: Toy(batch_size=0), lambda: Toy(count=0), lambda: Digits(num_workers=-1)])
-def test_what_may_not_be(wrong):
+def test_invalid_counts_are_refused(wrong):
     with pytest.raises(ValueError, match="or more"):
         wrong()
 
 
 def ordered(data, **settings):
-    """The batches as the run reads them, in the data's own order."""
+    """Returns the batches that a run reads, in the data set's order."""
     return SamplingPlan(batch_size=2).wrap(DataLoader(data, batch_size=2, **settings), training=True)
 
 
-def test_small_batches_are_read_many_at_once_and_are_tensors_of_their_own():
+def test_several_small_batches_are_read_at_once_as_independent_tensors():
     reads = []
     data = InMemory(torch.arange(40.0).view(20, 2), torch.arange(20))
     read = InMemory.__getitems__
@@ -94,7 +94,7 @@ def test_small_batches_are_read_many_at_once_and_are_tensors_of_their_own():
     assert torch.equal(data.inputs, torch.arange(40.0).view(20, 2)) and batches[0][2] == "collated"
 
 
-def test_what_mixes_a_batch_is_read_batch_by_batch():
+def test_a_data_set_that_mixes_samples_is_read_batch_by_batch():
     class Mixing(InMemory):
         def __getitems__(self, indices):
             inputs, targets = super().__getitems__(indices)
@@ -106,13 +106,13 @@ def test_what_mixes_a_batch_is_read_batch_by_batch():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool])
-def test_any_type_is_held(dtype):
+def test_less_common_dtypes_are_kept(dtype):
     data = InMemory(torch.arange(6).view(6, 1).to(dtype), torch.arange(6))
     inputs, _ = data.__getitems__([4, 0])
     assert torch.equal(inputs, data.inputs[[4, 0]])
 
 
-def test_an_ordinary_tensor_dataset_is_gathered_as_it_would_be_collated():
+def test_a_tensor_dataset_is_gathered_as_torch_collates_it():
     whole = TensorDataset(torch.rand(9, 3), torch.arange(9), torch.rand(9, 2, 2).double())
     for data in (whole, Subset(whole, [5, -1, 0, 7, -9]), Subset(Subset(whole, [8, 2, 4, 6]), [3, 0, 1])):
         plain = list(DataLoader(data, batch_size=2))

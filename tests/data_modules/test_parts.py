@@ -17,7 +17,7 @@ def threads(request):
 
 
 @pytest.mark.parametrize("rows", [0, 1, LEAST_ROWS - 1, LEAST_ROWS, 2 * LEAST_ROWS, 10 * LEAST_ROWS + 7])
-def test_the_parts_make_up_the_whole(threads, rows):
+def test_row_blocks_cover_every_row_once(threads, rows):
     seen, workers = [], set()
 
     def work(part):
@@ -31,7 +31,7 @@ def test_the_parts_make_up_the_whole(threads, rows):
     assert threading.current_thread() in workers
 
 
-def test_an_error_in_any_part_is_raised():
+def test_an_error_in_any_block_is_raised():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -49,7 +49,7 @@ def in_child(queue):
     queue.put(sorted(seen))
 
 
-def test_a_forked_process_has_threads_of_its_own():
+def test_a_forked_process_creates_its_own_threads():
     parts._threads().submit(int).result()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()

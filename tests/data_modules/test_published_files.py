@@ -1,4 +1,4 @@
-"""Files of published data sets: found, checked and downloaded."""
+"""Tests how files of published data sets are found, verified and downloaded."""
 
 import contextlib
 import gzip
@@ -18,7 +18,7 @@ def md5(data):
 A, B = PublishedFile("a", md5(b"a")), PublishedFile("b", md5(b"b"))
 
 
-def test_a_download_happens_once_for_many(tmp_path):
+def test_concurrent_requests_download_once(tmp_path):
     fetched = []
 
     def fetch(folder):
@@ -35,13 +35,13 @@ def test_a_download_happens_once_for_many(tmp_path):
     assert {path.name for path in (tmp_path / "x").iterdir()} - {".download.lock"} == {"a", "b"}
 
 
-def test_a_download_that_is_not_what_was_published_leaves_nothing(tmp_path):
+def test_a_download_with_a_wrong_checksum_leaves_no_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match="by checksum"):
         download([A], tmp_path / "x", lambda folder: (folder / "a").write_text("other"), "")
     assert not (tmp_path / "x").exists()
 
 
-def test_a_gz_that_was_packed_anew_is_known_by_its_content(tmp_path):
+def test_a_recompressed_gz_is_verified_by_its_content(tmp_path):
     file = PublishedFile("a.gz", md5(b"as published"), hashlib.sha256(b"content").hexdigest())
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"content"))
     check([file], tmp_path, "")
@@ -57,7 +57,7 @@ def write(folder, **contents):
     return folder
 
 
-def test_the_first_folder_that_holds_all_files_is_found(tmp_path):
+def test_the_first_folder_with_all_files_is_found(tmp_path):
     half, whole, also = (
         write(tmp_path / "1", a="a"),
         write(tmp_path / "2", a="", b=""),
@@ -69,7 +69,7 @@ def test_the_first_folder_that_holds_all_files_is_found(tmp_path):
     assert folder_with([A, B], [half]) is None
 
 
-def test_each_damaged_file_is_named_with_what_to_do(tmp_path):
+def test_the_error_names_each_damaged_file_and_what_to_do(tmp_path):
     check([A, B], write(tmp_path, a="a", b="b"), "")
     with pytest.raises(ValueError) as error:
         check([A, B], write(tmp_path, b="x"), ", or else")
@@ -84,26 +84,26 @@ def test_each_damaged_file_is_named_with_what_to_do(tmp_path):
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-4], lambda data: data[:10], lambda data: b"", lambda data: b"x"]
 )
-def test_a_gz_that_cannot_be_unpacked_is_damaged(tmp_path, damage):
+def test_a_gz_that_cannot_be_decompressed_is_damaged(tmp_path, damage):
     file = PublishedFile("a.gz", md5(b"as published"), hashlib.sha256(b"content").hexdigest())
     (tmp_path / "a.gz").write_bytes(damage(gzip.compress(b"content")))
     assert not file.is_sound(tmp_path)
 
 
-def test_a_gz_without_a_known_content_has_to_be_the_published_file(tmp_path):
+def test_a_gz_without_a_content_checksum_must_equal_the_published_file(tmp_path):
     packed = gzip.compress(b"content", mtime=0)
     (tmp_path / "a.gz").write_bytes(packed)
     assert PublishedFile("a.gz", md5(packed)).is_sound(tmp_path)
     assert not PublishedFile("a.gz", md5(b"content")).is_sound(tmp_path)
 
 
-def test_files_that_are_there_are_not_downloaded_again(tmp_path):
+def test_existing_files_are_not_downloaded_again(tmp_path):
     download([A], write(tmp_path, a="a"), lambda folder: pytest.fail("downloaded"), "")
     assert (tmp_path / "a").read_text() == "a"
 
 
-def test_a_download_goes_to_the_file_system_of_its_folder(tmp_path):
-    """So that each file is moved into place in a single step."""
+def test_a_download_is_written_to_the_file_system_of_its_folder(tmp_path):
+    """Within one file system, a single rename moves each file to its folder."""
 
     def fetch(folder):
         assert folder.parent == tmp_path / "x"
@@ -118,7 +118,7 @@ def failing(folder):
 
 
 @pytest.mark.parametrize("fetch", [failing, lambda folder: None, lambda folder: write(folder, a="a")])
-def test_an_incomplete_download_leaves_nothing_that_looks_finished(tmp_path, fetch):
+def test_an_incomplete_download_leaves_no_file(tmp_path, fetch):
     with pytest.raises(FileNotFoundError, match=r"^missing: a, b; downloading failed \("):
         download([A, B], tmp_path / "x" / "y", fetch, "")
     assert not list(tmp_path.iterdir())
@@ -131,7 +131,7 @@ def test_a_folder_below_a_file_is_refused_and_the_file_stays(tmp_path):
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_failed_download_says_what_is_missing_and_how_to_get_it(tmp_path):
+def test_the_error_of_a_failed_download_names_missing_files_and_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError) as error:
         download([A, B], write(tmp_path / "x", b="old"), failing, "; from the shelf")
     assert str(error.value) == (
@@ -153,7 +153,7 @@ def test_an_interrupted_download_can_be_repeated(tmp_path):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_silent_server_times_out_and_other_sockets_keep_their_timeout(tmp_path, fails):
+def test_a_download_sets_a_socket_timeout_and_restores_the_previous_one(tmp_path, fails):
     seen = []
 
     def fetch(folder):

@@ -19,7 +19,7 @@ def test_the_data_has_the_tutorials_shape_and_splits_do_not_overlap():
     assert not rows(splits["train"]) & rows(splits["val"]) and not rows(splits["val"]) & rows(splits["test"])
 
 
-def test_the_pairs_are_uniform_numbers_of_the_seed():
+def test_inputs_and_targets_are_uniform_random_numbers_from_the_seed():
     first, again, other = (Toy(count=40, data_seed=seed).load() for seed in (0, 0, 1))
     generator = torch.Generator().manual_seed(0)
     assert torch.equal(first["train"].inputs, torch.rand(40, 20, generator=generator))
@@ -30,7 +30,7 @@ def test_the_pairs_are_uniform_numbers_of_the_seed():
 
 
 @pytest.mark.parametrize(("count", "held_out"), [(1, 1), (7, 1), (8, 1), (16, 2), (2048, 256)])
-def test_an_eighth_each_is_held_out_and_at_least_one(count, held_out):
+def test_val_and_test_have_an_eighth_of_the_count_and_at_least_one_sample(count, held_out):
     splits = Toy(count=count).load()
     assert {split: len(data) for split, data in splits.items()} == {"train": count, "val": held_out, "test": held_out}
 

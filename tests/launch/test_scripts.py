@@ -1,11 +1,11 @@
-"""The scripts in launch/, run as a person would: their exit codes, and what a terminal shows."""
+"""Runs the scripts in launch/ as a user does, and checks exit codes and terminal output."""
 
 import json
 
 from running import evaluate, evaluate_here, fit, fit_here
 
 
-def test_the_default_learns_the_digits(here, capsys):
+def test_the_default_run_learns_the_digits(here, capsys):
     result = fit(folder=here)
     summary = result.summary("ResNet-Digits-1")
     assert summary["status"] == "finished" and summary["metrics"]["val/accuracy"] >= 0.97
@@ -15,7 +15,7 @@ def test_the_default_learns_the_digits(here, capsys):
     assert metrics["test/accuracy"] >= 0.95 and f"{metrics['test/accuracy']:.6f}" in capsys.readouterr().out
 
 
-def test_a_wrong_request_leaves_with_2_and_no_traceback(tmp_path):
+def test_a_wrong_request_exits_with_code_2_and_prints_no_traceback(tmp_path):
     result = fit("--batch_size", "5000", folder=tmp_path, code=2)
     assert result.err.startswith("rankzero: cannot start\n  asked  --batch_size 5000\n")
     assert "Traceback" not in result.out + result.err and not list(tmp_path.iterdir())
@@ -23,7 +23,7 @@ def test_a_wrong_request_leaves_with_2_and_no_traceback(tmp_path):
     assert "no such run" in result.err and "Traceback" not in result.err
 
 
-def test_a_failure_in_a_users_code_leaves_with_1_and_shows_that_code_alone(tmp_path):
+def test_an_error_in_user_code_exits_with_code_1_and_shows_no_library_frames(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from lightning.pytorch.demos.boring_classes import BoringModel, BoringDataModule as Data\n"
         "class Net(BoringModel):\n    def training_step(self, batch, batch_idx):\n        raise KeyError('mine')\n"
@@ -34,7 +34,7 @@ def test_a_failure_in_a_users_code_leaves_with_1_and_shows_that_code_alone(tmp_p
     assert result.summary()["status"] == "failed"
 
 
-def test_a_terminal_shows_a_bar_and_a_pipe_shows_lines(tmp_path):
+def test_a_terminal_shows_a_progress_bar_and_a_pipe_shows_lines(tmp_path):
     arguments = ("--model", "MLP", "--data", "Toy", "--epochs", "2")
     lines = fit(*arguments, folder=tmp_path).out.splitlines()
     assert [line for line in lines if line.startswith("epoch 2/2 done")]
@@ -45,7 +45,7 @@ def test_a_terminal_shows_a_bar_and_a_pipe_shows_lines(tmp_path):
     assert "━" in out and "epoch 2/2" in out and "done" not in out
 
 
-def test_what_only_prints_prints_once_and_leaves_with_0(here):
+def test_print_config_and_model_help_print_once_and_exit_with_code_0(here):
     arguments = ("--print_config", "--devices", "2", "--model", "MLP", "--epochs", "1")
     config = fit(*arguments, folder=here).out
     assert config.count("class_path: lightning_modules.MLP") == 1
@@ -54,5 +54,5 @@ def test_what_only_prints_prints_once_and_leaves_with_0(here):
     assert "--model.depth" in fit("--model.help", "ResNet", folder=here).out
 
 
-def test_more_processes_than_anybody_means(tmp_path):
+def test_far_more_processes_than_cores_are_refused(tmp_path):
     assert "cores on this machine" in fit("--devices", "100000", folder=tmp_path, code=2).err

@@ -19,7 +19,7 @@ def shapes(model):
         ({"in_features": 64, "num_classes": 10, "out_features": 3, "hidden_sizes": [5, 6]}, [(64, 5), (5, 6), (6, 10)]),
     ],
 )
-def test_layers(options, layers):
+def test_layer_sizes_follow_the_options(options, layers):
     assert shapes(MLP(**options)) == layers
 
 
@@ -30,6 +30,6 @@ def test_images_are_flattened():
 @pytest.mark.parametrize(
     "options", [{}, {"in_features": 3}, {"in_features": 3, "out_features": 1, "hidden_sizes": [0]}]
 )
-def test_what_it_has_to_know(options):
+def test_missing_or_invalid_sizes_are_refused(options):
     with pytest.raises(ValueError, match="MLP"):
         MLP(**options)

@@ -10,7 +10,7 @@ def model(**options):
 
 
 @pytest.mark.parametrize("depth", [18, 34, 50, 101, 152])
-def test_it_is_torchvisions_network_with_torchvisions_weights(depth):
+def test_outputs_equal_torchvisions_resnet_with_the_same_weights(depth):
     theirs = getattr(torchvision.models, f"resnet{depth}")(num_classes=7).eval()
     ours = model(depth=depth, image_size=224, num_classes=7).eval()
     ours.network.load_state_dict(theirs.state_dict())
@@ -23,31 +23,31 @@ def test_it_is_torchvisions_network_with_torchvisions_weights(depth):
     ("size", "stem", "kernel"),
     [(8, None, 3), (64, None, 3), (65, None, 7), (224, None, 7), (32, "imagenet", 7), (224, "small", 3)],
 )
-def test_the_stem_follows_the_images_unless_told(size, stem, kernel):
+def test_the_stem_depends_on_the_image_size_unless_it_is_given(size, stem, kernel):
     assert model(image_size=size, stem=stem).network.conv1.kernel_size == (kernel, kernel)
 
 
 @pytest.mark.parametrize(("channels", "size", "classes"), [(1, 8, 10), (1, 28, 10), (3, 32, 100), (4, 40, 2)])
-def test_any_channels_sizes_and_classes(channels, size, classes):
+def test_any_channels_image_size_and_classes_are_accepted(channels, size, classes):
     net = model(in_channels=channels, image_size=size, num_classes=classes)
     assert net(torch.rand(2, channels, size, size)).shape == (2, classes)
 
 
-def test_the_default_is_small():
+def test_the_default_model_has_fewer_than_400_000_parameters():
     assert sum(parameter.numel() for parameter in model().parameters()) < 400_000
 
 
-def test_a_told_stem_needs_no_size():
+def test_a_given_stem_needs_no_image_size():
     assert model(image_size=None, stem="small")
 
 
 @pytest.mark.parametrize("missing", ["in_channels", "image_size", "num_classes"])
-def test_what_it_has_to_know(missing):
+def test_the_error_names_the_missing_flag(missing):
     with pytest.raises(ValueError, match=f"--model.{missing} N"):
         model(**{missing: None})
 
 
 @pytest.mark.parametrize("wrong", [{"num_classes": 1}, {"num_classes": 0}, {"in_channels": -1}, {"depth": 20}])
-def test_what_it_may_not_be(wrong):
+def test_invalid_options_are_refused(wrong):
     with pytest.raises(ValueError, match="ha(s|ve) to be"):
         model(**wrong)

@@ -19,11 +19,11 @@ def rates(make, steps):
     return seen
 
 
-def test_constant():
+def test_the_constant_schedule_keeps_the_rate():
     assert rates(Constant, 5) == [2.0] * 5
 
 
-def test_cosine_is_torchs():
+def test_cosine_equals_torchs_cosine_annealing():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
     torchs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
     expected = []
@@ -35,24 +35,24 @@ def test_cosine_is_torchs():
 
 
 @pytest.mark.parametrize("kind", [Constant, Cosine])
-def test_warm_up_rises_linearly_to_the_optimisers_own(kind):
+def test_warmup_rises_linearly_to_the_optimizers_rate(kind):
     seen = rates(lambda optimizer: kind(optimizer, warmup_steps=4), 20)
     assert seen[:5] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
 
 
-def test_cosine_ends_where_it_was_told():
+def test_cosine_ends_at_the_final_factor():
     assert rates(lambda optimizer: Cosine(optimizer, final_factor=0.1), 1000)[-1] == pytest.approx(0.2, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", [Constant, Cosine, OneCycle])
-def test_the_last_rate_is_that_of_the_optimizer_once_planned(kind):
+def test_after_planning_get_last_lr_returns_the_optimizers_rate(kind):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule = kind(optimizer)
     schedule.plan(10)
     assert schedule.get_last_lr() == [optimizer.param_groups[0]["lr"]]
 
 
-def test_one_cycle_goes_up_and_down():
+def test_one_cycle_rises_for_30_percent_of_the_steps_and_then_falls():
     seen = rates(OneCycle, 100)
     assert seen[0] == pytest.approx(2.0 * 0.04) and max(seen) == pytest.approx(2.0) and seen[-1] < 0.01
     top = seen.index(max(seen))
@@ -60,7 +60,7 @@ def test_one_cycle_goes_up_and_down():
 
 
 @pytest.mark.parametrize("kind", [Constant, Cosine, OneCycle])
-def test_a_schedule_that_is_restored_goes_on_with_the_new_plan(kind):
+def test_a_restored_schedule_continues_with_the_new_plan(kind):
     def fresh():
         return kind(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0))
 
@@ -75,18 +75,18 @@ def test_a_schedule_that_is_restored_goes_on_with_the_new_plan(kind):
 
 
 @pytest.mark.parametrize("wrong", [lambda o: Constant(o, warmup_steps=-1), lambda o: OneCycle(o, warmup_fraction=1.0)])
-def test_what_it_may_not_be(wrong):
+def test_an_invalid_warmup_is_refused(wrong):
     with pytest.raises(ValueError, match="has to be"):
         wrong(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0))
 
 
-def test_the_middle_of_a_cosine():
+def test_cosine_halves_the_rate_in_the_middle():
     assert rates(Cosine, 10)[5] == pytest.approx(2.0 * (1 + math.cos(math.pi / 2)) / 2)
 
 
 @pytest.mark.parametrize("kind", [Constant, Cosine, OneCycle])
 @pytest.mark.parametrize("rate", [0.3, torch.tensor(0.3)])
-def test_a_step_is_torchs(kind, rate):
+def test_a_step_equals_torchs_step(kind, rate):
     states = []
     for step in (kind.step, LRScheduler.step):
         parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]

@@ -32,7 +32,7 @@ def module(classes=CLASSES, **options):
 
 @pytest.fixture
 def trainer():
-    """Makes Lightning's own Trainers, as plain as they can be."""
+    """Yields a function that creates stock Trainers without logger, checkpoints and progress bar."""
 
     def make(**settings):
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
@@ -46,7 +46,7 @@ def loader(tensors, batch_size=4):
     return DataLoader(TensorDataset(*tensors), batch_size=batch_size)
 
 
-def test_classes_make_it_a_classification():
+def test_the_loss_is_cross_entropy_with_classes_and_squared_error_without():
     logits, labels = torch.randn(6, 4), torch.randint(4, (6,))
     assert torch.equal(
         MLP(in_features=2, num_classes=4).loss(logits, labels), nn.functional.cross_entropy(logits, labels)
@@ -64,7 +64,7 @@ def test_fewer_than_two_classes_are_refused(classes):
 
 
 @pytest.mark.parametrize("classes", [CLASSES, None])
-def test_training_is_a_hand_written_loop_to_the_last_bit(trainer, classes):
+def test_training_equals_a_hand_written_loop_bit_for_bit(trainer, classes):
     tensors, epochs = data(classes), 2
     model, expected = module(classes), module(classes).network
     trainer(max_epochs=epochs).fit(model, loader(tensors))
@@ -118,14 +118,14 @@ def test_metrics_of_a_regression_do_not_depend_on_the_batch_size(trainer, batch_
     }
 
 
-def test_a_loss_that_is_not_a_number_stays_visible_in_the_mean(trainer):
+def test_a_nan_loss_makes_the_mean_loss_nan(trainer):
     inputs, targets = data()
     inputs[5] = float("nan")
     (found,) = trainer().validate(module(), loader((inputs, targets), 2), verbose=False)
     assert math.isnan(found["val/loss"])
 
 
-def test_each_epoch_is_evaluated_anew(trainer):
+def test_validation_metrics_restart_in_each_epoch(trainer):
     model = module(optimizer=lambda parameters: SGD(parameters, lr=0.0))
     seen = []
 
@@ -134,7 +134,7 @@ def test_each_epoch_is_evaluated_anew(trainer):
             seen.append(trainer.callback_metrics["val/loss"].item())
 
     class Other(DataLoader):
-        """The first validation reads half of the samples, the second all."""
+        """Loader that yields half of the samples in the first validation, and all samples later."""
 
         def __iter__(self):
             return iter([*super().__iter__()][: 1 if not seen else None])
@@ -164,7 +164,7 @@ def test_predictions_are_the_networks_outputs(trainer, classes):
         ({"max_epochs": 2, "limit_train_batches": 1}, 2),
     ],
 )
-def test_a_schedule_of_ours_is_planned_for_the_steps_of_the_run(trainer, settings, steps):
+def test_an_included_schedule_is_planned_for_the_steps_of_the_run(trainer, settings, steps):
     made = trainer(**settings)
     made.fit(module(schedule=lambda optimizer: Cosine(optimizer, final_factor=0.5)), loader(data()))
     (config,) = made.lr_scheduler_configs
@@ -172,7 +172,7 @@ def test_a_schedule_of_ours_is_planned_for_the_steps_of_the_run(trainer, setting
     assert config.scheduler.get_last_lr() == [pytest.approx(0.025)]
 
 
-def test_a_run_without_an_end_has_no_plan(trainer):
+def test_the_schedule_of_an_endless_run_has_no_plan(trainer):
     class Stop(Callback):
         def on_train_batch_end(self, trainer, *arguments):
             trainer.should_stop = True
@@ -192,7 +192,7 @@ def test_a_run_without_an_end_has_no_plan(trainer):
     ],
     ids=["ours", "StepLR", "ReduceLROnPlateau"],
 )
-def test_the_interval_and_the_monitor_follow_the_schedule(trainer, schedule, interval, monitor):
+def test_interval_and_monitor_depend_on_the_schedule(trainer, schedule, interval, monitor):
     made = trainer(max_epochs=1)
     made.fit(module(schedule=schedule), loader(data()), loader(data()))
     (config,) = made.lr_scheduler_configs
@@ -214,7 +214,7 @@ def test_a_required_number_that_is_given_is_returned(value):
     assert required("width", value, "Net", "columns") == value
 
 
-def test_a_required_number_that_nobody_gives_is_named_with_what_to_type():
+def test_the_error_names_a_missing_required_number_and_what_to_type():
     with pytest.raises(ValueError) as error:
         required("width", None, "Net", "columns of a sample")
     assert str(error.value) == (

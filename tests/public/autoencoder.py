@@ -1,4 +1,4 @@
-"""The autoencoder of the first tutorial, watched by callbacks that come and go."""
+"""The autoencoder of the first tutorial, with callbacks that are added and removed during training."""
 
 import os
 
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 
 
 class FirstBatches(Callback):
-    """Looks at the first batches, leaves, and has a counter take its place."""
+    """Removes itself after the third batch, and adds a `CountBatches` callback in its place."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if batch_idx == 2 and trainer.current_epoch == 0:
@@ -25,7 +25,7 @@ class CountBatches(Callback):
 
 
 class GradientNorms(Callback):
-    """Logs through a function that it kept."""
+    """Logs through a stored reference to `pl_module.log`."""
 
     def on_train_start(self, trainer, pl_module):
         log = pl_module.log

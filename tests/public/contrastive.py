@@ -1,4 +1,4 @@
-"""A Siamese network by SimCLR: two views a sample, a moving average of weights, methods that are exchanged."""
+"""A Siamese network (SimCLR): two views per sample, a moving average of the weights, and replaced methods."""
 
 import copy
 
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class EMA(Callback):
-    """Keeps a moving average of the weights, and evaluates it."""
+    """Keeps a moving average of the weights, and validates the model with it."""
 
     def __init__(self, decay: float = 0.9):
         self.decay, self.average, self.kept = decay, None, None
@@ -41,7 +41,7 @@ class EMA(Callback):
 
 
 class Views(Dataset):
-    """Two noisy views of each sample."""
+    """Data set of two noisy views per sample."""
 
     def __init__(self, count, seed, noise=0.2):
         self.points = torch.randn(count, 10, generator=torch.Generator().manual_seed(seed))
@@ -101,7 +101,7 @@ class SimCLR(L.LightningModule):
         return loss
 
     def on_train_start(self):
-        """Counts the optimizer's steps by a wrapper around it, as schedulers do."""
+        """Counts optimizer steps in a wrapper around `step`, as schedulers do."""
         optimizer = self.optimizers(use_pl_optimizer=False)
         step = optimizer.step
 

@@ -1,4 +1,4 @@
-"""Transfer learning over torchvision's resnet18, whose layers thaw after an epoch."""
+"""Transfer learning with torchvision's resnet18, whose layers are unfrozen after one epoch."""
 
 import lightning as L
 import torch

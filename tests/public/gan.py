@@ -1,4 +1,4 @@
-"""A GAN in the style of the tutorials: `pytorch_lightning`, two optimizers, optimization by hand."""
+"""A GAN in the style of the tutorials: `pytorch_lightning`, and manual optimization with two optimizers."""
 
 import pytorch_lightning as pl
 import torch

@@ -1,4 +1,4 @@
-"""Ends a process in mid-epoch, as a power cut would."""
+"""Callbacks for tests: one kills a process in the middle of an epoch, as a power cut would; one seeds each step."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 
 class KillAt(Callback):
-    """Kills one rank after a batch, once there is a checkpoint to resume from."""
+    """Kills one rank after a batch, as soon as a checkpoint to resume from exists."""
 
     def __init__(self, batch: int, rank: int = 0, run: str = "x"):
         self.batch, self.rank, self.run, self.seen = batch, rank, run, 0
@@ -25,7 +25,7 @@ class KillAt(Callback):
 
 
 class SeedSteps(Callback):
-    """Seeds torch before each batch, so that runs which draw other numbers in between draw the same in a step."""
+    """Seeds torch before each batch: a step draws the same numbers, whatever the run draws between steps."""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         torch.manual_seed(1000 * trainer.current_epoch + batch_idx)

@@ -1,4 +1,4 @@
-"""A small GPT: OneCycle over `estimated_stepping_batches`, accumulation, clipping, metrics that are read at once."""
+"""A small GPT: OneCycle over `estimated_stepping_batches`, accumulation, clipping, metrics read right after logging."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A stream: an iterable dataset, divided among workers and processes by itself; a policy updated by hand."""
+"""A stream: an iterable data set that divides itself among workers and processes; manual optimization."""
 
 import lightning as L
 import torch
@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 
 class Simulation(IterableDataset):
-    """Numbers without an end to look at in advance; each process and each worker takes its part."""
+    """Random samples without a known length; each worker of each process yields different samples."""
 
     def __init__(self, length, seed):
         self.length, self.seed = length, seed

@@ -1,4 +1,4 @@
-"""Tabular regression in one class: loaders of its own, no data module, outputs collected in lists."""
+"""Tabular regression in one class that defines its loaders, without a data module, and collects outputs in lists."""
 
 import lightning.pytorch as pl
 import torch

@@ -1,4 +1,4 @@
-"""A sequence tagger: padding by a collate function, packed LSTM, a metric collection for each split, two workers."""
+"""A sequence tagger: padding in a collate function, packed LSTM, one metric collection per split, two workers."""
 
 import pytorch_lightning as pl
 import torch

@@ -1,4 +1,4 @@
-"""A text classifier over an EmbeddingBag with offsets, drawn by weight, or in batches of similar length."""
+"""A text classifier with an EmbeddingBag and offsets; texts are drawn by weight, or in batches of similar length."""
 
 import random
 
@@ -112,7 +112,7 @@ class TextClassifier(L.LightningModule):
         return self(text, offsets).softmax(-1)
 
     def factor(self, step):
-        """Slower where the last loss was small; reads what was logged."""
+        """Returns a factor of the learning rate, which is smaller for a smaller logged loss."""
         return min(1.0, 0.2 + float(self.trainer.callback_metrics.get("train_loss", 1.0)))
 
     def configure_optimizers(self):

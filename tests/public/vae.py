@@ -31,7 +31,7 @@ class VAE(L.LightningModule):
     ):
         super().__init__()
         net = net or Encoder()
-        self.save_hyperparameters()  # a module, and functions with arguments
+        self.save_hyperparameters()  # a module and partial functions
         self.net = net
         self.fc_mu, self.fc_var = nn.Linear(net.hidden, latent_dim), nn.Linear(net.hidden, latent_dim)
         self.decoder = nn.Sequential(nn.Linear(latent_dim, net.hidden), nn.ReLU(), nn.Linear(net.hidden, 64))

@@ -1,4 +1,4 @@
-"""Fixtures of tests in several folders."""
+"""Fixtures for tests in several folders."""
 
 import atexit
 import sys
@@ -13,7 +13,7 @@ from running import as_before
 
 @pytest.fixture
 def script(here, monkeypatch):
-    """A process in which no Trainer has been built, in a folder of its own."""
+    """An empty folder, in a process in which no Trainer has been built."""
     monkeypatch.setattr(Session, "current", None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with as_before():

@@ -33,23 +33,23 @@ def test_the_help_lists_the_commands(typed, words):
     assert code == 0 and all(f"  {name} " in printed.out for name in COMMANDS)
 
 
-def test_the_version(typed):
+def test_the_version_is_printed(typed):
     assert typed("--version") == (0, (rankzero.__version__ + "\n", ""))
 
 
-def test_a_mistyped_command(typed):
+def test_a_mistyped_command_is_refused_with_a_suggestion(typed):
     code, printed = typed("trian")
     assert code == 2 and "asked  rankzero trian" in printed.err and "type   rankzero" in printed.err
 
 
 @pytest.mark.parametrize("name", ["validate", "test", "check"])
-def test_the_subcommands_of_the_scripts_are_commands(typed, monkeypatch, name):
+def test_subcommands_of_the_scripts_are_commands_of_rankzero(typed, monkeypatch, name):
     monkeypatch.setitem(SUBCOMMANDS, "check", ("evaluate", ("--split", "val")))
     code, printed = typed(name, "--split", "none")
     assert code == 2 and "asked  --split none" in printed.err
 
 
-def test_messages_are_spelled_as_typed(typed):
+def test_messages_name_the_command_as_typed(typed):
     code, printed = typed("fit", "--devices", "none")
     assert code == 2 and "launch/" not in printed.err
     assert as_typed("srun python launch/fit.py --nodes 2") == "srun rankzero fit --nodes 2"
@@ -57,5 +57,5 @@ def test_messages_are_spelled_as_typed(typed):
 
 
 @pytest.mark.parametrize("start", [("rankzero",), ("python", "-m", "rankzero")], ids=["command", "module"])
-def test_it_explains_in_any_folder(tmp_path, start):
+def test_explain_works_in_any_folder(tmp_path, start):
     assert "launcher:" in run(*start, "explain", folder=tmp_path).out

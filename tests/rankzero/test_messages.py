@@ -13,23 +13,23 @@ from rankzero.messages import CannotStart, RequestError, as_user_errors, lost_co
 @pytest.mark.parametrize(
     ("word", "found"), [("reznet", "ResNet"), ("mlp", "MLP"), ("Rsnet", "ResNet"), ("qqq", None), ("", None)]
 )
-def test_nearest(word, found):
+def test_nearest_returns_the_most_similar_name_or_none(word, found):
     assert nearest(word, ["MLP", "ResNet"]) == found
 
 
-def test_what_our_modules_raise_on_purpose_is_a_mistake_of_the_person():
+def test_an_error_raised_by_an_included_module_becomes_a_user_message():
     with pytest.raises(ValueError, match="has to be") as error:
         at_least(1, "batch_size", 0)
     assert user_message(error.value) == "--data.batch_size is 0; it has to be 1 or more"
 
 
-def test_what_anybody_elses_code_raises_is_not():
+def test_an_error_raised_by_other_code_becomes_no_user_message():
     with pytest.raises(ValueError, match="invalid literal") as error:
         int("x")
     assert user_message(error.value) is None
 
 
-def test_an_error_in_a_loader_process_is_known_by_its_origin():
+def test_an_error_in_a_loader_process_is_classified_by_its_origin():
     from data_modules import in_memory
 
     text = (
@@ -40,7 +40,7 @@ def test_an_error_in_a_loader_process_is_known_by_its_origin():
     assert user_message(ValueError(text.replace(in_memory.__file__, "/somewhere/else.py"))) is None
 
 
-def test_mistakes_before_the_first_step_are_reasons_not_to_start():
+def test_user_errors_become_cannot_start_only_before_the_first_step():
     with pytest.raises(CannotStart, match="has to be"), as_user_errors(begun=lambda: False):
         at_least(1, "batch_size", 0)
     with pytest.raises(ValueError, match="has to be") as error, as_user_errors(begun=lambda: True):
@@ -48,19 +48,19 @@ def test_mistakes_before_the_first_step_are_reasons_not_to_start():
     assert not isinstance(error.value, CannotStart)
 
 
-def test_a_request_error_survives_the_way_between_ranks():
+def test_a_request_error_keeps_its_message_when_pickled():
     import pickle
 
     error = RequestError("--devices 3", "2 GPUs", "--devices 2")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_lost_contact():
+def test_lost_contact_recognizes_connection_errors():
     assert lost_contact(RuntimeError("[../third_party/gloo/x.cc:81] Connection closed by peer [127.0.0.1]:1234"))
     assert not lost_contact(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
-def test_unused_parameters_name_our_own_flag():
+def test_the_message_about_unused_parameters_names_the_rankzero_flag():
     theirs = RuntimeError("... by setting the string value `strategy='ddp_find_unused_parameters_true'` or ...")
     assert "--trainer.strategy ddp_find_unused_parameters_true" in user_message(theirs)
 
@@ -78,8 +78,8 @@ flush_streams()
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_each_line_is_a_single_write(unbuffered):
-    """Ranks share a pipe: a newline in a write of its own may follow the line of another rank."""
-    reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # keeps each write apart
+    """Ranks share a pipe, so a newline in a separate write could follow the line of another rank."""
+    reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # preserves the boundaries of writes
     code = "from rankzero.messages import print_error, print_line; print_line('a line'); print_error('an error')"
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with reading, writing:
@@ -89,7 +89,7 @@ def test_each_line_is_a_single_write(unbuffered):
         with contextlib.suppress(BlockingIOError):
             while True:
                 writes.append(reading.recv(100))
-    writes = [written for written in writes if written]  # print's empty `end` is a write too, and prints nothing
+    writes = [written for written in writes if written]  # print also writes its empty `end`
     assert writes == [b"a line\n", b"rankzero: an error\n"]
 
 
@@ -102,8 +102,7 @@ def test_each_line_is_a_single_write(unbuffered):
     ],
     ids=["a pipe that nobody reads", "a full disk", "closed"],
 )
-def test_nobody_has_to_hear_it(command):
-    """The exit code stays what it is."""
+def test_unwritable_output_does_not_change_the_exit_code(command):
     line = command.format(saying=f"'{sys.executable}' -c '{SAYING}'")
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=buffered)

@@ -1,4 +1,4 @@
-"""The Trainer as a script uses it, compared with Lightning's own."""
+"""The Trainer as a script uses it, compared with stock Lightning's Trainer."""
 
 import inspect
 import json
@@ -27,7 +27,7 @@ QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_b
 
 
 class Net(BoringModel):
-    """Logs what it learns, and draws random numbers as it does."""
+    """Model that logs its losses and draws random numbers in dropout."""
 
     stops_at = None
 
@@ -38,7 +38,7 @@ class Net(BoringModel):
         self.dropout = torch.nn.Dropout(0.2)
 
     def training_step(self, batch, batch_idx):
-        torch.manual_seed(self.global_step)  # loaders of stock Lightning draw from the same generator
+        torch.manual_seed(self.global_step)  # stock Lightning's loaders draw from the same generator
         loss = self.loss(self.dropout(self(batch[0])))
         if self.global_step == self.stops_at:
             self.trainer.session.coordinator.control_channel.request_stop("the test")
@@ -61,7 +61,7 @@ def samples(count=21, shuffle=False):
 
 
 class Hooks(pl.Callback):
-    """Notes which hooks are called, with the numbers that the user can see there."""
+    """Callback that records each hook call with the step, the epoch and the metrics at that time."""
 
     def __init__(self):
         self.seen = []
@@ -96,12 +96,12 @@ def test_every_flag_is_an_argument_with_the_same_default():
     assert all(f"{name}: " in described for name in own)
 
 
-def test_no_argument_is_one_of_lightnings():
+def test_no_rankzero_argument_has_the_name_of_a_lightning_argument():
     theirs = inspect.signature(pl.Trainer.__init__).parameters
     assert not TRAINER.keys() & theirs.keys()
 
 
-def test_what_a_user_sees_is_what_stock_lightning_shows(script):
+def test_weights_and_hook_calls_equal_those_of_stock_lightning(script):
     _, stock_model, stock = trained(pl.Trainer, logger=False, enable_checkpointing=False)
     _, model, hooks = trained(Trainer, name="x")
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in stock_model.state_dict().items())
@@ -109,7 +109,7 @@ def test_what_a_user_sees_is_what_stock_lightning_shows(script):
     assert without_saving == stock.seen
 
 
-def test_a_run_leaves_what_the_command_line_leaves(script, capsys):
+def test_a_run_writes_the_same_files_as_the_command_line(script, capsys):
     trained(Trainer, name="x", save_every="3steps", keep=2)
     out = capsys.readouterr().out
     assert "run x: finished" in out and "epoch 2: 21 of 21 samples, each once" in out
@@ -119,13 +119,13 @@ def test_a_run_leaves_what_the_command_line_leaves(script, capsys):
     assert list((script / "runs/x/tensorboard").glob("events*"))
 
 
-def test_a_run_without_a_name_is_called_after_the_script(script):
+def test_a_run_without_a_name_is_named_after_the_script(script):
     trainer, *_ = trained(Trainer)
     stem = Path(getattr(sys.modules["__main__"], "__file__", "run")).stem
     assert trainer.run.path == Path("runs") / f"{stem}-1" and trainer.run.exists
 
 
-def test_another_trainer_of_the_name_resumes(script):
+def test_another_trainer_with_the_same_name_resumes_the_run(script):
     whole, model, _ = trained(Trainer, name="whole")
     first = Trainer(name="x", max_epochs=1, **QUIET)
     torch.manual_seed(5)
@@ -136,7 +136,7 @@ def test_another_trainer_of_the_name_resumes(script):
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_a_finished_run_is_restored(script, capsys):
+def test_a_finished_run_is_restored_without_training(script, capsys):
     _, model, _ = trained(Trainer, name="x")
     fresh = Net()
     torch.nn.init.zeros_(fresh.layer.weight)
@@ -182,13 +182,13 @@ def test_a_run_that_a_callback_ended_early_is_restored_without_training(script, 
     assert "(1 epochs, 6 steps; ended early by a callback" in capsys.readouterr().out
 
 
-def test_fit_twice_is_refused_in_words(script):
+def test_a_second_fit_is_refused_with_a_message(script):
     trainer, model, _ = trained(Trainer, name="x")
     with pytest.raises(RequestError, match="has trained run x already"):
         trainer.fit(model, samples())
 
 
-def test_fit_can_be_corrected_after_a_refusal(script, monkeypatch):
+def test_fit_can_be_called_again_after_a_refusal(script, monkeypatch):
     trainer = Trainer(name="x", max_epochs=1, **QUIET)
     with pytest.raises(RequestError, match="there is no such file or folder"):
         trainer.fit(BoringModel(), samples(), ckpt_path="typo")
@@ -215,7 +215,7 @@ def refuse(*arguments):
     raise RequestError("--batch_size 9", "that is too large", "--batch_size 8")
 
 
-def test_evaluations_and_predictions_before_and_after_training(script):
+def test_evaluations_and_predictions_equal_stock_lightnings_before_and_after_training(script):
     stock, ours = pl.Trainer(logger=False, **QUIET), Trainer(name="x", max_epochs=2, logger=False, **QUIET)
     model = Net()
     for stage in ("validate", "test"):
@@ -237,7 +237,7 @@ class Fails(Net):
         return super().training_step(batch, batch_idx)
 
 
-def test_an_error_of_the_users_comes_back_as_it_was_raised(script):
+def test_an_error_in_user_code_is_raised_unchanged(script):
     trainer = Trainer(name="x", max_epochs=2, **QUIET)
     with pytest.raises(KeyError, match="the second") as raised:
         trainer.fit(Fails(), samples())
@@ -248,25 +248,25 @@ def test_an_error_of_the_users_comes_back_as_it_was_raised(script):
     assert again.global_step == 12
 
 
-def test_a_stop_is_a_system_exit_and_the_same_script_resumes(script, monkeypatch):
+def test_a_stop_raises_system_exit_and_the_same_script_resumes_the_run(script, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(rankzero.Stopped) as stopped:
         patch.setattr(Net, "stops_at", 3)
         Trainer(name="x", max_epochs=2, **QUIET).fit(Net(), samples())
     assert isinstance(stopped.value, SystemExit) and stopped.value.code == 75
     session._leave_others(None)
-    monkeypatch.setattr(Session, "current", None)  # the same script, started again
+    monkeypatch.setattr(Session, "current", None)  # as if the same script were started again
     again = Trainer(name="x", max_epochs=2, **QUIET)
     again.fit(Net(), samples())
     assert again.global_step == 12 and again.run.attempt == 2
 
 
-def test_loggers_of_the_users_own(script):
+def test_a_users_logger_replaces_tensorboard(script):
     trainer = Trainer(name="x", max_epochs=1, logger=CSVLogger("csv"), log_every_n_steps=1, **QUIET)
     trainer.fit(Net(), samples())
     assert list(Path("csv").rglob("metrics.csv")) and not (script / "runs/x/tensorboard").exists()
 
 
-def test_the_seed_of_the_order_is_the_one_of_seed_everything_wherever_that_is_called(script):
+def test_seed_everything_after_building_the_trainer_sets_the_seed_of_the_order(script):
     def order(seed):
         trainer = Trainer(name=f"seed-{seed}", max_epochs=1, **QUIET)
         pl.seed_everything(seed)
@@ -276,7 +276,7 @@ def test_the_seed_of_the_order_is_the_one_of_seed_everything_wherever_that_is_ca
     assert order(1) != order(2)
 
 
-def test_data_modules(script):
+def test_fit_accepts_a_data_module(script):
     class Data(BoringDataModule):
         def train_dataloader(self):
             return samples()
@@ -289,7 +289,7 @@ def test_data_modules(script):
     assert trainer.global_step == 6
 
 
-def test_the_plan_comes_before_the_users_callbacks_and_saving_comes_last(script):
+def test_the_users_callbacks_come_after_the_sample_ledger_and_before_saving(script):
     users = [Hooks(), ModelCheckpoint(dirpath="own")]
     kinds = [type(callback).__name__ for callback in Trainer(callbacks=users, **QUIET).callbacks]
     assert kinds[:5] == ["HookBridge", "ReportFailure", "KeepFound", "SampleLedger", "Hooks"]

@@ -1,4 +1,4 @@
-"""The autoencoder of Lightning's first page, on handwritten digits; one line changed, the import of the Trainer."""
+"""The autoencoder of Lightning's first page, on handwritten digits; the only changed line imports the Trainer."""
 
 import lightning as L
 import torch

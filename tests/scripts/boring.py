@@ -1,4 +1,4 @@
-"""Lightning's BoringModel, trained by its example script with one line changed: the import of the Trainer."""
+"""Lightning's BoringModel and its example script; the only changed line imports the Trainer."""
 
 from lightning.pytorch.demos.boring_classes import BoringModel
 from options import finish, options

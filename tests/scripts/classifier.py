@@ -1,4 +1,4 @@
-"""Lightning's image classifier example: a module, a data module and torchmetrics; the Trainer comes first."""
+"""Lightning's image classifier example: a module, a data module and torchmetrics; the Trainer is created first."""
 
 import lightning as L
 import torch

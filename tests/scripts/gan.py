@@ -1,4 +1,4 @@
-"""Lightning's GAN example: two optimizers, stepped by hand."""
+"""Lightning's GAN example: manual optimization with two optimizers."""
 
 import lightning as L
 import torch

@@ -1,4 +1,4 @@
-"""What the examples read from their command lines: arguments of the Trainer, and what is to go wrong."""
+"""Command line of the example scripts: arguments of the Trainer, and faults to inject."""
 
 import ast
 import sys
@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 
 class Slow(Callback):
-    """Waits in each batch, so that a signal can come in the middle of the training."""
+    """Sleeps for some seconds in each batch, so that a signal can arrive in the middle of training."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -31,9 +31,10 @@ class FailAt(Callback):
 
 
 def options() -> dict:
-    """The Trainer's arguments, such as `name=x devices=2`.
+    """Returns the Trainer's arguments, read from words such as `name=x devices=2`.
 
-    `kill=5` has the run killed after its fifth batch, `fail=5` has it fail there; `pause=0.1` slows it down.
+    `kill=5` kills the run after its fifth batch, `fail=5` raises an error in the batch with index 5, and `pause=0.1`
+    sleeps 0.1 s in each batch.
     """
     values = dict(argument.split("=", 1) for argument in sys.argv[1:])
     values = {name: ast.literal_eval(text) if text[:1].isdigit() else text for name, text in values.items()}
@@ -46,7 +47,7 @@ def options() -> dict:
 
 
 def finish(trainer, model, *loaders) -> None:
-    """Writes what was learned, for the test to compare."""
+    """Tests the model, and writes its weights and metrics to a file that the system test compares."""
     tested = trainer.test(model, *loaders, verbose=False)
     if trainer.is_global_zero:
         state = {name: value.cpu() for name, value in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Lightning's language model example: the Transformer of its demos, and stochastic gradient descent."""
+"""Lightning's language model example: the Transformer of its demos, trained with SGD."""
 
 import lightning as L
 import torch
@@ -13,7 +13,7 @@ WORDS, LENGTH = 50, 12
 
 
 class Text(Dataset):
-    """Random words in place of WikiText-2, which would have to be downloaded."""
+    """Random words in place of WikiText-2, which needs a download."""
 
     def __init__(self):
         self.words = torch.randint(WORDS, (160 * LENGTH + 1,), generator=torch.Generator().manual_seed(0))

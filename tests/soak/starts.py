@@ -1,7 +1,7 @@
-"""Starts and ends a small run many times under a launcher, and counts how it left and what it left behind.
+"""Starts a short run many times under a launcher; counts exit codes, leftover processes and leftover ports.
 
 python tests/soak/starts.py --launcher torchrun --count 100 --processes 2
-python tests/soak/starts.py --launcher srun --count 50           # a Slurm of two nodes, started for this; as root
+python tests/soak/starts.py --launcher srun --count 50           # needs root; starts a Slurm with two nodes
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own Slurm
+sys.path.insert(0, str(Path(__file__).parents[1]))  # contains the package `system`
 
 from system.slurm import cluster
 
@@ -26,7 +26,7 @@ TRAIN = [str(SCRIPT), "--model", "MLP", "--data", "Toy", "--epochs", "1"]
 
 
 def left_behind() -> tuple[int, set[int]]:
-    """Processes of runs, and ports that anything listens on."""
+    """Returns the number of processes of runs, and the ports on which any process listens."""
     processes = psutil.process_iter(["cmdline", "status"])
     running = [p for p in processes if str(SCRIPT) in (p.info["cmdline"] or []) and p.info["status"] != "zombie"]
     ports = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
@@ -35,7 +35,7 @@ def left_behind() -> tuple[int, set[int]]:
 
 @contextlib.contextmanager
 def launcher(name: str, processes: int, folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """The command line that starts the run, and the variables that it needs."""
+    """Yields the command line that starts the run, and its environment variables."""
     if name == "torchrun":
         torchrun = str(Path(sys.executable).with_name("torchrun"))
         yield [torchrun, "--nproc-per-node", str(processes), *TRAIN], dict(os.environ)

@@ -1,4 +1,4 @@
-"""Real parts, started once for all tests that need them."""
+"""Fixtures that start real programs once for all tests that need them."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from system.slurm import cluster
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory) -> Iterator[dict[str, str]]:
-    """A Slurm of two nodes, n1 and n2; its environment variables."""
+    """Starts a Slurm with the nodes n1 and n2, and yields its environment variables."""
     require("slurm")
     with cluster(tmp_path_factory.mktemp("slurm") / "cluster") as environment:
         yield environment
@@ -23,7 +23,7 @@ def slurm(tmp_path_factory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory) -> Iterator[Hosts]:
-    """Two hosts with a network between them, rz1 and rz2."""
+    """Creates two connected hosts, rz1 and rz2."""
     require("hosts")
     with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
         yield made
@@ -31,19 +31,19 @@ def hosts(tmp_path_factory) -> Iterator[Hosts]:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory) -> Alone:
-    """What one process learns, and two on one machine."""
+    """Returns the weights that one process learns, and the metrics of two processes on one machine."""
     return learn_alone(tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture
 def mine(tmp_path) -> Path:
-    """A folder with a module of one's own, whose classes note what they are given."""
+    """Returns a folder with user classes that record the samples they receive."""
     shutil.copy(Path(__file__).parent / "recording.py", tmp_path)
     return tmp_path
 
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """Starts `fit` many times at the price of one."""
+    """Yields a process that runs commands many times but imports everything only once."""
     with forking() as process:
         yield process

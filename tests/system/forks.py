@@ -1,6 +1,6 @@
-"""Many starts of `launch/fit.py` at the price of one: forks of a process that has imported everything.
+"""Runs `launch/fit.py` many times but imports everything only once: each rank is a fork of one process.
 
-As a program it is that process: it reads a request a line, and answers with the exit code of every rank.
+Run as a program, this file is that process. It reads one request per line, and prints the exit codes of all ranks.
 """
 
 import atexit
@@ -19,10 +19,10 @@ from typing import Any
 
 
 class Forks:
-    """Runs `fit` in ranks that are started by RANK and WORLD_SIZE, as containers are.
+    """Runs commands on ranks that are started with RANK and WORLD_SIZE, as containers are.
 
     Args:
-        process: The process that forks.
+        process: The process that forks the ranks.
     """
 
     def __init__(self, process: subprocess.Popen) -> None:
@@ -38,16 +38,16 @@ class Forks:
         script: str = "fit",
         seconds: float = 120,
     ) -> list[int]:
-        """Runs `python launch/fit.py`; returns the exit code of each rank, negative where a signal ended it.
+        """Runs `python launch/fit.py`; returns the exit code of each rank, negative if a signal killed the rank.
 
         Args:
-            arguments: The command line.
-            script: What is run in place of `fit`: another command, or the path of a script.
-            seconds: How long it may take.
-            folder: Where.
-            world: How many ranks.
-            code: What each has to leave with; None where any will do.
-            signals: After how many seconds which rank gets which signal.
+            arguments: Command-line arguments.
+            script: Runs instead of `fit`: another command, or the path of a script.
+            seconds: Time limit, after which all ranks are killed.
+            folder: Working directory.
+            world: Number of ranks.
+            code: Exit code that every rank must have; None allows any.
+            signals: Tuples of delay (seconds), signal number and rank.
         """
         request = {"script": script, "arguments": arguments, "folder": str(folder), "world": world}
         request |= {"signals": sorted(signals), "seconds": seconds}
@@ -60,13 +60,13 @@ class Forks:
 
     @staticmethod
     def said(folder: Path, world: int = 1) -> list[str]:
-        """What each rank printed, over all its starts in this folder."""
+        """Returns what each rank has printed in this folder, over all runs."""
         return [(folder / f"rank-{rank}.out").read_text() for rank in range(world)]
 
 
 @contextmanager
 def forking() -> Iterator[Forks]:
-    """Starts the process that forks."""
+    """Starts the process that forks the ranks."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     command = [sys.executable, __file__]
     with subprocess.Popen(
@@ -84,7 +84,7 @@ def _serve() -> None:
     import rankzero.commands.training  # noqa: F401
     from running import reserved_port
 
-    del os.environ["PYTHONPATH"]  # what ranks start in turn finds our packages, and not tests/rankzero
+    del os.environ["PYTHONPATH"]  # processes started by ranks must import rankzero, and not tests/rankzero
     for line in sys.stdin:
         request = json.loads(line)
         with reserved_port() as port:
@@ -95,13 +95,13 @@ def _serve() -> None:
             begun = time.monotonic()
             for seconds, number, rank in request["signals"]:
                 time.sleep(max(0.0, begun + seconds - time.monotonic()))
-                os.kill(ranks[rank], number)  # it runs, or its exit code has not been read yet
+                os.kill(ranks[rank], number)  # its exit code has not been read, so the process ID is still valid
             codes = _codes(ranks, begun + request["seconds"])
         print(json.dumps(codes), flush=True)
 
 
 def _codes(ranks: Sequence[int], deadline: float) -> list[int]:
-    """Waits for all; one that hangs is ended, so that its test fails, and no other."""
+    """Waits for all ranks; kills them after the deadline, so that later requests do not have to wait."""
     codes: dict[int, int] = {}
     while left := [pid for pid in ranks if pid not in codes]:
         for pid in left:
@@ -115,7 +115,7 @@ def _codes(ranks: Sequence[int], deadline: float) -> list[int]:
 
 
 def _fork(*request: Any) -> int:
-    """A process before it can listen cannot be asked to stop; what comes earlier is held back here until it can."""
+    """Forks a process for a rank, and blocks stop signals until its handlers are installed, so that none is lost."""
     from rankzero.distributed.process.stop_signals import STOPPING
 
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
@@ -157,7 +157,7 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
             }[script_name]
         )
         code = start(command_of(script_name), getattr(work, script_name), arguments)
-    except SystemExit as leaving:  # what only prints
+    except SystemExit as leaving:  # commands that only print raise it
         code = int(leaving.code or 0)
     finally:
         sys.stdout.flush()
@@ -166,10 +166,10 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
 
 
 def _run_script(script: str, arguments: Sequence[str]) -> int:
-    """Runs a script as `python script` does, to the end of the interpreter; returns its exit code."""
+    """Runs a script as `python script` does, including exit functions; returns its exit code."""
     from rankzero.distributed.process.stop_signals import SIGNALS
 
-    SIGNALS.close()  # a script listens while it trains
+    SIGNALS.close()  # in a script, the handlers are installed only during training
     sys.argv, sys.path[:0] = [script, *arguments], [str(Path(script).parent)]
     code = 0
     try:
@@ -188,5 +188,6 @@ def _run_script(script: str, arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     repository = Path(__file__).parents[2]
-    sys.path[:1] = [str(repository), str(repository / "project")]  # and not this folder, which holds other modules
+    # The first entry is this folder, whose modules could hide others.
+    sys.path[:1] = [str(repository), str(repository / "project")]
     _serve()

@@ -1,4 +1,4 @@
-"""Two hosts on this machine with a network between them: namespaces rz1 and rz2, each with a name and an address."""
+"""Two hosts on this machine: connected network namespaces rz1 and rz2, each with a name and an address."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ exec {folder}/enter "$host" sh -c "$*"
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator["Hosts"]:
-    """Makes the hosts; needs root."""
+    """Creates the hosts; needs root."""
     hosts = Hosts(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("enter", ENTER), ("agent", AGENT)):
@@ -65,20 +65,20 @@ def _remove() -> None:
 
 
 class Hosts:
-    """How to run things on them."""
+    """Runs commands on the two hosts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.agent = str(folder / "agent")
 
     def on(self, host: str, *command: str) -> list[str]:
-        """The command line that runs a command on a host."""
+        """Returns the command line that runs a command on a host."""
         return [str(self.folder / "enter"), host, *command]
 
     def start(
         self, host: str, *command: str, folder: Path, log: Path, environment: dict[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
-        """Starts a command on a host, in a session of its own, with all it says in a file."""
+        """Starts a command on a host, in a separate session, with its output in a file."""
         variables = {**os.environ, **(environment or {}), "PATH": f"{BIN}:{os.environ['PATH']}"}
         with log.open("ab") as out:
             return subprocess.Popen(
@@ -86,7 +86,7 @@ class Hosts:
             )
 
     def lose(self, host: str) -> None:
-        """Ends all that runs on a host, at once."""
+        """Kills all processes on a host at once."""
         found = subprocess.run(["ip", "netns", "pids", host], check=True, capture_output=True, text=True)
         for pid in found.stdout.split():
             with contextlib.suppress(ProcessLookupError):
@@ -98,7 +98,7 @@ class Hosts:
         commands: dict[str, list[str]],
         environment: dict[str, str] | None = None,
     ) -> dict[str, tuple[int, str]]:
-        """Runs a command on each host at the same time; returns what each left with and said."""
+        """Runs a command on each host at the same time; returns each exit code and output."""
         logs = {host: folder / f"{host}.log" for host in commands}
         started = {
             host: self.start(host, *command, folder=folder, log=logs[host], environment=environment)
@@ -112,7 +112,7 @@ class Hosts:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a process that `Hosts.start` started, and all of its session."""
+    """Kills the process group of a process that `Hosts.start` started, and waits for the process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)

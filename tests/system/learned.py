@@ -1,4 +1,4 @@
-"""What every way to start must come to: the weights that one process learns, to 1e-6."""
+"""The result that every way to start a run must reach: the weights that one process learns, to 1e-6."""
 
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,28 @@ TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--epochs", "1", "--g
 PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
 
 Alone = tuple[dict[str, torch.Tensor], dict[str, float]]
-"""The weights that one process learns, and the metrics of two processes, whose train/loss is rank zero's share."""
+"""The weights that one process learns, and the metrics of two, whose train/loss covers rank zero's share."""
 
 
 def learn_alone(folder: Path) -> Alone:
-    """Trains on one machine without a launcher."""
+    """Trains on one machine without a launcher, on one process and on two."""
     fit(*TRAIN[1:], "--run", "one", folder=folder)
     two = fit(*TRAIN[1:], "--run", "two", "--devices", "2", folder=folder)
     return weights(folder / "runs/one"), two.summary("two")["metrics"]
 
 
 def check(folder: Path, printed: str, alone: Alone, launcher: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    """The run learned what one process learns, and said once, in one line, how it was started.
+    """Checks that a run learned what one process learns, and printed one line about its launcher.
 
     Args:
-        folder: Where it ran.
-        printed: All that all processes said.
-        alone: What one process learns.
-        launcher: What must have been detected.
-        shape: Processes on each node.
+        folder: Working directory of the run.
+        printed: Output of all processes.
+        alone: Result of `learn_alone`.
+        launcher: Launcher that the run must have detected.
+        shape: Number of processes on each node.
+
+    Returns:
+        The run's summary.
     """
     (run_folder,) = (folder / "runs").iterdir()
     there, (expected, metrics) = weights(run_folder), alone

@@ -1,9 +1,10 @@
-"""A stand-in for PBS's `pbsdsh`, after what was recorded in real jobs of OpenPBS 23.06: no PBS can be installed here.
+"""Replacement for PBS's `pbsdsh`, based on records of real OpenPBS 23.06 jobs; PBS cannot be installed here.
 
-python pbs.py NODEFILE JOB pbsdsh [-n LINE] [--] COMMAND...
+python pbs.py ENTER NODEFILE JOB [-n LINE] [--] COMMAND...
 
-Each line of the node file gets a task on its host, with PBS's variables and next to nothing else: no RANK, PATH and
-cwd as PBS sets them, PBS_NODEFILE on every host but the first. Like the real one it leaves with 0 whatever tasks did.
+ENTER is a program that runs a command on a host. Each line of the node file gets a task on its host. As under PBS, the
+task has almost no variables: PATH and working directory are PBS's, RANK is missing, and PBS_NODEFILE is missing on the
+first host. Like the real `pbsdsh`, this program exits with 0 even if tasks fail.
 """
 
 import os
@@ -12,11 +13,11 @@ import sys
 from pathlib import Path
 
 SCRIPT = {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_MOMPORT": "15003"}
-"""What a job script has, besides PBS_JOBID and PBS_NODEFILE."""
+"""Variables of a job script, besides PBS_JOBID and PBS_NODEFILE."""
 
 
 def task_variables(line: int, hosts: list[str], node_file: str, job: str) -> dict[str, str]:
-    """The variables of a task."""
+    """Returns the variables of the task on one line of the node file."""
     machines = list(dict.fromkeys(hosts))
     node = machines.index(hosts[line])
     before = sum(host == hosts[line] for host in hosts[:line])

@@ -1,4 +1,4 @@
-"""Modules as the public writes them, and how each is trained: the classes live in tests/public, one file a module."""
+"""Describes how to train the modules in tests/public, which are written in the style of public code."""
 
 import json
 import shutil
@@ -18,17 +18,17 @@ FOLDER = Path(__file__).parent.parent / "public"
 
 @dataclass(frozen=True)
 class Module:
-    """A public module.
+    """A module in tests/public and the arguments that train it.
 
     Args:
-        model: Its class path, as `--model` takes it.
-        data: The class path of its data module; None where the module has loaders of its own.
-        size: Samples a step over all processes; None where the order of samples, and so the batch, is the user's own.
-        kill_at: The batch after which a run is killed, in mid-epoch.
-        arguments: Further arguments of the command line.
-        fixed: The arguments that turn shuffling and random data off.
-        stock: Arguments of a stock `Trainer` that mean the same as `arguments`.
-        in_lists: Metrics that the module computes from lists of its own, which no checkpoint holds.
+        model: Class path of the module, for `--model`.
+        data: Class path of the data module; None if the module defines its loaders.
+        size: Samples per step over all processes; None if the user's sampler determines order and batches.
+        kill_at: Batch after which a run is killed, in the middle of an epoch.
+        arguments: Further command-line arguments.
+        fixed: Arguments that disable shuffling and random data.
+        stock: Arguments of a stock `Trainer` that are equivalent to `arguments`.
+        in_lists: Metrics that the module computes from lists that no checkpoint contains.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Module:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The arguments that train it for two epochs."""
+        """The arguments that train the module for two epochs."""
         data = ("--data", self.data) if self.data else ()
         size = ("--global_batch_size", f"{self.size}") if self.size else ()
         return ("--model", self.model, *data, *size, *self.arguments, "--epochs", "2", "--save_every", "3steps")
@@ -124,7 +124,7 @@ MODULES = {
 
 
 def with_files(folder: Path) -> Path:
-    """Puts the modules' files into a folder, as a user has them."""
+    """Copies the files of tests/public into a folder, and returns the folder."""
     for file in FOLDER.glob("*.py"):
         shutil.copy(file, folder)
     return folder
@@ -138,7 +138,7 @@ def train(forks: Forks, module: Module, run: str, folder: Path, world: int = 1, 
 
 
 def result(folder: Path, run: str) -> dict:
-    """What the newest checkpoint of a run holds of its weights, optimizers and schedules."""
+    """Returns step, weights, optimizer states and schedules from the newest checkpoint of a run."""
     newest = sorted((folder / "runs" / run / "checkpoints").glob("step-*"))[-1]
     state = torch.load(newest / "state.pt", weights_only=True)
     return {name: state[name] for name in ("global_step", "state_dict", "optimizer_states", "lr_schedulers")}
@@ -149,14 +149,14 @@ def summary(folder: Path, run: str) -> dict:
 
 
 def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a run."""
+    """Returns the scalars that TensorBoard shows of a run, as (step, value) pairs by tag."""
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def difference(one: object, other: object, tolerance: float = 0.0, where: str = "") -> str | None:
-    """Where two structures of tensors and plain values differ first, or None."""
+    """Returns the first difference between two structures of tensors and plain values, or None."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         same = one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=tolerance, equal_nan=True)
         return None if same else f"{where}: {_summary(one)} is not {_summary(other)}"

@@ -1,4 +1,4 @@
-"""A stand-in for PBS's `qstat -f`, as OpenPBS 23.06 was seen to answer: no PBS can be installed here."""
+"""Replacement for PBS's `qstat -f`, with output recorded from OpenPBS 23.06; PBS cannot be installed here."""
 
 SHOWN = """\
 Job Id: {job}
@@ -19,11 +19,11 @@ Job Id: {job}
     }}
     Submit_Host = pbs1
 """
-"""The form is that of openpbs/openpbs#2541, where a variable holds a function too, and with it lines of any kind."""
+"""Output as in openpbs/openpbs#2541: one variable contains a shell function, and with it arbitrary lines."""
 
 
 def qstat(job: str, stime: str | None = None, walltime: str | None = None, state: str = "R") -> str:
-    """A shell script that knows this job alone. `stime` may hold what a shell expands."""
+    """Returns a shell script that knows only this job. `stime` may contain shell expansions."""
     more = f"    Resource_List.walltime = {walltime}\n" if walltime else ""
     more += f"    stime = {stime}\n" if stime else ""
     shown = SHOWN.format(job=job, state=state, more=more)

@@ -1,4 +1,4 @@
-"""Classes of a user who never heard of Rankzero: they note what they are given. Copied into the folder of a test."""
+"""User classes without code for Rankzero that record the samples they receive; copied into the folder of a test."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class Rows(Dataset):
 
     def __getitem__(self, index: int):
         inputs = self.inputs[index]
-        if self.noise:  # with each of the generators that people use
+        if self.noise:  # from each generator that users draw from
             inputs = inputs + self.noise * (torch.rand(4) + random.random() + np.random.rand())
         return index, inputs, inputs.sum(0, keepdim=True)
 
@@ -89,7 +89,7 @@ class Net(LightningModule):
 
 
 class Scored(Net):
-    """Logs in all the ways there are."""
+    """Logs in all ways that Lightning offers."""
 
     def __init__(self, rate: float = 0.0) -> None:
         super().__init__(rate=rate)
@@ -120,14 +120,14 @@ class Scored(Net):
 
 
 class Brief(Scored):
-    """Takes no number of a batch."""
+    """Has a `validation_step` without `batch_idx`."""
 
     def validation_step(self, batch):
         super().validation_step(batch, 0)
 
 
 class Alone(LightningModule):
-    """Optimises by hand."""
+    """Uses manual optimization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Alone(LightningModule):
 
 
 class Pair(LightningDataModule):
-    """Two loaders, one of which goes round while the other one goes on."""
+    """Data module with two loaders; the shorter one restarts until the longer one ends."""
 
     def train_dataloader(self):
         return {
@@ -156,7 +156,7 @@ class Pair(LightningDataModule):
 
 
 class Flowing(IterableDataset):
-    """Each rank has samples of its own."""
+    """Stream with different samples on each rank."""
 
     def __iter__(self):
         rank = int(os.environ["RANK"])
@@ -186,7 +186,7 @@ class OfPairs(Alone):
 
 
 class KillAt(Callback):
-    """Ends one rank behind a step, as nothing but a power cut would."""
+    """Kills one rank after a step, as abruptly as a power cut."""
 
     def __init__(self, step: int, rank: int = 0) -> None:
         self.step, self.rank = step, rank

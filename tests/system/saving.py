@@ -1,7 +1,7 @@
-"""Saves checkpoints in a process whose system calls fail, or end it, where a test says so.
+"""Saves checkpoints in a process in which a chosen system call fails or kills the process.
 
-As a program it is what forks that process, with everything imported: it reads a request a line, and answers with what
-became of it.
+Run as a program, this file imports everything and forks such a process for each request. It reads one request per
+line, and prints the outcome.
 """
 
 import json
@@ -18,25 +18,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CALLS = ("openat", "mkdir", "write", "fsync", "rename", "close", "unlinkat", "rmdir")
-"""What a save asks of the system, or nearly: looking at what is there changes nothing."""
+"""System calls of a save, except those that only inspect files and therefore change nothing."""
 
 STEPS = (1, 2, 2, None, 3)
-"""Saves of a step, the second of which replaces the first of the same step; None: the oldest is removed."""
+"""Step of each save; the second save of a step replaces the first. None removes the oldest checkpoint."""
 
 NEWEST = (None, (1, 0), (2, 1), (2, 2), (2, 2), (3, 4))
-"""Behind so many of them: step and content of the newest checkpoint."""
+"""Step and content of the newest checkpoint, indexed by the number of finished `STEPS`."""
 
 SIZE = 5_000
 
 
 @dataclass
 class Outcome:
-    """What became of the saves.
+    """Outcome of the saves.
 
     Args:
-        code: How the process ended, negative where a signal ended it.
-        done: For each of `STEPS` whether it was done; those that were not begun, or ended the process, are left out.
-        calls: The system calls that were made, in order, each with the name of the file that it was given open.
+        code: Exit code of the process, negative if a signal killed it.
+        done: Whether each of `STEPS` succeeded; those that the process did not start or finish are left out.
+        calls: The system calls in order, each with the file name of its file descriptor, if it has one.
     """
 
     code: int
@@ -45,17 +45,17 @@ class Outcome:
 
 
 class Saving:
-    """Has checkpoints saved under strace.
+    """Saves checkpoints under strace.
 
     Args:
-        process: The process that forks.
+        process: The process that forks once per request.
     """
 
     def __init__(self, process: subprocess.Popen) -> None:
         self.process = process
 
     def save(self, folder: Path, fault: str | None = None) -> Outcome:
-        """Does what `STEPS` says in a folder; `fault` is as strace's --inject wants it."""
+        """Carries out `STEPS` in a folder; `fault` has the format of strace's --inject."""
         self.process.stdin.write(json.dumps([str(folder), fault]) + "\n")
         self.process.stdin.flush()
         return Outcome(**json.loads(self.process.stdout.readline()))
@@ -63,7 +63,7 @@ class Saving:
 
 @contextmanager
 def saving() -> Iterator[Saving]:
-    """Starts the process that forks."""
+    """Starts the process that forks once per request."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     command = [sys.executable, __file__]
     with subprocess.Popen(
@@ -93,7 +93,7 @@ def _save_all(folder: Path, note: Callable[[int, bool], None]) -> None:
 
 
 def _serve() -> None:
-    with tempfile.TemporaryDirectory() as folder:  # so that nothing is left to import
+    with tempfile.TemporaryDirectory() as folder:  # imports everything before the first fork
         _save_all(Path(folder) / "checkpoints", lambda number, done: None)
     for line in sys.stdin:
         folder, fault = json.loads(line)
@@ -101,12 +101,12 @@ def _serve() -> None:
 
 
 def _save_under_strace(folder: Path, fault: str | None) -> dict:
-    notes, ready = mmap.mmap(-1, len(STEPS) + 1), len(STEPS)  # what is noted there is no system call
+    notes, ready = mmap.mmap(-1, len(STEPS) + 1), len(STEPS)  # a write to shared memory needs no system call
     waiting, go = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(go)
-        notes[ready] = 1  # this close is none of a save's
+        notes[ready] = 1  # strace attaches only now, and does not record the close above
         os.read(waiting, 1)
         _save_all(folder, lambda number, done: notes.__setitem__(number, 1 + done))
         os._exit(0)
@@ -130,5 +130,6 @@ def _until_zero(notes: Sequence[int]) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parent.parent.parent)  # and not this folder, which holds other modules
+    # The first entry is this folder, whose modules could hide others.
+    sys.path[0] = str(Path(__file__).parent.parent.parent)
     _serve()

@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: slurmctld and two slurmd, nodes n1 and n2."""
+"""A real Slurm on this machine: slurmctld, and two slurmd for the nodes n1 and n2."""
 
 import contextlib
 import os
@@ -54,12 +54,12 @@ PartitionName=urgent PriorityTier=10 PreemptMode=OFF
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Starts the cluster; yields the environment in which srun, sbatch and squeue find it. Needs root."""
+    """Starts the cluster, and yields the environment variables for srun, sbatch and squeue. Needs root."""
     name_the_nodes()
     first_port = free_ports(3)
     (folder / "state").mkdir(parents=True)
     config = folder / "slurm.conf"
-    # GPUs that Slurm hands out but nobody can use: what counts here is how it starts tasks for them.
+    # These GPUs do not exist. Tests only check how Slurm starts tasks that request GPUs.
     (folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/null,/dev/zero\n")
     config.write_text(
         CONFIG.format(
@@ -105,13 +105,13 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
                 daemon.wait(10)
             except subprocess.TimeoutExpired:
                 daemon.kill()
-        for node in ("n1", "n2"):  # those that were brought back are nobody's children
+        for node in ("n1", "n2"):  # a slurmd that bring_back started is not in `daemons`
             with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
                 _slurmd(node, environment).kill()
 
 
 def name_the_nodes() -> None:
-    """Lets n1 and n2 resolve, as the nodes of a real cluster do."""
+    """Makes the names n1 and n2 resolve, as in a real cluster."""
     hosts = Path("/etc/hosts")
     if "n1 n2" not in hosts.read_text():
         with hosts.open("a") as file:
@@ -119,7 +119,7 @@ def name_the_nodes() -> None:
 
 
 def submit(script: Path, environment: dict[str, str], *options: str) -> tuple[str, str]:
-    """Submits a batch script and waits for its end; returns the job's id and what it printed."""
+    """Submits a batch script and waits for its end; returns the job's id and output."""
     job = start(script, environment, *options)
     return job, wait_for(job, script.parent, environment)
 
@@ -132,24 +132,24 @@ def start(script: Path, environment: dict[str, str], *options: str) -> str:
 
 
 def wait_for(job: str, folder: Path, environment: dict[str, str], seconds: float = 120) -> str:
-    """Waits until a job has ended for good, over all its attempts; returns what it printed."""
+    """Waits until a job has ended and is not requeued; returns the output of all its attempts."""
     wait_until(lambda: not state(job, environment), f"the end of job {job}", seconds)
     return (folder / f"{job}.out").read_text()
 
 
 def state(job: str, environment: dict[str, str]) -> str:
-    """A job's state, such as RUNNING; empty once it has ended."""
+    """Returns a job's state, such as RUNNING, or an empty string after its end."""
     listing = ["squeue", "--noheader", f"--jobs={job}", "--format=%T"]
     return subprocess.run(listing, env=environment, capture_output=True, text=True).stdout.strip()
 
 
 def order(*command: str, environment: dict[str, str]) -> None:
-    """Runs scontrol or scancel, which must succeed."""
+    """Runs scontrol or scancel, and raises an error if the command fails."""
     subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
 
 def lose(node: str, environment: dict[str, str]) -> None:
-    """Kills a node's slurmd and all that runs there at once, as a power cut does."""
+    """Kills a node's slurmd, steps and tasks at once, as a power cut does."""
     tasks = [process for process in psutil.process_iter() if _runs_on(process, node, environment)]
     steps = {parent for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"}
     for process in [_slurmd(node, environment), *steps, *tasks]:
@@ -158,7 +158,7 @@ def lose(node: str, environment: dict[str, str]) -> None:
 
 
 def kill_slurmd(node: str, environment: dict[str, str]) -> None:
-    """Kills a node's slurmd alone: what runs there carries on, and Slurm gives the node up after a while."""
+    """Kills only a node's slurmd: its tasks continue until Slurm marks the node as down."""
     _slurmd(node, environment).kill()
 
 
@@ -174,7 +174,7 @@ def _slurmd(node: str, environment: dict[str, str]) -> psutil.Process:
 
 
 def _runs_on(process: psutil.Process, node: str, environment: dict[str, str]) -> bool:
-    """Whether this is a task, a job script or a child of one on this node of this cluster."""
+    """Returns whether a process is a task, a job script or a child of one, on this node of this cluster."""
     try:
         variables = process.environ()
     except psutil.Error:
@@ -183,7 +183,7 @@ def _runs_on(process: psutil.Process, node: str, environment: dict[str, str]) ->
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that are free."""
+    """Returns the first of `count` consecutive free ports."""
     for first in range(17000, 19000, count):
         with contextlib.ExitStack() as stack:
             try:

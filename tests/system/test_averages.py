@@ -1,4 +1,4 @@
-"""What two ranks read of metrics that they average, on stock Lightning and here."""
+"""Compares the averaged metrics that two ranks read with those under stock Lightning."""
 
 import json
 
@@ -105,7 +105,7 @@ def seen_in(folder):
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    """What stock Lightning reads, way by way: one start of two ranks for all."""
+    """Returns what two ranks of stock Lightning read in each of `WAYS`; one start serves all."""
     folder = tmp_path_factory.mktemp("stock")
     (folder / "readers.py").write_text(READERS)
     run("torchrun", "--standalone", "--nproc-per-node", "2", "readers.py", *WAYS, folder=folder)
@@ -114,7 +114,7 @@ def stock(tmp_path_factory):
 
 @pytest.mark.xdist_group("averages")
 @pytest.mark.parametrize("reads", WAYS)
-def test_two_ranks_read_the_averages_that_they_would_read_in_lightning(reads, stock, forks, mine):
+def test_two_ranks_read_stock_lightnings_averages_or_are_warned(reads, stock, forks, mine):
     (mine / "readers.py").write_text(READERS)
     arguments = ("--model", "readers.Reader", "--model.reads", reads, "--epochs", "4")
     forks.fit(*arguments, "--trainer.log_every_n_steps", "4", folder=mine, world=2)
@@ -123,7 +123,7 @@ def test_two_ranks_read_the_averages_that_they_would_read_in_lightning(reads, st
     if not reads.startswith("late"):
         assert ours == stock[reads] and not any(warned)
         return
-    # Until the next logging step, a first read after an epoch without one gets this rank's own values, with a warning.
+    # After an epoch without reads, a rank reads its own values until the next logging step, and prints a warning.
     readers = (0, 1) if reads == "late" else (1,)
     assert warned == [rank in readers for rank in (0, 1)]
     for rank in readers:

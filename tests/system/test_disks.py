@@ -1,4 +1,4 @@
-"""Saves that a crash, a disk or a person interrupts: the last good checkpoint is always there."""
+"""Saves that a crash, a disk error or a user interrupts: the last complete checkpoint remains."""
 
 import shutil
 import subprocess
@@ -25,7 +25,7 @@ def saves():
 
 
 def found_in(folder: Path) -> tuple[int, int] | None:
-    """Step and content of the newest checkpoint; all that there are can be read."""
+    """Verifies all checkpoints, and returns step and content of the newest."""
     for checkpoint in checkpoints_in(folder):
         verify(checkpoint)
     newest, _ = newest_valid(folder)
@@ -41,7 +41,7 @@ def litter(folder: Path) -> list[str]:
 
 
 def faults(saves: Saving, folder: Path, call: str, which: str) -> range:
-    """Which of the calls to hit: all, or about two."""
+    """Returns the numbers of the calls that get the fault: all, or about two."""
     calls = [name for name, _ in saves.save(folder / "counted").calls]
     assert set(calls) == set(CALLS), "a save no longer makes one of them"
     count = calls.count(call)
@@ -51,7 +51,7 @@ def faults(saves: Saving, folder: Path, call: str, which: str) -> range:
 CAMPAIGN = pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.soak)])
 
 
-def test_without_a_fault_all_is_done(saves, tmp_path):
+def test_without_a_fault_every_save_succeeds(saves, tmp_path):
     folder = tmp_path / "checkpoints"
     outcome = saves.save(folder)
     assert (outcome.code, outcome.done) == (0, [True] * len(STEPS))
@@ -59,8 +59,8 @@ def test_without_a_fault_all_is_done(saves, tmp_path):
     assert [path.name for path in checkpoints_in(folder)] == ["step-00000002", "step-00000003"]
 
 
-def test_each_thing_is_on_the_disk_before_what_relies_on_it(saves, tmp_path):
-    """What a power cut would show, and a killed process does not."""
+def test_files_and_folders_are_synced_before_later_calls_rely_on_them(saves, tmp_path):
+    """A power cut would lose files that are not synced, a kill does not. So the test checks the order of the calls."""
     calls = saves.save(tmp_path / "run" / "checkpoints").calls
     found = [f"{call} {file}".strip() for call, file in calls if call in ("fsync", "rename", "unlinkat")]
 
@@ -77,7 +77,7 @@ def test_each_thing_is_on_the_disk_before_what_relies_on_it(saves, tmp_path):
 
 @CAMPAIGN
 @pytest.mark.parametrize("call", CALLS)
-def test_killed_at_a_call(saves, tmp_path, call, which):
+def test_a_kill_at_any_system_call_keeps_the_last_complete_checkpoint(saves, tmp_path, call, which):
     for number in faults(saves, tmp_path, call, which):
         folder = tmp_path / str(number)
         outcome = saves.save(folder, f"{call}:signal=KILL:when={number}")
@@ -96,14 +96,14 @@ def test_killed_at_a_call(saves, tmp_path, call, which):
     "error", ["EIO", "ENOSPC", *(pytest.param(name, marks=pytest.mark.soak) for name in ("EROFS", "EDQUOT"))]
 )
 @pytest.mark.parametrize("call", CALLS)
-def test_an_error_of_a_call(saves, tmp_path, call, error, which):
+def test_an_error_of_any_system_call_keeps_the_last_complete_checkpoint(saves, tmp_path, call, error, which):
     for number in faults(saves, tmp_path, call, which):
         folder = tmp_path / str(number)
         outcome = saves.save(folder, f"{call}:error={error}:when={number}")
         assert outcome.code == 0 and len(outcome.done) == len(STEPS), outcome
         assert outcome.done.count(False) <= 1
         saved = [NEWEST[i + 1] for i, done in enumerate(outcome.done) if done and STEPS[i] is not None]
-        # An error behind the renaming: the new one is there, but may not last through a power cut.
+        # If the error follows the rename, the new checkpoint exists, but a power cut could remove it.
         assert found_in(folder) in (saved[-1], NEWEST[-1]), (number, outcome)
         clean(folder)
         assert litter(folder) == [], number
@@ -130,7 +130,7 @@ def told_by(plugin):
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_full_disk(disk, background):
+def test_a_save_to_a_full_disk_reports_the_error_and_keeps_older_checkpoints(disk, background):
     plugin = DirectoryCheckpointIO()
     plugin.folder = disk if background else disk / "elsewhere"
     errors = told_by(plugin)
@@ -152,7 +152,7 @@ def test_a_full_disk(disk, background):
     assert newest_valid(disk) == (disk / "step-3", [])
 
 
-def test_a_full_disk_and_single_files(disk):
+def test_a_full_disk_keeps_single_files_and_leaves_no_partial_file(disk):
     plugin = DirectoryCheckpointIO()
     plugin.save_checkpoint(content(1, 3), disk / "best.ckpt")
     with pytest.raises(OSError, match="No space left"):
@@ -165,7 +165,7 @@ def test_a_full_disk_and_single_files(disk):
     assert names(disk) == ["best.ckpt"]
 
 
-def test_a_disk_that_becomes_read_only(disk):
+def test_a_save_to_a_read_only_disk_reports_the_error_and_keeps_checkpoints(disk):
     plugin = DirectoryCheckpointIO()
     errors = told_by(plugin)
     plugin.save_checkpoint(content(1), disk / "step-1")
@@ -178,7 +178,7 @@ def test_a_disk_that_becomes_read_only(disk):
     assert names(disk) == ["step-1"] and newest_valid(disk) == (disk / "step-1", [])
 
 
-def test_a_folder_that_goes_away_in_mid_run(tmp_path):
+def test_a_checkpoint_folder_deleted_in_mid_run_is_created_again(tmp_path):
     folder, plugin = tmp_path / "run" / "checkpoints", DirectoryCheckpointIO()
     errors = told_by(plugin)
     for step in (1, 2):

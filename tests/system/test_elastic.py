@@ -1,4 +1,4 @@
-"""An elastic torchrun: a machine joins, and leaves again; the run carries on each time."""
+"""An elastic torchrun: a machine joins and is lost later; the run resumes each time."""
 
 import json
 import re
@@ -17,11 +17,11 @@ TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--global_batch_size"
 @pytest.mark.parametrize(
     ("first", "second"), [pytest.param("rz1", "rz2", marks=pytest.mark.soak), ("rz2", "rz1")], ids=["stays", "moves"]
 )
-def test_a_machine_joins_and_leaves(tmp_path, hosts, first, second):
-    """Rank 0 stays where it is, or moves to the machine that joins."""
+def test_a_run_resumes_when_a_machine_joins_and_when_it_is_lost(tmp_path, hosts, first, second):
+    """Rank 0 stays on its machine, or moves to the machine that joins."""
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:29510", "--rdzv-id", "grows")
     elastic = ("--nnodes", "1:2", "--max-restarts", "3", "--rdzv-conf", "last_call_timeout=2", *rendezvous)
-    # What was asked for does not count here: the world is torchrun's to say.
+    # An elastic torchrun determines the world size, so --nodes has no effect.
     command = (str(BIN / "torchrun"), *elastic, *TRAIN, "--epochs", "100000", "--nodes", "2")
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     log = tmp_path / "log"

@@ -1,4 +1,4 @@
-"""Every sample exactly once: at any world size, from any crash, by classes that never heard of Rankzero."""
+"""Every sample is used exactly once, at any world size and after any crash, by classes without code for Rankzero."""
 
 import json
 import math
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("forks")
 
 
 def noted(folder: Path, what: str = "train") -> dict[tuple[int, int], dict[int, list[int]]]:
-    """(epoch, step) -> rank -> the samples that it was given last."""
+    """Returns (epoch, step) -> rank -> the samples that the rank received."""
     steps: dict[tuple[int, int], dict[int, list[int]]] = {}
     for file in sorted(folder.glob("noted-*.jsonl")):
         rank = int(file.stem.removeprefix("noted-"))
@@ -34,20 +34,20 @@ def summary(folder: Path, run: str) -> dict:
 
 
 def sizes_for(count: int, world: int) -> list[int]:
-    """Global batches that divide and that do not, that are smaller than the world and as large as the data."""
+    """Returns global batch sizes with and without a remainder, smaller than the world, and as large as the data."""
     return sorted({size for size in (world - 1, world, 24, 97, count) if 0 < size <= count and count / size < 150})
 
 
 COUNTS, WORLDS = (1, 7, 640, 1437, 10_007), (1, 2, 3, 4)
 SAMPLE = {(1, 4), (7, 1), (7, 3), (640, 2), (1437, 4)}
-"""Of those the ones that every test run tries; `make soak` tries all."""
+"""The cases of every test run; `make soak` runs all."""
 
 
 @pytest.mark.parametrize(
     ("count", "world"),
     [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.soak) for case in product(COUNTS, WORLDS)],
 )
-def test_each_epoch_is_a_permutation(forks: Forks, mine, count, world):
+def test_each_epoch_reads_every_sample_once(forks: Forks, mine, count, world):
     for size in sizes_for(count, world):
         arguments = (*CLASSES, "--data.count", str(count), "--global_batch_size", str(size), "--epochs", "2")
         forks.fit(*arguments, "--data.held_out", "1", "--run", f"{size}", folder=mine, world=world)
@@ -68,8 +68,8 @@ def test_each_epoch_is_a_permutation(forks: Forks, mine, count, world):
             file.unlink()
 
 
-def test_shares_however_uneven_learn_what_one_process_learns(forks: Forks, mine):
-    """A global batch that no world divides, a last batch that leaves ranks without any, and devices that are small."""
+def test_uneven_shares_learn_the_same_weights_as_one_process(forks: Forks, mine):
+    """Covers a global batch that no world size divides, a last batch that leaves ranks empty, and micro-batches."""
     arguments = (*CLASSES, "--data.count", "203", "--global_batch_size", "25", "--epochs", "2", "--data.noise", "0.1")
     forks.fit(*arguments, "--run", "one", folder=mine)
     expected, metrics = weights(mine / "runs/one"), summary(mine, "one")["metrics"]
@@ -84,7 +84,7 @@ def test_shares_however_uneven_learn_what_one_process_learns(forks: Forks, mine)
         assert {name: here[name] for name in names} == pytest.approx({name: metrics[name] for name in names}, rel=1e-5)
 
 
-def test_an_epoch_at_world_sizes_1_2_3_2_1(forks: Forks, mine):
+def test_an_epoch_resumed_at_world_sizes_1_2_3_2_1_uses_every_sample_once(forks: Forks, mine):
     arguments = (*CLASSES, "--data.count", "637", "--global_batch_size", "16", "--epochs", "1", "--data.noise", "0.1")
     arguments += ("--save_every", "3steps")
     forks.fit(*arguments, "--run", "one", folder=mine)
@@ -105,7 +105,7 @@ def test_an_epoch_at_world_sizes_1_2_3_2_1(forks: Forks, mine):
 
 
 def keep_what_was_saved(folder: Path, run: str) -> None:
-    """Forgets what was noted behind the newest checkpoint, which the next attempt does again."""
+    """Deletes the records of steps after the newest checkpoint, which the next attempt repeats."""
     saved = sorted((folder / "runs" / run / "checkpoints").glob("step-*"))
     step = int(saved[-1].name.removeprefix("step-")) if saved else 0
     for file in folder.glob("noted-*.jsonl"):
@@ -114,7 +114,7 @@ def keep_what_was_saved(folder: Path, run: str) -> None:
 
 
 def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows, but for the speed."""
+    """Returns the scalars that TensorBoard shows, except the speed."""
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     tags = [tag for tag in events.Tags()["scalars"] if "samples_per_second" not in tag]
@@ -122,7 +122,7 @@ def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def learned(run: Path) -> dict:
-    """What the newest checkpoint holds of the model and how it learns."""
+    """Returns the states of model, optimizers, schedules, ranks and sample ledger from the newest checkpoint."""
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     state = torch.load(newest / "state.pt", weights_only=True)
     return {name: state[name] for name in ("state_dict", "optimizer_states", "lr_schedulers", "rank_states", "ledger")}
@@ -154,8 +154,8 @@ OFTEN = ("--trainer.val_check_interval", "0.25", "--trainer.log_every_n_steps", 
         pytest.param(2, "1steps", range(1, 41), (), marks=pytest.mark.soak),
     ],
 )
-def test_a_kill_changes_nothing(forks: Forks, mine, world, every, steps, settings):
-    """Forty steps an epoch: weights bit for bit, optimiser, schedule, generators, metrics, and TensorBoard."""
+def test_a_run_killed_and_resumed_equals_an_uninterrupted_run(forks: Forks, mine, world, every, steps, settings):
+    """Compares weights bit for bit, optimizer, schedule, generators, metrics and TensorBoard; an epoch has 40 steps."""
     arguments = (*CLASSES, *RANDOM, *OFTEN, "--save_every", every, *settings)
     forks.fit(*arguments, "--run", "whole", folder=mine, world=world)
     given = noted(mine)
@@ -175,8 +175,8 @@ def test_a_kill_changes_nothing(forks: Forks, mine, world, every, steps, setting
         assert all(here[name] == there[name] for name in ("metrics", "ledger", "steps", "epochs", "samples"))
 
 
-def test_evaluation_is_the_same_at_any_world_size(forks: Forks, mine):
-    """1,001 samples, which no world divides; and 3, which leave a rank without any."""
+def test_validation_metrics_are_the_same_at_any_world_size(forks: Forks, mine):
+    """Covers 1,001 samples, which neither 2, 3 nor 4 ranks divide, and 3, which leave a rank without samples."""
     for held_out, worlds in ((1001, (1, 2, 3, 4)), (3, (1, 4))):
         found = []
         for world in worlds:
@@ -195,8 +195,8 @@ def test_evaluation_is_the_same_at_any_world_size(forks: Forks, mine):
             assert metrics == pytest.approx(found[0], abs=1e-6)
 
 
-def test_an_evaluation_is_the_same_too(forks: Forks, tmp_path):
-    """A ResNet: batch norm, and 180 samples that 7 does not divide."""
+def test_evaluate_returns_the_same_metrics_on_one_and_three_ranks(forks: Forks, tmp_path):
+    """Evaluates a ResNet with batch norm on 180 samples, which the batch size of 7 does not divide."""
     forks.fit("--epochs", "2", "--run", "x", folder=tmp_path)
     found = {}
     for world in (1, 3):
@@ -208,8 +208,8 @@ def test_an_evaluation_is_the_same_too(forks: Forks, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "held_out"), [("Scored", 50), ("Brief", 3)])
-def test_whatever_a_module_logs_is_exact(forks: Forks, mine, name, held_out):
-    """Sums, extremes, metrics of torchmetrics that keep all they see, and what only some batches log."""
+def test_logged_validation_metrics_are_exact_at_any_world_size(forks: Forks, mine, name, held_out):
+    """Covers sums, maxima, torchmetrics that keep all samples, and values that only some batches log."""
     arguments = ("--model", f"recording.{name}", "--data", "recording.Data", "--data.count", "16", "--epochs", "1")
     arguments += ("--data.held_out", f"{held_out}", "--global_batch_size", "8")
     found = {}
@@ -226,7 +226,7 @@ def test_whatever_a_module_logs_is_exact(forks: Forks, mine, name, held_out):
     assert "self.log('late') in on_validation_epoch_end has another value on each rank" in said
 
 
-def test_who_needs_a_sample_on_every_rank_gets_one(forks: Forks, mine):
+def test_manual_optimization_gets_a_sample_on_every_rank(forks: Forks, mine):
     arguments = ("--model", "recording.Alone", "--data", "recording.Data", "--data.count", "33", "--epochs", "1")
     forks.fit(*arguments, "--global_batch_size", "8", "--run", "one", folder=mine)
     forks.fit(*arguments, "--global_batch_size", "8", "--run", "four", folder=mine, world=4)
@@ -235,7 +235,7 @@ def test_who_needs_a_sample_on_every_rank_gets_one(forks: Forks, mine):
     assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected)
 
 
-def test_several_loaders_are_carried_on_each_for_itself(forks: Forks, mine):
+def test_several_training_loaders_resume_independently(forks: Forks, mine):
     arguments = ("--model", "recording.OfPairs", "--data", "recording.Pair", "--epochs", "2", "--save_every", "1steps")
     forks.fit(*arguments, "--run", "whole", folder=mine)
     given = noted(mine)
@@ -249,8 +249,8 @@ def test_several_loaders_are_carried_on_each_for_itself(forks: Forks, mine):
         assert same(learned(mine / f"runs/{step}"), learned(mine / "runs/whole"))
 
 
-def test_a_rank_with_nothing_does_not_wait_for_others_who_gather(forks: Forks, mine):
-    """What a step does together with the other ranks is refused where one of them does not take it."""
+def test_all_gather_in_a_step_is_refused_if_a_rank_has_no_sample(forks: Forks, mine):
+    """A rank without samples skips the step, so the other ranks would wait for it in the collective forever."""
     text = (mine / "recording.py").read_text()
     gathers = "        self.all_gather(loss)\n        self.train_error(outputs, targets)\n"
     (mine / "recording.py").write_text(text.replace("        self.train_error(outputs, targets)\n", gathers))
@@ -259,8 +259,8 @@ def test_a_rank_with_nothing_does_not_wait_for_others_who_gather(forks: Forks, m
     assert "all_gather in a step in which some rank has no sample" in forks.said(mine)[0]
 
 
-def test_a_stream_is_left_alone_beside_a_loader_that_is_not(forks: Forks, mine):
-    """That a rank had nothing to validate in our loader is no reason to pass over what comes to it elsewhere."""
+def test_a_stream_beside_a_sharded_loader_is_not_sharded(forks: Forks, mine):
+    """A rank without samples of the sharded loader still validates its samples of the stream."""
     arguments = ("--model", "recording.OfStreams", "--data", "recording.Stream", "--epochs", "2")
     forks.fit(*arguments, folder=mine, world=2)
     for what in ("train", "val 1"):
@@ -271,7 +271,7 @@ def test_a_stream_is_left_alone_beside_a_loader_that_is_not(forks: Forks, mine):
     assert all(ranks == {0: [0]} for ranks in noted(mine, "val 0").values())
 
 
-def test_who_steps_by_hand_is_not_cut_into_rounds(forks: Forks, mine):
+def test_micro_batches_are_refused_with_manual_optimization(forks: Forks, mine):
     arguments = ("--model", "recording.Alone", "--data", "recording.Data", "--max_device_batch_size", "2")
     forks.fit(*arguments, folder=mine, code=2)
     assert "a module that optimises by hand" in forks.said(mine)[0] and not (mine / "runs").exists()

@@ -1,4 +1,4 @@
-"""A rank, a machine or its network is lost under real launchers: nobody is left, and the next start carries on."""
+"""A rank, a machine or its network is lost under real launchers: no process remains, and the next start resumes."""
 
 import json
 import os
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.xdist_group("hosts")
 
 
 def ranks_in(folder: Path) -> list[psutil.Process]:
-    """The processes that train in a folder, in the order in which they were started."""
+    """Returns the processes that train in a folder, sorted by process ID."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -58,14 +58,14 @@ def saved(folder: Path) -> bool:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    """What two ranks learn that nothing happens to."""
+    """Returns the state that two ranks learn without a failure."""
     folder = tmp_path_factory.mktemp("undisturbed")
     shutil.copy(Path(__file__).parent / "recording.py", folder)
     run(PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "x", "--devices", "2", folder=folder)
     return learned(folder / "runs/x")
 
 
-def test_torchrun_starts_all_again_when_a_worker_is_killed(mine, undisturbed):
+def test_a_run_resumes_when_torchrun_restarts_its_workers_after_a_kill(mine, undisturbed):
     command = (TORCHRUN, "--max-restarts", "3", "--nproc-per-node", "2", script("fit"), *TRAIN)
     with (mine / "out").open("w") as out:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -111,7 +111,7 @@ UNDER_TORCHRUN = (TORCHRUN, "--nproc-per-node", "2", script("fit"), "--run_name"
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 10 else "",
 )
-def test_a_rank_that_leaves_without_a_word_is_a_failure_with_one_line(mine, command, how, says):
+def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(mine, command, how, says):
     (mine / "leaves.py").write_text(LEAVES)
     alone = command is ALONE
     arguments = ("--trainer.callbacks", "leaves.Leaves", "--trainer.callbacks.rank", "0" if alone else "1")
@@ -126,7 +126,7 @@ def test_a_rank_that_leaves_without_a_word_is_a_failure_with_one_line(mine, comm
 
 
 @pytest.mark.soak
-def test_a_stop_under_torchrun_stays_one(mine):
+def test_a_stopped_run_stays_stopped_when_torchrun_restarts_it(mine):
     command = (TORCHRUN, "--max-restarts", "1", "--nproc-per-node", "2", script("fit"), *TRAIN)
     with (mine / "out").open("w") as out:
         process = subprocess.Popen([*command, "--epochs", "900", "--run_name", "x"], cwd=mine, stdout=out, stderr=out)
@@ -139,7 +139,7 @@ def test_a_stop_under_torchrun_stays_one(mine):
 
 
 @pytest.mark.parametrize("part", ["openmpi", pytest.param("mpich", marks=pytest.mark.soak)])
-def test_mpirun_leaves_nobody_when_a_rank_is_killed(mine, undisturbed, part):
+def test_mpirun_leaves_no_process_after_a_rank_is_killed(mine, undisturbed, part):
     require(part)
     words = {
         "openmpi": ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"),
@@ -171,7 +171,7 @@ LINKS = (("rz1", HOSTS["rz2"], "to-rz2"), ("rz2", HOSTS["rz1"], "to-rz1"))
 
 
 @pytest.mark.parametrize("how", ["a network that swallows packets", pytest.param("SIGSTOP", marks=pytest.mark.soak)])
-def test_two_machines_that_lose_one_another(hosts, mine, how):
+def test_both_machines_exit_when_one_of_them_stops_responding(hosts, mine, how):
     started = starts_on_both(hosts, mine)
     try:
         if how == "SIGSTOP":
@@ -203,8 +203,8 @@ def test_two_machines_that_lose_one_another(hosts, mine, how):
 
 
 @pytest.mark.soak
-def test_in_a_pbs_job_a_stop_spreads_from_the_first_host(hosts, mine, undisturbed):
-    """PBS sends SIGTERM to the first host alone; what is sent here is sent to what runs there."""
+def test_sigterm_on_the_first_host_of_a_pbs_job_stops_all_hosts(hosts, mine, undisturbed):
+    """PBS sends SIGTERM only to the first host, so the test signals only the processes of that host."""
     (mine / "nodes").write_text("rz1\nrz2\n")
     page = (REPOSITORY / "docs/stopping.md").read_text()
     job = re.findall(r"^```bash\n(#!/bin/bash\n#PBS.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]

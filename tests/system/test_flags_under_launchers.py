@@ -1,4 +1,4 @@
-"""Every flag reaches the script under a launcher, whose own parser could take it for one of its own."""
+"""Every flag reaches the script under a launcher, although the launcher's parser could claim it."""
 
 import subprocess
 
@@ -12,7 +12,7 @@ FLAGS = sorted({(flag.name, flag.example) for command in COMMANDS for flag in co
 ALIASES = sorted(
     {name for command in COMMANDS for flag in command_of(command).flags for name in flag.aliases} - {"run"}
 )
-"""Without `--run`, which torchrun takes for its `--run-path`, as `--name` says."""
+"""Without `--run`, which torchrun's parser rejects as an abbreviation of its own `--run-path`."""
 
 OURS = [
     *(word for name, example in FLAGS for word in (f"--{name}", example)),
@@ -23,18 +23,18 @@ OURS = [
 
 @pytest.mark.parametrize("equals", [False, True], ids=["apart", "with ="])
 @pytest.mark.parametrize("start", [["launch/fit.py"], ["-m", "rankzero"]], ids=["script", "module"])
-def test_torchrun_passes_every_flag_on(start, equals):
+def test_torchrun_passes_every_flag_to_the_script(start, equals):
     ours = ["fit", *(f"{flag}=x" for flag in OURS if flag.startswith("--"))] if equals else OURS
     arguments = parse_args(["--nnodes", "1", "--nproc-per-node", "2", *start, *ours])
     assert arguments.training_script_args == ours
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
-def test_mpirun_passes_every_flag_on(launcher, monkeypatch):
+def test_mpirun_passes_every_flag_to_the_script(launcher, monkeypatch):
     require(launcher)
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
         monkeypatch.setenv(name, "1")
     program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[launcher]
-    script = ["sh", "-c", 'echo "$@"; sleep 0.5', "sh"]  # hydra loses what a process prints that ends at once
+    script = ["sh", "-c", 'echo "$@"; sleep 0.5', "sh"]  # hydra loses the output of a process that exits immediately
     done = subprocess.run([program, "-np", "1", *script, *OURS], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == OURS, done.stderr

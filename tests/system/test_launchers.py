@@ -1,4 +1,4 @@
-"""Every row of the table of launchers, on the real part: all learn the same, to 1e-6."""
+"""Runs every row of the table of launchers with the real launcher: all learn the same weights, to 1e-6."""
 
 import os
 import sys
@@ -26,12 +26,12 @@ TWO = ("--nodes", "2", "--devices", "1")
     ],
     ids=["local", "torchrun --standalone", "torch.distributed.launch"],
 )
-def test_two_processes_on_one_machine(tmp_path, alone, launcher, command):
+def test_two_processes_on_one_machine_learn_as_one_process(tmp_path, alone, launcher, command):
     result = run(*command, folder=tmp_path)
     check(tmp_path, result.out + result.err, alone, launcher, (2,))
 
 
-def test_variables_by_hand(tmp_path, alone, hosts):
+def test_ranks_started_with_rank_variables_learn_as_one_process(tmp_path, alone, hosts):
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "rz1", "MASTER_PORT": "29501"}
     commands = {host: ["env", f"RANK={rank}", PYTHON, *TRAIN] for rank, host in enumerate(HOSTS)}
     results = hosts.run_on_both(tmp_path, commands, environment=place)
@@ -39,7 +39,7 @@ def test_variables_by_hand(tmp_path, alone, hosts):
     check(tmp_path, "".join(text for _, text in results.values()), alone, "env", (1, 1))
 
 
-def test_two_machines_by_hand(tmp_path, alone, hosts):
+def test_two_machines_started_with_flags_learn_as_one_process(tmp_path, alone, hosts):
     meet = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", "29502")
     commands = {host: [PYTHON, *TRAIN, *meet, "--node_rank", str(node)] for node, host in enumerate(HOSTS)}
     results = hosts.run_on_both(tmp_path, commands)
@@ -48,7 +48,7 @@ def test_two_machines_by_hand(tmp_path, alone, hosts):
 
 
 @pytest.mark.parametrize("kind", ["static", "c10d"])
-def test_torchrun_on_two_machines(tmp_path, alone, hosts, kind):
+def test_torchrun_on_two_machines_learns_as_one_process(tmp_path, alone, hosts, kind):
     def command(node):
         if kind == "static":
             meet = ["--node-rank", str(node), "--master-addr", "rz1", "--master-port", "29503"]
@@ -68,7 +68,7 @@ MPIRUN = {
 
 
 @pytest.mark.parametrize(("part", "each"), [("openmpi", 2), ("mpich", 1)])
-def test_mpirun_on_two_machines(tmp_path, alone, hosts, part, each):
+def test_mpirun_on_two_machines_learns_as_one_process_without_mpi4py(tmp_path, alone, hosts, part, each):
     require(part)
     slots = ",".join(f"{host}:{each}" for host in HOSTS)
     words = [word.format(agent=hosts.agent, slots=slots) for word in MPIRUN[part]]
@@ -85,21 +85,21 @@ NODES = "rz1\nrz2\n"
 
 @pytest.fixture
 def job(tmp_path, hosts):
-    """A PBS job of two hosts: what starts a command as pbsdsh would, and the job script's variables."""
+    """Returns the command line of the pbsdsh replacement, and the job script's variables, for a job on two hosts."""
     node_file = tmp_path / "0.rz1"
     node_file.write_text(NODES)
     pbsdsh = [sys.executable, pbs.__file__, str(hosts.folder / "enter"), str(node_file), "0.rz1"]
     return pbsdsh, {**pbs.SCRIPT, "PBS_JOBID": "0.rz1", "PBS_NODEFILE": str(node_file), "HOME": str(tmp_path)}
 
 
-def test_pbsdsh_hands_out_no_ranks(tmp_path, alone, job):
+def test_pbsdsh_without_rank_variables_learns_as_one_process(tmp_path, alone, job):
     pbsdsh, variables = job
     result = run(*pbsdsh, "--", PYTHON, *TRAIN, *TWO, folder=tmp_path, environment=variables)
     summary = check(tmp_path, result.out + result.err, alone, "pbs", (1, 1))
     assert summary["run"] == "MLP-Toy-0.rz1"
 
 
-def test_pbsdsh_with_ranks_on_its_command_line(tmp_path, alone, job):
+def test_pbsdsh_with_rank_variables_in_its_command_learns_as_one_process(tmp_path, alone, job):
     pbsdsh, variables = job
     shared = "WORLD_SIZE=2 MASTER_ADDR=rz1 MASTER_PORT=29505"
     lines = [
@@ -109,7 +109,7 @@ def test_pbsdsh_with_ranks_on_its_command_line(tmp_path, alone, job):
     check(tmp_path, result.out + result.err, alone, "pbs", (1, 1))
 
 
-def test_pbsdsh_with_a_torchrun_on_each_host(tmp_path, alone, job):
+def test_pbsdsh_with_a_torchrun_on_each_host_learns_as_one_process(tmp_path, alone, job):
     pbsdsh, variables = job
     meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29506", "--rdzv-id", "0.rz1")
     command = (TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *meet, *TRAIN)
@@ -117,7 +117,7 @@ def test_pbsdsh_with_a_torchrun_on_each_host(tmp_path, alone, job):
     check(tmp_path, result.out + result.err, alone, "torchrun", (1, 1))
 
 
-def test_mpirun_in_a_pbs_script(tmp_path, alone, hosts, job):
+def test_mpirun_in_a_pbs_script_learns_as_one_process(tmp_path, alone, hosts, job):
     require("openmpi")
     words = [word.format(agent=hosts.agent, slots="rz1:1,rz2:1") for word in MPIRUN["openmpi"]]
     results = hosts.run_on_both(tmp_path, {"rz1": [*words, "-np", "2", PYTHON, *TRAIN]}, environment=job[1])
@@ -125,8 +125,7 @@ def test_mpirun_in_a_pbs_script(tmp_path, alone, hosts, job):
     assert summary["run"] == "MLP-Toy-0.rz1"
 
 
-def test_one_machine_listens_nowhere_else(tmp_path, hosts):
-    """While two processes train on one machine, nothing of theirs listens beyond loopback."""
+def test_two_processes_on_one_machine_listen_only_on_loopback(tmp_path, hosts):
     command = (PYTHON, *TRAIN, "--devices", "2", "--epochs", "1000")
     process = hosts.start("rz1", *command, folder=tmp_path, log=tmp_path / "log")
     try:
@@ -136,7 +135,7 @@ def test_one_machine_listens_nowhere_else(tmp_path, hosts):
     assert addresses and all(address.startswith(("127.", "[::1]")) for address in addresses), addresses
 
 
-def test_two_machines_listen_on_the_interface_between_them(tmp_path, hosts):
+def test_two_machines_listen_only_on_the_interface_between_them(tmp_path, hosts):
     meet = ("--nodes", "2", "--devices", "1", "--master_addr", "rz1", "--master_port", "29507", "--epochs", "1000")
     processes = [
         hosts.start(host, PYTHON, *TRAIN, *meet, "--node_rank", str(node), folder=tmp_path, log=tmp_path / host)
@@ -152,11 +151,11 @@ def test_two_machines_listen_on_the_interface_between_them(tmp_path, hosts):
 
 
 def listening_while(log: Path, host: str) -> list[str]:
-    """Where a host listens once training is under way."""
+    """Waits until training has started, and returns the addresses on which the host listens."""
     wait_until(lambda: log.exists() and "epoch " in log.read_text(), "training")
     found = run("ip", "netns", "exec", host, "ss", "-Hltn", folder=Path("/"))
     return [line.split()[3] for line in found.out.splitlines()]
 
 
-def test_nothing_but_a_launcher_of_ones_own_is_in_the_environment():
+def test_the_environment_of_the_tests_has_no_launcher_variables():
     assert not {"RANK", "WORLD_SIZE", "SLURM_JOB_ID", "PBS_JOBID", "TORCHELASTIC_RUN_ID"} & os.environ.keys()

@@ -1,4 +1,4 @@
-"""`predict` on one to three processes, held against a stock Trainer's predictions on one."""
+"""Compares `predict` on one to three processes with a stock Trainer's predictions on one."""
 
 import json
 
@@ -78,7 +78,7 @@ def predicted(mine, forks, *arguments, world=1, code=0):
 
 
 def stock(mine, returns, **data):
-    """What stock Lightning predicts from the same checkpoint, batches put together; one item a loader."""
+    """Returns stock Lightning's predictions from the same checkpoint: for each loader, a list of its batches."""
     from lightning.pytorch import Trainer
 
     module = {}
@@ -96,7 +96,7 @@ def stock(mine, returns, **data):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [4, 3])
-def test_every_sample_once_and_in_order_at_any_number_of_processes(mine, forks, world, batch_size):
+def test_every_sample_is_predicted_once_and_in_order_at_any_world_size(mine, forks, world, batch_size):
     (found,) = predicted(mine, forks, "--model.returns", "dict", "--batch_size", str(batch_size), world=world)
     (expected,) = stock(mine, "dict")
     torch.testing.assert_close(found["scores"], torch.cat([batch["scores"] for batch in expected]))
@@ -110,7 +110,7 @@ def test_every_sample_once_and_in_order_at_any_number_of_processes(mine, forks, 
 
 
 @pytest.mark.parametrize(("world", "count"), [(1, 2), (3, 2), (3, 1)])
-def test_several_loaders_and_more_processes_than_samples(mine, forks, world, count):
+def test_several_loaders_are_predicted_even_by_more_processes_than_samples(mine, forks, world, count):
     settings = ("--model.returns", "tuple", "--data.loaders", "2", "--data.count", f"{count}", "--data.workers", "1")
     found = predicted(mine, forks, *settings, world=world)
     expected = stock(mine, "tuple", loaders=2, count=count)
@@ -119,12 +119,12 @@ def test_several_loaders_and_more_processes_than_samples(mine, forks, world, cou
         assert numbers.tolist() == torch.cat([batch[1] for batch in batches]).tolist()
 
 
-def test_another_split_is_set_up_as_that_split(mine, forks):
+def test_predicting_the_test_split_calls_setup_with_stage_test(mine, forks):
     (found,) = predicted(mine, forks, "--split", "test", world=2)
     assert found.shape == (5, 3)
 
 
-def test_a_users_own_sampler_predicts_in_its_order_on_one_process(mine, forks):
+def test_a_custom_sampler_works_on_one_process_and_is_refused_on_two(mine, forks):
     (found,) = predicted(mine, forks, "--model.returns", "tuple", "--data.own", "true")
     assert sorted(found[1].tolist()) == list(range(11))
     predicted(mine, forks, "--data.own", "true", world=2, code=2)
@@ -141,13 +141,13 @@ def test_a_users_own_sampler_predicts_in_its_order_on_one_process(mine, forks):
         (("--output", "mine.py"), "a folder you may write to"),
     ],
 )
-def test_what_cannot_be_predicted_is_one_message_and_leaves_nothing(mine, forks, arguments, message):
+def test_an_impossible_prediction_prints_one_message_and_leaves_no_output(mine, forks, arguments, message):
     predicted(mine, forks, *arguments, world=2, code=2)
     said = "".join(forks.said(mine, 2))
     assert said.count(message) == 1 and "Traceback" not in said and not (mine / "out").exists()
 
 
-def test_subcommands_run_the_other_scripts(mine, forks):
+def test_fit_py_runs_the_commands_predict_and_fit_as_subcommands(mine, forks):
     forks.fit("predict", "--name", "x", "--output", "out", "--ckpt_path", "last", folder=mine)
     assert (mine / "out/predictions.pt").exists()
     forks.fit("fit", "--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "y", folder=mine)

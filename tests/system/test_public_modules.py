@@ -1,4 +1,4 @@
-"""Modules as the public writes them: trained as stock Lightning trains them, killed, resumed, evaluated."""
+"""Modules in the style of public code: compared with stock Lightning, killed, resumed, evaluated and predicted."""
 
 import importlib
 import json
@@ -20,7 +20,7 @@ from system.public import FOLDER, MODULES, Module, curves, difference, result, s
 pytestmark = pytest.mark.xdist_group("forks")
 
 OURS_ALONE = ("train/lr", "train/samples_per_second")
-"""What our runs show beside what the module logs."""
+"""Prefixes of the scalars that Rankzero adds to those of the module."""
 
 CASES = [
     pytest.param(name, world, kill_at, marks=pytest.mark.soak if world > 1 or kill_at != module.kill_at else ())
@@ -36,7 +36,7 @@ def files(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(("name", "world", "kill_at"), CASES)
-def test_killed_in_mid_epoch_and_resumed_is_never_killed(forks: Forks, files, name, world, kill_at):
+def test_a_run_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(forks: Forks, files, name, world, kill_at):
     module, tolerance = MODULES[name], 0.0 if world == 1 else 1e-6
     if module.size is not None:
         train(forks, module, "whole", files, world)
@@ -56,18 +56,18 @@ def test_killed_in_mid_epoch_and_resumed_is_never_killed(forks: Forks, files, na
         forks.fit("--run", "x", "--split", split, script="evaluate", folder=files, world=world)
         evaluated = json.loads((files / f"runs/x/evaluate-{split}.json").read_text())["metrics"]
         assert evaluated and all(value == value for value in evaluated.values())
-    # The order of samples of a stream is its own: on several ranks a prediction cannot be put in order.
+    # A stream determines its order of samples, so the predictions of several ranks cannot be put in order.
     code = 2 if name == "stream" and world > 1 else 0
     forks.fit("--name", "x", "--output", "predictions", script="predict", folder=files, world=world, code=code)
     assert code or json.loads((files / "predictions/predictions.json").read_text())
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_an_undisturbed_run_is_stock_lightnings(forks: Forks, files, name, monkeypatch):
+def test_an_uninterrupted_run_equals_a_run_of_stock_lightning(forks: Forks, files, name, monkeypatch):
     module = MODULES[name]
     monkeypatch.chdir(files)
     fixed = [text for key, value in module.fixed.items() for text in (f"--{key}", json.dumps(value).strip('"'))]
-    seeded = ("--trainer.callbacks+=killing.SeedSteps",)  # loaders of stock Lightning draw from the module's generator
+    seeded = ("--trainer.callbacks+=killing.SeedSteps",)  # stock loaders draw from the module's generator
     forks.fit(*module.command, *fixed, *seeded, "--run", "ours", folder=files)
     expected = train_with_stock(module, files / "stock")
     assert difference(expected, result(files, "ours")) is None
@@ -77,7 +77,7 @@ def test_an_undisturbed_run_is_stock_lightnings(forks: Forks, files, name, monke
 
 
 def train_with_stock(module: Module, log: Path) -> dict[str, Any]:
-    """What a stock Trainer makes of a module: as `result`."""
+    """Trains a module with a stock Trainer, and returns the same states as `result`."""
     with as_before(), user_code():
         seed_everything(0)
         data = _instance(module.data, module, "data") if module.data else None
@@ -106,7 +106,7 @@ def train_with_stock(module: Module, log: Path) -> dict[str, Any]:
 
 @contextmanager
 def user_code() -> Iterator[None]:
-    """Makes the modules of tests/public importable, and forgets them afterwards."""
+    """Makes the files of tests/public importable, and removes them from `sys.modules` afterwards."""
     sys.path.insert(0, str(FOLDER))
     try:
         yield

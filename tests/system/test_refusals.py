@@ -1,4 +1,4 @@
-"""What cannot start says why: once, without waiting, with exit code 2 on every rank, on the real parts."""
+"""A run that cannot start prints the reason once, does not wait, and exits with 2 on all ranks of real launchers."""
 
 import re
 from pathlib import Path
@@ -14,9 +14,9 @@ PYTHON, FIT = str(BIN / "python"), script("fit")
 
 
 def check(printed: str, folder: Path, *parts: str, times: int = 1) -> None:
-    """One message, without a traceback of ours; nothing was created.
+    """Checks that the refusal was printed `times` times, with all parts, and that no run was created.
 
-    That nothing waited is checked by the limits of the commands, 120 s, below the 300 s of --start_timeout.
+    The commands have a limit of 120 s, below the 300 s of --start_timeout, so a command that waits fails the test.
     """
     messages = re.findall(r"rankzero: cannot start\n  asked  .*\n(?:.*\n)*?  type   .*", printed)
     assert len(messages) == times == printed.count("cannot start"), printed
@@ -38,7 +38,7 @@ class TestOnTwoHosts:
             ("rz2", ("rank 0 is on rz1, and rz2 (10.93.0.2)", "--node_rank 0 on rz2")),
         ],
     )
-    def test_an_address_that_is_nobodys(self, tmp_path, hosts, address, parts):
+    def test_an_address_that_is_not_rank_zeros_is_refused(self, tmp_path, hosts, address, parts):
         meet = ("--nodes", "2", "--devices", "2", "--master_addr", address, "--master_port", "29520")
         commands = {host: [PYTHON, FIT, *meet, "--node_rank", str(node)] for node, host in enumerate(HOSTS)}
         results = hosts.run_on_both(tmp_path, commands)
@@ -46,7 +46,7 @@ class TestOnTwoHosts:
         check(results["rz1"][1], tmp_path, *parts)
         assert results["rz2"][1].count("rankzero: rank 2 on rz2 does not start") == 1
 
-    def test_a_machine_that_does_not_come(self, tmp_path, hosts):
+    def test_a_missing_machine_is_reported_after_the_start_timeout(self, tmp_path, hosts):
         meet = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", "29521")
         for node, (host, missing) in enumerate([("rz1", "ranks 2, 3; nobody from node 1"), ("rz2", "rank 0, which")]):
             command = [PYTHON, FIT, *meet, "--node_rank", str(node), "--start_timeout", "2"]
@@ -54,7 +54,7 @@ class TestOnTwoHosts:
             assert results[host][0] == 2
             check(results[host][1], tmp_path, f"missing {missing}", "within 2 s")
 
-    def test_a_rank_twice(self, tmp_path, hosts):
+    def test_two_processes_with_the_same_rank_are_refused(self, tmp_path, hosts):
         commands = {host: ["env", f"RANK={rank}", PYTHON, FIT] for rank, host in enumerate(HOSTS)}
         twice = ["sh", "-c", f"{PYTHON} {FIT} & RANK=0 {PYTHON} {FIT}; code=$?; wait; exit $code"]
         results = hosts.run_on_both(
@@ -63,7 +63,7 @@ class TestOnTwoHosts:
         assert [code for code, _ in results.values()] == [2, 2], results
         check(results["rz1"][1], tmp_path, "one process of rank 1", "on rz1", "on rz2")
 
-    def test_worlds_of_different_size(self, tmp_path, hosts):
+    def test_ranks_with_different_world_sizes_are_refused(self, tmp_path, hosts):
         commands = {
             host: ["env", f"RANK={rank}", f"WORLD_SIZE={2 + rank}", PYTHON, FIT] for rank, host in enumerate(HOSTS)
         }
@@ -71,14 +71,14 @@ class TestOnTwoHosts:
         assert [code for code, _ in results.values()] == [2, 2], results
         check(results["rz1"][1], tmp_path, "rank 1 on rz2 was told of 3")
 
-    def test_an_interface_that_is_not_there(self, tmp_path, hosts):
+    def test_a_nonexistent_interface_is_refused(self, tmp_path, hosts):
         commands = {host: ["env", f"RANK={rank}", PYTHON, FIT, "--interface", "ib7"] for rank, host in enumerate(HOSTS)}
         results = hosts.run_on_both(tmp_path, commands, environment=ENV)
         assert [code for code, _ in results.values()] == [2, 2], results
         check(results["rz1"][1], tmp_path, "rz1 has no interface of that name", "to-rz2", "--interface to-rz2")
 
     @pytest.mark.parametrize("part", ["openmpi", "mpich"])
-    def test_mpirun_with_other_numbers(self, tmp_path, hosts, part):
+    def test_mpirun_with_fewer_processes_than_requested_is_refused(self, tmp_path, hosts, part):
         require(part)
         slots = ",".join(f"{host}:2" for host in HOSTS)
         words = [word.format(agent=hosts.agent, slots=slots) for word in MPIRUN[part]]
@@ -88,14 +88,14 @@ class TestOnTwoHosts:
             assert code == 2, printed
             check(printed, tmp_path, "mpi started", " ".join(asked))
 
-    def test_a_torchrun_in_each_of_mpiruns_tasks(self, tmp_path, hosts):
+    def test_a_separate_torchrun_in_each_mpirun_task_is_refused(self, tmp_path, hosts):
         require("openmpi")
         words = [word.format(agent=hosts.agent, slots="rz1:1,rz2:1") for word in MPIRUN["openmpi"]]
         command = [*words, "-np", "2", str(BIN / "torchrun"), "--nproc-per-node", "1", FIT]
         printed = hosts.run_on_both(tmp_path, {"rz1": command})["rz1"][1]
         check(printed, tmp_path, "torchrun within mpi", "worlds within a world")
 
-    def test_mpirun_without_rank_zeros_address(self, tmp_path, hosts):
+    def test_mpirun_with_the_address_of_another_host_is_refused(self, tmp_path, hosts):
         require("openmpi")
         words = [word.format(agent=hosts.agent, slots="rz2:1,rz1:1") for word in MPIRUN["openmpi"]]
         command = [*words, "-np", "2", "-x", "MASTER_ADDR=rz2", PYTHON, FIT]
@@ -119,21 +119,21 @@ class TestUnderSlurm:
             (("--ntasks=3",), ("--nodes", "2", "--devices", "2"), ("2 nodes with 2 and 1 processes",)),
         ],
     )
-    def test_too_few_or_too_many_tasks(self, slurm, tmp_path, tasks, asked, parts):
+    def test_a_wrong_number_of_tasks_is_refused(self, slurm, tmp_path, tasks, asked, parts):
         printed = self.srun(slurm, tmp_path, "--nodes=2", *tasks, PYTHON, FIT, *asked)
         check(printed, tmp_path, *parts)
 
-    def test_a_missing_rank(self, slurm, tmp_path):
+    def test_a_missing_rank_is_reported_after_the_start_timeout(self, slurm, tmp_path):
         shell = f"if [ $SLURM_PROCID = 1 ]; then sleep 4; else {PYTHON} {FIT} --start_timeout 2; fi"
         printed = self.srun(slurm, tmp_path, "--nodes=2", "--ntasks-per-node=1", "sh", "-c", shell)
         check(printed, tmp_path, "missing rank 1; nobody from n2")
 
-    def test_an_address_that_does_not_resolve(self, slurm, tmp_path):
+    def test_an_address_that_does_not_resolve_is_refused(self, slurm, tmp_path):
         task = ("--nodes=2", "--ntasks-per-node=2", PYTHON, FIT)
         printed = self.srun(slurm, tmp_path, *task, MASTER_ADDR="no-such-host")
         check(printed, tmp_path, "'no-such-host' does not resolve")
 
-    def test_in_a_batch_script(self, slurm, tmp_path):
+    def test_a_batch_script_without_srun_or_with_several_torchruns_is_refused(self, slurm, tmp_path):
         torchrun = f"{BIN}/torchrun --standalone --nproc-per-node 2 {FIT} 2>&1 | grep -A5 rankzero:"
         script_file = tmp_path / "job.sh"
         script_file.write_text(
@@ -162,12 +162,12 @@ class TestUnderSlurm:
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2"}, "no task has been started"),
     ],
 )
-def test_half_of_the_variables(tmp_path, variables, found):
+def test_incomplete_or_invalid_launcher_variables_are_refused(tmp_path, variables, found):
     result = run(PYTHON, FIT, folder=tmp_path, environment=variables, code=2)
     check(result.err, tmp_path, found)
 
 
-def test_ranks_without_an_address_report_once_for_each_shell(tmp_path):
+def test_ranks_without_an_address_print_one_message_per_shell(tmp_path):
     ranks = " & ".join(f"RANK={rank} {PYTHON} {FIT} 2>&1" for rank in range(2))
     shells = " & ".join(f"sh -c '{ranks} & wait' > {shell}.txt" for shell in range(2))
     run("sh", "-c", f"{shells} & wait", folder=tmp_path)
@@ -175,7 +175,7 @@ def test_ranks_without_an_address_report_once_for_each_shell(tmp_path):
         check((tmp_path / f"{shell}.txt").read_text(), tmp_path, "WORLD_SIZE is not given")
 
 
-def test_explain_answers_at_once_and_starts_nothing(tmp_path):
+def test_explain_prints_the_launcher_and_starts_nothing(tmp_path):
     place = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "nowhere", "MASTER_PORT": "29500"}
     result = run(PYTHON, FIT, "--explain", folder=tmp_path, environment=place)
     assert "MASTER_ADDR=nowhere" in result.out and "env (RANK=0" in result.out

@@ -1,4 +1,4 @@
-"""Scripts that import `rankzero.Trainer`: Lightning's examples with one line changed, killed and started again."""
+"""Scripts that import `rankzero.Trainer`: Lightning's examples with one changed line, killed and resumed."""
 
 import json
 import shutil
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.xdist_group("forks")
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 PUBLIC = Path(__file__).parent.parent / "public"
 EXAMPLES = {"autoencoder": 19, "boring": 11, "classifier": 10, "gan": 14, "transformer": 15}
-"""The example -> the batch after which one process is killed; with two it is in the middle of the first epoch."""
+"""Example -> batch after which one process is killed; two processes are killed after half as many, in epoch one."""
 
 
 @pytest.fixture
 def run(forks: Forks, tmp_path):
-    """Runs an example in a folder of its own, and returns the exit codes."""
+    """Returns a function that runs an example in the test's folder, and returns the exit codes."""
     for file in (*SCRIPTS.glob("*.py"), PUBLIC / "killing.py"):
         shutil.copy(file, tmp_path)
 
@@ -34,7 +34,7 @@ def run(forks: Forks, tmp_path):
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_killed_in_mid_epoch_and_started_again_ends_as_if_never_killed(run, tmp_path, example, world):
+def test_an_example_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(run, tmp_path, example, world):
     run(example, "name=whole", world=world)
     codes = run(example, "name=x", f"kill={EXAMPLES[example] // world}", world=world, code=None)
     assert codes[0] == -9
@@ -48,7 +48,7 @@ def test_an_example_killed_in_mid_epoch_and_started_again_ends_as_if_never_kille
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_signal_stops_all_ranks_after_one_step_and_the_same_script_resumes(run, tmp_path, forks, world):
+def test_a_signal_stops_all_ranks_and_the_same_script_resumes(run, tmp_path, forks, world):
     run("boring", "name=whole", world=world)
     run("boring", "name=x", "pause=0.5", world=world, code=75, signals=[(5.0, signal.SIGTERM, world - 1)])
     said = forks.said(tmp_path, world)
@@ -59,7 +59,7 @@ def test_a_signal_stops_all_ranks_after_one_step_and_the_same_script_resumes(run
     assert difference(whole, again, 0.0 if world == 1 else 1e-6) is None
 
 
-def test_a_failure_of_one_rank_ends_all_and_is_told_once(run, tmp_path, forks):
+def test_an_error_on_one_rank_ends_all_ranks_and_is_printed_once(run, tmp_path, forks):
     assert run("boring", "name=x", "fail=5", world=2, code=None) == [1, 1]
     said = "".join(forks.said(tmp_path, 2))
     assert said.count("KeyError: 'the example fails'") == 1

@@ -1,4 +1,4 @@
-"""Two and more processes on this machine, on gloo: without a launcher, and under torchrun."""
+"""Two or more processes on this machine, with gloo: started by --devices, or with RANK and WORLD_SIZE."""
 
 import contextlib
 import json
@@ -66,7 +66,7 @@ def mine(tmp_path):
 
 
 def left_in(folder: Path) -> list[psutil.Process]:
-    """Processes that work in a folder."""
+    """Returns the processes whose working directory is a folder."""
     left = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -75,15 +75,15 @@ def left_in(folder: Path) -> list[psutil.Process]:
     return left
 
 
-def test_a_wrong_request_is_told_once(tmp_path):
+def test_a_wrong_request_is_printed_once(tmp_path):
     result = fit("--batch_size", "1000", "--devices", "2", folder=tmp_path, code=2)
     assert result.err.count("cannot start") == 1 and "1000 on each of 2 processes, 2,000 in all" in result.err
     assert "Traceback" not in result.err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_the_person_ends_it(mine, signum):
-    """A terminal sends Ctrl-C to the whole group, loader processes and all, and so do schedulers with other signals."""
+def test_no_process_remains_after_a_signal_to_the_run(mine, signum):
+    """Terminals send Ctrl-C, and schedulers other signals, to the whole process group, including loader workers."""
     arguments = ("--model", "mine.Net", "--data", "mine.Data", "--epochs", "100000", "--devices", "2", "--run", "x")
     with (mine / "out").open("w") as out:
         command = [str(BIN / "python"), script("fit"), *arguments]
@@ -97,7 +97,7 @@ def test_nothing_is_left_when_the_person_ends_it(mine, signum):
         else:
             os.killpg(process.pid, signum)
         code = process.wait(30)
-    deadline = time.monotonic() + 30  # torch's loader processes look for their parent every five seconds
+    deadline = time.monotonic() + 30  # torch's loader workers check every 5 s whether their parent exists
     while left_in(mine) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left_in(mine)
@@ -108,7 +108,7 @@ def test_nothing_is_left_when_the_person_ends_it(mine, signum):
         assert json.loads((mine / "runs/x/summary.json").read_text())["status"] == "stopped"
 
 
-def test_trials_of_a_learning_rate_do_not_count_on_two_processes(mine):
+def test_learning_rate_trials_are_not_counted_on_two_processes(mine):
     finder = ("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=20")
     result = fit("--model", "mine.Net", "--data", "mine.Data", "--epochs", "3", "--devices", "2", *finder, folder=mine)
     summary = result.summary()
@@ -132,7 +132,7 @@ def test_a_batch_size_finder_is_refused_on_two_processes(mine):
         ("GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 1, 1: 3}"),
     ],
 )
-def test_callbacks_resume_on_two_processes_as_if_never_stopped(mine, callback):
+def test_a_run_with_callbacks_resumed_on_two_processes_equals_an_uninterrupted_run(mine, callback):
     command = ("--model", "mine.Net", "--data", "mine.Data", "--epochs", "3", "--devices", "2")
     command += (f"--trainer.callbacks+={callback[0]}", *callback[1:], "--trainer.callbacks+=mine.Stop")
     (mine / "mine.py").write_text(MINE + STOP)
@@ -168,7 +168,7 @@ class Split(LightningDataModule):
 
 
 @pytest.mark.parametrize("worlds", [(1, 2), (2, 1), (2, 3)])
-def test_a_split_drawn_in_setup_is_the_same_on_another_number_of_processes(mine, forks, worlds):
+def test_a_random_split_in_setup_is_the_same_at_another_world_size(mine, forks, worlds):
     (mine / "split.py").write_text(SPLIT)
     arguments = ("--model", "mine.Net", "--data", "split.Split", "--run", "x", "--global_batch_size", "8")
     metrics = []

@@ -1,4 +1,4 @@
-"""The same command under srun, on two nodes of a real Slurm."""
+"""Runs under srun, on two nodes of a real Slurm."""
 
 import pytest
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.xdist_group("slurm")
     ],
     ids=["uneven tasks", "a GPU a task", "all GPUs for all tasks"],
 )
-def test_one_task_a_device_on_two_nodes(slurm, tmp_path, alone, tasks, asked, shape):
+def test_one_task_per_device_on_two_nodes_learns_as_one_process(slurm, tmp_path, alone, tasks, asked, shape):
     result = run("srun", "--nodes=2", *tasks, "python", *TRAIN, *asked, folder=tmp_path, environment=slurm)
     check(tmp_path, result.out + result.err, alone, "slurm", shape)
 
 
-def test_a_torchrun_on_each_node(slurm, tmp_path, alone):
+def test_a_torchrun_on_each_node_learns_as_one_process(slurm, tmp_path, alone):
     meet = "--rdzv-backend c10d --rdzv-endpoint n1:29540 --rdzv-id $SLURM_JOB_ID"
     command = f"{TORCHRUN} --nnodes 2 --nproc-per-node 1 {meet} {' '.join(TRAIN)} --nodes 2 --devices 1"
     script_file = tmp_path / "job.sh"
@@ -34,7 +34,7 @@ def test_a_torchrun_on_each_node(slurm, tmp_path, alone):
     assert summary["run"] == f"MLP-Toy-{job_id}"
 
 
-def test_a_job_finds_its_own_run_again(slurm, tmp_path):
+def test_a_second_step_of_a_job_resumes_the_run_of_the_job(slurm, tmp_path):
     command = f"srun --nodes=2 --ntasks-per-node=1 python {' '.join(TRAIN)}"
     script_file = tmp_path / "job.sh"
     script_file.write_text(f"#!/bin/sh\n{command} --epochs 1 && {command} --epochs 2\n")
@@ -44,7 +44,7 @@ def test_a_job_finds_its_own_run_again(slurm, tmp_path):
     assert "carrying on from step-00000032" in printed
 
 
-def test_two_steps_of_one_job_do_not_meet(slurm, tmp_path):
+def test_simultaneous_steps_of_one_job_use_separate_rendezvous(slurm, tmp_path):
     command = f"srun --exact --nodes=2 --ntasks-per-node=1 python {' '.join(TRAIN)}"
     script_file = tmp_path / "job.sh"
     lines = [f"{command} --run {name} &" for name in ("a", "b")]
@@ -56,7 +56,7 @@ def test_two_steps_of_one_job_do_not_meet(slurm, tmp_path):
     assert printed.count("finished") == 2
 
 
-def test_a_rank_that_leaves_without_a_report_is_a_failure_with_one_line(slurm, tmp_path):
+def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(slurm, tmp_path):
     (tmp_path / "leaves.py").write_text(LEAVES)
     arguments = ("--trainer.callbacks", "leaves.Leaves", "--trainer.callbacks.rank", "1", "--trainer.callbacks.how=75")
     command = ("srun", "--nodes=2", "--ntasks-per-node=1", "python", *TRAIN, *arguments)

@@ -1,4 +1,4 @@
-"""What a task asks of a real Slurm at the end: when the job ends, to be run again, to have its step killed."""
+"""Queries and requests of a task to a real Slurm: the end of the job, and the requeue."""
 
 import contextlib
 import subprocess
@@ -22,7 +22,7 @@ attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
 
 @pytest.fixture
 def task(tmp_path):
-    """Writes what a task does; returns its file."""
+    """Returns a function that writes the code of a task to a file, and returns the file."""
 
     def write(text):
         file = tmp_path / "task.py"
@@ -34,7 +34,7 @@ def task(tmp_path):
 
 @pytest.fixture
 def job(tmp_path, task, slurm):
-    """Writes a job's script; returns it."""
+    """Returns a function that writes a job script, and returns its file."""
 
     def write(text, srun="srun --ntasks=1"):
         script = tmp_path / "job.sh"
@@ -45,13 +45,13 @@ def job(tmp_path, task, slurm):
 
 
 @pytest.mark.parametrize(("limit", "least", "most"), [("5", 240, 301), ("1-00:00:00", 86000, 86401)])
-def test_a_job_knows_its_end(slurm, tmp_path, task, limit, least, most):
+def test_the_end_of_a_job_follows_from_its_time_limit(slurm, tmp_path, task, limit, least, most):
     file = task("print(end_of_allocation(launch) - time.time())")
     result = run("srun", f"--time={limit}", "--ntasks=1", "python", str(file), folder=tmp_path, environment=slurm)
     assert least < float(result.out) < most
 
 
-def test_a_job_without_a_limit_has_no_end_and_an_interactive_one_is_not_requeued(slurm, tmp_path, task):
+def test_a_job_without_a_limit_has_no_end_and_an_interactive_job_is_not_requeued(slurm, tmp_path, task):
     file = task("print(end_of_allocation(launch), requeue(launch).requeue.name)")
     result = run("srun", "--ntasks=1", "python", str(file), folder=tmp_path, environment=slurm)
     assert result.out.split() == ["None", "NO_JOB"]
@@ -64,8 +64,8 @@ def test_a_job_is_requeued(slurm, job):
     assert "left with 0" in printed.partition("attempt 1")[2]
 
 
-def test_a_member_of_an_array_requeues_itself_alone(slurm, tmp_path, job):
-    # The last member has the array's own id.
+def test_a_member_of_a_job_array_requeues_only_itself(slurm, tmp_path, job):
+    # The last member has the job id of the array.
     script = job(
         "index = os.environ['SLURM_ARRAY_TASK_ID']\n"
         "print('member', index, 'attempt', attempt, flush=True)\n"
@@ -105,7 +105,7 @@ def _printed(script, job_id):
     return ""
 
 
-def test_a_job_that_a_person_cancels_is_not_brought_back_to_life(slurm, tmp_path, job):
+def test_a_job_that_the_user_cancels_is_not_requeued(slurm, tmp_path, job):
     script = job(WHEN_TERMINATED)
     job_id = when_ready(script, slurm)
     order("scancel", job_id, environment=slurm)
@@ -123,7 +123,7 @@ def test_a_job_that_slurm_requeues_is_not_requeued_twice(slurm, tmp_path, job):
     assert f"ENDING Slurm has requeued job {job_id} already" in printed and "once more" in printed
 
 
-def test_a_job_that_may_not_be_requeued_says_what_to_type(slurm, tmp_path, job):
+def test_a_refused_requeue_prints_the_command_to_type(slurm, tmp_path, job):
     script = job(WHEN_TERMINATED)
     job_id = when_ready(script, slurm, "--no-requeue")
     order("scancel", "--signal=TERM", job_id, environment=slurm)

@@ -1,6 +1,6 @@
-"""A run on a real Slurm stops at a safe point, whoever ends it, is requeued, and learns what it would have learned.
+"""A run on a real Slurm stops at a safe point, is requeued, and learns the same weights as an undisturbed run.
 
-Slurm's least limit is a minute, and it looks at limits every half minute: what needs that is marked soak.
+Slurm's shortest time limit is one minute, checked every 30 s. Tests that depend on a limit are marked soak.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 
 @pytest.fixture(scope="module")
 def undisturbed(slurm, tmp_path_factory):
-    """What the same two tasks learn in so many epochs when nothing stops them."""
+    """Returns a function that trains two tasks without a stop for some epochs, and returns their weights."""
     known = {}
 
     def learn(epochs):
@@ -68,14 +68,14 @@ def undisturbed(slurm, tmp_path_factory):
 
 
 class Stopping:
-    """A job that trains slowly, and is stopped."""
+    """A job that trains slowly and that a test stops."""
 
     def __init__(self, folder, slurm, undisturbed):
         self.folder, self.slurm, self.undisturbed = folder, slurm, undisturbed
         (folder / "slow.py").write_text(SLOW)
 
     def start(self, *options, epochs=3, flags=()):
-        """Submits it; it takes 0.05 s a step, 1.6 s an epoch."""
+        """Submits the job; a step takes 0.05 s, an epoch 1.6 s."""
         self.epochs = epochs
         arguments = (*TRAIN, "--epochs", str(epochs), "--model.seconds", "0.05", *flags)
         self.file = self.folder / "job.sh"
@@ -89,19 +89,19 @@ class Stopping:
         order(*command, self.job, environment=self.slurm)
 
     def ends(self, seconds=120):
-        """Waits for the end of its last attempt; returns what all of them printed."""
+        """Waits for the end of the last attempt; returns the output of all attempts."""
         return wait_for(self.job, self.folder, self.slurm, seconds)
 
     @property
     def steps(self):
-        """The steps that were taken, over all attempts."""
+        """The steps that all attempts have taken, in order."""
         with contextlib.suppress(FileNotFoundError):
             return [int(line) for line in (self.folder / "steps").read_text().split("\n")[:-1]]
         return []
 
     @property
     def attempt_ended(self):
-        """Whether it does not run any more: it waits for the next attempt, or has ended."""
+        """Whether the job no longer runs: it waits for the next attempt, or has ended."""
         return state(self.job, self.slurm) != "RUNNING"
 
     @property
@@ -109,7 +109,7 @@ class Stopping:
         return json.loads((self.folder / "runs/stops/summary.json").read_text())
 
     def check_finished(self, printed, attempts, repeats=False):
-        """It has learned what the undisturbed run learns, bit for bit, and has taken no step twice."""
+        """Checks that weights equal the undisturbed run's bit for bit; unless `repeats`, every step was taken once."""
         summary = self.summary
         assert summary["status"] == "finished" and summary["attempts"] in attempts, printed
         there, expected = weights(self.folder / "runs/stops"), self.undisturbed(self.epochs)
@@ -119,7 +119,7 @@ class Stopping:
         assert sorted(set(self.steps)) == list(total)
 
     def check_stopped(self, printed):
-        """It was stopped at a safe point, and says so."""
+        """Checks that the run stopped before its end, and exited with code 75."""
         assert self.summary["status"] == "stopped" and "left with 75" in printed, printed
         assert 0 < len(self.steps) < self.epochs * STEPS_AN_EPOCH
 
@@ -129,7 +129,7 @@ def stopping(slurm, tmp_path, undisturbed):
     return Stopping(tmp_path, slurm, undisturbed)
 
 
-def test_a_signal_to_all_tasks(stopping):
+def test_a_run_resumes_after_sigterm_to_all_tasks(stopping):
     stopping.start()
     stopping.wait_for_step(20)
     stopping.order("scancel", "--signal=TERM")
@@ -138,7 +138,7 @@ def test_a_signal_to_all_tasks(stopping):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["USR1", "USR2", "INT"])
-def test_other_signals(stopping, name):
+def test_a_run_resumes_after_other_signals_to_all_tasks(stopping, name):
     stopping.start()
     stopping.wait_for_step(20)
     stopping.order("scancel", f"--signal={name}")
@@ -146,13 +146,13 @@ def test_other_signals(stopping, name):
 
 
 @pytest.mark.soak
-def test_a_warning_before_the_limit_over_three_attempts(stopping):
+def test_a_run_with_a_warning_signal_before_the_time_limit_finishes_in_several_attempts(stopping):
     stopping.start("--time=1", "--signal=USR1@20", epochs=50)
     stopping.check_finished(stopping.ends(seconds=900), attempts=range(3, 20))
 
 
 @pytest.mark.soak
-def test_the_limit_alone(stopping):
+def test_a_run_without_a_warning_signal_stops_before_the_time_limit(stopping):
     stopping.start("--time=1", epochs=40)
     printed = stopping.ends(seconds=600)
     stopping.check_finished(printed, attempts=range(2, 20))
@@ -160,7 +160,7 @@ def test_the_limit_alone(stopping):
 
 
 @pytest.mark.soak
-def test_a_requeue_from_outside(stopping):
+def test_a_run_resumes_after_scontrol_requeue(stopping):
     stopping.start()
     stopping.wait_for_step(20)
     stopping.order("scontrol", "requeue")
@@ -169,7 +169,7 @@ def test_a_requeue_from_outside(stopping):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("partition", ["main", "patient"])
-def test_preemption_by_an_urgent_job(stopping, slurm, partition):
+def test_a_run_resumes_after_preemption_by_an_urgent_job(stopping, slurm, partition):
     stopping.start("--cpus-per-task=8", f"--partition={partition}")
     stopping.wait_for_step(20)
     urgent = stopping.folder / "urgent.sh"
@@ -180,7 +180,7 @@ def test_preemption_by_an_urgent_job(stopping, slurm, partition):
 
 
 @pytest.mark.soak
-def test_a_job_that_is_cancelled_stays_so(stopping):
+def test_a_canceled_job_is_not_requeued(stopping):
     stopping.start()
     stopping.wait_for_step(20)
     stopping.order("scancel")
@@ -189,8 +189,8 @@ def test_a_job_that_is_cancelled_stays_so(stopping):
 
 
 @pytest.mark.soak
-def test_slurm_loses_sight_of_a_node(stopping, slurm):
-    """The tasks on it carry on until Slurm gives the node up, half a minute later, and ends those on the other."""
+def test_a_run_resumes_after_slurm_loses_contact_with_a_node(stopping, slurm):
+    """The node's tasks continue until Slurm marks it as down after half a minute, and kills those on the other node."""
     stopping.start(epochs=30)
     stopping.wait_for_step(20)
     kill_slurmd("n2", slurm)
@@ -201,8 +201,8 @@ def test_slurm_loses_sight_of_a_node(stopping, slurm):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("node", ["n1", "n2"])
-def test_a_node_loses_its_power(stopping, slurm, node):
-    """The first one is where the job's script runs and rank zero is."""
+def test_a_run_resumes_after_a_node_loses_power(stopping, slurm, node):
+    """The job script and rank zero run on node n1."""
     stopping.start(epochs=8, flags=("--save_every", "20steps"))
     stopping.wait_for_step(70)
     lose(node, slurm)
@@ -212,7 +212,7 @@ def test_a_node_loses_its_power(stopping, slurm, node):
 
 
 @pytest.mark.soak
-def test_slurm_may_not_requeue(stopping):
+def test_a_run_that_slurm_may_not_requeue_prints_the_command_to_type(stopping):
     stopping.start("--no-requeue")
     stopping.wait_for_step(20)
     stopping.order("scancel", "--signal=TERM")
@@ -224,7 +224,7 @@ def test_slurm_may_not_requeue(stopping):
 
 
 @pytest.mark.soak
-def test_nobody_wants_it_requeued(stopping):
+def test_a_run_with_requeue_never_is_not_requeued(stopping):
     stopping.start(flags=("--requeue", "never"))
     stopping.wait_for_step(20)
     stopping.order("scancel", "--signal=TERM")

@@ -1,4 +1,4 @@
-"""Runs that are asked to stop, or that are killed, at any moment: nothing is lost, and nothing is done twice."""
+"""Runs that stop, fail or are killed at any moment end in the same state as an uninterrupted run."""
 
 import json
 import random
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.xdist_group("forks")
 
 
 def same_as_the_whole(folder: Path, run: str) -> None:
-    """Holds a run of many attempts against the one that nothing happened to."""
+    """Checks that a run of many attempts equals the uninterrupted run."""
     here, there = summary(folder, run), summary(folder, "whole")
     assert all(here[name] == there[name] for name in ("status", "metrics", "ledger", "steps", "epochs", "samples"))
     assert same(learned(folder / "runs" / run), learned(folder / "runs/whole"))
@@ -39,7 +39,7 @@ def same_as_the_whole(folder: Path, run: str) -> None:
 
 
 def last_steps(folder: Path, world: int) -> set[int]:
-    """The last step that each rank has trained on in its newest attempt."""
+    """Returns the set of the last steps that the ranks trained in their newest attempt."""
     return {max((step for _, step in noted_by(folder, rank)), default=-1) for rank in range(world)}
 
 
@@ -58,8 +58,8 @@ def noted_by(folder: Path, rank: int) -> list[tuple[int, int]]:
         pytest.param(3, 50, ("--trainer.strategy", "ddp_find_unused_parameters_true"), marks=pytest.mark.soak),
     ],
 )
-def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, world, stops, settings):
-    """SIGTERM, SIGINT, SIGUSR1, SIGUSR2, to any of the ranks, once or more often, from the first moment on."""
+def test_a_signal_to_any_rank_stops_all_ranks_after_the_same_step(forks: Forks, mine, world, stops, settings):
+    """Sends a random stop signal to random ranks, once or several times, in the first second of an attempt."""
     arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{3 * stops + 6}", *settings)
     arguments += ("--global_batch_size", "16", "--save_every", "100000")
     forks.fit(*arguments, "--run", "whole", folder=mine, world=world, seconds=1500)
@@ -94,9 +94,9 @@ def test_a_signal_to_any_ranks_stops_all_behind_one_step(forks: Forks, mine, wor
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.soak)], ids=["sample", "campaign"])
-def test_a_kill_of_any_rank_at_any_moment(forks: Forks, mine, kills):
+def test_a_run_killed_on_any_rank_at_any_moment_equals_an_uninterrupted_run(forks: Forks, mine, kills):
     arguments = (*CLASSES, *LONG, "--data.count", "320", "--epochs", f"{3 * kills}", "--global_batch_size", "16")
-    arguments += ("--start_timeout", "5")  # for whom is killed before it has come
+    arguments += ("--start_timeout", "5")  # for a rank that is killed before the rendezvous
     forks.fit(*arguments, "--run", "whole", "--save_every", "5steps", folder=mine, world=2, seconds=1500)
     draw, killed, attempts = random.Random(0), 0, 0
     given, everything = noted(mine), {}
@@ -162,8 +162,8 @@ class Fault(Callback):
         ("batch SIGABRT", 0, "rank 0 on {host} was ended by SIGABRT, see runs/x/logs/rank-000.log; ending all"),
     ],
 )
-def test_one_rank_fails_and_all_end(forks: Forks, mine, where, rank, says):
-    """The cause is told once, with rank and host; every rank that can leaves its traceback in its log."""
+def test_a_failure_of_one_rank_ends_all_ranks_and_is_reported_once(forks: Forks, mine, where, rank, says):
+    """The cause is printed once, with rank and host; every rank that still can writes its traceback to its log."""
     (mine / "faults.py").write_text(FAULTS)
     arguments = ("--trainer.callbacks", "faults.Fault", "--trainer.callbacks.where", where, "--trainer.callbacks.rank")
     codes = forks.fit(*CLASSES, *arguments, f"{rank}", "--epochs", "9", "--run", "x", folder=mine, world=3, code=None)
@@ -182,8 +182,8 @@ def test_one_rank_fails_and_all_end(forks: Forks, mine, where, rank, says):
         assert summary(mine, "x")["status"] == "failed"
 
 
-def test_nobody_waits_for_others_on_the_way_out(forks: Forks, mine):
-    """Lightning's OnExceptionCheckpoint saves with a barrier, to which the other ranks never come."""
+def test_a_failing_rank_does_not_wait_in_on_exception_checkpoint(forks: Forks, mine):
+    """Lightning's OnExceptionCheckpoint saves with a barrier, which the other ranks never reach."""
     (mine / "faults.py").write_text(FAULTS)
     (mine / "config.yaml").write_text(
         "trainer:\n  callbacks:\n"
@@ -195,7 +195,7 @@ def test_nobody_waits_for_others_on_the_way_out(forks: Forks, mine):
     assert said.count("KeyError: 'deliberate'") == 1 and said.count(" failed with the error above") == 1
 
 
-def test_flags_win_over_what_the_checkpoint_remembers(forks: Forks, mine):
+def test_flags_override_the_settings_in_the_checkpoint(forks: Forks, mine):
     arguments = (*CLASSES, "--data.count", "64", "--run", "x")
     forks.fit(*arguments, "--epochs", "1", "--model.rate", "0.25", folder=mine)
     forks.fit(*arguments, "--epochs", "2", "--model.rate", "0.125", folder=mine)
@@ -264,8 +264,8 @@ class Net(LightningModule):
 """
 
 
-def test_a_step_costs_no_collective_more_than_bare_ddp(forks: Forks, mine):
-    """Twenty steps, with ledger, stop agreement, metrics and a limit to the time."""
+def test_a_step_needs_no_more_collectives_than_bare_ddp(forks: Forks, mine):
+    """Counts the collectives of 20 steps, with sample ledger, stop agreement, metrics and a time limit."""
     (mine / "counts.py").write_text(COUNTS)
     arguments = ("--model", "MLP", "--data", "Toy", "--epochs", "2", "--trainer.callbacks", "counts.Count")
     arguments += ("--global_batch_size", "32", "--trainer.log_every_n_steps", "100", "--time_limit", "2h")
@@ -276,8 +276,8 @@ def test_a_step_costs_no_collective_more_than_bare_ddp(forks: Forks, mine):
 
 
 @pytest.mark.parametrize(("every", "more"), [(100, 0), (10, 2)])
-def test_averages_over_ranks_wait_for_the_end_of_a_logging_interval(every, more, forks: Forks, mine):
-    """After an epoch in which nothing has read them. In twenty steps there are none or two such ends."""
+def test_averages_over_ranks_are_computed_only_in_logging_steps(every, more, forks: Forks, mine):
+    """Counts the collectives of 20 steps, with no or two logging steps, after an epoch in which no metric was read."""
     (mine / "counts.py").write_text(COUNTS)
     arguments = ("--model", "counts.Net", "--data", "Toy", "--epochs", "2", "--trainer.callbacks", "counts.Count")
     arguments += ("--global_batch_size", "32", "--trainer.log_every_n_steps", str(every), "--run", f"every-{every}")
@@ -285,14 +285,14 @@ def test_averages_over_ranks_wait_for_the_end_of_a_logging_interval(every, more,
     for rank in (0, 1):
         counted = json.loads((mine / f"collectives-{rank}.json").read_text())["ours"]
         assert counted.pop("c10d::allreduce_") == 20 + more
-        assert bool(counted) == bool(more)  # nothing else, and no number read in between
+        assert bool(counted) == bool(more)  # between logging steps, no other collective and no read of a number
     metrics = json.loads((mine / f"runs/every-{every}/summary.json").read_text())["metrics"]
     assert (metrics["rank"], metrics["both_epoch"], metrics["both"], metrics["sum"]) == (0.5, 0.5, 0.5, 3.0)
     assert metrics["alone"] == 7
 
 
-def test_the_time_that_there_is(forks: Forks, mine):
-    """Ten seconds are the margin, five are taken for a save that has not been measured."""
+def test_a_run_stops_before_its_time_limit_and_starts_no_step_that_does_not_fit(forks: Forks, mine):
+    """The margin is 10 s, and 5 s are assumed for a save that has not been measured."""
     arguments = (*CLASSES, *LONG, "--data.count", "320", "--global_batch_size", "16", "--run", "x")
     forks.fit(*arguments, "--epochs", "100000", "--time_limit", "24s", folder=mine, world=2, code=75)
     stopped = summary(mine, "x")
@@ -304,11 +304,11 @@ def test_the_time_that_there_is(forks: Forks, mine):
     assert summary(mine, "x")["steps"] == stopped["steps"]
 
 
-def test_the_best_is_kept_beside_the_newest(forks: Forks, mine):
+def test_keep_best_keeps_the_best_checkpoint_beside_the_newest(forks: Forks, mine):
     arguments = (*CLASSES, "--data.count", "64", "--epochs", "6", "--run", "x", "--keep", "1")
     forks.fit(*arguments, "--keep_best", "max:val_loss", folder=mine)
     kept = checkpoints_in(mine / "runs/x/checkpoints")
-    assert [path.name for path in kept] == ["step-00000004", "step-00000024"]  # it only gets better
+    assert [path.name for path in kept] == ["step-00000004", "step-00000024"]  # val_loss only falls
     assert summary(mine, "x")["best"] == "checkpoints/step-00000004"
 
 
@@ -344,7 +344,7 @@ class Fill(Callback):
     [(4, "warn", 0), pytest.param(9, "warn", 1, marks=pytest.mark.soak), (9, "stop", 1)],
     ids=["room again", "full", "stops"],
 )
-def test_a_full_disk(forks: Forks, mine, small_disk, empties, how, code):
+def test_a_full_disk_keeps_the_newest_checkpoint_to_resume_from(forks: Forks, mine, small_disk, empties, how, code):
     (mine / "fill.py").write_text(FILL)
     filling = ("--trainer.callbacks", "fill.Fill", "--trainer.callbacks.empties", f"{empties}", "--save_errors", how)
     arguments = (*CLASSES, "--data.count", "64", "--epochs", "6", "--run", "x")

@@ -1,4 +1,4 @@
-"""The threads of each rank under real launchers, and where the start line says that they come from."""
+"""The number of threads of each rank under real launchers, and the reason in the start line."""
 
 import os
 import re
@@ -31,13 +31,13 @@ MPIRUN = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"
 
 @pytest.fixture
 def without_setting(monkeypatch):
-    """The user has not chosen the number of threads."""
+    """Removes the user's settings of the number of threads."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
 
 def threads_of(folder, *command, environment=None):
-    """The number of threads of each rank, and the reason in the start line, which --explain gives too."""
+    """Returns the number of threads of each rank, the reason in the start line, and what --explain prints."""
     (folder / "noting.py").write_text(CALLBACK)
     printed = run(*command, *TWO, folder=folder, environment=environment).out
     said = re.search(r" process(?:es)? on cpu, (\d+) threads?(?: each)? \((.*?)\)[,;]", printed)
@@ -69,11 +69,11 @@ def test_two_ranks_share_the_cores_of_a_machine(tmp_path, without_setting, comma
     assert threads_of(tmp_path, *command) == ([count] * 2, reason, f"{count} each ({reason})")
 
 
-def test_one_process_takes_all_cores(tmp_path, without_setting):
+def test_one_process_uses_all_cores(tmp_path, without_setting):
     assert threads_of(tmp_path, PYTHON, *TRAIN) == ([CORES], ALL, f"{CORES} ({ALL})")
 
 
-def test_the_users_threads_are_kept(tmp_path):
+def test_the_users_omp_num_threads_is_kept(tmp_path):
     command, setting = (PYTHON, *TRAIN, "--devices", "2"), f"OMP_NUM_THREADS={CORES}"
     wanted = {"OMP_NUM_THREADS": str(CORES)}
     assert threads_of(tmp_path, *command, environment=wanted) == ([CORES] * 2, setting, f"as set by {setting}")
@@ -90,7 +90,7 @@ def test_tasks_of_srun_share_the_cores_of_their_machine(tmp_path, without_settin
 
 @pytest.fixture
 def small_cgroup():
-    """A cgroup with a quota of one CPU; the file that takes processes in."""
+    """Creates a cgroup with a quota of one CPU, and yields the file that adds processes to it."""
     version_1, version_2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
     parent, file, text = version_2, "cpu.max", "100000 100000"
     if (version_1 / "cpu.cfs_period_us").exists():
@@ -110,6 +110,6 @@ def small_cgroup():
 
 
 @pytest.mark.skipif(CORES < 2, reason="a single core")
-def test_the_quota_of_a_cgroup_counts(tmp_path, without_setting, small_cgroup):
+def test_the_cpu_quota_of_a_cgroup_limits_the_threads(tmp_path, without_setting, small_cgroup):
     join = ("sh", "-c", f'echo $$ > {small_cgroup}; exec "$@"', "sh", PYTHON, *TRAIN)
     assert threads_of(tmp_path, *join) == ([1], "CPU quota of 1 core", "1 (CPU quota of 1 core)")

@@ -1,4 +1,4 @@
-"""A run that is training is not started a second time, and the second start changes nothing."""
+"""A second start of a run that is training is refused and changes nothing."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def start(folder, *arguments, log="first.log", environment=None):
 
 @pytest.fixture
 def first(tmp_path):
-    """A run that trains until it is stopped, in the middle of a save."""
+    """Starts a run that trains until a test stops it, and waits for its first checkpoint."""
     process = start(tmp_path, "--epochs", "100000")
     wait_until(lambda: checkpoints_in(tmp_path / "runs/x/checkpoints"), "a checkpoint", seconds=90)
     yield process
@@ -37,10 +37,10 @@ def attempts(folder):
 
 
 @pytest.mark.parametrize("how", ["training", "SIGSTOP"])
-def test_a_second_start_is_refused_and_the_first_goes_on(tmp_path, first, how):
+def test_a_second_start_is_refused_and_the_first_run_continues(tmp_path, first, how):
     if how == "SIGSTOP":
         first.send_signal(signal.SIGSTOP)
-    saving = tmp_path / "runs/x/checkpoints/.step-99999999.saving"  # what a save in progress looks like
+    saving = tmp_path / "runs/x/checkpoints/.step-99999999.saving"  # the folder of a save in progress
     saving.mkdir()
     for more in ((), ("--resume", "never")):
         second = fit(*TRAIN, "--epochs", "2", *more, folder=tmp_path, code=2)
@@ -56,7 +56,7 @@ def test_a_second_start_is_refused_and_the_first_goes_on(tmp_path, first, how):
     assert json.loads((tmp_path / "runs/x/summary.json").read_text())["status"] == "stopped"
 
 
-def test_after_a_kill_the_same_command_resumes_at_once(tmp_path, first):
+def test_after_a_kill_the_same_command_resumes_without_waiting(tmp_path, first):
     first.kill()
     first.wait()
     assert (tmp_path / "runs/.x.lock").exists()
@@ -66,10 +66,10 @@ def test_after_a_kill_the_same_command_resumes_at_once(tmp_path, first):
     assert attempts(tmp_path) == 2 and not (tmp_path / "runs/.x.lock").exists()
 
 
-def test_of_three_starts_at_once_one_trains(tmp_path):
+def test_only_one_of_three_simultaneous_starts_trains(tmp_path):
     starts = [start(tmp_path, "--epochs", "3", log=f"{number}.log") for number in range(3)]
     codes = sorted(process.wait(120) for process in starts)
     said = "".join((tmp_path / f"{number}.log").read_text() for number in range(3))
-    # One that comes after the end of the first finds a finished run.
+    # A start after the end of the training finds a finished run and exits with 0.
     assert codes[0] == 0 and set(codes) <= {0, 2} and attempts(tmp_path) == 1, said
     assert said.count("cannot start") == codes.count(2)

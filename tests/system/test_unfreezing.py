@@ -1,4 +1,4 @@
-"""Layers that a callback unfreezes while a run is under way, on two ranks."""
+"""Layers that a callback unfreezes during training, on two ranks."""
 
 import torch
 
@@ -38,7 +38,7 @@ class Net(LightningModule):
 """
 
 
-def test_unfrozen_layers_stay_the_same_on_all_ranks_and_as_in_one_process(forks, mine):
+def test_unfrozen_layers_are_equal_on_all_ranks_and_to_those_of_one_process(forks, mine):
     (mine / "unfreezes.py").write_text(UNFREEZES)
     arguments = ("--model", "unfreezes.Net", "--trainer.callbacks", "unfreezes.Unfreeze", "--epochs", "3")
     results = {}

@@ -1,4 +1,4 @@
-"""The built wheel in a virtual environment of its own, in a user's folder with packages named as ours."""
+"""The built wheel in a separate virtual environment, in a user's folder with packages named like Rankzero's."""
 
 import json
 import os
@@ -60,7 +60,7 @@ print(f"rank {trainer.global_rank} of {trainer.world_size} done")
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> Path:
-    """The folder of programs of an environment with the wheel, which takes all other packages from this one."""
+    """Installs the wheel in an environment that uses the other packages of this one, and returns its program folder."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("project", "lightning_modules", "data_modules"):
         shutil.copytree(REPOSITORY / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -80,7 +80,7 @@ def programs(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A user's folder."""
+    """Writes a user's folder with packages named like Rankzero's."""
     for name in ("project", "data_modules"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
@@ -99,13 +99,13 @@ def start(folder: Path, *command: str, environment: dict[str, str] | None = None
 
 
 def statement(folder: Path, name: str) -> str:
-    """The last line of a run's ledger."""
+    """Returns the last line of a run's sample ledger."""
     summary = json.loads((folder / "runs" / name / "summary.json").read_text())
     assert summary["status"] == "finished"
     return str(summary["ledger"][-1])
 
 
-def test_it_is_the_wheel_that_is_imported_and_it_loads_no_torch(programs, folder):
+def test_rankzero_is_imported_from_the_wheel_and_imports_no_torch(programs, folder):
     code = "import rankzero, sys; print(rankzero.__file__, 'torch' in sys.modules, rankzero.Trainer.__module__)"
     printed = start(folder, str(programs / "python"), "-c", code)
     assert printed.split() == [
@@ -142,7 +142,7 @@ def test_the_command_line_finds_the_users_classes(programs, folder, command):
     ],
     ids=["python", "torchrun", "srun", "mpirun"],
 )
-def test_a_script_under_each_launcher(programs, folder, ranks, command, request):
+def test_a_script_trains_under_each_launcher(programs, folder, ranks, command, request):
     environment = request.getfixturevalue("slurm") if "srun" in command else None
     if "mpirun.openmpi" in command:
         require("openmpi")
@@ -155,7 +155,7 @@ def test_a_script_under_each_launcher(programs, folder, ranks, command, request)
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(1, "world 1"), (2, "an interactive interpreter")])
-def test_an_interactive_interpreter_trains_in_one_process_alone(programs, folder, devices, expected):
+def test_an_interactive_interpreter_trains_on_one_process_only(programs, folder, devices, expected):
     terminal, stdin = pty.openpty()
     lines = (
         f"from rankzero import Trainer; trainer = Trainer(devices={devices}, accelerator='cpu', name='x')\n"

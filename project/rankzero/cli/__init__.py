@@ -1,1 +1,1 @@
-"""The command line: flags, config files and the LightningCLI that reads them."""
+"""The command line: flags, config files and Rankzero's LightningCLI."""

@@ -1,6 +1,6 @@
-"""Reads a command line, as far as that can be done without torch.
+"""Parses a command line as far as possible without importing torch.
 
-`--help` and a mistyped flag are answered at once, on a login node too; the rest is put into LightningCLI's words.
+`--help` and mistyped flags are answered at once, also on a login node. The rest is translated for LightningCLI.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from rankzero.messages import RequestError, nearest
 
 
 class Arguments(NamedTuple):
-    """A command line that has been read: what our own flags say, and the rest for the LightningCLI.
+    """A parsed command line: the values of Rankzero's flags, and the command line for LightningCLI.
 
     Args:
-        command: The command that was read.
-        values: LightningCLI key, or own flag -> value, for what was given; the command line wins over config files.
-        explicitly_set: Which of `model` and `data` were given, by flag or config file.
-        explain: Whether only an explanation of what was detected is asked for.
-        arguments: The command line for the LightningCLI.
-        origins: Where each value comes from.
+        command: The command to run.
+        values: LightningCLI key or Rankzero's flag -> given value; the command line overrides config files.
+        explicitly_set: The names among `model` and `data` that a flag or a config file sets.
+        explain: Whether `--explain` was given.
+        arguments: The command line for LightningCLI.
+        origins: The source of each value.
     """
 
     command: Command
@@ -42,18 +42,18 @@ class Arguments(NamedTuple):
 
     @property
     def only_prints(self) -> bool:
-        """Whether this asks for a text to read, not for work: a config file or help."""
+        """Whether the command only prints a config file or help."""
         return any(re.match(r"--(help|print_config|\w+\.help)\b", token) for token in self.arguments)
 
     @property
     def requested_world(self) -> RequestedWorld:
-        """The processes that are asked for."""
+        """The requested processes."""
         own = {flag.name: self.get(flag.name) for flag in RUNNING if flag.lightning_key is None}
         trainer = {key.removeprefix("trainer."): self.values[key] for key in self.values if key.startswith("trainer.")}
         return requested_world(own, trainer)
 
     def get(self, name: str) -> Any:
-        """The value of a short flag as given, or its default."""
+        """Returns the given value of a short flag, or its default."""
         flag = next(flag for flag in self.command.flags if flag.name == name)
         return self.values.get(flag.lightning_key or flag.name, flag.default)
 
@@ -68,18 +68,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
-    """Reads a command line.
-
-    Prints the help and leaves where that is what was asked.
+    """Parses a command line; prints the help and exits if it is requested.
 
     Raises:
-        RequestError: A flag, a value, a model or data name or a config file is not there.
+        RequestError: A flag, a model, a data module or a config file does not exist, or a value is invalid.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--help_all", action="store_true")
     parser.add_argument("--explain", action="store_true")
-    # What torch.distributed.launch puts on the command line; LOCAL_RANK says the same.
+    # torch.distributed.launch adds this flag, which is ignored: LOCAL_RANK has the same value.
     parser.add_argument("--local-rank", "--local_rank")
     parser.add_argument("-c", "--config", action="append", default=[])
     for name in ("model", "data"):
@@ -125,7 +123,7 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
 
 
 def _check_rest(command: Command, rest: Sequence[str], first: str, model: str) -> None:
-    """Refuses what neither we nor the LightningCLI know, before torch is imported."""
+    """Rejects arguments that neither Rankzero nor LightningCLI knows, before torch is imported."""
     for i, token in enumerate(rest):
         if token.startswith("-") and not re.match(r"-[0-9.]", token):
             name, equals, text = token.lstrip("-").partition("=")
@@ -137,7 +135,7 @@ def _check_rest(command: Command, rest: Sequence[str], first: str, model: str) -
 
 
 def _unexpected(command: Command, word: str, stands_first: bool) -> RequestError:
-    """The error for a word that is neither a flag, nor a flag's value, nor a subcommand in the first place."""
+    """Returns the error for an unexpected argument, such as a mistyped subcommand or a subcommand after a flag."""
     script = f"python launch/{command.name}.py"
     if word in SUBCOMMANDS:
         return RequestError(word, "a subcommand after a flag; it stands first", f"{script} {word} ...")
@@ -150,7 +148,7 @@ def _unexpected(command: Command, word: str, stands_first: bool) -> RequestError
 
 
 def _long_names(command: Command, rest: Sequence[str]) -> dict[str, Any]:
-    """The values of flags that were given by their LightningCLI key: `--trainer.devices 2`, `--trainer FILE.yaml`."""
+    """Returns the values of flags given by LightningCLI key: `--trainer.devices 2`, `--trainer FILE.yaml`."""
     keys = {flag.lightning_key for flag in command.flags if flag.lightning_key}
     values = {}
     for i, token in enumerate(rest):

@@ -1,4 +1,4 @@
-"""What a command line may say: its flags, the models and data it knows by name, its help. Imports no torch."""
+"""Commands: their flags, the short names of models and data, and their help. Does not import torch."""
 
 from types import ModuleType
 from typing import NamedTuple
@@ -13,17 +13,17 @@ SUBCOMMANDS = {
     "test": ("evaluate", ("--split", "test")),
     "predict": ("predict", ()),
 }
-"""LightningCLI's subcommand -> the script in `launch/` that does it, and the flags that go with it."""
+"""LightningCLI's subcommand -> the script in `launch/` that runs it, and the flags to add."""
 
 OTHER_SUBCOMMANDS = {"train": "fit", "eval": "validate", "evaluate": "validate", "infer": "predict"}
-"""What people call the subcommands elsewhere."""
+"""Name of a subcommand in other programs -> LightningCLI's subcommand."""
 
 LIGHTNING_KEYS = ("trainer", "model", "data", "optimizer", "lr_scheduler", "seed_everything")
-"""The top-level keys of every LightningCLI."""
+"""Top-level keys that every LightningCLI accepts."""
 
 
 EVERY_DAY = ("model", "data", "epochs", "name", "devices")
-"""The flags that the help shows first."""
+"""Flags that the help lists first."""
 
 GROUPS = {
     "What to train": ("batch_size", "global_batch_size", "max_device_batch_size", "precision", "fast", "seed", "split"),
@@ -39,22 +39,22 @@ GROUPS = {
     ),
     "Advanced": ("config", "model.X", "help_all"),
 }
-"""The groups of the help, in its order, and their flags."""
+"""Title of each further group in the help -> its flags."""
 
 
 class Command(NamedTuple):
-    """A command line: its name, what it is for, its flags and its examples.
+    """A command: its name, purpose, flags and examples.
 
     Args:
-        name: The script's name, as in `launch/<name>.py`.
-        purpose: One line.
-        flags: The short flags that it takes.
-        examples: Lines that work as they stand.
-        models: The package whose `__all__` names the models known by short names.
-        data: The package whose `__all__` names the data modules known by short names.
-        default_model: What is trained when nobody says.
-        default_data: What it is trained on when nobody says.
-        stops_safely: Whether a signal has it stop at a safe point, rather than end at once.
+        name: Name of the script, as in `launch/<name>.py`.
+        purpose: One line for the help.
+        flags: The short flags of the command.
+        examples: Example command lines that run unchanged.
+        models: Package whose `__all__` lists the short names for `--model`.
+        data: Package whose `__all__` lists the short names for `--data`.
+        default_model: Short name of the model to use without `--model`.
+        default_data: Short name of the data module to use without `--data`.
+        stops_safely: Whether a signal stops the command at a safe point; False means immediately.
     """
 
     name: str
@@ -69,16 +69,16 @@ class Command(NamedTuple):
 
     @property
     def own_flags(self) -> list[Flag]:
-        """The flags that are arguments of our own, not other names for Lightning's."""
+        """Flags that are not another name for a LightningCLI key."""
         return [flag for flag in self.flags if flag.lightning_key is None]
 
     @property
     def keys(self) -> dict[str, str]:
-        """Every name of a short flag -> the LightningCLI key that it is, or its own name."""
+        """Name or alias of a short flag -> its LightningCLI key, or the flag's name if it has none."""
         return {name: flag.lightning_key or flag.name for flag in self.flags for name in (flag.name, *flag.aliases)}
 
     def help(self) -> str:
-        """The help: the flags of every day, then the others in groups."""
+        """Returns the help: common flags first, then all other flags by group."""
         rows = {
             "model": ("--model NAME", self._names(self.models)),
             "data": ("--data NAME", self._names(self.data)),
@@ -102,7 +102,11 @@ class Command(NamedTuple):
         return ", ".join(package.__all__) + ", or a class path"
 
     def class_path(self, flag: str, text: str) -> str:
-        """Returns the class path of a short class name; leaves class paths and config files as they are."""
+        """Returns the class path of a short name; returns class paths, config files and dicts unchanged.
+
+        Raises:
+            RequestError: The short name does not exist.
+        """
         package: ModuleType = getattr(self, "models" if flag == "model" else "data")
         if text in package.__all__:
             return f"{package.__name__}.{text}"
@@ -116,13 +120,13 @@ class Command(NamedTuple):
         )
 
     def unknown(self, name: str, where: str, value: str | None = None, model: str = "") -> RequestError:
-        """The error for a flag, or a key of a config file, that does not exist.
+        """Returns the error for a flag, or a key of a config file, that does not exist.
 
         Args:
-            name: The flag, without dashes, or the key.
-            where: The config file; empty for the command line.
-            value: The flag's value, if any.
-            model: The short name of the model, if it is one of ours.
+            name: The flag without dashes, or the key.
+            where: Path of the config file, with a colon and a space; empty for the command line.
+            value: The value of the flag, if any.
+            model: The short name of the model; empty for a class path.
         """
         on_line = () if where else ("config", "explain", "print_config", "help", "help_all")
         legal = [*self.keys, *LIGHTNING_KEYS, *on_line]

@@ -1,4 +1,4 @@
-"""Config files: YAML in LightningCLI's words, in which our short names may stand as well. Imports no torch."""
+"""Config files: YAML with LightningCLI's keys or Rankzero's short flags. Does not import torch."""
 
 import re
 from pathlib import Path
@@ -16,11 +16,11 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
     """Reads a config file.
 
     Returns:
-        What to hand to the LightningCLI: the path, or YAML text where short names had to be put into Lightning's words;
-        and what it says, by LightningCLI key.
+        The value for LightningCLI's `--config`, which is the path, or translated YAML text if the file has short names;
+        and the values in the file, by LightningCLI key or by Rankzero's flag.
 
     Raises:
-        RequestError: The file is not there, is not YAML, or has a key that nothing answers to.
+        RequestError: The file does not exist, is not YAML, or has an unknown key.
     """
     content = _load(path)
     translated = {}
@@ -40,10 +40,10 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_section(name: str, text: str) -> dict[str, Any]:
-    """Reads the value of a flag that sets a whole section, such as `--trainer`: a dict in YAML, or a file with one.
+    """Reads the value of a flag that sets a whole section, such as `--trainer`: a YAML dict, or a file with one.
 
     Raises:
-        RequestError: The file is not there, or the value is not YAML or no dict.
+        RequestError: The file does not exist, or the value is not YAML or not a dict.
     """
     if text.lstrip().startswith("{"):
         return _parsed(text, f"--{name} {text}")
@@ -51,7 +51,7 @@ def read_section(name: str, text: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people read it: `30:00` is a time, and not the number 1,800 that YAML 1.1 makes of it."""
+    """YAML loader that keeps `30:00` as text, because it is a time; YAML 1.1 converts it to the number 1,800."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -78,7 +78,7 @@ def _load(path: str, flag: str = "config") -> dict[str, Any]:
 
 
 def _parsed(source: str | Path, asked: str) -> dict[str, Any]:
-    """The content of a config file, or of YAML text."""
+    """Returns the dict in a config file (`Path`) or in YAML text."""
     try:
         content = yaml.load(source if isinstance(source, str) else source.read_text(), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
@@ -89,7 +89,7 @@ def _parsed(source: str | Path, asked: str) -> dict[str, Any]:
 
 
 def _with_class_path(command: Command, name: str, section: Any) -> Any:
-    """`model: ResNet`, or a short `class_path`, with the class path in its place."""
+    """Replaces the short name in `model: ResNet` or `class_path: ResNet` by the class path."""
     short = section.get("class_path") if isinstance(section, dict) else section
     if not isinstance(short, str) or "." in short:
         return section

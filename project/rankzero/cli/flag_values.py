@@ -1,6 +1,6 @@
-"""Readers of flag values: each returns the value, or raises a ValueError that says what would have been right.
+"""Readers of flag values: each returns the value, or raises a ValueError that describes valid values.
 
-Imports neither torch nor jsonargparse, whose import takes longer than all of the parsing here.
+Does not import torch or jsonargparse; importing jsonargparse takes longer than all parsing in this module.
 """
 
 import re
@@ -10,13 +10,13 @@ from typing import Any
 from rankzero.distributed.scheduler.durations import seconds_of
 
 EXPORTS = (".pt", ".safetensors")
-"""What the file of `--export` may end in."""
+"""Valid suffixes of the file for `--export`."""
 
 Reader = Callable[[str], Any]
 
 
 def whole_number(least: int, most: int | None = None) -> Reader:
-    """Returns a reader of a whole number within limits."""
+    """Returns a reader of whole numbers from `least` to `most`; None means no upper limit."""
 
     def read(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least or (most is not None and int(text) > most):
@@ -28,11 +28,11 @@ def whole_number(least: int, most: int | None = None) -> Reader:
 
 
 def matching(pattern: str, meaning: str) -> Reader:
-    """Returns a reader of text that a regular expression matches as a whole.
+    """Returns a reader of text that matches a regular expression as a whole.
 
     Args:
         pattern: The regular expression.
-        meaning: What it stands for, for the error message.
+        meaning: Description of valid text, for the error message.
     """
 
     def read(text: str) -> str:
@@ -59,33 +59,33 @@ run_name = matching(
 
 
 def time_limit_value(text: str) -> str:
-    """Reads how long the run may take, as Slurm's `--time` has it or with a unit.
+    """Reads a time limit in a format of Slurm's `--time`, or with a unit.
 
     Returns:
-        The time in seconds, `5400s`: YAML readers take `1:30:00` for another number.
+        The time in seconds with its unit, such as `5400s`, because YAML 1.1 reads `1:30:00` as a number.
     """
     return f"{seconds_of(text)}s"
 
 
 def file_path(text: str) -> str:
-    """Reads a path."""
+    """Reads a path; rejects blank text and NUL characters."""
     if not text.strip() or "\0" in text:
         raise ValueError("a path")
     return text
 
 
 def resume_from(text: str) -> str:
-    """Reads what to resume from: `auto`, `never`, a path, or `last` and `null`, which are LightningCLI's words."""
+    """Reads `auto`, `never` or a path; converts LightningCLI's `last` to `auto` and its `null` to `never`."""
     return {"last": "auto", "null": "never", "None": "never"}.get(text) or file_path(text)
 
 
 def checkpoint_of(text: str) -> str:
-    """Reads which checkpoint: `last`, `best` or a path; `null` is LightningCLI's word for none in particular."""
+    """Reads `last`, `best` or a path; converts LightningCLI's `null` to `last`."""
     return "last" if text in ("null", "None") else file_path(text)
 
 
 def choices(*legal: str) -> Reader:
-    """Returns a reader of one or more of the `legal` words, with commas between them."""
+    """Returns a reader of one or more of the `legal` words, separated by commas."""
 
     def read(text: str) -> str:
         if not set(text.split(",")) <= set(legal):
@@ -107,13 +107,13 @@ def choice(*legal: str) -> Reader:
 
 
 def yes_or_no(text: str) -> str:
-    """Reads `yes` or `no`, which YAML may have made `True` and `False` of."""
+    """Reads `yes` or `no`, or the `True` or `False` to which YAML converts them."""
     word = {"true": "yes", "false": "no"}.get(text.lower(), text.lower())
     return str(choice("yes", "no")(word))
 
 
 def export_file(text: str) -> str:
-    """Reads the path of a file for weights alone."""
+    """Reads the path of a file for weights; its suffix must be one of `EXPORTS`."""
     if not file_path(text).endswith(EXPORTS):
         raise ValueError("a file that ends in " + " or ".join(EXPORTS))
     return text

@@ -1,7 +1,7 @@
-"""The short flags that people type every day. Imports no torch.
+"""The short flags of the commands. Does not import torch.
 
-A flag with a `key` is another name for a LightningCLI key (`--epochs` is `--trainer.max_epochs`), in YAML as on the
-command line; one without is an argument of our own, which `rankzero.cli.lightning_cli` adds to the LightningCLI.
+A flag with a `lightning_key` is another name for a LightningCLI key (`--epochs` is `--trainer.max_epochs`), both in
+YAML and on the command line. `rankzero.cli.lightning_cli` adds all other flags to LightningCLI.
 """
 
 from collections.abc import Callable
@@ -33,14 +33,14 @@ class Flag(NamedTuple):
     """One short flag.
 
     Args:
-        name: Its name, without the dashes.
-        metavar: What stands for its value in the help.
-        read: Reads its value from text, or raises a ValueError that says what would have been right.
-        help: Its meaning, in one line.
-        example: A value that is right, for error messages.
-        lightning_key: The LightningCLI key that it is another name for.
+        name: Name without dashes.
+        metavar: Placeholder for the value in the help.
+        read: Reads the value from text, or raises a ValueError that describes valid values.
+        help: Description in one line.
+        example: A valid value, for error messages.
+        lightning_key: LightningCLI key that has the same meaning, if any.
         aliases: Further names.
-        default: What it is when nobody says.
+        default: Value without the flag.
     """
 
     name: str
@@ -53,7 +53,11 @@ class Flag(NamedTuple):
     default: Any = None
 
     def value(self, text: str) -> Any:
-        """Reads the value, or raises the `RequestError` that a person sees."""
+        """Reads the value.
+
+        Raises:
+            RequestError: The value is invalid.
+        """
         try:
             return self.read(text)
         except ValueError as error:
@@ -116,11 +120,11 @@ RUNNING = (
 )
 
 NAMES = ("run", "run_name")
-"""Other names of `--name`. torchrun's own parser stops at `--run` as short for `--run-path`, even after the script's
-name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
+"""Aliases of `--name`. torchrun's parser rejects `--run` as an abbreviation of its own `--run-path`, even after the
+script's name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
 
 CKPT_PATH = ("ckpt_path",)
-"""LightningCLI's name for a checkpoint."""
+"""LightningCLI's name for `--resume` and `--checkpoint`."""
 
 TRUST = Flag(
     "trust_checkpoint",

@@ -1,4 +1,4 @@
-"""Flags that people know from other trainers, and what they are called here. Imports no torch."""
+"""Flags of other trainers and the corresponding flags of Rankzero. Does not import torch."""
 
 import difflib
 import re
@@ -15,7 +15,7 @@ TRAINER = (
     *("detect_anomaly", "barebones", "plugins", "sync_batchnorm", "reload_dataloaders_every_n_epochs"),
     *("default_root_dir", "enable_autolog_hparams", "model_registry"),
 )
-"""The arguments of Lightning's Trainer; a test compares them with its signature."""
+"""Arguments of Lightning's Trainer; a test compares them with the Trainer's signature."""
 
 _OTHER_NAMES = {
     "devices": "gpus num_gpus n_gpus ngpus n_gpu nproc_per_node num_devices num_processes nproc n_proc",
@@ -48,7 +48,7 @@ _OTHER_NAMES = {
     "trainer.profiler": "profile",
     "trainer.fast_dev_run": "dry_run debug",
 }
-"""A flag of ours, or a LightningCLI key -> other trainers' names for it."""
+"""Rankzero's flag or LightningCLI key -> names of the same flag in other trainers."""
 
 _SWITCHES = {
     "fp16": "--precision 16-mixed",
@@ -59,19 +59,19 @@ _SWITCHES = {
     "cuda": "--accelerator gpu",
     "distributed": "--devices N",
 }
-"""Flags that take no value -> what to type."""
+"""Flag of another trainer that takes no value -> the flag and value to type."""
 
 _RATES = ("lr", "learning_rate", "base_lr")
 
 
 def known_elsewhere(name: str, value: str | None, legal: Sequence[str], model: str) -> str | None:
-    """Returns what to type for a flag that another trainer has, with the user's value in it; None for any other flag.
+    """Returns the text to type for another trainer's flag, with the user's value; None for an unknown flag.
 
     Args:
-        name: The flag, without dashes.
-        value: What the user gave it.
-        legal: The names of the command's own flags.
-        model: The model that `--model` names, by short name; empty for a class path.
+        name: The flag without dashes.
+        value: The value that the user gave, if any.
+        legal: Names of the command's flags.
+        model: Short name of the model in `--model`; empty for a class path.
     """
     plain = name.lower().replace("-", "_").removeprefix("trainer_")
     given = f" {quoted(value)}" if value is not None else ""
@@ -96,13 +96,13 @@ def known_elsewhere(name: str, value: str | None, legal: Sequence[str], model: s
 
 
 def near_names(name: str, legal: Sequence[str], count: int = 4) -> list[str]:
-    """The few names that are most like a mistyped one, the nearest first."""
+    """Returns up to `count` legal names that are similar to a mistyped name, the most similar first."""
     plain: Mapping[str, str] = {candidate.lower(): candidate for candidate in legal}
     matches = difflib.get_close_matches(name[:100].lower().replace("-", "_"), plain, n=count, cutoff=0.6)
     return [plain[match] for match in matches]
 
 
 def quoted(value: str) -> str:
-    """A value as it is typed in a shell; shortened where it is long, with `?` for what cannot be printed."""
+    """Returns a value quoted for a shell, shortened to 120 characters, with `?` for unprintable characters."""
     clean = re.sub(r"[^\x20-\x7e\u00a1-\ud7ff\ue000-\uffff]", "?", value)
     return shlex.quote(clean if len(clean) <= 120 else clean[:117] + "...")

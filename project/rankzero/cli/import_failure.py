@@ -1,4 +1,4 @@
-"""Errors that arise while a user's module is imported, in a message that names the file and the line."""
+"""Messages for errors during the import of a user's module; they name the file and the line."""
 
 import linecache
 import os
@@ -12,11 +12,11 @@ from rankzero.messages import RequestError, is_of_package
 
 
 def import_failure(asked: str, error: BaseException | None) -> RequestError | None:
-    """Returns the message for an error in a user's module; None where no module of the user's raised one.
+    """Returns the message for an error in a user's module; None if the error arose elsewhere.
 
     Args:
-        asked: What the person asked for.
-        error: The error, or one that arose from it.
+        asked: The user's request.
+        error: An exception that is, or was caused by, the error in the user's module.
     """
     for cause in reversed(list(_causes(error))):
         if isinstance(cause, ImportError) and (file := hidden_file(cause.name or "")):
@@ -37,7 +37,7 @@ def import_failure(asked: str, error: BaseException | None) -> RequestError | No
 
 
 def hidden(asked: str, module: str, file: str) -> RequestError:
-    """The message for a user's file that a module of ours hides."""
+    """Returns the message for a user's file that one of Rankzero's modules hides."""
     return RequestError(
         asked,
         f"{file} cannot be imported as {module}: Rankzero has a module of that name",
@@ -46,9 +46,9 @@ def hidden(asked: str, module: str, file: str) -> RequestError:
 
 
 def not_a(asked: str, class_path: str, base: str) -> RequestError:
-    """The message for a class of another kind than the one that is needed."""
+    """Returns the message for a class that is not a subclass of the required class `base`."""
     module, _, name = class_path.rpartition(".")
-    kind = getattr(sys.modules.get(module), name, None)  # which jsonargparse has imported
+    kind = getattr(sys.modules.get(module), name, None)  # jsonargparse has imported the module
     parents = [parent.__module__.partition(".")[0] for parent in getattr(kind, "__mro__", ())]
     foreign = next((parent for parent in parents if parent in ALIASES), None)
     if foreign:
@@ -66,7 +66,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place(error: BaseException) -> tuple[str, int] | None:
-    """The last line of the user's that ran, or the line that is no Python."""
+    """Returns file and line of the innermost frame in the user's code, or of a syntax error; None without either."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]

@@ -1,7 +1,7 @@
-"""Which module an import finds while a user's code runs. Imports no torch.
+"""Import hooks for the user's code. Does not import torch.
 
-Tutorials import `pytorch_lightning`, and a user's folder may hold packages of the same names as ours. `install` lets
-both work: in this process, and in every process that `multiprocessing` starts from it.
+Tutorials import `pytorch_lightning`, and a user's folder may contain packages with the names of Rankzero's packages.
+`install` makes both work in this process and in every process that `multiprocessing` starts from it.
 """
 
 import multiprocessing
@@ -17,30 +17,30 @@ from types import ModuleType
 from typing import Any
 
 ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
-"""Packages that hold Lightning a second time -> the package that this trainer is built on."""
+"""Package with a second copy of Lightning -> the package that Rankzero is built on."""
 
 PACKAGES = ("data_modules", "lightning_modules")
-"""Our packages whose names a user's own packages may have too."""
+"""Rankzero's packages whose names a user's packages may have too."""
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-"""The folder that holds `launch/` and our packages, where Rankzero runs from a checkout."""
+"""Folder that contains `launch/` and Rankzero's packages, if Rankzero runs from a checkout."""
 
 SOURCES = (str(CHECKOUT), str(CHECKOUT / "project")) if (CHECKOUT / "launch" / "fit.py").is_file() else ()
-"""What `launch/*.py` puts on the search path."""
+"""Entries that `launch/*.py` adds to `sys.path`; empty if Rankzero is installed."""
 
 _IN_CHILD = "rankzero_child"
 
 
 def install() -> None:
-    """Lets imports find `lightning.pytorch` as `pytorch_lightning`, our packages first, and the user's files in them.
+    """Makes imports find `lightning.pytorch` as `pytorch_lightning`, and the user's modules in Rankzero's packages.
 
-    The folder that the command runs in is searched last, as it is by `python -m` first.
+    Rankzero's modules take precedence, and the current folder is searched last; `python -m` searches it first.
     """
     for name in PACKAGES:
         package = import_module(name)
         if not isinstance(vars(package).get("__getattr__"), _UserAttributes):
             package.__getattr__ = _UserAttributes(package)  # type: ignore[method-assign]
-    # `launch/` would hide a user's `evaluate`, and the checkout a user's `benchmarks` and `tests`.
+    # `launch/` would hide a user's module `evaluate`; the checkout would hide a user's `benchmarks` and `tests`.
     hidden = {*SOURCES, str(CHECKOUT / "launch")} if SOURCES else set()
     sys.path[:] = [entry for entry in sys.path if entry not in hidden]
     folder = str(Path.cwd())
@@ -48,16 +48,16 @@ def install() -> None:
         sys.path.append(folder)
     if _LIGHTNING_ALIAS not in sys.meta_path:
         for name in [name for name in sys.modules if name.partition(".")[0] in ALIASES]:
-            del sys.modules[name]  # a second Lightning, whose classes this trainer does not know
+            del sys.modules[name]  # a second copy of Lightning, whose classes Rankzero's Trainer rejects
         sys.meta_path.insert(0, _LIGHTNING_ALIAS)
     if _USER_MODULES not in sys.meta_path:
         sys.meta_path.append(_USER_MODULES)
-    # A process is pickled in the order of its attributes, `_config` before what it is to run (CPython 3.10 to 3.14).
+    # A process is pickled attribute by attribute: `_config`, hence `install`, before the target (CPython 3.10 to 3.14).
     multiprocessing.current_process()._config["rankzero"] = INSTALL_IN_CHILD  # type: ignore[attr-defined]
 
 
 def hidden_file(module: str) -> str | None:
-    """Returns the user's file that cannot be imported because a module of ours has its name; None without one."""
+    """Returns the user's file that cannot be imported because Rankzero has a module of that name; None without one."""
     top, _, rest = module.partition(".")
     if top not in PACKAGES or not rest:
         return None
@@ -71,10 +71,10 @@ def hidden_file(module: str) -> str | None:
 
 
 class LightningAlias:
-    """Finds the modules of `ALIASES`: under both names it is the same module object."""
+    """Finder for the packages in `ALIASES`; both names of a module refer to the same module object."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Returns a specification whose loader returns the module of the other name."""
+        """Returns a specification that loads the real module; None for modules outside `ALIASES`."""
         if fullname.partition(".")[0] not in ALIASES or (found := find_spec(_real_name(fullname))) is None:
             return None
         spec = ModuleSpec(fullname, self, origin=found.origin)  # type: ignore[arg-type]  # importlib.abc is slow to import
@@ -82,20 +82,20 @@ class LightningAlias:
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Imports the module of the other name; Python makes an empty one for a moment."""
+        """Imports the real module; returns None, so Python creates an empty module that `exec_module` replaces."""
         import_module(_real_name(spec.name))
 
     def exec_module(self, module: ModuleType) -> None:
-        """Puts the real module in the place of the empty one, as Python lets a module do, and leaves it unchanged."""
+        """Replaces the empty module by the unchanged real one; Python lets a module replace itself in `sys.modules`."""
         name = module.__name__
         sys.modules[name] = sys.modules[_real_name(name)]
 
 
 class UserModules:
-    """Finds the user's modules in packages of the same names as ours, where ours hold no such module."""
+    """Finder for the user's modules in packages with the names of Rankzero's, where Rankzero has no such module."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Looks for a submodule in all folders of the package's name on the search path."""
+        """Searches the user's packages of the same name on the search path for a submodule."""
         top, _, rest = fullname.partition(".")
         if top not in PACKAGES or not rest:
             return None
@@ -106,7 +106,7 @@ class UserModules:
 
 
 def user_packages(name: str) -> Iterator[ModuleSpec]:
-    """The packages on the search path that have the name of one of ours."""
+    """Yields the packages of this name on the search path, except Rankzero's."""
     for entry in dict.fromkeys(entry or str(Path.cwd()) for entry in sys.path):
         spec = PathFinder.find_spec(name, [entry])
         if spec and spec.submodule_search_locations and not _is_ours(spec):
@@ -114,10 +114,10 @@ def user_packages(name: str) -> Iterator[ModuleSpec]:
 
 
 class _UserAttributes:
-    """A package's `__getattr__`: its own names, then those of the user's `__init__.py` in a package of the same name.
+    """A package's `__getattr__`: finds Rankzero's names, then names in the user's packages of the same name.
 
     Args:
-        package: Our package.
+        package: Rankzero's package.
     """
 
     def __init__(self, package: ModuleType) -> None:
@@ -140,7 +140,7 @@ class _UserAttributes:
 
     def _modules(self) -> Sequence[ModuleType]:
         if not self.searched:
-            self.searched = True  # the user's file may import from its own package
+            self.searched = True  # set first, because the user's file may import from its own package
             try:
                 for spec in user_packages(self.name):
                     if spec.loader and spec.origin:
@@ -153,14 +153,14 @@ class _UserAttributes:
 
 
 class _InstallInChild:
-    """An object whose unpickling, in a process that multiprocessing has just started, calls `install` there."""
+    """Object that calls `install` when it is unpickled in a process that multiprocessing has just started."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return operator.getitem, (_Run(), "INSTALL_IN_CHILD")
 
 
 class _Run:
-    """Is unpickled as what this file defines: by path, as `rankzero` need not be on the search path there."""
+    """Object whose unpickling runs this file by path and returns its globals; `rankzero` may not be importable yet."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return runpy.run_path, (__file__, None, _IN_CHILD)
@@ -172,7 +172,7 @@ def _real_name(alias: str) -> str:
 
 
 def _is_ours(module: Any) -> bool:
-    """Whether a module or a specification is of a file in our packages."""
+    """Returns whether a module or a specification refers to a file in Rankzero's packages."""
     ours = [Path(str(sys.modules[name].__file__)).resolve().parent for name in PACKAGES if name in sys.modules]
     origin = getattr(module, "origin", None) or getattr(module, "__file__", None)
     if origin:

@@ -1,4 +1,4 @@
-"""LightningCLI: builds the data and the model that a command line names, and the arguments of the Trainer."""
+"""Rankzero's LightningCLI: builds data and model from a command line, and the arguments of the Trainer."""
 
 import inspect
 from typing import Any
@@ -15,17 +15,16 @@ from rankzero.cli.script_arguments import TRAINER
 from rankzero.runs.stored_config import OF_ONE_START, Config, without_objects
 
 LINKED = ("in_features", "out_features", "in_channels", "image_size", "num_classes")
-"""What a model has to know of the data: an argument of the model that nobody gave is taken from the data module's
-attribute of the same name."""
+"""Arguments of the model that default to the data module's attributes of the same names."""
 
 DEFAULT_EPOCHS = 20
 
 
 class RankzeroCLI(LightningCLI):
-    """LightningCLI with our own arguments; builds data and model, and no Trainer.
+    """LightningCLI with Rankzero's flags; builds data and model, but no Trainer.
 
     Args:
-        flags: The command line.
+        flags: The parsed command line.
     """
 
     def __init__(self, flags: Arguments) -> None:
@@ -53,7 +52,7 @@ class RankzeroCLI(LightningCLI):
             limits.max_epochs = DEFAULT_EPOCHS
 
     def instantiate_classes(self) -> None:
-        """Builds the data module, then the model with what it has to know of the data; no Trainer yet."""
+        """Builds the data module, then the model; missing `LINKED` arguments are taken from the data module."""
         config = self.config.clone()
         data: LightningDataModule | None = self._instantiate(Namespace(data=config.pop("data"))).data
         arguments = config.model.get("init_args") or Namespace()
@@ -70,26 +69,26 @@ class RankzeroCLI(LightningCLI):
         try:
             instances: Namespace = self.parser.instantiate(config)
         except ValueError as error:
-            # The error of a class's own __init__ comes wrapped in jsonargparse's account of types that did not fit.
+            # jsonargparse wraps an error raised by a class's __init__ in its report of mismatched types.
             raise (error.__cause__ if isinstance(error.__cause__, Exception) else error) from None
         return instances
 
     @property
     def data_batch_size(self) -> int | None:
-        """The value of `--data.batch_size`, where it is not the data module's own default."""
+        """Batch size of the data module; None if it is the default or not an argument of the data module."""
         parameter = inspect.signature(type(self.datamodule).__init__).parameters.get("batch_size")
         size: int | None = getattr(self.datamodule, "batch_size", None)
         return None if parameter is None or parameter.default == size else size
 
     @property
     def title(self) -> str:
-        """What an unnamed run is called: `<model>-<data>`."""
+        """Name of a run without `--name`, before its number: `<model>-<data>`."""
         data = type(self.datamodule).__name__ if self.datamodule else "own"
         return f"{type(self.model).__name__}-{data}"
 
     @property
     def stored_config(self) -> Config:
-        """The configuration, to start another run like it: without the run's name and what it resumed."""
+        """Configuration that starts a similar run; flags of a single start, such as `--name`, are left out."""
         config = without_objects(yaml.safe_load(self.parser.dump(without_enums(self.config), skip_unset=False)))
         for name in (*OF_ONE_START, *(() if self.datamodule else ("data",))):
             config.pop(name, None)
@@ -97,6 +96,6 @@ class RankzeroCLI(LightningCLI):
 
     @property
     def trainer_arguments(self) -> dict[str, Any]:
-        """What `rankzero.Trainer` is built with."""
+        """Arguments of `rankzero.Trainer`."""
         own = {name: value for name, value in self.config_init.items() if name in TRAINER and name != "seed"}
         return {**own, **self.config_init.trainer.as_dict()}

@@ -1,4 +1,4 @@
-"""Where a value of the configuration comes from: the command line, a config file or a checkpoint. Imports no torch."""
+"""Sources of configuration values: the command line, config files and checkpoints. Does not import torch."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +12,10 @@ class Origins(NamedTuple):
     """Names the source of a value as the user typed it.
 
     Args:
-        typed: The command line, as typed.
-        names: Every short flag -> the LightningCLI key that it is.
-        files: What gave further values, such as `--config FILE` -> its content; the later ones win.
-        stored: The name among `files` of what a checkpoint remembers; empty without one.
+        typed: The command line as typed.
+        names: Short flag or alias -> LightningCLI key, or the flag's name if it has none.
+        files: Further sources such as `--config FILE`, each with its content; later sources override earlier ones.
+        stored: Name in `files` of the configuration stored in a checkpoint; empty without one.
     """
 
     typed: Sequence[str] = ()
@@ -24,11 +24,11 @@ class Origins(NamedTuple):
     stored: str = ""
 
     def asked(self, key: str, given: str = "") -> str:
-        """What was asked for: the flag with its value as typed, or the key with its value and the file.
+        """Returns the request that set a value: the flag and value as typed, or the key, the value and the file.
 
         Args:
-            key: The LightningCLI key, such as `data.num_workers`.
-            given: Its value, if known.
+            key: LightningCLI key, such as `data.num_workers`.
+            given: The value, if known.
         """
         options = list(self._options())
         exact = [text for option, text in options if self.names.get(option, option) == key]
@@ -44,7 +44,7 @@ class Origins(NamedTuple):
         return f"--{key}" + (f" {quoted(given)}" if given and "Namespace(" not in given else "")
 
     def file_of(self, key: str) -> str:
-        """The file or checkpoint that sets a value that was not typed; empty if there is none."""
+        """Returns the file or checkpoint that sets a value; empty if none does, or if the value was typed."""
         if any(self.names.get(option, option) == key for option, _ in self._options()):
             return ""
         for name, content in reversed(self.files):
@@ -53,7 +53,7 @@ class Origins(NamedTuple):
         return ""
 
     def without(self, key: str) -> str:
-        """What to type so that a section of the stored configuration is used without one of its arguments."""
+        """Returns the flag that passes a section of the stored configuration without the argument `key`."""
         section, _, argument = key.partition(".")
         content = dict(self.files)[self.stored][section]
         kept = {name: value for name, value in (content.get("init_args") or {}).items() if name != argument}
@@ -61,7 +61,7 @@ class Origins(NamedTuple):
         return f"--{section} '{text}'"
 
     def _options(self) -> Iterator[tuple[str, str]]:
-        """Every flag that was typed, without dashes, and its text."""
+        """Yields each typed flag without dashes, and its text with the value."""
         for i, token in enumerate(self.typed):
             if token.startswith("--"):
                 option, equals, value = token[2:].partition("=")

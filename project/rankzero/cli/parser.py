@@ -1,4 +1,4 @@
-"""LightningCLI's parser, with mistakes told in a person's terms."""
+"""LightningCLI's parser with error messages in the user's terms."""
 
 import re
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from rankzero.messages import RequestError, nearest
 
 
 class RankzeroParser(LightningArgumentParser):
-    """Lightning's parser; a mistake is a `RequestError`, not a page of usage."""
+    """Lightning's parser; it raises a `RequestError` and does not print the usage."""
 
     origins: Origins = Origins()
-    """Where each value comes from."""
+    """The source of each value."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if not self.exit_on_error:  # a parser within the parser, whose error becomes part of the outer one's
+        if not self.exit_on_error:  # a nested parser; the error of the outer parser includes this one
             super().error(message, ex)
         cause: BaseException | None = ex
-        while cause is not None:  # a config file is read by a parser of its own, whose error comes wrapped
+        while cause is not None:  # errors in a config file are wrapped, because a separate parser reads it
             if isinstance(cause, RequestError):
                 raise cause
             cause = cause.__cause__ or cause.__context__
@@ -35,7 +35,7 @@ class RankzeroParser(LightningArgumentParser):
 
 
 def reader(read: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Lets the reader of a flag read what YAML has made a number of already."""
+    """Returns a reader that also accepts values already converted by YAML, such as numbers."""
 
     def read_any(value: Any) -> Any:
         return read(str(value))
@@ -46,13 +46,13 @@ def reader(read: Callable[[str], Any]) -> Callable[[Any], Any]:
 def parsing_error(
     message: str, options: list[str], origins: Origins | None = None, error: Exception | None = None
 ) -> RequestError:
-    """Makes one message of what jsonargparse says, which is several lines in terms of its own.
+    """Converts a message of jsonargparse, which has several lines in its own terms, into a `RequestError`.
 
     Args:
-        message: What it says.
-        options: The options that there are, without dashes.
-        origins: Where each value comes from.
-        error: The error that it says it of.
+        message: The message of jsonargparse.
+        options: The existing options, without dashes.
+        origins: The source of each value.
+        error: The exception that the message describes.
     """
     origins = origins or Origins()
     if match := re.match(r"[Uu]nrecognized arguments: (\S+)", message):
@@ -85,7 +85,7 @@ def parsing_error(
 
 
 def _readable(message: str) -> str:
-    """The lines of a message that say what is wrong with the value."""
+    """Returns the lines of a message that state why the value is invalid."""
     noise = (
         r"Parser key|Problem with|Does not|Subtypes:|Errors:|Expected a <class 'NoneType'>|Given value|Expected a path"
     )
@@ -99,7 +99,7 @@ def _readable(message: str) -> str:
 
 
 def _no_such_argument(group: str, argument: str, class_path: str, options: list[str], origins: Origins) -> RequestError:
-    """The error for an argument that a class does not take, or no longer takes."""
+    """Returns the error for an argument that a class does not have, or no longer has."""
     known = _arguments_of(class_path) or [o.removeprefix(f"{group}.") for o in options if o.startswith(f"{group}.")]
     takes = class_path.rpartition(".")[2] or group
     if argument in known:
@@ -123,19 +123,19 @@ def _no_such(asked: str, found: str, known: list[str]) -> RequestError:
 
 
 def _arguments_of(class_path: str) -> list[str]:
-    """The arguments of a class, those that it passes on to its parents included."""
+    """Returns the arguments of a class, including arguments that it passes to its parents; empty on any error."""
     module, _, name = class_path.rpartition(".")
     try:
         kind = getattr(import_module(module), name)
         return list(ArgumentParser(exit_on_error=False).add_class_arguments(kind, fail_untyped=False))
-    except Exception:  # whatever is wrong with it, the message is about something else
+    except Exception:  # the caller reports another error; this list is optional
         return []
 
 
 def without_enums(value: Any) -> Any:
-    """A configuration in which members of enumerations are their values.
+    """Returns a configuration with members of string enumerations replaced by their values.
 
-    jsonargparse (4.53) cannot write the defaults of such a type where the annotation is `str`, as of Lightning's Timer.
+    jsonargparse (4.53) cannot dump such a default if the annotation is `str`, as in Lightning's Timer.
     """
     if isinstance(value, Namespace):
         return Namespace(**{key: without_enums(one) for key, one in vars(value).items()})

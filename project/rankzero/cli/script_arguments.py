@@ -1,4 +1,4 @@
-"""The flags as arguments of `rankzero.Trainer`: how they are read, and how messages spell them. Imports no torch."""
+"""The flags as arguments of `rankzero.Trainer`: reads them and spells them in messages. Does not import torch."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from typing import Any
 from rankzero.cli.flags import RUNNING, TRAINING
 
 TRAINER = {flag.name: flag for flag in (*RUNNING, *TRAINING) if flag.lightning_key is None or flag.name == "seed"}
-"""The flags that are arguments of `rankzero.Trainer` too; it has Lightning's own under Lightning's names."""
+"""Flags that Rankzero adds to the arguments of the Trainer; all other flags stand for Lightning's arguments."""
 
 _KEYS = {
     name: flag.lightning_key
@@ -26,7 +26,7 @@ _COMMANDS = re.compile(r"(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) 
 def as_arguments(text: str) -> str:
     """Spells flags as arguments of the Trainer: `--save_every 200steps` as `save_every="200steps"`.
 
-    Lines to be typed in a shell stay, but for the script that they name.
+    In shell command lines, only the name of the script changes.
     """
 
     def spelled(match: re.Match[str]) -> str:
@@ -43,23 +43,23 @@ def as_arguments(text: str) -> str:
 
 
 def read_arguments(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the Trainer's own arguments as the flags of the same names are read.
+    """Reads Rankzero's arguments of the Trainer in the same way as the flags of the same names.
 
     Raises:
-        RequestError: A value is not one that its flag takes.
+        RequestError: A value is not valid for its flag.
     """
     return {name: value if value is None else TRAINER[name].value(_as_text(value)) for name, value in own.items()}
 
 
 def as_list(value: Any) -> list[Any]:
-    """An argument that may be one thing, several or None."""
+    """Returns the items of an argument that may be None, one item, a list or a tuple."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _as_text(value: Any) -> str:
-    """An argument as it would be typed after its flag."""
+    """Returns an argument as the user would type it after its flag."""
     if isinstance(value, timedelta):
         return f"{math.ceil(value.total_seconds())}s"
     if isinstance(value, bool):

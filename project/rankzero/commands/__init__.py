@@ -1,1 +1,1 @@
-"""What a person runs: `fit`, `evaluate`, `predict`, `explain`."""
+"""The commands that users run: `fit`, `evaluate`, `predict`, `explain`."""

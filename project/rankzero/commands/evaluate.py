@@ -28,7 +28,7 @@ EVALUATE = Command(
 
 
 def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
-    """Imports torch, now that the flags are known to be sound, and evaluates."""
+    """Imports torch, after the flags have been checked, and evaluates."""
     with fast_imports():
         from rankzero.commands.evaluation import evaluate
 
@@ -36,5 +36,5 @@ def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command with these arguments, or with those of `sys.argv`; returns its exit code."""
+    """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
     return start(EVALUATE, evaluate, sys.argv[1:] if arguments is None else arguments)

@@ -1,4 +1,4 @@
-"""Exact metrics of a run, or of one checkpoint, on its validation or test split."""
+"""Computes exact metrics of a run or a checkpoint on its validation or test split."""
 
 import json
 import warnings
@@ -23,22 +23,22 @@ from rankzero.runs.summary import finite_or_none
 from rankzero.trainer import Trainer
 
 KEPT = ("model", "data", "seed_everything")
-"""What an evaluation takes over from the configuration of the run."""
+"""Sections of the stored configuration that an evaluation reuses."""
 
 
 def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
-    """Evaluates; every sample counts once, at any number of processes. All ranks must call.
+    """Evaluates a checkpoint; every sample counts once for any number of processes. All ranks must call.
 
     Returns:
         The exit code, see `rankzero.messages.Exit`.
 
     Raises:
-        CannotStart: There is no such run or checkpoint, or it cannot be evaluated as asked.
+        CannotStart: The run or checkpoint does not exist, or cannot be evaluated as requested.
     """
     silence_warnings(rendezvous_result.launch.rank or 0)
     checkpoint = find_checkpoint(flags)
     if flags.only_prints:
-        RankzeroCLI(with_configuration(flags, checkpoint))  # prints, and leaves
+        RankzeroCLI(with_configuration(flags, checkpoint))  # prints and exits
     if flags.get("export"):
         return export(flags, checkpoint, rendezvous_result.launch.rank)
     with Session.of_command(flags.requested_world, rendezvous_result) as session, as_user_errors(begun=lambda: False):
@@ -60,13 +60,13 @@ def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
 
 
 def prepare(flags: Arguments, coordinator: Coordinator) -> tuple[RankzeroCLI, Trainer, Path]:
-    """Finds the checkpoint and builds model, data and Trainer. All ranks must call.
+    """Finds the checkpoint and builds the model, the data and the Trainer. All ranks must call.
 
     Raises:
-        CannotStart: There is no such run or checkpoint, or it cannot be used as asked.
+        CannotStart: The run or checkpoint does not exist, or cannot be used as requested.
     """
     warnings.filterwarnings("ignore", message="The dirpath has changed from")  # an evaluation saves no checkpoint
-    # While a run is training each rank may find another checkpoint: rank zero's counts.
+    # While the run is training, each rank may find a different checkpoint, so all ranks use rank zero's.
     checkpoint = Path(coordinator.run_on_rank_zero(lambda: str(find_checkpoint(flags))))
     cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
     trainer = Trainer(**{**cli.trainer_arguments, "logger": False, "enable_checkpointing": False})
@@ -75,7 +75,7 @@ def prepare(flags: Arguments, coordinator: Coordinator) -> tuple[RankzeroCLI, Tr
 
 
 def export(flags: Arguments, checkpoint: Path, rank: int | None) -> int:
-    """Writes the weights of the checkpoint to `--export`; rank zero does, without the others."""
+    """Writes the weights of the checkpoint to `--export`, on rank zero only and without communication."""
     if not rank:
         file = Path(flags.get("export")).expanduser()
         print_line(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}")
@@ -83,10 +83,10 @@ def export(flags: Arguments, checkpoint: Path, rank: int | None) -> int:
 
 
 def find_checkpoint(flags: Arguments) -> Path:
-    """The requested checkpoint: `--checkpoint`, or the newest of `--name`, or of the newest run there is.
+    """Returns the requested checkpoint: `--checkpoint`, or the newest one of `--name` or of the newest run.
 
     Raises:
-        RequestError: There is none.
+        RequestError: The checkpoint or the run does not exist.
     """
     asked, verb = flags.get("checkpoint"), flags.command.name
     if asked not in (None, "last", "best"):
@@ -117,7 +117,7 @@ def find_checkpoint(flags: Arguments) -> Path:
 
 
 def _best(run: RunDirectory) -> Path:
-    """The checkpoint that the run's `--keep_best` kept."""
+    """Returns the checkpoint that the run kept because of `--keep_best`."""
     best = run.read("summary.json").get("best")
     if not best:
         raise RequestError(
@@ -129,11 +129,11 @@ def _best(run: RunDirectory) -> Path:
 
 
 def with_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
-    """The flags, behind what builds the model and the data that the checkpoint was trained with."""
+    """Returns the flags, preceded by the configuration of model and data that the checkpoint stores."""
     if not checkpoint.is_dir():
-        return flags  # a .ckpt of somebody else: --model and --data have to say
+        return flags  # a .ckpt file has no stored configuration; --model and --data name the classes
     config = read_config(read_manifest(checkpoint)["rankzero"].get("config"))
-    # A dict, unlike a class path, says everything: `--data '{"class_path": ...}'`.
+    # A dict, as in `--data '{"class_path": ...}'`, replaces the stored section; a class path is merged into it.
     replaced = {name for name in ("model", "data") for token in flags.arguments if token.startswith(f"--{name}={{")}
     kept = {key: config[key] for key in KEPT if config.get(key) is not None and key not in replaced}
     arguments = ["--config=" + dump_config(kept), *flags.arguments]
@@ -144,16 +144,16 @@ def with_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
 
 
 def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:
-    """Runs the validation or the test split, and returns its metrics. All ranks must call."""
+    """Runs the validation or the test split and returns its metrics. All ranks must call."""
     run = trainer.validate if split == "val" else trainer.test
     results = run(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=None)
     return {name: value for result in results for name, value in sorted(result.items())}
 
 
 def samples_read(trainer: Trainer, split: str) -> int | None:
-    """Samples that an evaluation has read on all ranks, `--trainer.limit_test_batches` considered.
+    """Returns the number of samples evaluated on all ranks, within limits such as `--trainer.limit_test_batches`.
 
-    None where a loader keeps an order of its own, such as that of an IterableDataset: its samples are not counted.
+    Returns None if a loader has its own order, as with an IterableDataset, because its samples are not counted.
     """
     orders = trainer.plan.evaluated
     limits = trainer.num_val_batches if split == "val" else trainer.num_test_batches
@@ -163,13 +163,13 @@ def samples_read(trainer: Trainer, split: str) -> int | None:
 
 
 def title_of(checkpoint: Path) -> str:
-    """What results are called: the run, or the checkpoint where it is in no run."""
+    """Returns the name of the run, or of the checkpoint if it belongs to no run."""
     run = RunDirectory(checkpoint.parent.parent)
     return run.name if run.exists else checkpoint.name
 
 
 def output_file(flags: Arguments, checkpoint: Path) -> Path:
-    """Where the JSON goes: `--output`, or the run's directory; this folder for a checkpoint of no run."""
+    """Returns the JSON file: `--output`, or a file in the run's directory, or (without a run) in the current folder."""
     name = f"evaluate-{flags.get('split')}.json"
     if flags.get("output"):
         return Path(flags.get("output")).expanduser()
@@ -178,7 +178,11 @@ def output_file(flags: Arguments, checkpoint: Path) -> Path:
 
 
 def write_result(file: Path, result: dict[str, Any]) -> None:
-    """Writes a result as JSON."""
+    """Writes a result as JSON.
+
+    Raises:
+        RequestError: The file cannot be written.
+    """
     try:
         write_text(file, json.dumps(result, indent=2, allow_nan=False) + "\n")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`--explain`: what was detected, from which variables, and what would happen. Imports no torch, joins nothing."""
+"""`--explain`: prints the detected launcher and what would start, without a rendezvous. Does not import torch."""
 
 from rankzero.cli.arguments import Arguments
 from rankzero.distributed.environments.detect import detect
@@ -11,7 +11,7 @@ from rankzero.messages import Exit, RequestError
 
 
 def explain(flags: Arguments) -> int:
-    """Prints the explanation, on rank zero; returns the exit code."""
+    """Prints the explanation on the reporting rank and returns the exit code."""
     launch: Launch | None = None
     refusal: RequestError | None = None
     try:
@@ -59,7 +59,7 @@ def _described(flags: Arguments, launch: Launch) -> list[str]:
 
 
 def _threads(flags: Arguments, launch: Launch) -> str:
-    """The threads of each process, as far as one process can know without the others."""
+    """Returns the threads of each process, as far as they are known without a rendezvous."""
     ranks = launch.local_world_size if launch.externally_created else (flags.requested_world.devices or 1)
     size = max(launch.world_size, ranks or 1)
     threads = choose_threads(launch._replace(local_world_size=ranks, world_size=size), [Peer.this(launch)])

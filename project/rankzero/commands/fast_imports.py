@@ -1,6 +1,6 @@
-"""Importing torch and Lightning takes seconds, of which a third can be saved. Imports neither.
+"""Shortens the import of torch and Lightning, which takes seconds, by a third. Does not import either.
 
-What is imported is the same, and is there in the end for whoever asks for it.
+Afterwards, the same modules are available as after plain imports.
 """
 
 import atexit
@@ -18,7 +18,7 @@ _NEVER_USED = "scipy.signal"
 
 @contextmanager
 def fast_imports() -> Iterator[None]:
-    """For what is imported within it, once a process; where torch is there already nothing is left to be saved."""
+    """Speeds up the imports in its `with` block; does nothing if torch is already imported."""
     if "torch" in sys.modules:
         yield
         return
@@ -28,10 +28,11 @@ def fast_imports() -> Iterator[None]:
 
 @contextmanager
 def _no_search_for_garbage() -> Iterator[None]:
-    """Modules make hundreds of thousands of objects and hardly any garbage; Python would search all of them many times.
+    """Disables garbage collection during the imports, then exempts the imported objects from later collections.
 
-    `gc.freeze` keeps them out of later searches too, which would interrupt steps. In the end they are let go as ever:
-    libraries count what is left then, and complain.
+    Imports create hundreds of thousands of objects and hardly any garbage; Python would scan all of them many times.
+    After `gc.freeze`, later collections skip them and interrupt steps for less time. `gc.unfreeze` runs at exit,
+    because libraries count the remaining objects then and print warnings.
     """
     searches = gc.isenabled()
     gc.disable()
@@ -46,10 +47,9 @@ def _no_search_for_garbage() -> Iterator[None]:
 
 @contextmanager
 def _scipy_signal_when_used() -> Iterator[None]:
-    """Leaves out `scipy.signal`, which torchmetrics (1.9) imports for a single assignment.
+    """Delays the import of `scipy.signal`, which torchmetrics (1.9) needs for a single assignment, until first use.
 
-    It gives back to it the function `hamming`, which the package srmrpy looks for there. So where that is installed,
-    all is as ever.
+    The assignment restores `scipy.signal.hamming` for the package srmrpy. If srmrpy is installed, nothing is delayed.
     """
     if _NEVER_USED in sys.modules or find_spec("scipy") is None or find_spec("srmrpy") is not None:
         yield
@@ -63,12 +63,12 @@ def _scipy_signal_when_used() -> Iterator[None]:
 
 
 class _Later(ModuleType):
-    """Stands where a module will be; whoever asks it for anything but `hamming` gets it from that module."""
+    """Placeholder for a module; reading any attribute except `hamming` imports the real module."""
 
     hamming = None
 
     def make_way(self) -> None:
-        """From now on an import brings the module itself."""
+        """Removes the placeholder, so that the next import loads the module."""
         package, _, name = self.__name__.rpartition(".")
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -76,7 +76,7 @@ class _Later(ModuleType):
             delattr(sys.modules[package], name)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # `inspect` looks at every module there is
+        if name.startswith("__") and name != "__path__":  # `inspect` reads such attributes of every imported module
             raise AttributeError(name)
         self.make_way()
         return getattr(import_module(self.__name__), name)

@@ -30,7 +30,7 @@ FIT = Command(
 
 
 def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
-    """Imports torch, now that the flags are known to be sound, and trains."""
+    """Imports torch, after the flags have been checked, and trains."""
     with fast_imports():
         from rankzero.commands.training import fit
 
@@ -38,5 +38,5 @@ def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command with these arguments, or with those of `sys.argv`; returns its exit code."""
+    """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
     return start(FIT, fit, sys.argv[1:] if arguments is None else arguments)

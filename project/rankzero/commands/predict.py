@@ -1,4 +1,4 @@
-"""The command `predict`: writes what `predict_step` returns, each sample once, in order."""
+"""The command `predict`: writes the outputs of `predict_step`, each sample once, in the order of the samples."""
 
 import sys
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ PREDICT = Command(
 
 
 def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
-    """Imports torch, now that the flags are known to be sound, and predicts."""
+    """Imports torch, after the flags have been checked, and predicts."""
     with fast_imports():
         from rankzero.commands.prediction import predict
 
@@ -35,5 +35,5 @@ def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command with these arguments, or with those of `sys.argv`; returns its exit code."""
+    """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
     return start(PREDICT, predict, sys.argv[1:] if arguments is None else arguments)

@@ -1,4 +1,4 @@
-"""What `predict_step` returns for each sample of a data module, in a file."""
+"""Writes the outputs of `predict_step` for all samples of a split to files."""
 
 import re
 import shutil
@@ -25,23 +25,23 @@ from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.loader import ManagedLoader
 
 STAGES = {"predict": "predict", "test": "test", "val": "validate"}
-"""The value of `--split` -> the stage that a data module's `setup` gets."""
+"""The value of `--split` -> the stage that `setup` receives."""
 
 PARTS = ".parts"
 
 
 def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
-    """Writes what `predict_step` returns, each sample once, at any number of processes. All ranks must call.
+    """Writes the outputs of `predict_step`, each sample once, for any number of processes. All ranks must call.
 
     Returns:
         The exit code, see `rankzero.messages.Exit`.
 
     Raises:
-        CannotStart: There is no such run or checkpoint, or nothing that can be predicted and written as asked.
+        CannotStart: The run, the checkpoint or the split does not exist, or the predictions cannot be written.
     """
     silence_warnings(rendezvous_result.launch.rank or 0)
     if flags.only_prints:
-        RankzeroCLI(with_configuration(flags, find_checkpoint(flags)))  # prints, and leaves
+        RankzeroCLI(with_configuration(flags, find_checkpoint(flags)))  # prints and exits
     with Session.of_command(flags.requested_world, rendezvous_result) as session, as_user_errors(begun=lambda: False):
         coordinator = session.coordinator
         cli, trainer, checkpoint = prepare(flags, coordinator)
@@ -56,7 +56,7 @@ def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
             if not kept.writers:
                 raise RequestError(f"--split {flags.get('split')}", "it has no samples", "another --split or --data")
             trainer.strategy.barrier("predictions")
-            # Not `coordinator.run_on_rank_zero`, to which Ctrl-C is a failure: this may take minutes.
+            # This may take minutes, and `coordinator.run_on_rank_zero` would treat Ctrl-C as a failure.
             samples = on_rank_zero(trainer.strategy, coordinator.launch.rank, lambda: _write(folder, len(kept.writers)))
         except BaseException:
             if coordinator.launch.rank == 0:
@@ -71,10 +71,10 @@ def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
 
 
 def read_split(cli: RankzeroCLI, split: str) -> None:
-    """Has `Trainer.predict` read the samples of a split.
+    """Makes `Trainer.predict` read the samples of a split.
 
     Raises:
-        RequestError: Neither the data module nor the model has a loader for them.
+        RequestError: Neither the data module nor the model has a loader for the split.
     """
     hook = f"{split}_dataloader"
     owners = [owner for owner in (cli.datamodule, cli.model) if owner is not None]
@@ -93,7 +93,7 @@ def read_split(cli: RankzeroCLI, split: str) -> None:
 
 
 def _set_up_as(owner: Any, stage: str) -> None:
-    """Has Lightning's call of `setup` say another stage than `predict`."""
+    """Makes Lightning's call of `setup` pass this stage in place of `predict`."""
     setup = owner.setup
 
     def set_up(stage: str = stage, asked: str = stage) -> None:
@@ -103,7 +103,7 @@ def _set_up_as(owner: Any, stage: str) -> None:
 
 
 def output_folder(flags: Arguments, checkpoint: Path) -> Path:
-    """Where predictions go: `--output`, or the run's directory; this folder for a checkpoint of no run."""
+    """Returns the output folder: `--output`, or one in the run's directory, or (with no run) in the current folder."""
     if flags.get("output"):
         return Path(flags.get("output")).expanduser()
     run = RunDirectory(checkpoint.parent.parent)
@@ -112,7 +112,7 @@ def output_folder(flags: Arguments, checkpoint: Path) -> Path:
 
 
 def _clear(folder: Path) -> None:
-    """Makes the folder, without the parts of a prediction that did not finish."""
+    """Creates the folder and removes the parts of an unfinished prediction."""
     try:
         shutil.rmtree(folder / PARTS, ignore_errors=True)
         (folder / PARTS).mkdir(parents=True)
@@ -121,7 +121,7 @@ def _clear(folder: Path) -> None:
 
 
 def _write(folder: Path, loaders: int) -> dict[str, int]:
-    """Writes one file for each data loader; returns how many samples are in each."""
+    """Writes one file for each data loader; returns file name -> number of samples."""
     for old in folder.iterdir():
         if re.fullmatch(r"predictions(-\d+)?\.(pt|csv)", old.name):
             old.unlink()
@@ -132,19 +132,19 @@ def _write(folder: Path, loaders: int) -> dict[str, int]:
 
 
 def _leave_nothing(folder: Path) -> None:
-    """Removes the parts of a prediction that failed, and the folder if there is nothing else in it."""
+    """Removes the parts of a failed prediction, and the folder if it is empty then."""
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     with suppress(OSError):
         folder.rmdir()
 
 
 class KeepPredictions(Callback):
-    """Keeps what `predict_step` returns.
+    """Callback that writes the outputs of `predict_step` to part files.
 
     Args:
-        folder: Where each rank writes its parts.
+        folder: Folder for the parts of all ranks.
         rank: This rank.
-        world_size: Ranks in all.
+        world_size: Number of ranks.
     """
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
@@ -152,7 +152,7 @@ class KeepPredictions(Callback):
         self.writers: list[PartWriter] = []
         self.loaders: list[Any] = []
         self.read: list[int] = []
-        """For each loader whose order is the user's own, how many samples were read."""
+        """Number of samples read from each loader; counted only for loaders that keep the user's order."""
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         combined = trainer.predict_loop._combined_loader

@@ -1,7 +1,7 @@
-"""What `predict_step` returns, from every rank into one file, in the order of the samples.
+"""Collects the outputs of `predict_step` from all ranks in one file, in the order of the samples.
 
-Each rank writes the outputs of its batches to parts beside the file, a few of them at a time; rank zero reads the parts
-one after the other. So no rank holds more in memory than `PART_BYTES`, and rank zero one mapped copy of the result.
+Each rank writes the outputs of a few batches at a time to part files; rank zero reads the parts one after the other.
+A rank therefore keeps about `PART_BYTES` in memory, and rank zero one memory-mapped copy of the result.
 """
 
 import csv
@@ -19,19 +19,19 @@ from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.atomic_files import replacing, synced
 
 PART_BYTES = 64 * 2**20
-"""A rank writes a part once it holds this much."""
+"""Bytes of outputs after which a rank writes a part, and size from which a merged tensor is memory-mapped."""
 
 MOST_COLUMNS = 64
-"""A tensor with more numbers a sample is not written as a table."""
+"""Maximum number of columns of the CSV table; wider predictions get no table."""
 
 PLAIN = (str, int, float, bool, type(None))
 
 
 class PartWriter:
-    """Writes the outputs of one rank for one data loader.
+    """Writes the outputs of one rank for one data loader to part files.
 
     Args:
-        folder: Where its parts go.
+        folder: Folder for the parts.
         rank: The rank.
     """
 
@@ -41,7 +41,7 @@ class PartWriter:
         self.held = self.parts = 0
 
     def add(self, samples: Sequence[int], output: Any) -> None:
-        """Takes what `predict_step` returned for these samples."""
+        """Adds the output of `predict_step` for these samples; writes a part once `PART_BYTES` are reached."""
         kept = plain(output)
         self.batches.append((list(samples), kept))
         self.held += sum(int(leaf.nbytes) if isinstance(leaf, Tensor) else 64 for leaf in leaves(kept))
@@ -49,7 +49,7 @@ class PartWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what it holds."""
+        """Writes the outputs added since the last part."""
         if self.batches:
             self.folder.mkdir(parents=True, exist_ok=True)
             torch.save(self.batches, self.folder / f"part-{self.rank:05d}-{self.parts:05d}.pt")
@@ -57,10 +57,10 @@ class PartWriter:
 
 
 def plain(output: Any) -> Any:
-    """An output in tensors on the CPU and in plain types, which are read back without running code.
+    """Converts an output to CPU tensors and plain types, which can be loaded without running code.
 
     Raises:
-        RequestError: There is an object of another type in it.
+        RequestError: The output contains an object of another type.
     """
     if isinstance(output, Tensor):
         return (
@@ -96,7 +96,7 @@ def plain(output: Any) -> Any:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """The tensors and plain values of a structure."""
+    """Yields the tensors and plain values of a nested structure."""
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list | tuple):
@@ -107,16 +107,17 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def merge(folder: Path, file: Path) -> int:
-    """Writes one file of all parts of a data loader: the structure that `predict_step` returns, with a row per sample.
+    """Merges all parts of a data loader into one file.
 
-    A tensor's rows are samples, and so are the entries of a list with one for each sample. Where the rows of a tensor
-    differ in shape from batch to batch, it becomes a list of tensors.
+    The file has the structure that `predict_step` returns, with one row for each sample of the data set. A row is an
+    entry along the first dimension of a tensor, or an entry of a list. If the rows of a tensor differ in shape or dtype
+    between batches, the result is a list of tensors.
 
     Returns:
-        How many samples there are.
+        The number of samples.
 
     Raises:
-        RequestError: An output has no row for each sample.
+        RequestError: An output does not have one row for each sample.
     """
     parts = sorted(folder.glob("part-*.pt"))
     order, outputs = [], []
@@ -125,7 +126,7 @@ def merge(folder: Path, file: Path) -> int:
             order.append(np.array(samples, dtype=np.int64))
             outputs.append(output)
     numbers = np.concatenate(order) if order else np.zeros(0, np.int64)
-    rows = np.empty(len(numbers), np.int64)  # where each sample goes
+    rows = np.empty(len(numbers), np.int64)  # the row of each sample in the result
     rows[np.argsort(numbers, kind="stable")] = np.arange(len(numbers))
     ends = np.cumsum([len(samples) for samples in order])
     places = [torch.from_numpy(rows[end - len(samples) : end]) for samples, end in zip(order, ends, strict=True)]
@@ -139,12 +140,12 @@ def merge(folder: Path, file: Path) -> int:
 
 
 class _Merge:
-    """Puts the outputs of batches together.
+    """Merges the outputs of all batches.
 
     Args:
-        folder: Where large results are kept on disk.
-        count: Samples.
-        places: For each batch, the rows of its samples.
+        folder: Folder for the files that back memory-mapped tensors.
+        count: Number of samples.
+        places: For each batch, the rows of its samples in the result.
     """
 
     def __init__(self, folder: Path, count: int, places: Sequence[Tensor]) -> None:
@@ -152,7 +153,7 @@ class _Merge:
         self.files = 0
 
     def of(self, outputs: Sequence[Any], what: str) -> Any:
-        """Merges one value of every batch."""
+        """Merges one value of every batch; `what` names the value in error messages."""
         first = outputs[0]
         sizes = [len(place) for place in self.places]
         if all(
@@ -180,7 +181,7 @@ class _Merge:
         )
 
     def _holds_batches(self, outputs: Sequence[Any], sizes: Sequence[int]) -> bool:
-        """Whether a list holds tensors with a row for each sample, rather than an entry for each sample."""
+        """Returns whether all entries of the lists are tensors with one row for each sample of the batch."""
         return all(
             isinstance(value, Tensor) and value.ndim and len(value) == size
             for output, size in zip(outputs, sizes, strict=True)
@@ -196,7 +197,7 @@ class _Merge:
         return result
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor whose memory is a file, where it is large."""
+        """Returns an uninitialized tensor, memory-mapped from a file if it is large."""
         size = math.prod(shape)
         if size * dtype.itemsize < PART_BYTES:
             return torch.empty(shape, dtype=dtype)
@@ -218,10 +219,10 @@ def _described(value: Any) -> str:
 
 
 def _write_table(merged: Any, samples: Any, file: Path) -> None:
-    """Writes a CSV file where the predictions are numbers and texts, few enough for a table."""
+    """Writes a CSV file if the predictions are numbers and texts in at most `MOST_COLUMNS` columns."""
     columns = _columns(merged, "")
     if not columns or len(columns) > MOST_COLUMNS or any(len(values) != len(samples) for values in columns.values()):
-        file.unlink(missing_ok=True)  # of an earlier prediction
+        file.unlink(missing_ok=True)  # from an earlier prediction
         return
     with replacing(file) as beside, beside.open("w", newline="") as opened:
         table = csv.writer(opened)
@@ -233,7 +234,7 @@ def _write_table(merged: Any, samples: Any, file: Path) -> None:
 
 
 def _columns(merged: Any, name: str) -> dict[str, Any] | None:
-    """Column name -> one value for each sample; None where the predictions are no table."""
+    """Returns column name -> one value for each sample; None if the predictions do not form a table."""
     if isinstance(merged, Tensor) and not merged.is_complex() and merged.ndim <= 2:
         if merged.ndim == 1:
             return {name or "prediction": merged}

@@ -1,4 +1,4 @@
-"""From the command line to the process that does the work. Imports no torch."""
+"""Starts a command: parses flags, detects the launcher, connects the ranks. Does not import torch."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from rankzero.sampling.workers import end_workers
 
 
 def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], arguments: Sequence[str]) -> int:
-    """Reads the command line and does the work, in this process or in one process a device.
+    """Parses the command line and runs the command, in this process or in one process per device.
 
     Args:
-        command: What the command line may say.
-        work: Called with the flags and with all processes, once they are here; returns the exit code.
-        arguments: The command line.
+        command: The command.
+        work: Called with the flags and the result of the rendezvous; returns the exit code.
+        arguments: The command line, without the script's name.
 
     Returns:
         The exit code, see `rankzero.messages.Exit`.
@@ -67,7 +67,7 @@ def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], 
 
 
 def resolve_subcommand(command: Command, arguments: list[str]) -> tuple[str, list[str]]:
-    """Returns the command that LightningCLI's subcommand stands for, and its arguments.
+    """Returns the name of the command that LightningCLI's subcommand selects, and the command's arguments.
 
     `fit.py test --name x` is the command `evaluate` with `--split test --name x`.
     """
@@ -78,6 +78,6 @@ def resolve_subcommand(command: Command, arguments: list[str]) -> tuple[str, lis
 
 
 def print_only(flags: Arguments, launch: Launch, work: Callable[[Arguments, RendezvousResult], int]) -> int:
-    """Prints a config file or help, on one rank alone; no process waits for another."""
+    """Prints a config file or help on the reporting rank only, without a rendezvous."""
     import_names.install()
     return work(flags, RendezvousResult.without_rendezvous(Launch())) if is_reporting_rank(launch) else Exit.FINISHED

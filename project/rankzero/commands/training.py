@@ -1,4 +1,4 @@
-"""Training from the command line: the data, the model and the Trainer that the flags describe."""
+"""Trains from the command line, with the data, the model and the Trainer that the flags specify."""
 
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
@@ -11,17 +11,17 @@ from rankzero.trainer import Trainer
 
 
 def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
-    """Trains, or resumes training. All ranks must call.
+    """Trains a model or resumes its training. All ranks must call.
 
     Returns:
         The exit code, see `rankzero.messages.Exit`.
 
     Raises:
-        CannotStart: The request cannot be met; nothing was trained and nothing is left behind.
+        CannotStart: The request cannot be fulfilled; nothing was trained and no file of the attempt remains.
     """
     silence_warnings(rendezvous_result.launch.rank or 0)
     if flags.only_prints:
-        RankzeroCLI(flags)  # prints, and leaves
+        RankzeroCLI(flags)  # prints and exits
     trainer: Trainer | None = None
     with (
         Session.of_command(flags.requested_world, rendezvous_result) as session,
@@ -39,7 +39,7 @@ def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
 
 
 def build_trainer(cli: RankzeroCLI) -> Trainer:
-    """Builds the Trainer that a command line describes. All ranks must call."""
+    """Builds the Trainer that the command line specifies. All ranks must call."""
     trainer = Trainer(**cli.trainer_arguments)
     trainer.plan.data_batch_size = cli.data_batch_size
     if cli.config.fast == "yes" and trainer.precision == "bf16-mixed":

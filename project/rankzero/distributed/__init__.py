@@ -1,1 +1,1 @@
-"""The processes of a run: how they were started, how they meet, agree, stop and fail together."""
+"""The processes of a run: how they start, find one another, exchange objects, stop and fail together."""

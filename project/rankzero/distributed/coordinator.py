@@ -1,4 +1,4 @@
-"""Coordinates the processes of a run: they exchange objects, start only if all can, and exit together."""
+"""Coordinates the processes of a run: they exchange objects, start only if all of them can, and exit together."""
 
 import json
 import socket
@@ -29,28 +29,31 @@ T = TypeVar("T")
 _STOPPED = "rankzero was stopped"
 
 CAUSE_SECONDS = 4.0
-"""A rank that has lost contact waits so long for whoever knows why."""
+"""How long a rank that has lost contact waits for the control channel to deliver the cause."""
 
 _POLL_SECONDS = 0.02
 _LEAVE_SECONDS = 3.0
 
 WORK_SECONDS = 1800.0
-"""So long, at least, one rank may take to build its data and model: the others wait for it."""
+"""Minimum time that a rank may take to build its data and model while the other ranks wait."""
 
 
 class Coordinator:
-    """The processes of a run, which talk through a `torch.distributed.Store`. A context manager that all ranks enter.
+    """Exchanges objects between the processes of a run through a `torch.distributed.Store`.
+
+    A context manager that all ranks must enter.
 
     Args:
-        rendezvous_result: All processes, as far as they have been called.
-        requested: The processes that were asked for.
+        rendezvous_result: The processes that the rendezvous has found; this process alone under torchrun.
+        requested: The requested processes.
 
     Attributes:
-        launch: Where this process stands, now with what the launcher did not say.
+        launch: The position of this process among all processes, with the values that the launcher did not provide.
         members: All processes, by rank.
+        control_channel: The control channel of this rank.
 
     Raises:
-        RequestError: The world is not the one that was asked for.
+        RequestError: The launched processes are not the requested ones.
     """
 
     def __init__(self, rendezvous_result: RendezvousResult, requested: RequestedWorld) -> None:
@@ -74,7 +77,7 @@ class Coordinator:
             everybody = [Peer(**member) for member in self.all_gather_object(me._asdict())]
             self.launch, self.members = assign_ranks(self.launch, me, everybody)
             check_world(requested, self.launch)
-        # Until it is there nobody hears of a rank that is killed.
+        # Until the control channel exists, a killed rank goes unnoticed. So wait for `start_timeout` at most.
         soon = partial(self.all_gather_object, seconds=requested.start_timeout)
         self.control_channel = ControlChannel(self.launch, self.members, soon, requested.interface)
         network.use_interface(requested.interface, self._interface())
@@ -84,7 +87,7 @@ class Coordinator:
             raise Stopped("torchrun has started a run again that was asked to stop; it stays stopped")
 
     def _server(self, ip: str, listening: Any) -> Store:
-        """The store, on the socket that the roll was called at."""
+        """Returns the store, served on the socket of the rendezvous."""
         port, timeout, fd = self.launch.port, timedelta(seconds=self.timeout), listening.detach()
         return TCPStore(ip, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=fd)
 
@@ -93,12 +96,12 @@ class Coordinator:
         store = TCPStore(ip, self.launch.port, is_master=False, timeout=timeout, wait_for_workers=False)
         if not self.launch.uses_agent_store:
             return store
-        # Torchrun's store outlives its workers; but for a word, what an earlier attempt left in it is not ours.
+        # torchrun's store outlives its workers. The prefix hides the keys of earlier attempts, except `_STOPPED`.
         self._agents_store = store
         return PrefixStore(f"rankzero {self.launch.world_id}", store)
 
     def _interface(self) -> str | None:
-        """The interface that leads to the other machines."""
+        """Returns the interface that reaches the other machines; None if it is unknown. All ranks must call."""
         assert self.launch.rank is not None
         if self.launch.num_nodes == 1:
             return "lo"
@@ -110,14 +113,14 @@ class Coordinator:
         return network.interface_of(source) if source else None
 
     def all_gather_object(self, value: Any, seconds: float | None = None) -> list[Any]:
-        """Every rank gives a value that JSON can hold; returns all of them, by rank. All ranks must call.
+        """Gathers one JSON-serializable value from every rank and returns all values, by rank. All ranks must call.
 
         Args:
-            value: This rank's.
-            seconds: How long to wait for the others; as long as their work may take by default.
+            value: The value of this rank.
+            seconds: How long to wait for each rank; by default, as long as a rank may take to build its data and model.
 
         Raises:
-            AnotherRankFailed: One has not come along.
+            AnotherRankFailed: A rank did not provide its value in time.
         """
         if self._store is None:
             return [json.loads(json.dumps(value))]
@@ -138,11 +141,12 @@ class Coordinator:
         return bytes(self._store.get(key))
 
     def run_on_all_ranks(self, work: Callable[[], T]) -> T:
-        """Does the work on every rank; where it cannot be done on one, none goes on. All ranks must call.
+        """Runs `work` on every rank and returns its result, or raises on every rank if one fails. All ranks must call.
 
         Raises:
-            CannotStart: On every rank, where one or more have raised it.
-            AnotherRankFailed: Where another rank has raised anything else.
+            CannotStart: `work` raised it on at least one rank.
+            AnotherRankFailed: `work` raised any other exception on another rank.
+            LeftEarlyError: `work` raised SystemExit or KeyboardInterrupt on this rank.
         """
         result, error = None, None
         try:
@@ -166,17 +170,20 @@ class Coordinator:
         return result  # type: ignore[return-value]
 
     def run_on_rank_zero(self, work: Callable[[], T]) -> T:
-        """Rank zero does the work, all get its result, which JSON can hold. All ranks must call.
+        """Runs `work` on rank zero and returns its JSON-serializable result on all ranks. All ranks must call.
 
         Raises:
-            CannotStart: On every rank, where rank zero has raised it.
-            AnotherRankFailed: Where it has raised anything else.
+            CannotStart: On every rank, if `work` raised it.
+            AnotherRankFailed: On the other ranks, if `work` raised any other exception.
         """
         result: T = self.all_gather_object(self.run_on_all_ranks(lambda: work() if self.launch.rank == 0 else None))[0]
         return result
 
     def _refusal(self, refusals: Sequence[str | None], first: int, own: Exception | None) -> CannotStart:
-        """The error that this rank raises: its own or the first, told by the lowest rank that found the same."""
+        """Returns the refusal that this rank raises: its own, or the first one by rank.
+
+        Of several ranks with the same refusal, the lowest reports it.
+        """
         refusal = own if isinstance(own, CannotStart) else CannotStart(refusals[first])
         refusal.reported_elsewhere = own is None or refusals.index(str(own)) != self.launch.rank
         if not refusal.reported_elsewhere and not all(refusals):
@@ -184,16 +191,18 @@ class Coordinator:
         return refusal
 
     def barrier_before_exit(self) -> None:
-        """Leaves a run that is stopped; waits for all, since launchers end all as soon as one has left. All must call.
+        """Waits for all ranks before a stopped run exits. All ranks must call.
 
-        To torchrun any code but 0 is a failure, and where `--max-restarts` allows it starts all again.
+        Launchers terminate all processes as soon as one has exited. torchrun treats every exit code except 0 as a
+        failure, and restarts all processes if `--max-restarts` allows it. So torchrun's store records the stop.
         """
-        if self._agents_store and not self.launch.elastic:  # which restarts, by signals, whenever a machine joins
+        # When a machine joins an elastic torchrun, its workers are signaled and restarted: this is no stop to record.
+        if self._agents_store and not self.launch.elastic:
             self._agents_store.set(_STOPPED, "")
         self.all_gather_object(None)
 
     def init_process_group(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
-        """Creates torch's process group, unless there is one. All ranks must call."""
+        """Creates torch's process group if none exists. All ranks must call."""
         if torch.distributed.is_initialized():
             return
         assert self._store is not None
@@ -218,27 +227,30 @@ class Coordinator:
         finally:
             left = leave_process_group(after_error=error is not None)
             if error and refused and not left:
-                self._say_that_it_failed(error)  # the others may wait in a collective
+                self._say_that_it_failed(error)  # the other ranks may be waiting in a collective
             if refused:
                 self._leave_after_all()
             self.control_channel.leave()
 
     def _say_that_it_failed(self, error: BaseException) -> None:
-        """Has the others end, before the process group goes; no collective, for who knows where they are."""
+        """Reports this rank's failure, so that the other ranks exit before the process group is destroyed.
+
+        This method uses no collective, since the other ranks may be anywhere in the program.
+        """
         cause = f"rank {self.launch.rank} on {socket.gethostname()} failed: {error!r}"
         known = lost_contact(error) and self.control_channel.failure_cause(CAUSE_SECONDS)
         if known or not self.control_channel.report_failure(cause):
             mark_reported(error)
 
     def _is_reported_elsewhere(self, text: str) -> bool:
-        """Whether another rank tells this; otherwise it is this one's to tell."""
+        """Returns whether another rank reports this text; if not, claims the report for this rank."""
         if self._store is None:
             return False
         try:
             self._store.set("refused", "")
             return bool(self._store.add(f"told {sha256(text.encode()).hexdigest()}", 1) > 1)
         except RuntimeError:
-            return True  # the rank that keeps the store has left, and not without a word
+            return True  # the rank that serves the store has exited, and has reported its error
 
     def _somebody_refused(self) -> bool:
         try:
@@ -247,7 +259,7 @@ class Coordinator:
             return False
 
     def _leave_after_all(self) -> None:
-        """The rank that keeps the store leaves last, so that the others can still look into it."""
+        """Makes the rank that serves the store exit last, so that the other ranks can still read from it."""
         if self._store is None or self.launch.uses_agent_store:
             return
         deadline = time.monotonic() + _LEAVE_SECONDS
@@ -257,18 +269,18 @@ class Coordinator:
                 time.sleep(_POLL_SECONDS)
                 left = self._store.add("left", 0)
         except RuntimeError:
-            pass  # it has left
+            pass  # the rank that serves the store has exited
 
 
 def told_by_this_rank(refusal: CannotStart, who: str) -> CannotStart:
-    """The same refusal, with the rank that it is about: the others have nothing against it."""
+    """Returns a copy of a refusal that names the rank that it concerns, for this rank to report."""
     named = CannotStart(f"  {who}:\n{refusal}")
     named.reported_elsewhere = False
     return named
 
 
 def reported_by_another_rank() -> CannotStart:
-    """A refusal that another rank tells."""
+    """Returns a refusal that another rank reports."""
     refusal = CannotStart("another rank cannot start")
     refusal.reported_elsewhere = True
     return refusal

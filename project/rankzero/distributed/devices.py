@@ -1,4 +1,4 @@
-"""What every process runs on, and how they talk to each other."""
+"""Assigns a device to each process and chooses the backend through which the processes communicate."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -13,12 +13,12 @@ from rankzero.messages import RequestError
 
 @dataclass(frozen=True)
 class DeviceAssignment:
-    """What one process runs on.
+    """The device of one process.
 
     Args:
         accelerator: `cuda`, `mps` or `cpu`.
-        index: Which GPU, of those that this process sees.
-        gpu: What tells this GPU from all others of its machine; None without one.
+        index: Index of the GPU among the GPUs that this process sees.
+        gpu: UUID of the GPU, unique on its machine; None without a GPU.
     """
 
     accelerator: str
@@ -28,17 +28,17 @@ class DeviceAssignment:
 
 @dataclass(frozen=True)
 class WorldInfo:
-    """What all processes run on.
+    """The devices and the backend of all processes.
 
     Args:
         accelerator: `cuda`, `mps` or `cpu`.
-        size: Processes in all.
-        nodes: Machines.
-        devices: Processes on this machine.
+        size: Number of processes in total.
+        nodes: Number of machines.
+        devices: Number of processes on this machine.
         backend: `nccl` or `gloo`.
-        index: Which GPU this process has, of those that it sees.
+        index: Index of this process's GPU among the GPUs that it sees.
         shared: Whether processes share a GPU.
-        threads: Where the number of threads of this process comes from.
+        threads: Source of this process's number of threads, such as `12 cores / 4 ranks`.
     """
 
     accelerator: str
@@ -52,10 +52,10 @@ class WorldInfo:
 
 
 def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldInfo:
-    """Finds what every process runs on, and the backend for all. All ranks must call.
+    """Assigns a device to every process and chooses the backend. All ranks must call.
 
     Raises:
-        CannotStart: What was asked for is not there, on one machine or another.
+        CannotStart: A requested device or backend is not available on at least one machine.
     """
     launch = coordinator.launch
     assignment = coordinator.run_on_all_ranks(lambda: assign_device(requested, launch))
@@ -89,23 +89,24 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
 
 
 def _share_threads(coordinator: Coordinator) -> str:
-    """Has torch compute on this rank's share of the machine's threads; returns where the number comes from.
+    """Sets torch's number of threads to this rank's share of the machine's cores; returns the source of the number.
 
-    torchrun's processes know one another only now, after torch was imported.
+    Under torchrun, the processes know one another only at this point, after torch is imported.
     """
     threads = choose_threads(coordinator.launch, coordinator.members)
     set_threads(threads)
-    # One process alone keeps torch's own choice, which on some machines leaves out slower cores.
+    # A process that shares its cores with no other rank keeps torch's default, which excludes slower cores on some
+    # machines.
     if threads.count and not threads.all_cores and threads.count != torch.get_num_threads():
         torch.set_num_threads(threads.count)
     return threads.reason
 
 
 def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment:
-    """Finds what this process runs on.
+    """Returns the device of this process.
 
     Raises:
-        RequestError: What was asked for is not on this machine.
+        RequestError: The requested device does not exist on this machine.
     """
     accelerator = _accelerator(requested.accelerator)
     processes = launch.local_world_size or 1
@@ -117,21 +118,21 @@ def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment
     indices = requested.gpus or range(visible)
     if max(indices) >= visible:
         raise RequestError(f"GPU {max(indices)}", f"{visible} GPUs, counted from 0", "--trainer.devices [0]")
-    # With `srun --gpus-per-task=1` every process sees one GPU, its own, as number 0.
+    # With `srun --gpus-per-task=1`, each process sees only its own GPU, with index 0.
     index = indices[local_rank % len(indices)]
     return DeviceAssignment(accelerator, index, gpu_id(index))
 
 
 def gpu_id(index: int) -> str:
-    """What tells a GPU from all others of its machine, whatever number it goes by in this process."""
+    """Returns the UUID of a GPU, which is the same in all processes, whatever its index in this process."""
     return str(torch.cuda.get_device_properties(index).uuid)
 
 
 def processes_for_gpus(requested: RequestedWorld, launch: Launch) -> int:
-    """How many processes this one has to start itself: one for each GPU, where nobody gave a number. Imports torch.
+    """Returns how many processes this one has to start: one per GPU, if the user gave no number. Imports torch.
 
     Returns:
-        0 where this process does the work itself.
+        The number of processes, or 0 if this process does the work itself.
     """
     if launch.externally_created or requested.devices:
         return 0

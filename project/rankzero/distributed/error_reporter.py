@@ -1,6 +1,6 @@
-"""Which process reports an error to the user before training starts, and how. Imports no torch.
+"""Decides which process reports an error before training starts, and prints it. Does not import torch.
 
-During training, `rankzero.distributed.stop_and_failure` decides which rank reports.
+During training, `rankzero.distributed.stop_and_failure` chooses the reporting rank.
 """
 
 import os
@@ -30,22 +30,22 @@ from rankzero.messages import (
 OURS = ("rankzero", "data_modules", "lightning_modules")
 
 LOST_CONTACT_SECONDS = 1.0
-"""A rank that lost another leaves so much later, so that what started them names the one that failed first."""
+"""How long a rank that lost contact delays its exit, so that the launcher names the rank that failed first."""
 
 RANKS = tuple(dict.fromkeys(name for launcher in LAUNCHERS.values() for name in launcher.rank_variables))
-"""What any launcher calls a process's rank; the first that is set counts."""
+"""Names of the variables in which launchers store a process's rank; the first one that is set counts."""
 
 LEAVE_SECONDS = 2.5
-"""So much later than rank zero the others leave: torchrun and mpirun end all as soon as one has left."""
+"""How much later than rank zero the other ranks exit: torchrun and mpirun terminate all ranks once one exits."""
 
 HEARD_SECONDS = 0.3
 
 _claim: list[socket.socket] = []
-"""What this process has claimed, kept until it ends."""
+"""Sockets that represent this process's host locks, kept open until it exits."""
 
 
 def is_reporting_rank(launch: Launch | None) -> bool:
-    """Whether this process tells: rank zero, or the first one of its machine where several may be rank zero."""
+    """Whether this process reports errors: rank zero, or the first on its machine if several may be rank zero."""
     if launch is not None and launch.rank is not None and launch.launcher != "env":
         return launch.rank == 0
     variables = Variables(os.environ)
@@ -54,8 +54,8 @@ def is_reporting_rank(launch: Launch | None) -> bool:
         return True
     name, rank = ranks[0]
     if name == "RANK" and "TORCHELASTIC_RUN_ID" not in variables and "PBS_TASKNUM" not in variables:
-        # Started by hand, or in containers, whose terminals and logs nothing brings together.
-        # Two jobs of one machine may lack the same variables, so only processes of one shell share a claim.
+        # Started by hand or in containers: no launcher gathers the output, so one process per shell and container
+        # reports. Two jobs on one machine may both lack MASTER_ADDR; the parent process id distinguishes them.
         job = f"{variables.find('MASTER_ADDR')}:{variables.find('MASTER_PORT')}"
         return acquire_host_lock(f"env {job} {os.getppid()} {process_namespace()}")
     if rank != "0":
@@ -64,7 +64,7 @@ def is_reporting_rank(launch: Launch | None) -> bool:
         return (variables.find("PBS_NODENUM") or "0") == "0" and acquire_host_lock(f"pbs {variables.find('PBS_JOBID')}")
     alone = (variables.find("GROUP_WORLD_SIZE") or "1") == "1"
     if slurm.found(variables) and "TORCHELASTIC_RUN_ID" in variables:
-        # Several torchruns, each with a rank zero of its own.
+        # There may be several torchruns, each with its own rank zero.
         step = f"slurm {variables.find('SLURM_JOB_ID')} {variables.find('SLURM_STEP_ID')}"
         return not (alone and (variables.find("SLURM_NODEID") or "0") != "0") and acquire_host_lock(step)
     outer = variables.find("OMPI_COMM_WORLD_RANK") or variables.find("PMI_RANK")
@@ -74,18 +74,26 @@ def is_reporting_rank(launch: Launch | None) -> bool:
 
 
 def is_node_reporter(launch: Launch, own: bool) -> bool:
-    """Whether this process points its machine's terminal to rank zero."""
+    """Whether this process prints one line on its machine about an error, in addition to rank zero's report.
+
+    Args:
+        launch: The position of this process among all processes.
+        own: Whether only this process may have found the error, so that rank zero's report does not include it.
+    """
     apart = not LAUNCHERS[launch.launcher].gathers_output
     return (own or apart) and launch.rank != 0 and launch.local_rank == 0
 
 
 def acquire_host_lock(name: str) -> bool:
-    """Whether this process is the first of its machine to claim a name, which it then keeps until it ends."""
+    """Reserves a name until this process exits; returns whether it is the first process on its machine to do so.
+
+    Always True on systems other than Linux.
+    """
     if sys.platform != "linux":
         return True
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        claim.bind(f"\0rankzero {os.getuid()} {sha256(name.encode()).hexdigest()}")  # names end at 107 bytes
+        claim.bind(f"\0rankzero {os.getuid()} {sha256(name.encode()).hexdigest()}")  # at most 107 bytes
     except OSError:
         claim.close()
         return False
@@ -94,14 +102,19 @@ def acquire_host_lock(name: str) -> bool:
 
 
 def exit_after_reporter(code: int, spoke: bool) -> None:
-    """Waits until rank zero has spoken and has been heard: srun brings lines and exit codes on different ways.
+    """Delays the exit of this process until rank zero's report has reached the user.
 
-    One that has claimed to speak waits until the others have seen the claim. Where the launcher ends this process
-    meanwhile, it leaves with `code` all the same.
+    srun transports output and exit codes separately, so an exit code may overtake the output. A process that has
+    acquired a host lock waits until the other processes have seen the lock. If the launcher sends SIGTERM meanwhile,
+    this process still exits with `code`.
+
+    Args:
+        code: Exit code.
+        spoke: Whether this process has printed a report.
     """
     variables = Variables(os.environ)
     if not any(name in variables for name in RANKS):
-        return  # nobody else is there
+        return  # no launcher, hence no other ranks
 
     def leave(*_: object) -> None:
         report_exit()
@@ -112,10 +125,10 @@ def exit_after_reporter(code: int, spoke: bool) -> None:
 
 
 def refuse(error: CannotStart, launch: Launch | None) -> Exit:
-    """Says why nothing was started, once a job, and returns the exit code.
+    """Reports once per job why nothing was started, and returns the exit code.
 
-    Rank zero says it, unless the ranks have settled who does. Where the machines have terminals of their own, the
-    others point there in a line.
+    Rank zero reports, unless the ranks have already agreed on a reporting rank. If the launcher does not gather the
+    output of all machines, each of the other machines prints one line.
     """
     reported = error.reported_elsewhere if error.reported_elsewhere is not None else not is_reporting_rank(launch)
     if not reported:
@@ -129,7 +142,7 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
 
 
 def report_error(error: BaseException, launch: Launch) -> Exit:
-    """Says what went wrong on this rank, and returns the exit code."""
+    """Reports the failure of this rank, unless another rank has done so, and returns the exit code."""
     who = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     if was_reported(error):
         time.sleep(LOST_CONTACT_SECONDS)
@@ -144,15 +157,15 @@ def report_error(error: BaseException, launch: Launch) -> Exit:
 
 
 def user_frames(error: BaseException) -> list[str]:
-    """The traceback of an error and of its causes, each without the frames of libraries and of rankzero.
+    """Formats the traceback of an error and of its causes, without the frames of libraries and of Rankzero.
 
-    Where no other frame is left, all are kept.
+    If a traceback has no other frames, all of them are kept.
     """
     return _user_frames(traceback.TracebackException.from_exception(error))
 
 
 def _user_frames(trace: traceback.TracebackException) -> list[str]:
-    if getattr(trace, "exceptions", None):  # a group, whose format shows all that it holds
+    if getattr(trace, "exceptions", None):  # an exception group: its format includes the nested exceptions
         return list(trace.format())
     cause, relation = trace.__cause__, "\nThe above exception was the direct cause of the following exception:\n\n"
     if cause is None and not trace.__suppress_context__:

@@ -1,4 +1,4 @@
-"""From a detected launch to a process that has met all ranks. Imports no torch."""
+"""Starts local processes or performs the rendezvous, for a detected launch. Does not import torch."""
 
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.network import silence_socket_warnings
@@ -8,16 +8,16 @@ from rankzero.distributed.rendezvous.client import RendezvousResult, find_all_ra
 
 
 def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> RendezvousResult:
-    """Starts the processes of this machine that no launcher has started, or meets all ranks as one of them.
+    """Starts the local processes that no launcher has started, or performs the rendezvous with all ranks.
 
     Args:
-        requested: The processes that were asked for.
-        launch: Where this process stands.
-        count: How many processes this one has to start; 0 where it does the work itself.
+        requested: The requested processes.
+        launch: The position of this process among all processes.
+        count: Number of processes to start; 0 if this process does the work itself.
 
     Raises:
         RequestError: A rank is missing, or the ranks are not the requested ones.
-        SystemExit: In the process that started the others, once they have ended.
+        SystemExit: In the process that started the local processes, after they have exited.
     """
     start_processes(launch, count)
     if is_watched():
@@ -30,12 +30,12 @@ def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> Rendezv
 
 
 def start_processes(launch: Launch, count: int) -> None:
-    """Runs this program in `count` processes on this machine and leaves with their exit code; does nothing for 0.
+    """Runs this program in `count` local processes and exits with their exit code; does nothing for 0.
 
-    One process may have to be started as well: on each of several machines that are joined by hand.
+    `count` is 1 if the user joins several machines by hand, with one process on each.
 
     Raises:
-        SystemExit: The processes have ended.
+        SystemExit: The local processes have exited.
     """
     if count:
         raise SystemExit(run_processes(own_command(), count, launch))

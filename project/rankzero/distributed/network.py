@@ -1,4 +1,4 @@
-"""Addresses, interfaces and ports of this machine. Imports no torch."""
+"""Addresses, network interfaces and ports of this machine. Does not import torch."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def resolve(address: str) -> list[str]:
-    """The IP addresses of a host, or of several with commas between them.
+    """Returns the IP addresses of a host, or of several hosts separated by commas.
 
     Raises:
-        RequestError: It has none.
+        RequestError: A host name does not resolve.
     """
     found: list[str] = []
     for host in address.split(","):
@@ -32,7 +32,7 @@ def resolve(address: str) -> list[str]:
 
 
 def is_mine(ip: str) -> bool:
-    """Whether this machine has an IP address."""
+    """Returns whether an IP address belongs to this machine."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -43,15 +43,15 @@ def is_mine(ip: str) -> bool:
 
 
 def is_loopback(ip: str) -> bool:
-    """Whether an IP address reaches no further than this machine."""
+    """Returns whether an IP address is a loopback address, which other machines cannot reach."""
     return ip.startswith("127.") or ip == "::1"
 
 
 def listen(ip: str, port: int) -> socket.socket:
-    """Listens on a port of one address of this machine, or of all (`""`).
+    """Returns a socket that listens on a port of one address of this machine, or of all its addresses (`""`).
 
     Raises:
-        OSError: The port is in use.
+        OSError: The port is in use, or the process may not listen on it.
     """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -66,7 +66,7 @@ def listen(ip: str, port: int) -> socket.socket:
 
 
 def holder(port: int) -> str:
-    """Who listens on a port of this machine, where that can be seen."""
+    """Describes the process that listens on a port of this machine, as far as it is visible to this user."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             local = connection.laddr
@@ -77,18 +77,18 @@ def holder(port: int) -> str:
 
 
 def source_address(target: str) -> str | None:
-    """The address of this machine from which it reaches another one; None where there is no way."""
+    """Returns the address from which this machine reaches the address `target`; None if there is no route."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((target, 9))  # sends nothing: UDP
+            probe.connect((target, 9))  # UDP: sends no packet
         except OSError:
             return None
         return str(probe.getsockname()[0])
 
 
 def interface_of(ip: str) -> str | None:
-    """The name of the interface that has an address."""
+    """Returns the name of the interface that has this IP address; None if there is no such interface."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address.partition("%")[0] == ip for address in addresses):
             return name
@@ -96,10 +96,10 @@ def interface_of(ip: str) -> str | None:
 
 
 def address_of(interface: str) -> str:
-    """The address of an interface.
+    """Returns the IP address of an interface, IPv4 if it has one.
 
     Raises:
-        RequestError: There is no such interface, or it has no address.
+        RequestError: The interface does not exist or has no address.
     """
     interfaces = psutil.net_if_addrs()
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -115,12 +115,13 @@ def address_of(interface: str) -> str:
 
 
 def use_interface(asked: str | None, found: str | None) -> str | None:
-    """Tells gloo and NCCL which interface to use, before they start; returns gloo's.
+    """Sets the interface that gloo and NCCL use, before they start; returns gloo's.
 
     Args:
-        asked: `--interface`, which counts for both. It wins over the variables, as flags do.
-        found: The interface that leads to the other machines, for gloo, which would otherwise take the one that this
-            machine's own name resolves to (on Debian 127.0.1.1). NCCL looks for itself, except within one machine.
+        asked: `--interface`, which applies to both. Like all flags, it overrides environment variables.
+        found: The interface that reaches the other machines. It is set for gloo, which by default uses the interface
+            with the address of this machine's host name (127.0.1.1 on Debian). NCCL finds an interface itself, so
+            `found` is set for NCCL only if it is `lo`, on one machine.
     """
     if sys.platform != "linux":
         return None
@@ -134,15 +135,15 @@ def use_interface(asked: str | None, found: str | None) -> str | None:
 
 
 def silence_socket_warnings() -> None:
-    """Keeps torch's C++ warnings about sockets to itself, such as on clusters without reverse name lookup.
+    """Silences torch's C++ warnings about sockets, for example on clusters without reverse name lookup.
 
-    It has to be said before torch is imported; what went wrong comes as an exception anyway.
+    Takes effect only before torch is imported. Errors are still raised as exceptions.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def interface_by_variable() -> str | None:
-    """The interface that the usual variables name, where they name one."""
+    """Returns the interface specified by gloo's or NCCL's variable, if this machine has it; otherwise None."""
     for name in (GLOO, NCCL):
         value = os.environ.get(name, "").lstrip("=")
         if value in psutil.net_if_addrs():

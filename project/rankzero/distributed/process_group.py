@@ -1,4 +1,4 @@
-"""Creates torch's process group, on the store that the processes of a run share already, and destroys it."""
+"""Creates torch's process group on the store that the processes of a run already share, and destroys it."""
 
 import sys
 from datetime import timedelta
@@ -15,13 +15,13 @@ def init_process_group(
     """Creates the process group. All ranks must call.
 
     Args:
-        store: Shared by all processes.
-        launch: Rank of this process, and their number.
+        store: The store that all processes share.
+        launch: Rank of this process, and number of processes.
         backend: `nccl` or `gloo`.
-        device: This process's.
-        timeout: Of a collective; None for torch's.
+        device: The device of this process.
+        timeout: Time limit of a collective; None for torch's default.
     """
-    hook = sys.excepthook  # torch would wrap it, and hold back what it prints until it returns
+    hook = sys.excepthook  # torch wraps the hook, and delays its output until it returns
     torch.distributed.init_process_group(
         backend,
         store=PrefixStore("process group", store),
@@ -34,13 +34,14 @@ def init_process_group(
 
 
 def leave_process_group(after_error: bool) -> bool:
-    """Destroys the process group; without this about one gloo run in ten ends with signal 6 after all is done.
+    """Destroys the process group; otherwise about one gloo run in ten dies of signal 6 after all work is done.
 
     Args:
-        after_error: Whether this rank has failed. NCCL's group then stays: it may wait for ranks that never come.
+        after_error: Whether this rank has failed. NCCL's group is then kept: destroying it may wait forever for other
+            ranks.
 
     Returns:
-        Whether there is none any more.
+        Whether no process group is left.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return True

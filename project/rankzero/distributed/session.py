@@ -1,7 +1,7 @@
-"""The processes that this program works with: started, met and placed on their devices, once per process.
+"""The processes of a program: started, connected and assigned to devices, once per process.
 
-Every Trainer of a program shares them. The command line brings its own rendezvous, which it held before torch was
-imported; a script's first Trainer does here what the command line does at its start.
+All Trainers of a program share one session. A command passes in its rendezvous, which it performed before torch was
+imported. In a script, the first Trainer performs the rendezvous.
 """
 
 import atexit
@@ -32,11 +32,11 @@ class Session:
     """The processes of a program.
 
     Args:
-        requested: What was asked for.
-        coordinator: All processes, and where this one stands.
-        world: What they run on.
-        title: What a run without a name is called, before its number.
-        is_script: Whether a user's script made it, and not a command of ours.
+        requested: The requested processes.
+        coordinator: The coordinator of all processes, with the position of this one.
+        world: The devices and the backend of all processes.
+        title: First part of the name of a run that the user did not name; a number follows it.
+        is_script: Whether the session was opened by a user's script, and not by one of Rankzero's commands.
     """
 
     requested: RequestedWorld
@@ -51,13 +51,13 @@ class Session:
     @classmethod
     @contextmanager
     def of_command(cls, requested: RequestedWorld, rendezvous_result: RendezvousResult) -> Iterator["Session"]:
-        """The session of a command, whose processes have met. All ranks must call.
+        """Opens the session of a command after its rendezvous. All ranks must call.
 
-        Starts one process per GPU where neither a launcher nor the command line says how many.
+        Starts one process per GPU if neither a launcher nor the command line specifies the number of processes.
 
         Raises:
-            CannotStart: What was asked for is not there, on one machine or another.
-            SystemExit: In the process that started the others, once they have ended.
+            CannotStart: The requested processes, devices or backend are not available on at least one machine.
+            SystemExit: In the process that started the local processes, after they have exited.
         """
         start_processes(rendezvous_result.launch, processes_for_gpus(requested, rendezvous_result.launch))
         with Coordinator(rendezvous_result, requested) as coordinator:
@@ -69,14 +69,14 @@ class Session:
 
     @classmethod
     def of_trainer(cls, requested: RequestedWorld) -> "Session":
-        """The session that a Trainer joins: the command's, or that of the script, which its first Trainer makes.
+        """Returns the session that a Trainer joins: the command's, or the script's, which its first Trainer opens.
 
-        Starts the requested processes where no launcher has; the process that a person started then only waits for
-        them and leaves with their exit code. All ranks must call.
+        Starts the requested processes if no launcher has. The process that the user started then only waits for them
+        and exits with their exit code. All ranks must call.
 
         Raises:
-            CannotStart: The processes that were asked for are not there, or differ from those of an earlier Trainer.
-            SystemExit: In the process that waited for the others.
+            CannotStart: The requested processes are not available, or an earlier Trainer has requested different ones.
+            SystemExit: In the process that waited for the local processes.
         """
         if cls.current is None:
             cls.current = _of_script(requested)
@@ -85,10 +85,10 @@ class Session:
         return cls.current
 
     def check_same(self, requested: RequestedWorld) -> None:
-        """Holds that a later Trainer asks for the processes that are there.
+        """Checks that a later Trainer requests the same processes as this session.
 
         Raises:
-            RequestError: It asks for others.
+            RequestError: It requests different nodes, devices, accelerator or GPUs.
         """
         world, launch = self.world, self.coordinator.launch
         present = {"nodes": world.nodes, "devices": world.devices, "accelerator": world.accelerator}
@@ -130,28 +130,28 @@ def _of_script(requested: RequestedWorld) -> Session:
 
 
 _teams: list[Coordinator] = []
-"""The processes that a script has met and not left."""
+"""The coordinators that a script has entered and not left."""
 
 
 def report_uncaught_errors() -> None:
-    """Has errors that a script does not catch reported as those of a command are: a refusal without a traceback.
+    """Installs an exception hook that reports a script's uncaught errors like a command's: refusals without traceback.
 
-    The script's own `sys.excepthook` still gets every other error.
+    The script's own `sys.excepthook` still receives all other errors.
     """
-    if getattr(sys.excepthook, "func", None) is not _report_uncaught:  # as an earlier, refused Trainer has set it
+    if getattr(sys.excepthook, "func", None) is not _report_uncaught:  # an earlier, refused Trainer may have set it
         sys.excepthook = partial(_report_uncaught, sys.excepthook)
 
 
 def _report_uncaught(
     previous: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Reports an error that a script did not catch: a refusal without a traceback, and once per job.
+    """Reports an error that a script did not catch; a refusal is reported once per job, without traceback.
 
     Args:
         previous: The hook that reports all other errors.
-        kind: The error's class.
+        kind: The class of the error.
         error: The error.
-        trace: Its traceback.
+        trace: The traceback of the error.
     """
     launch = _teams[0].launch if _teams else None
     try:
@@ -167,7 +167,7 @@ def _report_uncaught(
 
 
 def _leave() -> None:
-    """Leaves the other processes at the end of a script."""
+    """Disconnects from the other processes at the end of a script."""
     _leave_others(None)
     flush_streams()
     report_exit()
@@ -179,7 +179,7 @@ def _leave_others(error: BaseException | None) -> None:
 
 
 def _check_can_start(count: int) -> None:
-    """Refuses to start processes where there is no script that each of them could run.
+    """Refuses to start processes if there is no script file for them to run.
 
     Raises:
         RequestError: This is a notebook, an interactive interpreter or a program read from standard input.
@@ -197,7 +197,7 @@ def _check_can_start(count: int) -> None:
 
 
 def _script_name() -> str:
-    """What the program is called: its file without the suffix; `run` where it has none."""
+    """Returns the script's file name without suffix, restricted to characters that a run name allows; else `run`."""
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
     stem = Path(script).stem if Path(script).is_file() else "run"
     name = "".join(letter if letter.isalnum() or letter in "_.+=@-" else "-" for letter in stem)

@@ -1,1 +1,1 @@
-"""A run on disk: its directory, attempts, lock, logs, summary, and what it resumes from."""
+"""A run on disk: directory, attempts, lock, logs, summary, and the choice of the checkpoint to resume from."""

@@ -1,4 +1,4 @@
-"""One attempt at a run: where its files are, what it resumes from, and what is known of it at the end."""
+"""One attempt at a run: its files, the checkpoint that it resumes from, and its summary."""
 
 import logging
 import time
@@ -42,7 +42,7 @@ from rankzero.sampling.resumed_order import resume_order
 
 
 def agree_on_run(root: str, name: str | None, title: str, coordinator: Coordinator) -> RunDirectory:
-    """The run's directory, which rank zero chooses; see `choose_run`. All ranks must call."""
+    """Returns the run's directory, which rank zero chooses; see `choose_run`. All ranks must call."""
 
     def choose() -> list[str | None]:
         run = choose_run(root, name, title, coordinator.launch.job_id)
@@ -54,11 +54,11 @@ def agree_on_run(root: str, name: str | None, title: str, coordinator: Coordinat
 
 @dataclass
 class Outcome:
-    """How the training of an attempt goes.
+    """Progress and error of an attempt's training on this rank.
 
     Attributes:
-        begun: Whether a batch has been trained on.
-        error: What this rank has failed of; None where it has not, or only because another one has.
+        begun: Whether this attempt has trained on a batch.
+        error: Error of this rank; None without an error, or if this rank failed only because another rank did.
         entered: Whether training was started.
     """
 
@@ -68,21 +68,21 @@ class Outcome:
 
 
 class Attempt:
-    """One attempt at a run, a context manager around Lightning's `fit`. All ranks must make one.
+    """One attempt at a run: a context manager around Lightning's `fit`. All ranks must create one.
 
     Args:
-        run: The run's directory, which need not exist.
-        options: What it resumes from, and whether it is requeued.
-        config: Stored with the attempt and its checkpoints.
-        trainer: The Trainer.
-        plan: The order of samples.
-        outcome: How it goes, filled in while it trains.
-        figures: Returns what was counted.
-        world: How many processes there are, and on what.
-        coordinator: All processes, and where this one stands.
+        run: Directory of the run, which need not exist.
+        options: Options for resuming and requeuing the run.
+        config: Configuration that is stored with the attempt and its checkpoints.
+        trainer: Trainer of this attempt.
+        plan: Order of samples.
+        outcome: Progress and error, which callbacks update during training.
+        figures: Returns counts and speed of training.
+        world: Number of processes and their devices.
+        coordinator: Exchanges objects between all ranks.
 
     Raises:
-        CannotStart: On every rank, where rank zero finds that the run cannot be begun or carried on.
+        CannotStart: The run cannot be started or resumed. Rank zero finds this, and all ranks raise it.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class Attempt:
         """Calls Lightning's `fit` within this attempt. All ranks must call.
 
         Args:
-            fit: Lightning's `fit`, with its arguments.
-            may_exit: Whether SystemExit and KeyboardInterrupt of the trained code are raised unchanged.
+            fit: Lightning's `fit` with its arguments bound.
+            may_exit: Whether SystemExit and KeyboardInterrupt of the user's code are raised unchanged.
 
         Raises:
             Stopped: All ranks have stopped at a safe point.
-            LeftEarlyError: The trained code raised SystemExit or KeyboardInterrupt.
+            LeftEarlyError: The user's code raised SystemExit or KeyboardInterrupt, and `may_exit` is False.
         """
         try:
             with SIGNALS.subscribed(lambda signum: self.control_channel.request_stop(signum.name)), self:
@@ -180,7 +180,7 @@ class Attempt:
         finally:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
             self.control_channel.on_abort, how_ended = self._before
-            if error is None:  # otherwise rank zero may still have to report how a lost rank ended
+            if error is None:  # after an error, rank zero may still report how a lost rank ended
                 self.control_channel.how_ended = how_ended
             self._lock.release()
 
@@ -228,7 +228,7 @@ class Attempt:
 
     def _open_log(self) -> None:
         self._handler = handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
-        handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk: it is told elsewhere
+        handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk is reported elsewhere
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._crash_log.enable(cast(TextIO, handler.stream))
@@ -238,7 +238,7 @@ class Attempt:
         self._log.propagate = False
 
     def _last_words(self, cause: str) -> None:
-        """For a process that is ended because another one has failed; it may not come to its end."""
+        """Writes log and summary before the control channel terminates this process; `__exit__` may not run."""
         self._log.error(cause)
         if self.launch.rank == 0:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()

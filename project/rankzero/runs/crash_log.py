@@ -1,4 +1,4 @@
-"""Tracebacks of ranks that a signal ends (SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL), and what they say. No torch."""
+"""Tracebacks of ranks killed by SIGSEGV, SIGBUS, SIGABRT, SIGFPE or SIGILL. Does not import torch."""
 
 import faulthandler
 import re
@@ -14,33 +14,33 @@ SIGNALS = {
     "Floating-point exception": "SIGFPE",
     "Illegal instruction": "SIGILL",
 }
-"""What faulthandler calls a signal -> its name."""
+"""Maps faulthandler's description of a signal to the signal's name."""
 
 
 class CrashLog:
-    """Has Python write the traceback of a crash to the log of this rank.
+    """Log of a crash: makes Python write the traceback to this rank's log, and finds it there.
 
     Args:
-        run: The run, whose attempt has begun.
+        run: Directory of the run, whose attempt has begun.
     """
 
     def __init__(self, run: RunDirectory) -> None:
         self.run, self._enabled = run, False
 
     def enable(self, log: TextIO) -> None:
-        """Begins, unless the user's own settings say where tracebacks go (PYTHONFAULTHANDLER)."""
+        """Enables faulthandler, unless the user has enabled it already (PYTHONFAULTHANDLER)."""
         if not faulthandler.is_enabled():
             faulthandler.enable(log)
             self._enabled = True
 
     def disable(self) -> None:
-        """Ends; to be called before the log is closed."""
+        """Disables faulthandler. Call this before the log is closed."""
         if self._enabled:
             faulthandler.disable()
             self._enabled = False
 
     def how_ended(self, rank: int) -> str:
-        """Describes how a rank ended, if its log holds a crash; otherwise empty."""
+        """Returns how a rank ended if its log contains a crash of this attempt; otherwise an empty string."""
         log, crash, started = self.run.log(rank), None, False
         try:
             with log.open(errors="replace") as file:

@@ -1,11 +1,11 @@
-"""Where a run keeps its files, its id and its attempts. Imports no torch.
+"""Directory of a run: its files, its id and its attempts. Does not import torch.
 
 runs/<name>/
-  run.json                id, created, attempts so far
+  run.json                id, creation time, attempts so far
   summary.json            written at the end of every attempt
-  config.yaml             what the newest attempt ran with; attempts/0001/config.yaml, ... keep all of them
+  config.yaml             configuration of the newest attempt; attempts/0001/config.yaml, ... store all of them
   checkpoints/step-00001234/
-  tensorboard/            one directory over all attempts
+  tensorboard/            one directory for all attempts
   logs/                   rank-000.log ...
 """
 
@@ -27,15 +27,15 @@ from rankzero.runs.checkpoints.atomic_files import SAVING, make_folder, write_te
 
 @dataclass
 class RunDirectory:
-    """The directory of one run.
+    """Directory of one run.
 
     Args:
         path: `root/name`.
-        title: `<model>-<data>` where the name is the next free number behind it; None where the name is settled.
-        id: What tells this run from all others, once an attempt has begun.
-        attempt: Number of the attempt that is under way; 0 before `begin_attempt`.
-        fresh: Whether this attempt made the directory.
-        moved: What this attempt has put aside: where it was, and where it is.
+        title: `<model>-<data>` if the name is this title with the next free number; None if the name is final.
+        attempt: Number of the current attempt; 0 before `begin_attempt`.
+        id: Unique id of the run; empty before `begin_attempt`.
+        fresh: Whether this attempt created the directory.
+        moved: Paths that this attempt has archived, as pairs (original path, new path).
     """
 
     path: Path
@@ -47,12 +47,12 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """Name of the run."""
         return self.path.name
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
+        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
@@ -61,15 +61,15 @@ class RunDirectory:
         return (self.path / "run.json").is_file()
 
     def follow(self, other: "RunDirectory") -> None:
-        """Takes over what rank zero has decided of this run."""
+        """Copies all fields of the `RunDirectory` that rank zero has broadcast."""
         vars(self).update(vars(other))
 
     def log(self, rank: int) -> Path:
-        """The log of one rank."""
+        """Returns the path of one rank's log."""
         return self.path / "logs" / f"rank-{rank:03d}.log"
 
     def read(self, name: str) -> dict[str, Any]:
-        """Reads `run.json` or `summary.json`; empty where it is not there or not whole."""
+        """Reads `run.json` or `summary.json`; returns {} if the file is missing or damaged."""
         try:
             content = json.loads((self.path / name).read_text())
         except (OSError, ValueError):
@@ -77,15 +77,15 @@ class RunDirectory:
         return content if isinstance(content, dict) else {}
 
     def started_by(self, job_id: str) -> bool:
-        """Whether the newest attempt was one of this scheduler's or torchrun's job."""
+        """Returns whether the newest attempt belongs to this job of the scheduler or torchrun."""
         attempts = self.read("run.json").get("attempts") or [{}]
         return bool(attempts[-1].get("job") == job_id)
 
     def check_writable(self) -> None:
-        """Holds that the directory can be made, or written, without making anything.
+        """Checks that the directory can be created or written. Creates nothing.
 
         Raises:
-            RequestError: It cannot.
+            RequestError: The directory cannot be created or written.
         """
         folder = self.path.parent
         try:
@@ -96,11 +96,11 @@ class RunDirectory:
             raise cannot_write(folder, error) from None
 
     def begin_attempt(self, config: str, job_id: str | None = None) -> None:
-        """Makes the directory if need be and notes that an attempt begins. Rank zero alone calls this.
+        """Creates the directory if necessary and records a new attempt. Only rank zero calls this.
 
         Args:
-            config: The YAML that this attempt runs with.
-            job_id: What the scheduler or torchrun calls the job.
+            config: Configuration of this attempt as YAML.
+            job_id: Job id given by the scheduler or torchrun; None without one.
 
         Raises:
             RequestError: The directory cannot be written.
@@ -108,7 +108,7 @@ class RunDirectory:
         try:
             self._create()
             (self.path / "logs").mkdir(exist_ok=True)
-            for leftover in self.path.glob(f".*{SAVING}"):  # of an attempt that was killed
+            for leftover in self.path.glob(f".*{SAVING}"):  # temporary files of a killed attempt
                 leftover.unlink(missing_ok=True)
             record = self.read("run.json") or {"id": uuid.uuid4().hex, "created": _now(), "attempts": []}
             self.attempt, self.id = len(record["attempts"]) + 1, record["id"]
@@ -125,21 +125,21 @@ class RunDirectory:
             raise cannot_write(self.path, error) from None
 
     def assert_owner(self) -> None:
-        """Holds that no other attempt has begun since: one of a job, say, that was requeued when a node was lost.
+        """Checks that no newer attempt has begun, for example by a job that was requeued after a node was lost.
 
         Raises:
-            TakenOverError: One has; it carries on, and this one has to leave the files alone.
+            TakenOverError: A newer attempt has begun; this one must no longer change the run's files.
         """
         record = self.read("run.json")
         attempts = record.get("attempts") or []
-        if len(attempts) > self.attempt or (attempts and record.get("id") != self.id):  # another id: --resume never
+        if len(attempts) > self.attempt or (attempts and record.get("id") != self.id):  # new id: --resume never
             newer = attempts[-1]
             raise TakenOverError(
                 f"attempt {newer['number']} at run {self.name} has begun on {newer['host']}; this one ends"
             )
 
     def _create(self) -> None:
-        """Makes the directory; two starts at the same time never get the same number."""
+        """Creates the directory; concurrent starts of unnamed runs never get the same number."""
         while True:
             try:
                 self.path.mkdir(parents=True)
@@ -152,12 +152,12 @@ class RunDirectory:
                 return
 
     def discard_attempt(self) -> None:
-        """Takes back `begin_attempt`, for an attempt that turned out to be impossible before its first step."""
+        """Undoes `begin_attempt`, for an attempt that turned out to be impossible before its first step."""
         if self.fresh and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.path, ignore_errors=True)
             self._put_back()
             with contextlib.suppress(OSError):
-                self.path.parent.rmdir()  # the root, if nothing else is in it
+                self.path.parent.rmdir()  # the root, if it is empty
             return
         self._put_back()
         shutil.rmtree(self.path / "attempts" / f"{self.attempt:04d}", ignore_errors=True)
@@ -170,17 +170,17 @@ class RunDirectory:
             write_text(self.path / "config.yaml", before.read_text())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Writes `summary.json`, whole or not at all."""
+        """Writes `summary.json` atomically."""
         write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def archive(self) -> Path:
-        """Renames an earlier run of this name, so that a new one can begin; returns where it is now."""
+        """Renames an earlier run of this name, so that a new one can begin; returns the new path."""
         aside = next_free(self.path.parent, f"{self.name}.before")
         self._move({self.path: aside})
         return aside
 
     def archive_checkpoints(self, checkpoints: Sequence[Path]) -> Path:
-        """Moves checkpoints to a folder beside the others, where they are not taken for newer; returns it."""
+        """Moves checkpoints to a new folder in the run's directory, outside `checkpoints`; returns the folder."""
         aside = next_free(self.path, "checkpoints.before")
         self._move({path: aside / path.name for path in checkpoints})
         return aside
@@ -196,7 +196,7 @@ class RunDirectory:
             raise cannot_write(self.path, error) from None
 
     def _put_back(self) -> None:
-        """Takes back what was put aside, for an attempt that does not come to be."""
+        """Moves archived paths back, for an attempt that cannot begin."""
         for place, aside in reversed(self.moved):
             with contextlib.suppress(OSError):
                 aside.rename(place)
@@ -206,13 +206,13 @@ class RunDirectory:
 
 
 def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> RunDirectory:
-    """Chooses the run's directory, which need not exist. Rank zero alone calls this.
+    """Chooses the run's directory, which need not exist. Only rank zero calls this.
 
     Args:
-        root: Where runs are kept.
-        name: `--name`, if given.
-        title: `<model>-<data>`, what an unnamed run is called.
-        job_id: What the scheduler calls the job, so that a requeued job finds its own run.
+        root: Folder in which runs are stored.
+        name: Value of `--name`; None without it.
+        title: `<model>-<data>`, from which the name of an unnamed run is made.
+        job_id: Job id given by the scheduler or torchrun, by which a requeued job finds its run; None without one.
 
     Raises:
         RequestError: The root cannot be read.
@@ -227,7 +227,7 @@ def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> R
 
 
 def next_free(folder: Path, title: str) -> Path:
-    """The first `<title>-<n>` in `folder` that does not exist."""
+    """Returns the first path `<title>-<n>` in `folder` that does not exist, with n from 1."""
     number = 1
     while (path := folder / f"{title}-{number}").exists():
         number += 1
@@ -235,7 +235,7 @@ def next_free(folder: Path, title: str) -> Path:
 
 
 def _check_writable(folder: Path) -> None:
-    """Raises an OSError where nothing can be made in `folder`, without making anything."""
+    """Raises an OSError if nothing can be created in `folder`. Creates nothing."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise NotADirectoryError(f"{existing} is a file")
@@ -246,7 +246,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def cannot_write(folder: Path, error: OSError) -> RequestError:
-    """The error for a run directory that cannot be written."""
+    """Returns the error for a run directory that cannot be written."""
     return RequestError(
         f"to keep the run in {folder}", str(error), "--root DIR, where DIR is a folder you may write to"
     )

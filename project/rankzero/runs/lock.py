@@ -1,11 +1,12 @@
-"""The lock on a run's directory: at any time one start trains a run. Imports no torch.
+"""Lock on a run's directory, so that only one attempt at a time trains the run. Does not import torch.
 
-runs/.NAME.lock           says who trains the run; its modification time is the sign of life
-runs/.NAME.lock.TOKEN     says who takes over from the owner with that token, until it is renamed to .NAME.lock
+runs/.NAME.lock           describes the owner, which trains the run; the modification time is its heartbeat
+runs/.NAME.lock.TOKEN     describes the process that takes over from the owner with this token; later .NAME.lock
 
-Every file comes to be by a hard link, which a file server creates for one process only. The lock is beside the run's
-directory, because `--resume never` renames that. Clocks of different hosts are not compared: an owner on another host
-has died when its sign of life does not change for a minute. On this host its process id and time of birth count.
+Both files are created as hard links, because a file server lets only one process create a link of the same name. The
+lock is next to the run's directory, not in it, because `--resume never` renames the directory. Clocks of different
+hosts are never compared: an owner on another host counts as dead when its heartbeat does not change for a minute. An
+owner on this host counts as dead when no process has its process id and start time.
 """
 
 import contextlib
@@ -29,10 +30,10 @@ from rankzero.runs.checkpoints.atomic_files import make_folder, sync_folder, syn
 from rankzero.runs.directory import cannot_write
 
 BEAT_SECONDS = 10.0
-"""Between two signs of life."""
+"""Seconds between two heartbeats of the owner."""
 
 STALE_SECONDS = 60.0
-"""An owner on another host that gives no sign of life for so long has died."""
+"""Seconds without a heartbeat after which an owner counts as dead, if its process cannot be inspected."""
 
 LOOK_SECONDS = 1.0
 
@@ -41,18 +42,18 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that trains a run.
+    """Process that trains a run.
 
     Args:
-        token: Different for every start.
-        host: The host of rank zero.
-        pid: The process id of rank zero.
-        born: When that process was born, in the kernel's words.
-        boot: The id of the kernel's start.
-        pids: The namespace that the process id counts in.
-        since: When the lock was taken.
-        job: What the scheduler or torchrun calls the job.
-        restarts: How often it had started the job again.
+        token: Random id of the owner, 32 hexadecimal digits.
+        host: Host name of rank zero.
+        pid: Process id of rank zero.
+        born: Start time of that process in clock ticks after boot, see proc(5); empty without /proc.
+        boot: Boot id of the host's kernel; empty without /proc.
+        pids: Namespace of the process id; empty without /proc.
+        since: UTC time at which the lock was taken.
+        job: Job id given by the scheduler or torchrun; None without one.
+        restarts: Number of times that the scheduler or torchrun had restarted the job.
     """
 
     token: str
@@ -67,24 +68,24 @@ class Owner:
 
     @classmethod
     def this(cls, launch: Launch) -> "Owner":
-        """This process."""
+        """Returns the description of this process."""
         me = Peer.this(launch)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
         born = (process_state(me.pid) or ("", ""))[1]
         return cls(secrets.token_hex(16), me.host, me.pid, born, me.boot, me.pids, now, launch.job_id, launch.restarts)
 
     def is_superseded_by(self, launch: Launch) -> bool:
-        """Whether the scheduler, or torchrun, has started the owner's job again, and this is the new start."""
+        """Returns whether `launch` is a restart of the owner's job by the scheduler or torchrun."""
         same_job = launch.job_id is not None and launch.job_id == self.job
         return same_job and (launch.restarts > self.restarts or launch.elastic is not None)
 
 
 class RunLock:
-    """Holds a run for this process, which is rank zero.
+    """Lock that rank zero takes on a run.
 
     Args:
         launch: How this process was started.
-        notice: Called with a line for a person, before a wait.
+        notice: Called with a line for the user: before a wait, or if the file system has no hard links.
         interrupted: Called during a wait; returns the name of the signal that ends the wait, or None.
     """
 
@@ -101,10 +102,10 @@ class RunLock:
         self._released = threading.Event()
 
     def acquire(self, run: Path) -> None:
-        """Takes the lock of a run's directory, which need not exist.
+        """Takes the lock of a run's directory, which need not exist. May wait for `STALE_SECONDS`.
 
         Raises:
-            RequestError: Another start is training the run, or the folder of the runs cannot be written.
+            RequestError: Another process is training the run, or the folder of the runs is not writable.
         """
         self._run, self._place = run, _place_of(run)
         folder = self._place.parent
@@ -130,7 +131,7 @@ class RunLock:
         owner, self._owner = self._owner, None
         self._released.set()
         self._beats.join()
-        mark = self._successor(owner)  # while it exists, no other start changes the lock of this owner
+        mark = self._successor(owner)  # while this file exists, no other process changes the lock
         with contextlib.suppress(OSError), self._written(replace(owner, token=secrets.token_hex(16))) as file:
             os.link(file, mark)
             if _read(self._place) == owner:
@@ -138,13 +139,13 @@ class RunLock:
             mark.unlink()
         if self._alone:
             with contextlib.suppress(OSError):
-                self._place.parent.rmdir()  # made for this run, of which nothing came
+                self._place.parent.rmdir()  # created for this run, which left no files
 
     def _take(self, file: Path, me: Owner) -> bool:
-        """Tries to become the owner; returns False where something changed meanwhile.
+        """Tries to become the owner; returns False if the lock changed meanwhile.
 
         Raises:
-            RequestError: The owner lives.
+            RequestError: The owner is alive.
         """
         owner, place = self._current()
         if owner is None:
@@ -158,7 +159,7 @@ class RunLock:
         claim = self._successor(owner)
         if not self._link(file, claim, me):
             return False
-        if self._current()[0] != me:  # another start claimed the lock first
+        if self._current()[0] != me:  # another process claimed the lock first
             claim.unlink(missing_ok=True)
             return False
         claim.rename(self._place)
@@ -166,21 +167,21 @@ class RunLock:
         return True
 
     def _current(self) -> tuple[Owner | None, Path]:
-        """The owner, or the process that is taking over from it."""
+        """Returns the owner, or the process that is taking over from it, and the file that describes it."""
         place, owner = self._place, _read(self._place)
         while owner is not None and (follower := _read(self._successor(owner))) is not None:
             place, owner = self._successor(owner), follower
         return owner, place
 
     def _lives(self, owner: Owner, place: Path) -> bool | None:
-        """Whether an owner lives; None where it has given the lock up meanwhile. May take a minute."""
+        """Returns whether an owner is alive, or None if the lock changed meanwhile. May wait for `STALE_SECONDS`."""
         if self._is_on_this_host(owner):
             process = process_state(owner.pid)
             if process is None or process[1] != owner.born or process[0] in ("Z", "X"):
                 return False
             if owner.born:
                 return True
-            # Without /proc another process may have the same number by now: wait for a sign of life.
+            # Without /proc, another process may have reused the process id: wait for a heartbeat.
         first, deadline = _sign_of_life(place), time.monotonic() + STALE_SECONDS
         line = f"run {self._run.name} belongs to process {owner.pid} on {owner.host} since {owner.since}; "
         self.notice(printable(f"{line}waiting {STALE_SECONDS:g} s for a sign of life"))
@@ -206,7 +207,7 @@ class RunLock:
         )
 
     def _is_on_this_host(self, owner: Owner) -> bool:
-        """Whether the owner's process id counts here: the same kernel, and the same namespace of processes."""
+        """Returns whether the owner's process id is valid here: same boot of the same kernel, same PID namespace."""
         me = Peer.this(self.launch)
         return (owner.boot, owner.pids) == (me.boot, me.pids) and bool(me.boot or owner.host == me.host)
 
@@ -215,7 +216,7 @@ class RunLock:
 
     @contextlib.contextmanager
     def _written(self, owner: Owner) -> Iterator[Path]:
-        """A file with the owner in it, under a name of its own, to be linked to where it counts."""
+        """Yields a temporary file that describes the owner, to be hard-linked to the lock's path."""
         file = self._place.with_name(f"{self._place.name}-{owner.token}")
         try:
             with synced(file) as content:
@@ -229,11 +230,11 @@ class RunLock:
         try:
             os.link(file, place)
         except FileExistsError:
-            return _read(place) == me  # NFS repeats a request whose answer was lost
+            return _read(place) == me  # NFS repeats a request whose reply was lost: the first try may have linked it
         return True
 
     def _keep_alive(self, file: Path, me: Owner) -> None:
-        descriptor = os.open(file, os.O_RDONLY)  # the lock itself, whatever is linked at its place later
+        descriptor = os.open(file, os.O_RDONLY)  # this file, even if another one is linked to the path later
 
         def beat() -> None:
             with os.fdopen(descriptor):
@@ -247,7 +248,7 @@ class RunLock:
         self._beats.start()
 
     def _clean(self) -> None:
-        """Removes files of starts that were killed while acquiring this lock."""
+        """Removes the files of processes that were killed while they acquired this lock."""
         with contextlib.suppress(OSError):
             for path in self._place.parent.iterdir():
                 if not re.fullmatch(re.escape(self._place.name) + "[.-][0-9a-f]{32}", path.name) or not self._owner:
@@ -260,14 +261,14 @@ class RunLock:
 
 
 def _place_of(run: Path) -> Path:
-    """Where the lock of a run's directory is: one place, however the directory is named."""
+    """Returns the path of a run's lock, which is the same for every path to the run's directory."""
     real = run.resolve()
     folder = real.parent if os.access(real.parent, os.W_OK | os.X_OK) or not real.parent.exists() else run.parent
     return folder / f".{real.name}.lock"
 
 
 def _read(place: Path) -> Owner | None:
-    """Reads the owner from a file; None if there is no file."""
+    """Reads the owner from a file; returns None if the file cannot be read, and an unknown owner if it is damaged."""
     try:
         text = place.read_bytes()
     except OSError:
@@ -278,11 +279,11 @@ def _read(place: Path) -> Owner | None:
             return owner
     except (TypeError, ValueError):
         pass
-    return Owner(token="0" * 32, host="an unknown host", pid=0, since="an unknown time")  # damaged: it may live
+    return Owner(token="0" * 32, host="an unknown host", pid=0, since="an unknown time")  # assume a living owner
 
 
 def _sign_of_life(place: Path) -> int | None:
-    """Changes while the owner lives. Opening the file has NFS ask the server."""
+    """Returns the heartbeat: the modification time in ns. Opening the file bypasses the attribute cache of NFS."""
     try:
         with place.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns

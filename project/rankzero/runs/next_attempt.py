@@ -1,4 +1,4 @@
-"""What happens to a run that has stopped before its end: the scheduler runs its job again, or a person is told."""
+"""Next attempt at a run that has stopped early: asks the scheduler to requeue the job, or returns why not."""
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.scheduler.job import job_around
@@ -9,13 +9,13 @@ from rankzero.runs.directory import RunDirectory
 
 
 def why_not_again(run: RunDirectory, stopped: Stopped, most: int, begun: bool) -> str:
-    """Why another attempt would not help; empty where it would.
+    """Returns why another attempt would not help; an empty string if it would.
 
     Args:
-        run: The run.
-        stopped: Why the run has stopped.
-        most: `--max_attempts`.
-        begun: Whether this attempt has trained at all.
+        run: Directory of the run.
+        stopped: Exception that states why the run has stopped.
+        most: Value of `--max_attempts`.
+        begun: Whether this attempt has trained on a batch.
     """
     if not begun and stopped.reason == TIME_IS_UP:
         return "not a single step fits into the time that there is"
@@ -27,12 +27,12 @@ def why_not_again(run: RunDirectory, stopped: Stopped, most: int, begun: bool) -
 
 
 def next_attempt(run: RunDirectory, launch: Launch, against: str) -> str:
-    """Asks for the next attempt; returns what a person is told, if anything. For rank zero alone, as the last thing.
+    """Requests the next attempt and returns a message for the user, if any. Only rank zero calls this, at the very end.
 
     Args:
-        run: The run.
+        run: Directory of the run.
         launch: How this process was started.
-        against: What `why_not_again` says.
+        against: Result of `why_not_again`.
     """
     if job_around(launch) is None:
         return ""

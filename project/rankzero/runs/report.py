@@ -1,4 +1,4 @@
-"""What a run tells a person: one line at the start, one table at the end."""
+"""Output of a run for the user: one line at the start, one table at the end."""
 
 import math
 import platform
@@ -18,7 +18,7 @@ from rankzero.runs.shown_metrics import once
 
 
 def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | None) -> str:
-    """The choice of launcher with its evidence, the world, and what is carried on."""
+    """Returns the line printed at the start: launcher and its evidence, processes, devices, run and checkpoint."""
     processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shared}"
     threads = f", {_threads(world)} ({world.threads})"
     backend = f", {world.backend}, met at {launch.address}:{launch.port}" if world.size > 1 else ""
@@ -28,7 +28,7 @@ def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: 
 
 
 def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, log_folders: Iterable[str] = ()) -> None:
-    """Prints the end of an attempt; `log_folders` are those that the Trainer's loggers write to."""
+    """Prints the table of an attempt that has ended; `log_folders` are the folders of the Trainer's loggers."""
     table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
     backend = f", {world.backend}" if world.size > 1 else ""
     table.add_row("ran on", f"{summary['launcher']}: {world.nodes} x {world.devices} {_device(world)}{backend}")
@@ -50,11 +50,11 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, lo
 
 
 def logged(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
-    """Returns the rows that say where metrics were logged: only places that hold files, each once.
+    """Returns the table rows that locate logged metrics: only folders that contain files, each once.
 
     Args:
-        run: The run.
-        folders: Where the Trainer's loggers write.
+        run: Directory of the run.
+        folders: Folders that the Trainer's loggers write to.
     """
     rows = []
     for folder in dict.fromkeys([*map(Path, folders), run.path / "tensorboard"]):
@@ -66,7 +66,7 @@ def logged(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """The metrics of a summary, where null stands for what is no finite number."""
+    """Returns the metrics of a summary with NaN in place of None, which marks a non-finite value."""
     return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
@@ -84,7 +84,7 @@ def print_evaluation(result: dict[str, Any], file: Path) -> None:
 
 
 def print_predictions(result: dict[str, Any], folder: Path) -> None:
-    """Prints what was predicted, and how it is read."""
+    """Prints the number of predictions in each file, and the line that loads them."""
     title = f"predictions of {result['run']} for its {result['split']} samples"
     table = Table(show_header=False, title=title, title_justify="left")
     table.add_row("checkpoint", result["checkpoint"])
@@ -96,7 +96,7 @@ def print_predictions(result: dict[str, Any], folder: Path) -> None:
 
 
 def _print(table: Table) -> None:
-    """Prints a table as wide as it is, so that what is typed again stays whole; brackets in names mean nothing."""
+    """Prints a table without wrapping lines, so that commands can be copied, and without markup in brackets."""
     console = Console(markup=False, highlight=False)
     width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
     console.width = max(console.width, width)

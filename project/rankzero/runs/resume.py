@@ -1,4 +1,4 @@
-"""What a run carries on from: rank zero decides, all follow."""
+"""Choice of the checkpoint that a run resumes from: rank zero decides, all ranks follow."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,15 +24,15 @@ _EXAMPLE = "runs/NAME/checkpoints/step-00000100"
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is resumed and continued: the Trainer's arguments of these names.
+    """Options for resuming and requeuing a run: the Trainer's arguments of the same names.
 
     Args:
         resume: `auto`, `never` or the path of a checkpoint.
-        accept_changed: What may differ from the checkpoint: `data`, `global_batch_size`.
-        trust_checkpoint: Whether a checkpoint may hold what can run any code.
+        accept_changed: Settings that may differ from the checkpoint: `data`, `global_batch_size`.
+        trust_checkpoint: Whether to read a checkpoint that can run any code.
         keep_best: `min:METRIC` or `max:METRIC`.
         requeue: `auto` or `never`.
-        max_attempts: After how many attempts no other is asked for.
+        max_attempts: Number of attempts after which no further attempt is requested.
     """
 
     resume: str = "auto"
@@ -44,7 +44,7 @@ class RunOptions:
 
     @classmethod
     def read(cls, arguments: Mapping[str, Any]) -> "RunOptions":
-        """Reads the Trainer's arguments, as their flags have read them."""
+        """Creates the options from the Trainer's arguments, after their flags have parsed them."""
         return cls(
             resume=arguments["resume"],
             accept_changed=tuple((arguments["accept_changed"] or "").split(",")),
@@ -57,15 +57,15 @@ class RunOptions:
 
 @dataclass
 class ResumePlan:
-    """What rank zero decides and all ranks follow.
+    """Plan for resuming a run, which rank zero makes and all ranks follow.
 
     Args:
-        run: The run's directory.
-        checkpoint: What to carry on from.
-        manifest: What that checkpoint says of itself.
-        notes: Lines for a person to read.
-        already_finished: Whether there is nothing left to do.
-        trusted_sha256: The sha256 of the checkpoint's state, where it may run code because a run of this user wrote it.
+        run: Directory of the run.
+        checkpoint: Checkpoint to resume from; None to start from the beginning.
+        manifest: Manifest of that checkpoint; empty without a checkpoint.
+        notes: Lines to print for the user.
+        already_finished: Whether nothing is left to train.
+        trusted_sha256: sha256 of a state that may run code because a run of this user wrote it; otherwise empty.
     """
 
     run: RunDirectory
@@ -77,19 +77,19 @@ class ResumePlan:
 
     @property
     def step(self) -> int:
-        """The optimiser steps that were taken before."""
+        """Number of optimizer steps up to the checkpoint."""
         return int(self.manifest.get("step") or 0)
 
 
 def on_rank_zero(strategy: Strategy, rank: int | None, work: Callable[[], T]) -> T:
-    """Rank zero decides, all follow; where it finds that it cannot, all raise. All ranks must call."""
+    """Runs `work` on rank zero; all ranks return its result or raise its error. All ranks must call."""
     outcome: T | BaseException | None = None
     if rank == 0:
         try:
             outcome = work()
         except (CannotStart, Stopped) as error:
             outcome = error
-        except Exception as error:  # a bug of ours, or a user's class: it may not survive the way to the others
+        except Exception as error:  # a bug or a user's error, whose class may not survive pickling
             outcome = RuntimeError(f"rank zero failed: {error!r}")
             outcome.__cause__ = error
     outcome = strategy.broadcast(outcome)
@@ -104,11 +104,11 @@ def choose_resume_point(
 ) -> ResumePlan:
     """Chooses the checkpoint to resume from, and begins the attempt. Only rank zero calls this.
 
-    Where it returns, the lock is held. Before that, nothing of the run is touched.
+    On return, this process holds the lock. Files of an existing run are not changed before the lock is taken.
     """
     run.check_writable()
     try:
-        if run.title is None:  # otherwise its directory is one that does not exist yet
+        if run.title is None:  # otherwise `_choose_resume_point` creates a new directory
             lock.acquire(run.path)
         plan = _choose_resume_point(run, options, config, trainer, launch)
         if run.title is not None:
@@ -162,24 +162,24 @@ def _choose_resume_point(
 
 
 def read_description(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
-    """What a checkpoint says of itself: its manifest, or as much of one as a .ckpt file holds."""
+    """Returns the manifest of a checkpoint directory, or the same entries of a .ckpt file as far as it has them."""
     if checkpoint.is_dir():
         return dict(read_manifest(checkpoint))
     try:
         content = load(checkpoint, trusted=trusted)
-    except RequestError:  # loading it in earnest will say why
+    except RequestError:  # loading the checkpoint later raises this error again
         return {"rankzero": {}}
     ours = content.get("rankzero") if isinstance(content.get("rankzero"), dict) else None
     return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": ours}
 
 
 def _stored_config(plan: ResumePlan) -> Any:
-    """What the chosen checkpoint holds as its configuration; None if there is nothing."""
+    """Returns the configuration that the chosen checkpoint stores; None if there is none."""
     return (plan.manifest.get("rankzero") or {}).get("config")
 
 
 def _check_same_training(plan: ResumePlan, config: Config) -> None:
-    """Raises a RequestError where a checkpoint is of another model or other data than what is asked for."""
+    """Raises a RequestError if the checkpoint belongs to another model or data class than requested."""
     stored = _stored_config(plan)
     if stored is None:
         return
@@ -196,7 +196,10 @@ def _check_same_training(plan: ResumePlan, config: Config) -> None:
 
 
 def archive_newer(plan: ResumePlan) -> None:
-    """Puts aside what a run has beyond the checkpoint that it carries on from: not lost, nor taken for newer."""
+    """Archives the run's checkpoints that come after the chosen one, or all if none of them was chosen.
+
+    Archived checkpoints are not lost, and no later attempt takes them for the newest.
+    """
     folder = plan.run.checkpoints
     beyond = checkpoints_in(folder)
     if plan.checkpoint and plan.checkpoint.parent.resolve() == folder.resolve():
@@ -208,10 +211,10 @@ def archive_newer(plan: ResumePlan) -> None:
 
 
 def given_checkpoint(text: str) -> Path:
-    """Finds the checkpoint that `--resume PATH` or `--checkpoint PATH` means: a checkpoint, or a run's directory.
+    """Returns the checkpoint at the path of `--resume` or `--checkpoint`; in a run's directory, the newest valid one.
 
     Raises:
-        RequestError: There is none that is whole.
+        RequestError: There is no valid checkpoint at this path.
     """
     path = Path(text).expanduser()
     if not os.path.lexists(path):
@@ -248,17 +251,17 @@ def _no_such_checkpoint(text: str, path: Path) -> RequestError:
 
 
 def _reached(summary: dict[str, Any], trainer: Trainer) -> bool:
-    """Whether a run is finished, and is asked for no more than it was then."""
+    """Returns whether a run is finished, and this start requests no more epochs or steps than it had then."""
     if summary.get("status") != "finished":
         return False
     limits = _limits(summary, trainer)
-    if all(had is None for _, _, had, _ in limits):  # something else ended it, such as `max_time`
+    if all(had is None for _, _, had, _ in limits):  # ended by something else, such as `max_time`
         return any(asked is not None and done >= asked for _, done, _, asked in limits)
     return not any(had is not None and (asked is None or asked > had) for _, _, had, asked in limits)
 
 
 def _limits(summary: dict[str, Any], trainer: Trainer) -> list[tuple[str, int, int | None, int | None]]:
-    """Of epochs and of steps: the flag, how many were done, the limit then, the limit now; None means unlimited."""
+    """Returns, for epochs and for steps: flag, number done, limit then, limit now. None means unlimited."""
     return [
         (flag, summary[done], *(None if limit in (None, -1) else limit for limit in (summary.get(name), asked)))
         for flag, done, name, asked in (
@@ -269,7 +272,7 @@ def _limits(summary: dict[str, Any], trainer: Trainer) -> list[tuple[str, int, i
 
 
 def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
-    """What a run says that has nothing left to do."""
+    """Returns the note for a run that has nothing left to train."""
     summary = run.read("summary.json")
     limits = [(flag, done, asked if had is None else had) for flag, done, had, asked in _limits(summary, trainer)]
     limited = [(flag, done, most) for flag, done, most in limits if most is not None]

@@ -1,4 +1,4 @@
-"""Metrics as a person reads them: each once. Imports no torch."""
+"""Metrics for display, each of them once. Does not import torch."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,10 +8,10 @@ _LOADER = re.compile(r"(/dataloader_idx_\d+)?$")
 
 
 def once(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns each metric once, with the value of the epoch if it has one.
+    """Returns each metric once, with its epoch value if it has one.
 
-    Lightning (2.6) keeps what is logged with `on_step=True, on_epoch=True` under three names: `loss_step`,
-    `loss_epoch`, and `loss`, which is one or the other.
+    Lightning (2.6) stores a metric that is logged with `on_step=True, on_epoch=True` under three names: `loss_step`,
+    `loss_epoch`, and `loss`, which equals one of the other two.
     """
     shown = {}
     for name, value in metrics.items():
@@ -23,7 +23,7 @@ def once(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def in_one_line(head: str, metrics: Mapping[str, float], first: Iterable[str], tail: str, width: int) -> str:
-    """Returns a line of at most `width` columns with as many metrics as fit; those named in `first` come first."""
+    """Returns a line of at most `width` columns with as many metrics as fit, those in `first` first."""
     shown, wanted = once(metrics), [name for name in first if name in metrics]
     names = sorted(shown, key=lambda name: (name not in wanted, name))
     room = width - len(head) - len(tail) - 4
@@ -40,11 +40,11 @@ def in_one_line(head: str, metrics: Mapping[str, float], first: Iterable[str], t
 
 
 def _is_forked(name: str, metrics: Mapping[str, float]) -> bool:
-    """Whether the other two names of a metric are only variants of this one."""
+    """Returns whether Lightning stores a metric under variant names too: with `_step` and, after an epoch, `_epoch`."""
     step, epoch = metrics.get(_variant(name, "step")), metrics.get(_variant(name, "epoch"))
     return step is not None and (epoch is not None or step == metrics[name])
 
 
 def _variant(name: str, kind: str) -> str:
-    """`loss/dataloader_idx_0` -> `loss_step/dataloader_idx_0`."""
+    """Returns the name of a metric's variant: `loss/dataloader_idx_0` -> `loss_step/dataloader_idx_0`."""
     return _LOADER.sub(lambda loader: f"_{kind}{loader[0]}", name, count=1)

@@ -1,4 +1,4 @@
-"""The configuration that a checkpoint stores. Imports no torch."""
+"""Configuration that is stored in a checkpoint. Does not import torch."""
 
 import math
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from typing import Any
 import yaml
 
 Config = dict[str, Any]
-"""Section (`model`, `data`, `trainer`) or flag -> its value, as `--config` reads it from YAML."""
+"""Maps each section (`model`, `data`, `trainer`) or flag to its value, as `--config` reads it from YAML."""
 
 
 MAX_DEPTH = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them can expand to more than the memory holds."""
+    """YAML loader that refuses aliases: a few lines of them can expand to more than fits into memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -23,22 +23,22 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes no aliases."""
+    """YAML dumper that writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def dump_config(config: Config) -> str:
-    """The configuration as YAML, for `--config`."""
+    """Returns the configuration as YAML, for `--config`."""
     return str(yaml.dump(config, Dumper=_Dumper, sort_keys=False))
 
 
 def as_json(value: Any, depth: int = 0) -> Any:
-    """A value of a configuration as JSON holds it: numbers that are not finite as YAML spells them, keys as text.
+    """Returns a configuration value for JSON: keys become strings, non-finite numbers become YAML's spelling of them.
 
     Raises:
-        ValueError: It is nested more than `MAX_DEPTH` times.
+        ValueError: The value is nested more than `MAX_DEPTH` levels deep.
     """
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
@@ -52,7 +52,7 @@ def as_json(value: Any, depth: int = 0) -> Any:
 
 
 def read_config(stored: Any) -> Config:
-    """The configuration that a manifest holds: an object or, from versions before 0.2, YAML. Empty if it is neither."""
+    """Returns a manifest's configuration: an object or, before version 0.2, YAML. Returns {} if it is neither."""
     try:
         content = as_json(yaml.load(stored, Loader=_Loader) if isinstance(stored, str) else stored)
     except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
@@ -61,7 +61,7 @@ def read_config(stored: Any) -> Config:
 
 
 def classes_in(config: Config) -> dict[str, str]:
-    """The class paths of model and data in a configuration; empty where it does not name them."""
+    """Returns the class paths of `model` and `data` in a configuration; {} if they cannot be determined."""
     try:
         return {name: str(config[name]["class_path"]) for name in ("model", "data") if config.get(name)}
     except (LookupError, TypeError):
@@ -69,11 +69,11 @@ def classes_in(config: Config) -> dict[str, str]:
 
 
 def changes(before: Config, now: Config) -> list[str]:
-    """What differs from the configuration of a checkpoint, in a line of `--flag before -> now`; empty if nothing.
+    """Returns one line that lists changed settings as `--flag before -> now`; an empty list if there are none.
 
     Args:
-        before: As `read_config` returns it.
-        now: The configuration of this start.
+        before: Configuration of the checkpoint, from `read_config`.
+        now: Configuration of this start.
     """
     was, asked = flattened(before), flattened(as_json(now))
     changed = [
@@ -83,7 +83,7 @@ def changes(before: Config, now: Config) -> list[str]:
 
 
 def flattened(content: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested configuration as `a.b.c` -> value."""
+    """Flattens a nested configuration to `a.b.c` -> value; the level `init_args` is left out of the key."""
     if not isinstance(content, dict) or not content:
         return {prefix.removesuffix("."): content}
     return {
@@ -97,16 +97,16 @@ OF_ONE_START = (
     *("name", "resume", "accept_changed", "trust_checkpoint"),
     *("node_rank", "master_addr", "master_port", "interface"),
 )
-"""Arguments that another run like this one does not take over."""
+"""Arguments that apply to one start only and are not stored for other runs."""
 
 
 def describe_config(model: object, data: object, arguments: Mapping[str, Any]) -> Config:
-    """The configuration of a run that a script has built, as far as YAML can hold it.
+    """Returns the configuration of a run that a script has built, as far as YAML can represent it.
 
     Args:
-        model: The LightningModule.
-        data: The data module; None, or loaders, which are not described.
-        arguments: The Trainer's arguments that were given.
+        model: LightningModule.
+        data: Data module; None or loaders are left out of the configuration.
+        arguments: Arguments that the script passed to the Trainer.
     """
     config: Config = {"model": {"class_path": _class_path(model)}}
     if hasattr(data, "train_dataloader"):
@@ -126,10 +126,10 @@ def _is_plain(value: object) -> bool:
 
 
 def without_objects(config: Config) -> Config:
-    """A dumped configuration without the arguments whose defaults are objects that YAML cannot hold.
+    """Returns a dumped configuration without arguments whose defaults are objects that YAML cannot represent.
 
-    jsonargparse (4.52) puts an error message in the place of such an object. Another run like this one, and an
-    evaluation, build it from the same default.
+    jsonargparse (4.52) writes an error message in place of such an object. A later run or an evaluation with this
+    configuration uses the same default.
     """
     return {
         key: without_objects(value) if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""What `summary.json` says at the end of an attempt."""
+"""Contents of `summary.json`, which is written at the end of an attempt."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from rankzero.runs.directory import RunDirectory
 
 @dataclass(frozen=True)
 class Figures:
-    """What was counted in training.
+    """Counts and speed of training.
 
     Args:
         samples: Training samples over all ranks and attempts.
-        samples_per_second: Over all ranks, in this attempt.
-        statements: What the sample ledger states of each epoch.
+        samples_per_second: Training samples per second over all ranks, in this attempt.
+        statements: Entries of the sample ledger, one per epoch.
     """
 
     samples: int
@@ -41,18 +41,18 @@ def summarise(
     seconds: float,
     again: bool,
 ) -> dict[str, Any]:
-    """What is known of the whole run; `seconds` and `samples_per_second` are this attempt's.
+    """Returns the summary of the whole run; only `seconds` and `samples_per_second` are of this attempt alone.
 
     Args:
         status: `finished`, `stopped` or `failed`.
-        trainer: The Trainer.
-        figures: What was counted.
-        run: The run's directory.
-        world: How many processes there were, and on what.
-        launch: How they were started.
-        best: `--keep_best`.
-        seconds: How long this attempt took.
-        again: Whether the run is to go on in another attempt.
+        trainer: Trainer of this attempt.
+        figures: Counts and speed of training.
+        run: Directory of the run.
+        world: Number of processes and their devices.
+        launch: How the processes were started.
+        best: Value of `--keep_best`.
+        seconds: Duration of this attempt.
+        again: Whether another attempt would help, see `why_not_again`.
     """
 
     def within_run(checkpoint: Path | None) -> str | None:
@@ -84,10 +84,10 @@ def summarise(
 
 
 def metrics_of(trainer: Trainer) -> dict[str, float | None]:
-    """The metrics as JSON can hold them."""
+    """Returns the Trainer's metrics, with None in place of NaN and infinity."""
     return finite_or_none({name: float(value) for name, value in sorted(trainer.callback_metrics.items())})
 
 
 def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """The metrics with None in place of NaN and infinity, which JSON cannot hold."""
+    """Returns the metrics with None in place of NaN and infinity, which JSON cannot represent."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}

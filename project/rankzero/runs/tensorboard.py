@@ -1,4 +1,4 @@
-"""TensorBoard's curves, on whatever becomes of the disk."""
+"""TensorBoard logger that survives a full disk and other write errors."""
 
 import time
 from collections import deque
@@ -15,15 +15,15 @@ from rankzero.runs.directory import RunDirectory
 AGAIN_SECONDS = 30.0
 MOST_WAITING = 100_000
 SHOWN_SECONDS = 2.0
-"""Values wait so long for one another: to hand one to the writer's thread costs more than a step of a small model."""
+"""Seconds between two writes: handing a value to the writer's thread costs more than a step of a small model."""
 
 
 def loggers(asked: Any, run: RunDirectory) -> list[Logger] | bool:
-    """The loggers of a Trainer.
+    """Returns the loggers of a Trainer.
 
     Args:
-        asked: The Trainer's `logger`: loggers, None or True for the run's own curves, or False.
-        run: The run.
+        asked: The Trainer's `logger` argument: loggers, None or True for the run's TensorBoard logger, False for none.
+        run: Directory of the run.
     """
     if asked in (None, True):
         return [DurableTensorBoardLogger(run)]
@@ -31,17 +31,17 @@ def loggers(asked: Any, run: RunDirectory) -> list[Logger] | bool:
 
 
 class DurableTensorBoardLogger(TensorBoardLogger):
-    """Lightning's logger, but a disk that takes nothing more costs the run nothing (tensorboard 2.21).
+    """Lightning's TensorBoard logger, but a full disk does not end the run (tensorboard 2.21).
 
-    Its writer's thread ends with the first error, which then comes back from each call. Here a new writer is tried now
-    and then, and what has been logged meanwhile waits until there is room again.
+    TensorBoard's writer thread ends at its first error, and every later call raises this error again. This logger tries
+    a new writer every `AGAIN_SECONDS`, and keeps the newest `MOST_WAITING` calls in memory until a write succeeds.
 
     Args:
-        run: The run, whose directory it writes to.
+        run: Directory of the run, which the logger writes to.
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        # Of ten, which is the default, each waits until the thread has written the one before.
+        # With the default max_queue of 10, a call waits for the writer's thread as soon as 10 values are queued.
         super().__init__(run.path, name="", version="tensorboard", default_hp_metric=False, max_queue=MOST_WAITING)
         self.run = run
         self._again_at = self._saved_at = 0.0
@@ -49,13 +49,13 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     @property
     def root_dir(self) -> str:
-        """The run's directory, which is settled when an attempt begins."""
+        """Path of the run's directory, which is final once an attempt has begun."""
         return str(self.run.path)
 
     def purge_from(self, step: int) -> None:
-        """Hides what a lost attempt logged after the checkpoint at `step`, so that there is one curve.
+        """Hides values that a lost attempt logged after the checkpoint at `step`, so that there is one curve.
 
-        What belongs to the n-th step is logged at n - 1 (lightning 2.6).
+        Values of the n-th step are logged at n - 1 (lightning 2.6).
         """
         self._kwargs["purge_step"] = step
 
@@ -63,7 +63,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         try:
             self._waiting.append(({name: float(value) for name, value in metrics.items()}, step, time.time()))
-        except (TypeError, ValueError):  # a dictionary of numbers; or what has no curve
+        except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
             self._sturdily(lambda: super(DurableTensorBoardLogger, self).log_metrics(metrics, step))
         self.save()
 
@@ -72,7 +72,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             self.flush()
 
     def flush(self) -> None:
-        """Has all that was logged written, at once."""
+        """Writes all logged values now."""
         self._saved_at = time.monotonic()
         self._sturdily(self._write)
         self._sturdily(super().save)
@@ -82,7 +82,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self._sturdily(lambda: super(DurableTensorBoardLogger, self).finalize(status))
 
     def _write(self) -> None:
-        """Writes what waits, all at once; the writer's thread would open the file anew for each value."""
+        """Writes all waiting values in one call; the writer's thread would reopen the file for each value."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -97,7 +97,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             event = Event(wall_time=seconds, step=None if step is None else int(step), summary=Summary(value=values))
             records.write(event.SerializeToString())
         writer = self.experiment._get_file_writer().event_writer
-        writer.flush()  # what it holds came before
+        writer.flush()  # values in its queue are older
         writer._general_file_writer.write(written.getvalue())
         self._waiting.clear()
 
@@ -109,10 +109,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         except (OSError, ValueError) as raised:
             error = (
                 raised.__cause__ if isinstance(raised, ValueError) else raised
-            )  # Lightning's, which names the metric
+            )  # Lightning wraps the error to name the metric
             if not isinstance(error, OSError):
                 raise
             rank_zero_warn(f"rankzero: TensorBoard's curves cannot be written, and wait: {error}")
             self._again_at = time.monotonic() + AGAIN_SECONDS
             self._experiment = None
-            self._kwargs.pop("purge_step", None)  # which would hide what is there
+            self._kwargs.pop("purge_step", None)  # in a new writer, it would hide the values already written

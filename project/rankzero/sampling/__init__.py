@@ -1,1 +1,1 @@
-"""The order of samples: which sample goes into which batch, on which rank."""
+"""Order of samples: decides which sample goes into which batch on which rank."""

@@ -1,4 +1,4 @@
-"""The training samples of one epoch: cut into global batches, dealt to ranks, read in micro-batches."""
+"""Cuts the training samples of an epoch into global batches, ranks' shares and micro-batches."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,21 +12,21 @@ from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import Permutation, Positions, epoch_key
 
 BLOCK = 4096
-"""About so many positions are looked up at a time: a look-up costs some 50 microseconds beside what it costs each."""
+"""Approximate number of positions per look-up; each look-up has a fixed cost of some 50 microseconds."""
 
 MANY_IN_FLIGHT = 512
-"""Batches. With more of them in flight, those that have been trained on are taken out."""
+"""Number of batches in flight above which those that have been trained on are removed."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come. Free of ranks.
+    """Progress of a run within its order of samples, independent of rank and world size.
 
     Args:
-        epoch: The epoch, from 0.
-        step: Optimiser steps of it that are done.
-        samples: Samples of it that are consumed.
-        pass_index: Rounds of it that are done, for a loader that goes round while a longer one goes on.
+        epoch: Epoch, from 0.
+        step: Optimizer steps completed in this pass over the data.
+        samples: Samples consumed in this pass.
+        pass_index: Number of earlier passes in this epoch, for a loader that repeats while a longer one continues.
     """
 
     epoch: int = 0
@@ -37,15 +37,15 @@ class Position:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has of one micro-batch.
+    """One rank's share of one micro-batch.
 
     Args:
-        samples: Of this rank.
-        total: Of all ranks.
-        loss_weight: By what this rank's mean loss is multiplied, so that the gradient, which is averaged over ranks and
-            micro-batches alike, is that of the mean over the global batch.
-        metric_weight: By what a mean of this rank is multiplied, so that the mean over ranks is that of the
-            micro-batch.
+        samples: Number of samples on this rank.
+        total: Number of samples on all ranks.
+        loss_weight: Factor for this rank's mean loss. After the plain average over ranks and micro-batches, the
+            gradient equals the gradient of the mean loss over the global batch.
+        metric_weight: Factor for this rank's mean of a metric. The plain average over ranks then equals the mean over
+            the micro-batch.
         has_empty_rank: Whether some rank gets an empty batch.
     """
 
@@ -62,36 +62,36 @@ class Share:
 
 
 EVEN = Share(samples=1, total=1, loss_weight=1.0, metric_weight=1.0, has_empty_rank=False)
-"""What a rank has that has as much as any other one."""
+"""Share of a rank that has as many samples as every other rank."""
 
 
 class ElasticBatchSampler(Sampler[Indices]):
-    """A batch sampler: step t of an epoch takes positions t*G to (t+1)*G of the epoch's order, at any world size.
+    """Batch sampler whose step t takes positions t*G to (t+1)*G of the epoch's order, at any world size.
 
-    Rank r of W has every W-th of them from the r-th, in micro-batches that a device can hold. No sample is repeated or
-    left out: the last step may be short, and some ranks may have nothing in it, or, where G < W, in any. They then get
-    an empty batch, so that all ranks have as many batches. Where a short step would give a rank a single sample, it is
-    dealt to fewer ranks.
+    Rank r of W gets every W-th of these positions, from the r-th, in micro-batches that fit a device. No sample is
+    repeated or omitted, so the last step may be short and leave ranks without samples; if G < W, every step does. Such
+    ranks get empty batches, so that all ranks have the same number of batches. A short step is dealt to fewer ranks if
+    it would otherwise give a rank a single sample.
 
     Args:
-        count: N, samples in the data set.
-        global_batch_size: G, samples an optimiser step over all ranks.
-        rank: r.
-        world_size: W.
-        micro_batches: Into how many batches a rank's share is divided at least.
-        max_device_batch_size: The largest batch that a device can hold, if there is a limit.
-        shuffle: Whether the order is a random permutation, drawn by `(seed, epoch)`, or 0, 1, 2, ...
-        seed: Of the permutation, and of what is drawn for each sample.
-        drop_last: Whether a last step that is short is left out.
-        start: Where to begin, for a run that is carried on.
+        count: N, number of samples in the data set.
+        global_batch_size: G, samples per optimizer step over all ranks.
+        rank: Rank r of this process.
+        world_size: W, number of ranks.
+        micro_batches: Minimum number of micro-batches into which a rank's share of a step is divided.
+        max_device_batch_size: Largest batch per device; None for no limit.
+        shuffle: Whether the order is a random permutation drawn from `(seed, epoch)` instead of 0, 1, 2, ...
+        seed: Seed of the permutation and of the random numbers for each sample.
+        drop_last: Whether a short last step is omitted.
+        start: Position from which a resumed run continues.
 
     Attributes:
-        micro_batches: Batches an optimiser step; the last step may have fewer.
-        in_flight: Samples of the batches that have been read, but for those that `on_many_in_flight` has taken out.
-        on_many_in_flight: Called while batches are read and more than `MANY_IN_FLIGHT` are in flight, to take out
-            those that have been trained on.
-        padded: Whether a rank without samples in a step draws one of the step's samples, with no weight, for what
-            needs a sample on every rank.
+        micro_batches: Batches per optimizer step; the last step may have fewer.
+        in_flight: Samples of each batch that has been read and not been removed by `on_many_in_flight`.
+        on_many_in_flight: Called when a batch is read with more than `MANY_IN_FLIGHT` in flight. Removes batches that
+            have been trained on.
+        padded: Whether a rank without samples in a step reads one of the step's samples with weight 0. Required by
+            features that need a sample on every rank.
     """
 
     def __init__(
@@ -124,50 +124,50 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     @property
     def sampler(self) -> "ElasticBatchSampler":
-        """Where Lightning looks for `set_epoch`: at `batch_sampler.sampler`."""
+        """This sampler itself, because Lightning calls `batch_sampler.sampler.set_epoch`."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Turns to another epoch, at its beginning."""
+        """Moves to the beginning of another epoch; does nothing for the current one."""
         if epoch != self.epoch:
             self.epoch, self._exhausted = epoch, False
             self.start_position = Position(epoch)
 
     @property
     def is_patched(self) -> bool:
-        """Whether this epoch has another number of steps than others: it began with another global batch."""
+        """Whether this epoch began with another global batch size, and so has another number of steps."""
         return self.start_position.samples != self.start_position.step * self.global_batch_size
 
     @property
     def steps(self) -> int:
-        """Optimiser steps in this epoch."""
+        """Optimizer steps in this epoch."""
         full_steps, rest = divmod(self.count - self.start_position.samples, self.global_batch_size)
         return self.start_position.step + full_steps + (rest > 0 and not self.drop_last)
 
     @property
     def first_batch(self) -> int:
-        """The batch at which this epoch begins; 0 but for a run that is carried on within it."""
+        """Index of this epoch's first batch to read; above 0 only for a run that resumed in the middle of the epoch."""
         return self.start_position.step * self.micro_batches
 
     @property
     def pass_began_at(self) -> int:
-        """Batches of the epoch in earlier rounds, for a loader that goes round."""
+        """Batches in earlier passes of this epoch, for a loader that repeats."""
         return self.start_position.pass_index and self.start_position.pass_index * len(self)
 
     def __len__(self) -> int:
-        """Batches in this epoch, the same on every rank."""
+        """Returns the number of batches in this epoch, the same on every rank."""
         if self.steps <= self.start_position.step:
             return self.first_batch
         return (self.steps - 1) * self.micro_batches + len(self._shares(self._size(self.steps - 1)))
 
     def order(self) -> Callable[[Positions], Positions]:
-        """The order of this epoch: from positions to samples."""
+        """Returns the order of this epoch, as a function from positions to samples."""
         if not self.shuffle:
             return np.copy
         return Permutation(self.count, self.seed, self.epoch, self.start_position.pass_index)
 
     def consumed(self, batches: int) -> int:
-        """Samples of this epoch's order that are used behind so many batches, also within a step."""
+        """Returns the number of samples in the first `batches` batches of this epoch, also in the middle of a step."""
         step, micro_batches = divmod(batches, self.micro_batches)
         if batches >= len(self) or not micro_batches:
             return self.position(batches).samples
@@ -175,24 +175,24 @@ class ElasticBatchSampler(Sampler[Indices]):
         return self._first(step) + min(size, micro_batches * self.device_batch_size * self._active_ranks(size))
 
     def position(self, batches: int) -> Position:
-        """Where the run is behind the last step that is done after so many batches of this epoch."""
+        """Returns the position after the last complete step within the first `batches` batches of this epoch."""
         step = batches // self.micro_batches if batches < len(self) else self.steps
         return Position(self.epoch, step, min(self.count, self._first(step)), self.start_position.pass_index)
 
     def shares(self) -> Iterator[Share]:
-        """What this rank has of each batch of this pass, from the first to the last."""
+        """Returns this rank's share of each batch of this pass, from the start position to the end."""
         full_steps = max(0, (self.count - self.start_position.samples) // self.global_batch_size)
         full = chain.from_iterable(repeat(self._shares(self.global_batch_size), full_steps))
         first_short_step = self.start_position.step + full_steps
         return chain(full, self._shares(self._size(first_short_step)) if first_short_step < self.steps else ())
 
     def _sizes(self) -> list[int]:
-        """The sizes of the steps there are: whole ones, and a short one."""
+        """Returns the sizes of steps that occur: the global batch size, and that of a short last step."""
         full_steps, rest = divmod(self.count, self.global_batch_size)
         return [self.global_batch_size] * (full_steps > 0) + [rest] * (rest > 0 and not self.drop_last)
 
     def leaves_idle(self) -> bool:
-        """Whether in some step some rank has nothing, or would have if it were not given a sample once more."""
+        """Returns whether some batch of an epoch is empty on some rank, or would be without padding."""
         device = self.device_batch_size
         for size in self._sizes():
             active_ranks = self._active_ranks(size)
@@ -202,7 +202,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         return False
 
     def leaves_single(self) -> bool:
-        """Whether in some step some rank reads a single sample."""
+        """Returns whether some batch of an epoch has a single sample on some rank."""
         single = 1 % self.device_batch_size
         for size in self._sizes():
             least, most = size // self._active_ranks(size), -(-size // self._active_ranks(size))
@@ -211,7 +211,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         return False
 
     def samples_in(self, batch: int) -> int:
-        """Samples in a batch over all ranks, counted through all rounds of the epoch."""
+        """Returns the samples of a batch over all ranks; `batch` is its index over all passes of the epoch."""
         step, micro_batch = divmod(batch - self.pass_began_at, self.micro_batches)
         size = self._size(step)
         if step < 0 or size <= 0 or (self.drop_last and size < self.global_batch_size):
@@ -227,7 +227,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         return min(self.global_batch_size, self.count - self._first(step))
 
     def _shares(self, size: int) -> list[Share]:
-        """How a step of `size` samples is dealt to this rank, a micro-batch at a time."""
+        """Returns this rank's share of each micro-batch of a step with `size` samples."""
         shares = self._dealt.get((size, self.padded))
         if shares is None:
             device, world, active = self.device_batch_size, self.world_size, self._active_ranks(size)
@@ -242,9 +242,9 @@ class ElasticBatchSampler(Sampler[Indices]):
         return shares
 
     def _active_ranks(self, size: int) -> int:
-        """Among how many ranks a step is dealt: all, or, of a short one, so many that none gets a single sample.
+        """Returns the number of ranks that get samples of a step with `size` samples.
 
-        Batch norm cannot do with a single one.
+        A short step is dealt to fewer ranks so that no rank gets a single sample, which batch norm cannot train on.
         """
         if self.padded or size >= min(2 * self.world_size, self.global_batch_size):
             return self.world_size
@@ -255,7 +255,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         return (Indices.of(drawn, key) for drawn in self.arrays())
 
     def arrays(self) -> Iterator[Positions]:
-        """The samples of each batch of this rank; what comes of `__iter__`, as arrays."""
+        """Returns the samples of each batch of this rank: the batches of `__iter__`, as arrays."""
         if self._exhausted:
             self._exhausted = False
             self.start_position = Position(self.epoch, pass_index=self.start_position.pass_index + 1)
@@ -282,7 +282,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         self._exhausted = True
 
     def _rows(self, order: Callable[[Positions], Positions]) -> Iterator[tuple[int, int, Positions]]:
-        """For each step its first position, its size, and the samples of this rank."""
+        """Yields the first position, the size and this rank's samples of each step."""
         size, own_places = self.global_batch_size, self._share_of(self.global_batch_size)
         first_short_step = self.start_position.step + (self.count - self.start_position.samples) // size
         block = max(1, BLOCK // max(1, own_places.size))
@@ -295,6 +295,6 @@ class ElasticBatchSampler(Sampler[Indices]):
             yield first, size, order(first + self._share_of(size))
 
     def _share_of(self, size: int) -> Positions:
-        """The places within a step that are this rank's."""
+        """Returns this rank's positions within a step of `size` samples."""
         active_ranks = self._active_ranks(size)
         return np.arange(self.rank, size if self.rank < active_ranks else 0, active_ranks)

@@ -1,4 +1,4 @@
-"""The ledger: what an epoch has really used, held against what it should have."""
+"""Sample ledger: digests of the samples that an epoch has used and of those that it should have used."""
 
 from collections.abc import Callable
 
@@ -7,19 +7,21 @@ import numpy as np
 from rankzero.sampling.permutation import Positions
 
 POWERS = 4
-"""Of the samples' numbers their 0th to 3rd powers are summed, modulo 2^64: how many there were, and a digest that does
-not depend on their order. A multiset of as many numbers that has the same sums differs from 0 ... N-1 in four places
-or more, and in a pattern that no slip makes (Prouhet, Tarry and Escott)."""
+"""Number of sums: the 0th to 3rd powers of the sample indices, each summed modulo 2^64.
+
+The sums give the number of samples and do not depend on their order. A different multiset of the same size with the
+same sums differs from 0 ... N-1 in at least four places, in a pattern that no accidental error produces (Prouhet,
+Tarry and Escott)."""
 
 _MODULUS = 2**64
 _BLOCK = 1 << 16
 
 
 class Digest:
-    """Sums of powers of sample numbers, modulo 2^64.
+    """Sums of powers of sample indices, modulo 2^64.
 
     Args:
-        sums: One a power.
+        sums: One sum per power; all 0 by default.
     """
 
     def __init__(self, sums: list[int] | None = None) -> None:
@@ -27,13 +29,13 @@ class Digest:
 
     @classmethod
     def of_all(cls, count: int) -> "Digest":
-        """Of 0, 1, ..., count - 1."""
+        """Returns the digest of 0, 1, ..., count - 1."""
         last = count - 1
         ones, squares = count * last // 2, last * count * (2 * last + 1) // 6
         return cls([total % _MODULUS for total in (count, ones, squares, ones**2)])
 
     def add(self, samples: Positions) -> None:
-        """Adds some samples."""
+        """Adds samples to the sums."""
         numbers = samples.astype(np.uint64)
         power = np.ones_like(numbers)
         for place in range(POWERS):
@@ -50,10 +52,10 @@ class Digest:
 
 
 class Ledger:
-    """Sums up what this rank has used of an epoch. Free of ranks once the ranks' sums are added up.
+    """Sample ledger of one rank for one epoch. The sum of all ranks' digests does not depend on the world size.
 
     Args:
-        digest: What was used before.
+        digest: Digest of samples used earlier in the epoch, for a resumed run.
     """
 
     def __init__(self, digest: Digest | None = None) -> None:
@@ -62,7 +64,7 @@ class Ledger:
         self._waiting_samples = 0
 
     def use(self, samples: Positions) -> None:
-        """Notes samples that have been trained on; half a microsecond, since they are summed up many at a time."""
+        """Records samples that have been trained on; takes half a microsecond, because many are summed at a time."""
         self._waiting.append(samples)
         self._waiting_samples += samples.size
         if self._waiting_samples > _BLOCK:
@@ -73,13 +75,13 @@ class Ledger:
         self._waiting, self._waiting_samples = [], 0
 
     def digest(self) -> Digest:
-        """Of all that this rank has used."""
+        """Returns the digest of all samples that this rank has used."""
         self._sum_up()
         return self._digest
 
 
 def expected(order: Callable[[Positions], Positions], count: int, consumed: int) -> Digest:
-    """The digest of the first `consumed` positions of an order of `count` samples, each once."""
+    """Returns the digest of the samples at the first `consumed` positions of an order of `count` samples."""
     behind = consumed > count // 2
     rest = Digest()
     ends = (consumed, count) if behind else (0, consumed)

@@ -1,4 +1,4 @@
-"""The samples of an evaluation, each once, dealt to ranks."""
+"""Deals the samples of an evaluation to ranks, each sample once."""
 
 from collections.abc import Iterator
 
@@ -11,18 +11,18 @@ from rankzero.sampling.permutation import epoch_key
 
 
 class EvaluationBatchSampler(Sampler[Indices]):
-    """A batch sampler: rank r of W has every W-th sample from the r-th, and as many batches as every other rank.
+    """Batch sampler that gives rank r of W every W-th sample from the r-th, and all ranks the same number of batches.
 
-    Where the last batch would leave a rank without any, that rank keeps one sample back from the batch before, so that
-    a module may talk to the other ranks in its step. Only a rank with fewer samples than batches gets empty ones.
+    A rank that would have no sample left for the last batch keeps one back from the batch before. So a module can
+    communicate with the other ranks in every step. Only a rank with fewer samples than batches gets empty batches.
 
     Args:
-        count: Samples in the data set.
-        batch_size: Samples a batch on each rank.
-        rank: r.
-        world_size: W.
-        seed: Of what is drawn for each sample; the same in every epoch, so that evaluations can be compared.
-        drop_last: Whether what does not fill a batch on every rank is left out.
+        count: Number of samples in the data set.
+        batch_size: Samples per batch on each rank.
+        rank: Rank r of this process.
+        world_size: W, number of ranks.
+        seed: Seed of the random numbers for each sample; the same in every epoch, so that evaluations are comparable.
+        drop_last: Whether samples that do not fill a batch on every rank are omitted.
     """
 
     def __init__(
@@ -41,20 +41,20 @@ class EvaluationBatchSampler(Sampler[Indices]):
 
     @property
     def first_batch(self) -> int:
-        """An evaluation always begins at the beginning."""
+        """Index of the first batch: always 0, because an evaluation does not resume in the middle."""
         return 0
 
     def __len__(self) -> int:
-        """Batches, the same on every rank."""
+        """Returns the number of batches, the same on every rank."""
         return -(-self.count // (self.world_size * self.batch_size))
 
     def shares(self) -> Iterator[Share]:
-        """What this rank has of each batch."""
+        """Returns this rank's share of each batch."""
         return map(self.share, range(len(self)))
 
     def share(self, batch: int) -> Share:
-        """What this rank has of a batch."""
-        more = self.count % self.world_size  # so many ranks, the first ones, have one sample more than the others
+        """Returns this rank's share of a batch."""
+        more = self.count % self.world_size  # the first `more` ranks have one sample more than the other ranks
         mine, most, least = (self._end(batch, rank) - self._end(batch - 1, rank) for rank in (self.rank, 0, -1))
         total = more * most + (self.world_size - more) * least
         return Share(
@@ -62,18 +62,18 @@ class EvaluationBatchSampler(Sampler[Indices]):
         )
 
     def samples_until(self, batches: float) -> int:
-        """Samples in so many of the first batches, on all ranks together."""
+        """Returns the number of samples in the first `batches` batches over all ranks."""
         return sum(self.share(batch).total for batch in range(int(min(batches, len(self)))))
 
     def _end(self, batch: int, rank: int) -> int:
-        """How many of its samples a rank has had behind a batch; rank -1 is the last one."""
+        """Returns how many of its samples a rank has read after a batch; rank -1 is the last rank."""
         samples = (self.count - rank % self.world_size + self.world_size - 1) // self.world_size
         to_come = len(self) - 1 - batch
         keeps_back = to_come if samples >= len(self) else 0
         return max(0, min((batch + 1) * self.batch_size, samples - keeps_back))
 
     def samples(self, batch: int) -> list[int]:
-        """The samples of this rank in a batch."""
+        """Returns this rank's sample indices in a batch."""
         numbers = np.arange(self._end(batch - 1, self.rank), self._end(batch, self.rank))
         samples: list[int] = (numbers * self.world_size + self.rank).tolist()
         return samples

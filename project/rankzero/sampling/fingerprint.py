@@ -1,4 +1,4 @@
-"""What tells one data set from another, without reading a sample."""
+"""Fingerprints that distinguish data sets without reading a sample."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,24 +11,24 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 PROBES = 64
-"""Rows of a tensor, or elements of a list, that are looked at."""
+"""Number of rows of a tensor, or elements of a list, that enter a digest."""
 
 _DEPTH = 4
 
 
 def fingerprint(dataset: Any, count: int) -> dict[str, str]:
-    """Describes a data set by what it holds: the tensors, arrays and lists that are its attributes, in samples.
+    """Describes the tensors, arrays and containers among a data set's attributes, from evenly spaced elements.
 
-    No sample is read, since that may cost much, and may be noted by whoever counts what is read. Numbers and texts
-    beside the data are left out: they may be a time, a process, or a folder that each job has anew. So are the folders
-    of paths, but not their names.
+    No sample is read, because a read may be expensive, and the data set may count its reads. Attributes that are single
+    numbers or texts are ignored: they may be a time, a process id or a folder that changes with every job. Paths in
+    containers count by file name, without their folders.
 
     Args:
         dataset: The data set.
-        count: How many samples it has.
+        count: Number of its samples.
 
     Returns:
-        Attribute -> what it holds, for a person to compare.
+        Attribute name -> readable description with a digest.
     """
     found = {"samples": f"{count:,}"}
     _describe(dataset, "", found, _DEPTH)
@@ -36,7 +36,7 @@ def fingerprint(dataset: Any, count: int) -> dict[str, str]:
 
 
 def changes(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two fingerprints, a line each."""
+    """Returns the differences between two fingerprints, one line each."""
     nothing = "not there"
     names = [*was, *(name for name in now if name not in was)]
     return [
@@ -68,7 +68,7 @@ def _digest(value: Any) -> str:
 
 
 def _content(value: Any, depth: int) -> bytes:
-    """Bytes that differ where the content differs, but for what is not looked at."""
+    """Returns bytes to hash; they differ for two values that differ in an examined element."""
     if isinstance(value, Tensor):
         if value.layout is not torch.strided or value.device.type == "meta":
             return _form(value).encode()
@@ -91,5 +91,5 @@ def _content(value: Any, depth: int) -> bytes:
 
 
 def _probes(length: int) -> list[int]:
-    """Places that are spread evenly, the first and the last among them."""
+    """Returns up to `PROBES` evenly spaced indices, including the first and the last."""
     return sorted({place * (length - 1) // (PROBES - 1) for place in range(PROBES)}) if length else []

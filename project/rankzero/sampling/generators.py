@@ -1,4 +1,4 @@
-"""The random generators that a whole process shares: Python's, NumPy's and torch's, on the CPU."""
+"""Global random generators of a process: Python's, NumPy's and torch's CPU generator."""
 
 import os
 import random
@@ -11,12 +11,12 @@ State = tuple[Any, Any, torch.Tensor]
 
 
 def global_seed() -> int:
-    """The seed that Lightning's `seed_everything` was called with last; 0 where it was not."""
+    """Returns the seed of the last call of Lightning's `seed_everything`; 0 without a call."""
     return int(os.environ.get("PL_GLOBAL_SEED") or 0)
 
 
 def seed(key: int) -> None:
-    """Seeds them from 64 random bits; 6 microseconds."""
+    """Seeds the three generators from 64 random bits; takes 6 microseconds."""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     torch.default_generator.manual_seed(key)
@@ -28,32 +28,32 @@ def draw() -> tuple[float, float, float]:
 
 
 def look() -> State:
-    """Their states."""
+    """Returns the states of the three generators."""
     return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
 
 
 def drawn_since(before: State) -> bool:
-    """Whether one of them has been drawn from, or seeded, since that look."""
+    """Returns whether a generator has been drawn from or seeded since `look` returned `before`."""
     now = look()
     same = _of_python(now) == _of_python(before) and _of_numpy(now) == _of_numpy(before)
     return not (same and torch.equal(now[2], before[2]))
 
 
 def put_back(state: State) -> None:
-    """Makes them go on from where they were at that look."""
+    """Restores the states that `look` returned."""
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])
 
 
 def _of_python(state: State) -> tuple[Any, ...]:
-    """What differs after a draw, which advances the position, or a new seed, which replaces all words."""
+    """Returns the parts of Python's state that change: a draw advances the position, a new seed replaces all words."""
     _, words, next_normal = state[0]
     return words[-1], words[0], words[1], next_normal
 
 
 def _of_numpy(state: State) -> Any:
-    """Likewise of NumPy, whose generator a program may have replaced by one of another kind."""
+    """Returns the parts of NumPy's state that change; a program may have replaced NumPy's generator by another kind."""
     of_numpy = state[1]
     if of_numpy["bit_generator"] != "MT19937":
         return repr(of_numpy)

@@ -1,4 +1,4 @@
-"""What a batch sampler hands to a DataLoader: which samples, and in which epoch."""
+"""Sample indices of a batch, with the key of their epoch, as a batch sampler passes them to a DataLoader."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,15 +9,15 @@ from rankzero.sampling.permutation import sample_keys
 
 
 class Indices(list[int]):
-    """The samples of one batch on one rank. To a data set it is a list like any other.
+    """List of the sample indices of one batch on one rank. A data set can use it as a plain list.
 
-    A data set that reads a batch at once (`__getitems__`) and draws random numbers for it can take them from
-    `random_keys`, so that they do not depend on which samples happen to be in the batch.
+    A data set that reads a whole batch (`__getitems__`) and draws random numbers for it can take them from
+    `random_keys`. They then do not depend on the other samples in the batch.
 
     Args:
-        samples: Their numbers.
-        key: Of the epoch, see `rankzero.sampling.permutation.epoch_key`.
-        numbers: Their numbers in the whole data set, where this list is for a data set within it.
+        samples: Sample indices.
+        key: Key of the epoch, see `rankzero.sampling.permutation.epoch_key`.
+        numbers: Indices of the samples in the loader's data set, if `samples` are indices into the source of a Subset.
     """
 
     def __init__(self, samples: Iterable[int] = (), key: int = 0, numbers: Sequence[int] | None = None) -> None:
@@ -27,17 +27,17 @@ class Indices(list[int]):
 
     @classmethod
     def of(cls, samples: NDArray[np.int64], key: int) -> "Indices":
-        """The samples of an array, which is not to be changed."""
+        """Returns the indices in an array, which must not be changed afterwards."""
         indices = cls(samples.tolist(), key)
         indices._array = samples
         return indices
 
     @property
     def array(self) -> NDArray[np.int64]:
-        """The same numbers, to gather with."""
+        """The indices as an array, for a gather."""
         return np.asarray(self, dtype=np.int64) if self._array is None else self._array
 
     @property
     def random_keys(self) -> NDArray[np.uint64]:
-        """64 random bits for each sample, of shape `(len(self),)`."""
+        """64 random bits per sample, with shape `(len(self),)`."""
         return sample_keys(self.key, self.array if self.numbers is None else np.asarray(self.numbers, dtype=np.int64))

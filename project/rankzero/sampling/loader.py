@@ -1,4 +1,4 @@
-"""A user's DataLoader, read in the run's order."""
+"""DataLoader that reads a user's data in the run's order of samples."""
 
 import copy
 from collections import deque
@@ -20,23 +20,23 @@ from rankzero.sampling.seeded_dataset import SeededDataset
 from rankzero.sampling.workers import IgnoreStopSignals, blocked_signals
 
 AHEAD_BYTES = 2**18
-"""So much is read at once at the most, where a batch is less: what a processor has close at hand."""
+"""Approximate limit (bytes) for small batches that are read together: they fit in a processor's nearest caches."""
 
 
 _OWN = ("_users", "_reader", "_broadcast", "_read", "batch_sampler", "_iterator", "__class__")
 
 
 class ManagedLoader(DataLoader[Any]):
-    """Reads what a DataLoader would, with its workers and its collate function, in another order.
+    """DataLoader with the data, workers and collate function of a user's loader, but in the run's order of samples.
 
-    It is an instance of the user's class of loader, and has the attributes of the user's loader: its data set, its
-    settings. A copy reads, in which torch's check that the sampler of a loader in use is not exchanged is left out: it
-    is not in use yet.
+    It is an instance of the user's loader class and has the attributes of the user's loader, such as data set and
+    settings. An internal copy of that loader reads the batches. The copy's sampler is replaced without torch's check
+    against changes to a loader in use, because the copy is not in use yet.
 
     Args:
-        loader: The user's.
-        batches: The order.
-        broadcast: Sends an object from rank zero to all; all ranks call it.
+        loader: The user's loader.
+        batches: The run's order of samples.
+        broadcast: Sends an object from rank zero to all ranks. All ranks must call.
     """
 
     batch_sampler: ElasticBatchSampler | EvaluationBatchSampler
@@ -51,7 +51,7 @@ class ManagedLoader(DataLoader[Any]):
         batches: ElasticBatchSampler | EvaluationBatchSampler,
         broadcast: Callable[[Any], Any],
     ) -> None:
-        # Not DataLoader.__init__: all attributes are those of the user's loader.
+        # Does not call DataLoader.__init__: all attributes come from the user's loader.
         own: dict[str, Any] = {"_users": loader, "batch_sampler": batches, "_broadcast": broadcast, "_read": deque()}
         vars(self).update({**vars(loader), **own})
         self.__class__ = _class_like(type(loader))  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ class ManagedLoader(DataLoader[Any]):
             drop_last=False,
             collate_fn=_Collate(as_it_is if reading.gathers else loader.collate_fn),
             worker_init_fn=IgnoreStopSignals(loader.worker_init_fn),
-            # A loader draws a seed for its workers; from a generator of its own, so that the process's is not touched.
+            # A loader draws its workers' seed from this generator, so that the global generator stays unchanged.
             generator=loader.generator or torch.Generator().manual_seed(batches.seed),
             _iterator=None,
         )
@@ -77,12 +77,12 @@ class ManagedLoader(DataLoader[Any]):
 
     @property
     def sampler(self) -> ElasticBatchSampler | EvaluationBatchSampler:  # type: ignore[override]
-        """The order."""
+        """The run's order of samples."""
         return self.batch_sampler
 
     @property
     def _iterator(self) -> Any:
-        """Where Lightning looks for loader processes that it has to end."""
+        """Iterator of the copy that reads; Lightning uses this attribute to shut down loader processes."""
         return self._reader._iterator
 
     @_iterator.setter
@@ -103,7 +103,7 @@ class ManagedLoader(DataLoader[Any]):
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """The batches of this rank. All ranks must read them in step."""
+        """Returns this rank's batches. All ranks must read in lockstep, because rank zero broadcasts empty batches."""
         self._read = deque()
         if self._reads_here:
             return self._batches(self._read_here())
@@ -112,18 +112,18 @@ class ManagedLoader(DataLoader[Any]):
         return self._batches(reader)
 
     def next_share(self) -> Share:
-        """What this rank has of the batch that comes next of those that have been read."""
+        """Returns this rank's share of the next batch, in the order in which batches were read."""
         return self._read.popleft() if self._read else EVEN
 
     @property
     def _reads_here(self) -> bool:
-        """Whether a DataLoader would do no more than read, in this process."""
+        """Whether batches can be read in this process, without torch's DataLoader."""
         users = self._users
         pins = users.pin_memory and torch.cuda.is_available()
         return type(users) is DataLoader and not users.num_workers and not pins and users.generator is None
 
     def _read_here(self) -> Iterator[Any]:
-        """What a DataLoader without loader processes returns."""
+        """Returns the same batches as a DataLoader without loader processes."""
         reading, order = self._reader.dataset, self.batch_sampler
         assert isinstance(reading, SeededDataset)
         if reading.reads_ahead and isinstance(order, ElasticBatchSampler):
@@ -135,20 +135,20 @@ class ManagedLoader(DataLoader[Any]):
         return map(self._reader.collate_fn, batches)
 
     def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
-        # A loader class of the user's may return more batches than its sampler has.
+        # A user's loader class may return more batches than its sampler has.
         for batch, share in zip(reader, chain(self.batch_sampler.shares(), repeat(EVEN)), strict=False):
             if share.has_empty_rank:
-                # Rank zero always has something; the others learn from it what an empty batch looks like.
+                # Rank zero always has a sample, so it sends an empty batch of the same structure to the other ranks.
                 empty = self._broadcast(None if batch is None else emptied(batch))
                 batch = empty if batch is None else batch
-            if batch is not None:  # which Lightning skips
+            if batch is not None:  # Lightning skips a batch that is None
                 self._read.append(share)
             yield batch
 
 
 @lru_cache
 def _class_like(kind: type["DataLoader[Any]"]) -> type[ManagedLoader]:
-    """A class for the loaders of one class: what `isinstance` finds is both."""
+    """Returns a subclass of both `ManagedLoader` and the loader class `kind`."""
     if kind is DataLoader:
         return ManagedLoader
     try:
@@ -158,14 +158,14 @@ def _class_like(kind: type["DataLoader[Any]"]) -> type[ManagedLoader]:
 
 
 def read_ahead(reading: SeededDataset, batches: Iterator[Positions], key: int) -> Iterator[Any]:
-    """Reads as many batches at once as are small together, and gives them out one by one.
+    """Reads several small batches at once and yields them one by one.
 
-    To gather thirty numbers costs what it costs to gather thousands.
+    Gathering thirty numbers takes as long as gathering thousands.
 
     Args:
-        reading: What reads a batch as tensors.
-        batches: The samples of each.
-        key: The epoch's.
+        reading: Data set that returns a batch as tensors.
+        batches: Samples of each batch.
+        key: Key of the epoch, see `rankzero.sampling.permutation.epoch_key`.
     """
     ahead = 1
     while drawn := list(islice(batches, ahead)):
@@ -178,25 +178,25 @@ def read_ahead(reading: SeededDataset, batches: Iterator[Positions], key: int) -
                 yield batch
             continue
         gathered = reading.__getitems__(Indices.of(np.concatenate(drawn), key))
-        # Each is a tensor of its own: who changes one in place changes no other, nor what autograd knows of it.
+        # `.data` gives each batch its own version counter, so that autograd ignores in-place changes of other batches.
         for parts in zip(*([rows.data for rows in part.split(sizes)] for part in gathered), strict=True):
             yield type(gathered)(parts)
 
 
 def _how_many(batch: Any) -> int:
-    """How many such batches are read at once."""
+    """Returns how many batches of this size are read at once."""
     if type(batch) not in (tuple, list) or not all(type(part) is Tensor for part in batch):
         return 1
     return 1 + AHEAD_BYTES // (1 + sum(int(part.nbytes) for part in batch))
 
 
 def as_it_is(batch: Any) -> Any:
-    """Collates nothing: the batch is one already."""
+    """Returns a batch unchanged, because it is already collated."""
     return batch
 
 
 class _Collate:
-    """A collate function that lets nothing pass as nothing."""
+    """Collate function that leaves None unchanged, because None stands for an empty batch."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
@@ -206,7 +206,7 @@ class _Collate:
 
 
 def emptied(batch: Any) -> Any:
-    """A batch of the same form that holds no sample; None in place of what cannot be emptied."""
+    """Returns a batch of the same structure without samples; None in place of values that cannot be emptied."""
     if isinstance(batch, Tensor):
         return batch[:0].detach().cpu() if batch.ndim else None
     if isinstance(batch, Mapping):

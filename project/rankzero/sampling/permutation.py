@@ -1,4 +1,4 @@
-"""A random order of 0, 1, ..., N-1 of which any part can be computed at once, without the rest."""
+"""Random order of 0, 1, ..., N-1, any part of which can be computed without the rest."""
 
 import math
 
@@ -9,24 +9,24 @@ Positions = NDArray[np.int64]
 
 SMALL = 2**16
 ROUNDS, ROUNDS_WHEN_SMALL = 12, 24
-"""Fewer rounds mix measurably worse than a shuffle: with 8, neighbours among 9 samples show it in 20,000 epochs."""
+"""Fewer rounds mix measurably worse than a shuffle: with 8, neighbors among 9 samples show it in 20,000 epochs."""
 
 _ORDER, _SAMPLES = 0, 1
-"""What a stream of random numbers is for, so that the two never coincide."""
+"""Purpose of a random number stream, part of its seed, so that the two streams never coincide."""
 
 
 class Permutation:
-    """A permutation of `range(count)` drawn by `(seed, epoch)`, as a function from positions to indices.
+    """Permutation of `range(count)` drawn from `(seed, epoch)`, as a function from positions to indices.
 
-    A Feistel network over the numbers `left * width + right`, whose halves are reduced to the smallest rectangle that
-    holds `count` of them; what falls outside is sent through again until it falls inside ("cycle walking"; Black and
-    Rogaway 2002, Ciphers with Arbitrary Finite Domains). It needs no memory, whatever the count.
+    A Feistel network permutes the numbers `left * width + right` of a nearly square rectangle with at least `count`
+    numbers. A result outside `range(count)` is permuted again until it is inside ("cycle walking"; Black and Rogaway
+    2002, Ciphers with Arbitrary Finite Domains). The permutation needs no memory, whatever the count.
 
     Args:
         count: N, from 1 to 10^12 and beyond.
-        seed: Any non-negative number.
-        epoch: Likewise.
-        pass_index: Likewise: which pass within the epoch, for a loader that goes round while a longer one goes on.
+        seed: Non-negative integer.
+        epoch: Non-negative integer.
+        pass_index: Pass within the epoch, from 0, for a loader that repeats while a longer one continues.
     """
 
     def __init__(self, count: int, seed: int, epoch: int, pass_index: int = 0) -> None:
@@ -39,7 +39,7 @@ class Permutation:
         self._keys = stream.generate_state(rounds, np.uint64)
 
     def __call__(self, positions: Positions) -> Positions:
-        """The indices at some positions, in the shape of `positions`; tens of nanoseconds each."""
+        """Returns the indices at `positions`, in the same shape; takes tens of nanoseconds per position."""
         indices = self._once(positions.astype(np.uint64).ravel())
         while (outside := np.flatnonzero(indices >= self.count)).size:
             indices[outside] = self._once(indices[outside])
@@ -59,7 +59,7 @@ class Permutation:
             drawn *= size
             drawn >>= _32  # ... become a number below `size` (Lemire 2019, without a division)
             drawn += left
-            # Less `size` where it is that large; otherwise the difference wraps round, and is larger.
+            # Subtracts `size` from sums of at least `size`; for smaller sums the difference wraps around and is larger.
             np.minimum(drawn, np.subtract(drawn, size, out=between), out=drawn)
             left, right = right, drawn
         left *= heights[1]
@@ -68,16 +68,16 @@ class Permutation:
 
 
 def epoch_key(seed: int, epoch: int) -> int:
-    """The key from which the samples of an epoch get random numbers of their own."""
+    """Returns the key from which `sample_keys` derives the random bits of each sample in an epoch."""
     return int(np.random.SeedSequence([_SAMPLES, seed, epoch]).generate_state(1, np.uint64)[0])
 
 
 def sample_keys(key: int, indices: Positions) -> NDArray[np.uint64]:
-    """64 random bits for each sample, the same whenever and wherever it is read in this epoch.
+    """Returns 64 random bits for each sample, the same in every worker, process and attempt that reads this epoch.
 
     Args:
-        key: See `epoch_key`.
-        indices: The samples.
+        key: Key of the epoch, see `epoch_key`.
+        indices: Sample indices.
     """
     bits = indices.astype(np.uint64) * _MULTIPLIERS[0] + np.uint64(key)
     for multiplier in _MULTIPLIERS:
@@ -89,4 +89,4 @@ def sample_keys(key: int, indices: Positions) -> NDArray[np.uint64]:
 
 _32 = np.uint64(32)
 _MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
-"""Odd, with well-spread bits: the golden ratio's, and one found by search (Mulvey 2016)."""
+"""Odd numbers with well-spread bits: from the golden ratio, and found by search (Mulvey 2016)."""

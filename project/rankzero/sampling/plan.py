@@ -1,4 +1,4 @@
-"""Puts the run's own order of samples into whatever DataLoader a data module returns."""
+"""Replaces the order of samples in the DataLoaders of a data module with the run's order."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,28 +17,28 @@ from rankzero.sampling.workers import IgnoreStopSignals
 
 @dataclass
 class SamplingPlan:
-    """How the samples of a run are ordered, batched and shared among its ranks.
+    """Plan of how a run's samples are ordered, batched and shared among its ranks.
 
     Args:
-        rank: This process among all.
-        world_size: Processes in all.
-        seed: Of the order of training samples.
-        batch_size: Samples a batch on each rank, if the run says.
-        global_batch_size: Samples an optimiser step over all ranks, if the run says.
-        data_batch_size: Samples a batch on each rank as `--data.batch_size` has it, which a loader may or may not use.
-        micro_batches: Batches an optimiser step, as `--trainer.accumulate_grad_batches` has it.
-        max_device_batch_size: The largest batch that a device can hold, if the run says.
-        accept_changed_data: Whether a run is carried on with other data than it began with.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        seed: Seed of the order and of the samples' random numbers.
+        batch_size: `--batch_size`: samples per batch on each rank, if given.
+        global_batch_size: `--global_batch_size`: samples per optimizer step over all ranks, if given.
+        data_batch_size: `--data.batch_size`: samples per batch on each rank, if given. A loader may use another size.
+        micro_batches: `--trainer.accumulate_grad_batches`: batches per optimizer step.
+        max_device_batch_size: Largest batch per device; None for no limit.
+        accept_changed_data: Whether a run may resume with changed data.
 
     Attributes:
-        start: Where the run is carried on, for each training loader; where it does not say, at the epoch's beginning.
-        kept_data: Of what data the run was, where it is carried on; see `fingerprint`.
-        kept_sizes: Its global batch sizes, one for each loader, where it keeps them.
-        training: The orders of the training samples, one for each loader whose order is ours.
-        data: The fingerprint of the training data.
-        evaluated: The orders of the evaluation loaders, but for those whose order is not ours.
-        unmanaged_loaders: Training loaders beside them whose order is somebody else's.
-        loads_training: Whether training loaders are being set up; None where the loop does not say.
+        start: Start positions of a resumed run's training loaders. Further loaders start at the epoch's beginning.
+        kept_data: Fingerprint of the checkpoint's training data, see `fingerprint`; None after the check.
+        kept_sizes: Global batch sizes that a resumed run keeps, one per training loader.
+        training: Orders of the training loaders that Rankzero manages.
+        data: Fingerprint of the training data.
+        evaluated: Orders of the evaluation loaders that Rankzero manages.
+        unmanaged_loaders: Number of training loaders whose order Rankzero does not manage.
+        loads_training: Whether training loaders are being set up; None if the loop does not specify it.
         is_uneven: Whether some rank evaluates more samples than another.
     """
 
@@ -64,12 +64,12 @@ class SamplingPlan:
 
     @property
     def order(self) -> ElasticBatchSampler | None:
-        """The order that sets the length of an epoch; None where the order is somebody else's."""
+        """The longest training order, which sets the epoch's length; None if Rankzero manages no training loader."""
         return max(self.training, key=len, default=None)
 
     @property
     def only_order(self) -> ElasticBatchSampler | None:
-        """The order of the only training loader there is; None where there are several, or it is not ours."""
+        """The order of the only training loader; None if there are several, or if Rankzero does not manage it."""
         return self.training[0] if len(self.training) + self.unmanaged_loaders == 1 and self.training else None
 
     def wrap(
@@ -79,20 +79,21 @@ class SamplingPlan:
         broadcast: Callable[[Any], Any] = lambda value: value,
         padded_for: str | None = None,
     ) -> object:
-        """Returns a loader that reads in the run's order, or the same one where its order is the user's own.
+        """Returns a loader that reads in the run's order, or `loader` itself if the user's code defines another order.
 
         Args:
-            loader: What a data module returned.
-            training: Whether it is a training loader.
-            broadcast: Sends an object from rank zero to all; all ranks call it.
-            padded_for: What cannot do without a sample on every rank, if anything.
+            loader: Loader that a data module returned.
+            training: Whether `loader` is a training loader.
+            broadcast: Sends an object from rank zero to all ranks. All ranks must call.
+            padded_for: Name of the feature that needs a sample on every rank, if any.
 
         Raises:
-            RequestError: A batch would be larger than the data, or the data has changed.
+            RequestError: A batch would be larger than the data set, the data has changed since the checkpoint, or
+                several training loaders would have different numbers of micro-batches.
         """
-        if isinstance(loader, ManagedLoader):  # what `trainer.train_dataloader` returned
+        if isinstance(loader, ManagedLoader):  # returned by `trainer.train_dataloader`
             loader = loader.users_loader
-        if training and self.training and self.training[0].begun:  # Lightning asks for the loaders anew
+        if training and self.training and self.training[0].begun:  # Lightning reloads the loaders
             self.training, self.unmanaged_loaders = [], 0
         reason = _not_ours(loader)
         if reason:
@@ -141,7 +142,7 @@ class SamplingPlan:
         return batches
 
     def _pad(self, padded_for: str | None) -> None:
-        """Has every rank read a sample in every step, for what cannot do without one."""
+        """Makes every rank read a sample in every step, for a feature or several loaders that need one."""
         if len(self.training) + self.unmanaged_loaders > 1:
             padded_for = "several training loaders"
         for order in self.training:
@@ -154,7 +155,11 @@ class SamplingPlan:
             )
 
     def _check_data(self) -> None:
-        """Raises a RequestError where a run is carried on with other data than it began with."""
+        """Compares a resumed run's data with the checkpoint's; restarts the epoch if a change is accepted.
+
+        Raises:
+            RequestError: The data has changed, and the change was not accepted.
+        """
         kept, self.kept_data = self.kept_data, None
         changed = changes(kept, self.data) if kept else []
         if not changed:
@@ -169,7 +174,7 @@ class SamplingPlan:
         self.start = [Position(position.epoch) for position in self.start]
 
     def _start(self) -> Position | None:
-        """Where the next loader begins."""
+        """Returns the start position of the next training loader; None for a run that does not resume."""
         if not self.start:
             return None
         return self.start[len(self.training)] if len(self.training) < len(self.start) else Position(self.start[0].epoch)
@@ -186,14 +191,14 @@ class SamplingPlan:
         return order
 
     def _global_batch_size(self, loader: "DataLoader[Any]", count: int) -> int:
-        """Samples a training step.
+        """Returns the number of samples per optimizer step over all ranks.
 
         Raises:
-            RequestError: It was asked for, and is more than there are.
+            RequestError: The number was requested, and is larger than the data set.
         """
         ranks, batches = self.world_size, self.micro_batches
         number = len(self.training)
-        # A finder, or the user's code, may choose another size for a later epoch.
+        # A batch size finder or the user's code may change the loader's batch size for a later epoch.
         same_size = self._loader_sizes.setdefault(number, loader.batch_size) == loader.batch_size
         if same_size and number < len(self.kept_sizes):
             return self.kept_sizes[number]
@@ -206,7 +211,7 @@ class SamplingPlan:
             assert loader.batch_size is not None
             size, asked = loader.batch_size, f"--data.batch_size {loader.batch_size}"
             if loader.batch_size != self.data_batch_size and not loader.drop_last:
-                return size * ranks * batches  # a user's own loader may well hold fewer samples than a batch
+                return size * ranks * batches  # a user's loader may have fewer samples than a batch
         total = size * ranks * batches
         if total > count:
             each = f" on each of {ranks} processes" * (ranks > 1) + f" in {batches} batches a step" * (batches > 1)
@@ -219,7 +224,7 @@ class SamplingPlan:
 
 
 def _not_ours(loader: object) -> str | None:
-    """Whose the order is, where it is not ours."""
+    """Returns a description of the code that defines the loader's order; None if Rankzero can manage the order."""
     if not isinstance(loader, DataLoader):
         return f"a {type(loader).__name__}, which is no torch DataLoader"
     if isinstance(loader.dataset, IterableDataset):

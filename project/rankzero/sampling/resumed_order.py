@@ -1,4 +1,4 @@
-"""The order of samples that a resumed run takes over from its checkpoint."""
+"""Applies the order of samples that a checkpoint stores to the resumed run."""
 
 from typing import Any
 
@@ -10,19 +10,19 @@ _ANEW = "--resume never to start anew"
 
 
 def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts_another_batch: bool) -> str | None:
-    """Has a run that is carried on keep its order: global batch, seed and data; another one would repeat samples.
+    """Makes a resumed run keep its global batch size, seed and data, because another order would repeat samples.
 
     Args:
-        plan: The order, before any loader has been seen.
-        manifest: What the checkpoint says of itself.
-        run: The run's name.
-        accepts_another_batch: Whether another global batch is accepted.
+        plan: The run's sampling plan, before it has wrapped a loader.
+        manifest: The checkpoint's manifest.
+        run: Name of the run.
+        accepts_another_batch: Whether `--accept_changed global_batch_size` was given.
 
     Returns:
-        What a person is to know, if anything.
+        A note for the user, or None.
 
     Raises:
-        RequestError: Another order was asked for, and not accepted; or the checkpoint does not say a whole one.
+        RequestError: Another order was requested and not accepted, or the checkpoint's order is invalid.
     """
     kept = (manifest.get("rankzero") or {}).get("order")
     if not kept:
@@ -39,7 +39,7 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
     if plan.seed != seed:
         raise RequestError(f"--seed {plan.seed}", f"run {run} carries on with {seed}", f"--seed {seed}, or {_ANEW}")
     if accepts_another_batch:
-        if len(sizes) > 1:  # loaders that would not stay side by side
+        if len(sizes) > 1:  # several loaders would get out of step, so the epoch restarts
             plan.start = [Position(position.epoch) for position in plan.start]
         return None
     plan.kept_sizes = sizes
@@ -59,15 +59,15 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
 
 
 def _position(stored: dict[str, int]) -> Position:
-    """A position as a checkpoint stores it; versions before 0.2 call its `pass_index` `cycle`."""
+    """Returns a position that a checkpoint stores; versions before 0.2 named its `pass_index` `cycle`."""
     return Position(**{"pass_index" if name == "cycle" else name: _number(value) for name, value in stored.items()})
 
 
 def _number(value: object, least: int = 0) -> int:
-    """Returns a stored number.
+    """Returns a stored number after a check.
 
     Raises:
-        ValueError: It is none, or none that a run could have stored.
+        ValueError: The value is not an integer from `least` to 2^63 - 1.
     """
     if type(value) is not int or not least <= value < 2**63:
         raise ValueError(f"{value!r} is not a whole number from {least}")

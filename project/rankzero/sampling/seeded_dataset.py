@@ -1,4 +1,4 @@
-"""Reads samples so that what is random in one is a function of seed, epoch and sample."""
+"""Reads samples whose random transforms depend only on seed, epoch and sample."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,32 +13,32 @@ from rankzero.sampling.permutation import Positions
 
 
 class SeededDataset(Dataset[Any]):
-    """A data set, read with the generators seeded for each sample: the same crop in any worker, process or attempt.
+    """Data set that seeds the generators for each sample: any worker, process or attempt draws the same crop.
 
-    A data set with `__getitems__` is read a batch at a time, with the generators seeded for the batch; what it draws
-    then depends on the batch too, unless it draws from `Indices.random_keys`.
+    A data set with `__getitems__` is read one batch at a time, with the generators seeded for the batch. Its random
+    numbers then also depend on the batch, unless it draws from `Indices.random_keys`.
 
-    Seeding costs 6 microseconds a sample. A data set that draws nothing is spared them: after a batch without a draw
-    the generators are only looked at, before and behind each batch, and should one have been drawn from after all, the
-    batch is read once more, seeded. One that says `draws_from_keys = True` is not even looked at.
+    Seeding costs 6 microseconds per sample, so a data set that draws no random numbers is not seeded. After a batch
+    without a draw, the generators' states are only compared before and after each batch. If they differ, the batch is
+    read again with seeds. A data set with `draws_from_keys = True` is not even checked.
 
-    Tensors that are to be collated sample by sample are gathered a batch at a time, which gives the same batch.
+    If the loader uses torch's `default_collate`, a batch of a TensorDataset is gathered at once, with the same result.
 
     Args:
-        dataset: The data set.
-        gathers: Whether samples are to be collated by torch's `default_collate`.
+        dataset: The user's data set.
+        gathers: Whether the loader collates with torch's `default_collate`.
 
     Attributes:
-        gathers: Whether they are collated here.
-        gathers_rows: Whether that takes no more than the samples' numbers.
-        reads_ahead: Whether several batches may be read as one, as a data set says with `reads_ahead = True`: it
-            returns tensors, one row a sample, whatever else is read with it and when.
+        gathers: Whether batches are gathered here, so that nothing is left to collate.
+        gathers_rows: Whether the sample indices are the row indices for the gather, without a Subset in between.
+        reads_ahead: Whether several batches may be read as one. A data set permits this with `reads_ahead = True` if it
+            returns tensors with one row per sample, and no row depends on other samples or on the time of the read.
     """
 
     def __init__(self, dataset: Dataset[Any], gathers: bool = False) -> None:
         self.dataset = self._source = dataset
         self._parts: list[Sequence[int]] = []
-        # A Subset has __getitems__ whether what it is a part of has it or not, and hands on a plain list.
+        # A Subset always has __getitems__, even if its data set has none, and passes a plain list to it.
         while isinstance(self._source, Subset) and type(self._source).__getitems__ is Subset.__getitems__:
             self._parts.append(self._source.indices)
             self._source = self._source.dataset
@@ -48,18 +48,18 @@ class SeededDataset(Dataset[Any]):
         self.gathers_rows = self.gathers and not self._parts
         self.reads_ahead = self._reads_batches and bool(getattr(self._source, "reads_ahead", False)) and not self._parts
         self._draws: bool | None = None
-        """Whether it draws; unknown before the first batch."""
+        """Whether the data set draws random numbers; None before the first batch."""
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset":  # not there yet while a loader process unpickles this
+        if name == "dataset":  # not set yet while a loader process unpickles this object
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def __getitems__(self, indices: Indices) -> Any:
-        """Returns the samples, as a list or as the data set makes a batch of them; None where there are none."""
+        """Returns a list of samples, or the batch that the data set makes of them; None for an empty batch."""
         if not indices:
             return None
         indices = self._within_source(indices)
@@ -114,6 +114,6 @@ class SeededDataset(Dataset[Any]):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a gather of its rows is what stacking them is."""
+    """Returns whether gathering rows of this tensor gives the same result as stacking them."""
     strided = tensor.layout == torch.strided and tensor.is_cpu and not tensor.is_quantized
     return type(tensor) is Tensor and strided and tensor.is_contiguous() and not tensor.requires_grad

@@ -1,7 +1,7 @@
-"""Loader processes that the signals to stop a run do not reach: they go on reading until the last step is done.
+"""Makes loader processes ignore stop signals, so that they continue to read until the last step is done.
 
-Slurm sends a signal to every process of a step, a terminal to every process of its foreground group. A loader process
-goes by its own handlers, torch's among them, and would leave.
+Slurm sends a signal to every process of a step, a terminal to every process of its foreground group. With its usual
+handlers, which include torch's, a loader process would exit.
 """
 
 import multiprocessing
@@ -16,10 +16,10 @@ from rankzero.distributed.process.stop_signals import STOPPING
 
 
 class IgnoreStopSignals:
-    """The start of a loader process, a DataLoader's `worker_init_fn`.
+    """The `worker_init_fn` of a DataLoader that makes its loader processes ignore stop signals.
 
     Args:
-        init: The user's.
+        init: The user's `worker_init_fn`, called afterwards.
     """
 
     def __init__(self, init: Callable[[int], None] | None) -> None:
@@ -36,10 +36,10 @@ class IgnoreStopSignals:
 
 
 def _parent_lives() -> bool:
-    """Whether the process that reads still exists.
+    """Returns whether the process that started this loader process still exists.
 
-    torch's own watchdog compares later parents with the first one that it finds, which is another already where the
-    process was killed while it started this one; such a loader process would never end.
+    torch's ManagerWatchdog compares the parent's id with the id that it found at its start. If the parent was killed
+    before, that is the id of another process, and the loader process would never exit.
     """
     parent = multiprocessing.parent_process()
     try:
@@ -50,7 +50,7 @@ def _parent_lives() -> bool:
 
 @contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Holds the signals back while loader processes are started, which then have them held back until they are deaf."""
+    """Blocks stop signals while loader processes start; each inherits the block until it ignores the signals."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
@@ -59,9 +59,9 @@ def blocked_signals() -> Iterator[None]:
 
 
 def end_workers() -> None:
-    """Ends those that are left, as the last thing: being deaf they would not leave at Python's own SIGTERM."""
+    """Kills the remaining loader processes at program exit, because they ignore the SIGTERM that Python sends."""
     left = [child for child in multiprocessing.active_children() if child.daemon]
     if left:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler takes it for an error
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler reports killed loader processes as an error
     for child in left:
         child.kill()

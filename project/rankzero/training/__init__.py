@@ -1,1 +1,1 @@
-"""The training loop: epochs, batches, one step, and the strategies that run it on one or many ranks."""
+"""Training: the loops over epochs and batches, the optimizer step, and the strategies for one or many ranks."""

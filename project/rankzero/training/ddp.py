@@ -1,4 +1,4 @@
-"""Data-parallel training: gradients averaged by DistributedDataParallel, also in steps in which ranks differ."""
+"""Data-parallel training with DistributedDataParallel, including steps in which some rank has no sample."""
 
 import gc
 from collections.abc import Sequence
@@ -28,20 +28,20 @@ UNUSED_PARAMETERS = {
     "ddp_find_unused_parameters_false": False,
     "ddp_find_unused_parameters_true": True,
 }
-"""The name of a strategy -> whether DDP looks for parameters that a step did not use."""
+"""Strategy name -> whether DistributedDataParallel searches for parameters that a step did not use."""
 
 
 def strategy_for(asked: object, world: WorldInfo, coordinator: Coordinator, plan: SamplingPlan) -> RunStrategy:
-    """The strategy that keeps the plan of samples.
+    """Returns the strategy that reads the samples in the order of the plan.
 
     Args:
-        asked: The Trainer's `strategy`: a name, or a DDPStrategy whose settings are taken over.
-        world: What the processes run on.
-        coordinator: All processes.
+        asked: The Trainer's `strategy`: a name, or a `DDPStrategy` whose settings are kept.
+        world: Devices, backend and number of processes.
+        coordinator: Exchanges objects between ranks and creates the process group.
         plan: The order of samples.
 
     Raises:
-        RequestError: It is one that is not known to keep the plan.
+        RequestError: The strategy is not known to keep the order of samples, or it sets an unsupported option.
     """
     settings: dict[str, Any] = {"process_group_backend": world.backend}
     if type(asked) is DDPStrategy and not asked._model_averaging_period:
@@ -64,10 +64,10 @@ def strategy_for(asked: object, world: WorldInfo, coordinator: Coordinator, plan
 
 
 def _check_settings(asked: DDPStrategy, backend: str) -> None:
-    """Refuses settings of a user's strategy that rankzero decides itself.
+    """Raises an error if a user's strategy sets an option that Rankzero decides itself.
 
     Raises:
-        RequestError: There is one.
+        RequestError: Such an option differs from its default.
     """
     found = {
         "checkpoint_io": (asked._checkpoint_io is None, "checkpoints are written by rankzero"),
@@ -83,48 +83,48 @@ def _check_settings(asked: DDPStrategy, backend: str) -> None:
 
 
 class DataParallel(RunStrategy, DDPStrategy):
-    """One process a device, gradients averaged by DistributedDataParallel.
+    """Strategy with one process per device, whose gradients DistributedDataParallel averages.
 
     Args:
         plan: The order of samples.
-        coordinator: All processes.
-        arguments: The strategy's.
+        coordinator: Exchanges objects between ranks and creates the process group.
+        arguments: Arguments of `DDPStrategy`.
     """
 
     def __init__(self, plan: SamplingPlan, coordinator: Coordinator, **arguments: Any) -> None:
         super().__init__(plan=plan, **arguments)
         self.coordinator = coordinator
         self._apart = False
-        """Whether a step is under way that not all ranks take."""
+        """True during a step that some rank skips for lack of samples, in which a collective would block."""
         self._part = 1.0
-        """By what a mean of this rank is multiplied in the step that is under way."""
+        """Factor for means of this rank in the current training step; 1 outside of training steps."""
 
     def configure_ddp(self) -> None:
         self._synchronized = _trained(self._module)
         super().configure_ddp()
 
     def synchronize_new_parameters(self) -> None:
-        """Wraps the module anew where a callback has unfrozen parameters since. All ranks must call.
+        """Wraps the module again if a callback has unfrozen parameters since. All ranks must call.
 
-        DistributedDataParallel averages the gradients of the parameters that were trained when it was built. Those
-        that are unfrozen later would drift apart between ranks, as they do in stock Lightning.
+        DistributedDataParallel only averages gradients of the parameters that were trainable when it was created.
+        Parameters that are unfrozen later would diverge between ranks, as they do in stock Lightning.
         """
         if isinstance(self.model, DistributedDataParallel) and not _trained(self._module) <= self._synchronized:
             self.model = self._module
-            gc.collect()  # the hooks of the former wrapper end with it
+            gc.collect()  # frees the old wrapper, and with it the wrapper's gradient hooks
             self.configure_ddp()
 
     @property
     def root_device(self) -> torch.device:
-        """This process's device; Lightning would look it up by local rank, but here each process lists its own."""
+        """This process's device, the only one in the list; Lightning would look it up by local rank and fail."""
         assert self.parallel_devices is not None
         return self.parallel_devices[0]
 
     def setup_distributed(self) -> None:
-        """Creates the process group on the coordinator's store; Lightning then finds it there. All ranks must call.
+        """Creates the process group on the coordinator's store; Lightning then uses this group. All ranks must call.
 
-        Lightning (2.6) seeds all generators anew here, but not in a single process: a split drawn in `setup` would
-        depend on whether there is one process or several. Here all ranks continue with rank zero's generators.
+        Lightning (2.6) reseeds all generators here, but not in a single process. A random split drawn in `setup` would
+        then depend on the number of processes. Instead, all ranks continue with rank zero's CPU generators.
         """
         self.coordinator.init_process_group(self._get_process_group_backend(), self.root_device, self._timeout)
         drawn = _collect_rng_states(include_cuda=False)
@@ -133,7 +133,7 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.coordinator.launch.world_size
-        # A tensor on a GPU would come out on a GPU of the same number, on each rank.
+        # Each rank would unpickle a CUDA tensor on the device index of the sender.
         torch.distributed.all_gather_object(
             values, apply_to_collection(value, Tensor, lambda tensor: tensor.detach().cpu())
         )
@@ -149,7 +149,7 @@ class DataParallel(RunStrategy, DDPStrategy):
         return [int(number) for number in sums.cpu().numpy().view(np.uint64)]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains; where some rank has nothing, without DDP, in whose passes every rank would have to take part."""
+        """Runs a training step; if some rank has no sample, without DistributedDataParallel, which needs all ranks."""
         if not self.share.has_empty_rank:
             self._part = self.share.metric_weight
             try:
@@ -157,39 +157,39 @@ class DataParallel(RunStrategy, DDPStrategy):
             finally:
                 self._part = 1.0
         if self.share.is_empty:
-            return torch.zeros((), device=self.root_device, requires_grad=True)  # a loss that leads nowhere
+            return torch.zeros((), device=self.root_device, requires_grad=True)  # depends on no parameter
         with self.precision_plugin.train_step_context():
             return self._alone(self._module.training_step, *args, **kwargs)
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        """Averages the gradients where DDP has not. All ranks must call."""
+        """Averages the gradients of steps that bypass DistributedDataParallel. All ranks must call."""
         super().post_backward(closure_loss)
         if self.share.has_empty_rank and not self._module.trainer.fit_loop._should_accumulate():
             average_gradients(self._module.parameters(), self.coordinator.launch.world_size)
 
     def on_validation_start(self) -> None:
-        """Takes rank zero's buffers (running means of batch norm) on every rank. All ranks must call."""
+        """Copies rank zero's buffers (such as running means of batch norm) to every rank. All ranks must call."""
         super().on_validation_start()
         if isinstance(self.model, DistributedDataParallel) and self.model.will_sync_module_buffers():
             self.model._sync_buffers()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module itself, not DDP around it, whose forward broadcasts buffers in evaluation too."""
+        """Runs the module itself: DistributedDataParallel's forward would broadcast buffers in evaluation too."""
         with self.precision_plugin.val_step_context():
             return self._evaluate(self._module.validation_step, *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module itself."""
+        """Runs the module itself, as `validation_step` does."""
         with self.precision_plugin.test_step_context():
             return self._evaluate(self._module.test_step, *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module itself."""
+        """Runs the module itself, as `validation_step` does."""
         combined = self._module.trainer.predict_loop._combined_loader
         assert combined is not None
         loaders = combined.flattened
         with self.precision_plugin.predict_step_context():
-            # With several loaders Lightning passes the index of the loader last.
+            # With several loaders, Lightning passes the index of the loader as the last argument.
             return self._step_of(loaders[args[-1] if len(loaders) > 1 else 0], self._module.predict_step, *args)
 
     def _evaluate(self, step: Any, *args: Any) -> Any:
@@ -199,12 +199,12 @@ class DataParallel(RunStrategy, DDPStrategy):
         return self._step_of(combined.flattened[results.dataloader_idx or 0], step, *args)
 
     def _step_of(self, loader: object, step: Any, *args: Any) -> Any:
-        """Takes a step, but on a rank that has nothing."""
+        """Runs an evaluation or prediction step; returns None if this rank has no sample in the loader's next batch."""
         self.share = loader.next_share() if isinstance(loader, ManagedLoader) else EVEN
         return None if self.share.is_empty else self._alone(step, *args)
 
     def _alone(self, step: Any, *args: Any, **kwargs: Any) -> Any:
-        """Takes a step that not all ranks may take."""
+        """Runs a step that other ranks may skip."""
         self._apart = self.share.has_empty_rank
         try:
             return step(*args, **kwargs)
@@ -212,7 +212,11 @@ class DataParallel(RunStrategy, DDPStrategy):
             self._apart = False
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduces over ranks; a mean within a step by their shares, and not at all where some rank has nothing."""
+        """Reduces a tensor over ranks.
+
+        Within a training step, a mean is weighted by the ranks' shares. In a step in which some rank has no sample,
+        the tensor is returned unchanged.
+        """
         if self._apart or not isinstance(tensor, Tensor):
             return tensor
         return super().reduce(self.part(tensor, reduce_op), group, reduce_op)
@@ -236,5 +240,5 @@ def _is_mean(reduce_op: Any) -> bool:
 
 
 def _trained(module: LightningModule) -> set[int]:
-    """The identities of the parameters that are not frozen."""
+    """Returns the `id` of each parameter that is not frozen."""
     return {id(parameter) for parameter in module.parameters() if parameter.requires_grad}

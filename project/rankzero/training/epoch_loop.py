@@ -1,8 +1,8 @@
 """Lightning's loop over the batches of an epoch, with a defined end of each step.
 
-A step ends after everything that belongs to it: its validation, its logging, its schedules. There a run can be saved
-and can stop. The batches are trained on by `fast/epoch.py`; anything not known to be equivalent falls back to
-Lightning's own loop, and the reason is printed.
+A step ends after its validation, its logging and its schedules. At that point a run can be saved and can stop.
+`fast/epoch.py` trains on the batches. Anything not known to be equivalent falls back to Lightning's own loop, and the
+reason is printed.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from rankzero.training.strategies import RunStrategy
 
 
 class EpochLoop(_TrainingEpochLoop):
-    """The loop over the batches of an epoch."""
+    """Loop over the batches of an epoch."""
 
     plan: SamplingPlan
     subscribers: Subscribers
@@ -35,7 +35,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.between_steps = False
         """True between steps."""
         self.has_validated = False
-        """Whether there was a validation since the last safe point."""
+        """True if a validation has run since the last safe point."""
         self._fast: FastEpoch | None = None
         self._skipped = 0
         self._validates = False
@@ -46,33 +46,33 @@ class EpochLoop(_TrainingEpochLoop):
     def global_step(self) -> int:
         if self._fast is None:
             return super().global_step
-        # What Lightning returns, without the calls around it: it is read several times a step.
+        # The same value as Lightning's, without its nested calls: this property is read several times per step.
         return self.automatic_optimization.optim_progress.optimizer.step.total.completed
 
     @property
     def batches_done(self) -> int:
-        """Batches of this epoch that have been trained on."""
+        """Number of batches of this epoch that are done, including one that `on_train_batch_start` skipped."""
         return int(self.batch_progress.current.processed)  # type: ignore[attr-defined]
 
     @property
     def batches_trained(self) -> int:
-        """Likewise, without one that `on_train_batch_start` has skipped, which Lightning counts as done."""
+        """Number of batches of this epoch that were trained on, without one that `on_train_batch_start` skipped."""
         return self.batches_done - self._skipped
 
     @property
     def is_complete(self) -> bool:
-        """Whether the epoch's last batch is done."""
+        """True from the last batch of the epoch on."""
         return self._num_ready_batches_reached()
 
     def reset(self) -> None:
-        """Moves to the position of the checkpoint, or to the beginning of an epoch."""
+        """Sets the counters to the position of the checkpoint, or to the beginning of an epoch."""
         within, order = self.trainer.fit_loop.restarted_mid_epoch, self.plan.order
-        # Lightning counts an epoch that `max_steps` cut short as done, and continues with its next batch all the same.
+        # Lightning counts an epoch that `max_steps` cut short as done, but resumes with the epoch's next batch.
         cut_short = bool(self.batches_done) and not self.is_complete
         if not self.is_resuming or (not order and (within or cut_short)):
-            super().reset()  # an epoch from its beginning; or an order that Lightning resumes in its own way
+            super().reset()  # the beginning of an epoch, or a user's order, which Lightning resumes
             return
-        self.restarting = False  # no validation is left to be repeated
+        self.restarting = False  # no validation is left to repeat
         if not within:
             super().reset()
             return
@@ -138,26 +138,26 @@ class EpochLoop(_TrainingEpochLoop):
         trainer = self.trainer
         for listen in self.subscribers.of["on_step_done"]:
             listen(trainer)
-        if not self.is_complete:  # otherwise the epoch's end follows at once
+        if not self.is_complete:  # otherwise the safe point follows at the end of the epoch
             for listen in self.subscribers.of["on_safe_point"]:
                 listen(trainer)
             self.has_validated = False
 
     def come_to_safe_point(self) -> None:
-        """Calls the hooks at a point where a run can be saved and can stop. All ranks must call."""
+        """Calls the hooks of a safe point, where a run can be saved and can stop. All ranks must call."""
         self.subscribers.call("on_safe_point")
         self.has_validated = False
 
     def flush_metrics(self) -> None:
-        """Brings the metrics that the trainer shows up to the last batch. All ranks must call."""
+        """Updates the metrics that the Trainer shows with those of the last batch. All ranks must call."""
         if not self._is_shown:
             self.show_metrics()
 
     def show_metrics(self, reduces: bool = True) -> Any:
-        """Has the trainer show the last batch's metrics, and returns them.
+        """Copies the last batch's metrics to those that the Trainer shows, and returns them.
 
         Args:
-            reduces: Whether values that wait for it are averaged over ranks first. All ranks must call if so.
+            reduces: Whether to first average deferred values over ranks; all ranks must then call.
         """
         if reduces:
             self._is_shown = True
@@ -170,7 +170,7 @@ class EpochLoop(_TrainingEpochLoop):
 
     @property
     def may_be_done(self) -> bool:
-        """Whether the loop may be done with the last batch; `done` then looks closely."""
+        """Whether the loop may be done after the last batch; a cheap check before Lightning's `done`."""
         trainer, progress = self.trainer, self.batch_progress
         return (
             self._fast is None
@@ -182,7 +182,7 @@ class EpochLoop(_TrainingEpochLoop):
 
     @property
     def _may_validate(self) -> bool:
-        """Whether a validation may be due after the last batch; Lightning then looks closely."""
+        """Whether a validation may be due after the last batch; a cheap check before Lightning's own."""
         trainer, progress, every = self.trainer, self.batch_progress, self.trainer.val_check_batch
         if trainer.should_stop:
             return True
@@ -194,7 +194,7 @@ class EpochLoop(_TrainingEpochLoop):
         return counts.ready % every == 0
 
     def _fast_or_none(self, data_fetcher: _DataFetcher) -> FastEpoch | None:
-        """The fast path through an epoch, or None where Lightning's own loop has to train."""
+        """Returns the fast path, or None if Lightning's own loop must train; prints each new reason for that."""
         reason = fallback_reason(self.trainer, data_fetcher)
         if reason and reason not in self._reported:
             self._reported.add(reason)
@@ -210,11 +210,11 @@ class EpochLoop(_TrainingEpochLoop):
         return validates
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Lightning (2.5.2 on) agrees on signals by a collective, and waits for the device, in every step."""
+        """Does nothing; Lightning (since 2.5.2) runs a collective for signals in each step and waits for the device."""
 
     def on_save_checkpoint(self) -> dict[str, Any]:
         return {**super().on_save_checkpoint(), "between_steps": self.between_steps}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
-        self.between_steps = bool(state_dict.get("between_steps", state_dict.get("at_rest")))  # its name before 0.2
+        self.between_steps = bool(state_dict.get("between_steps", state_dict.get("at_rest")))  # `at_rest` before 0.2

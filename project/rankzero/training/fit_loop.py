@@ -1,8 +1,8 @@
-"""Lightning's training loops (2.6), with exact places to save at and to carry on from.
+"""Lightning's training loops (2.6), with exact positions to save at and to resume from.
 
-Lightning saves inside of its hooks, when a step or an epoch is half done: what was still to come of it (a validation,
-the epoch's metrics, a step of the schedule) is left out by the run that carries on. Here a step and an epoch have an
-end, behind everything that belongs to them; a checkpoint of that moment is carried on from as if nothing had happened.
+Lightning saves inside its hooks, in the middle of a step or an epoch. A resumed run then omits the rest of that step or
+epoch: a validation, the epoch's metrics, a step of the schedule. Here, a step and an epoch end after everything that
+belongs to them. A run that resumes from a checkpoint of that moment continues as if it had never stopped.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from rankzero.training.strategies import RunStrategy
 
 
 def install(trainer: Trainer, plan: SamplingPlan) -> "HookBridge":
-    """Puts the loops in the place of Lightning's; returns the callback that calls their hooks, for the first place."""
+    """Replaces Lightning's loops; returns a callback that calls the new loops' hooks and must be the first one."""
     stock = trainer.fit_loop
     ours = FitLoop(trainer, stock.min_epochs, stock.max_epochs)
     ours.epoch_loop = EpochLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
@@ -33,13 +33,13 @@ def install(trainer: Trainer, plan: SamplingPlan) -> "HookBridge":
 
 
 def fit_loop_of(trainer: Trainer) -> "FitLoop":
-    """The trainer's loop over epochs, which is ours."""
+    """Returns the Trainer's loop over epochs, which `install` has replaced."""
     assert isinstance(trainer.fit_loop, FitLoop)
     return trainer.fit_loop
 
 
 class FitLoop(_FitLoop):
-    """The loop over epochs."""
+    """Loop over epochs."""
 
     plan: SamplingPlan
     epoch_loop: EpochLoop
@@ -48,35 +48,35 @@ class FitLoop(_FitLoop):
     def __init__(self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None) -> None:
         super().__init__(trainer, min_epochs, max_epochs)
         self.is_trial = False
-        """Whether this is a trial of a finder (of a batch size or a learning rate), which is undone afterwards."""
+        """True during a trial of a batch size or learning rate finder, which is undone afterwards."""
         self.only_restores = False
-        """Whether `fit` restores a checkpoint and trains nothing."""
+        """True if `fit` only restores a checkpoint, without training."""
         self.outside_trials: tuple[list[Callback], list[Logger]] = [], []
-        """The run's callbacks and loggers, which a finder replaces during trials."""
+        """The run's callbacks and loggers; a finder replaces both during its trials."""
         self.hooks: list[LoopHooks] = []
-        """What is called beside callbacks, behind them."""
+        """Subscribers that are not callbacks; called after the callbacks."""
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Calls one of our own hooks."""
+        """Calls one hook of `LoopHooks` for all subscribers."""
         self.epoch_loop.subscribers.call(hook, *arguments)
 
     @property
     def epochs_done(self) -> int:
-        """Epochs that have ended; one whose last hooks are running counts as ended."""
+        """Number of epochs that have ended; an epoch has ended before its `on_train_epoch_end` hooks run."""
         return int(self.epoch_progress.current.processed)  # type: ignore[attr-defined]
 
     @property
     def is_within_epoch(self) -> bool:
-        """Whether an epoch has begun and not ended."""
+        """True if an epoch has begun and has not ended."""
         return bool(self.epoch_progress.current.started > self.epochs_done)  # type: ignore[attr-defined]
 
     @property
     def place(self) -> Position | int:
-        """How far the run has come within its epochs."""
+        """The run's position in its order of samples; only the number of ended epochs if the order is the user's."""
         return self.position_of(self.plan.order) if self.plan.order else self.epochs_done
 
     def position_of(self, order: ElasticBatchSampler) -> Position:
-        """How far an order has come, as a checkpoint of this moment has to say."""
+        """Returns the position in an order of samples, as a checkpoint saved now must record it."""
         batches = self.epoch_loop.batches_done
         cut_short = order.epoch == self.epochs_done - 1 and not self.epoch_loop.is_complete
         if batches and (self.is_within_epoch or cut_short):
@@ -88,7 +88,7 @@ class FitLoop(_FitLoop):
         return super().skip or self.only_restores
 
     def run(self) -> None:
-        # Lightning's finders (2.6) exchange the callbacks and run the loop, within a hook of the run that they serve.
+        # Lightning's finders (2.6) replace the callbacks and run this loop, within a hook of the actual run.
         outer = self.is_trial, vars(self.epoch_loop).get("subscribers")
         self.is_trial = self.caller not in self.trainer.callbacks  # type: ignore[attr-defined]
         try:
@@ -106,11 +106,11 @@ class FitLoop(_FitLoop):
         finally:
             self.plan.loads_training = False
         if self._combined_loader not in (None, before) and not self.plan.start:
-            for loader in self._combined_loader.flattened:  # a finder has them made anew in an epoch's first hook
+            for loader in self._combined_loader.flattened:  # a finder in an epoch's first hook recreates the loaders
                 _set_sampler_epoch(loader, self.epochs_done)
 
     def reset(self) -> None:
-        """Turns the counts of epochs to where a checkpoint left off, wherever in Lightning's hooks it was saved."""
+        """Sets the epoch counters to the checkpoint's position, whichever of Lightning's hooks saved it."""
         order = self.plan.order
         if self.is_trial or not (self.is_resuming and order):
             super().reset()
@@ -132,18 +132,19 @@ class FitLoop(_FitLoop):
 
     def on_advance_start(self) -> None:
         super().on_advance_start()
-        # Lightning leaves schedules that watch a metric out of the epoch that it carries on, for want of the metric.
+        # While `restarting`, Lightning does not step schedules that watch a metric at the end of the epoch, since its
+        # checkpoints lack the metric. Rankzero's checkpoints contain it.
         self._restarting = False
 
     def on_advance_end(self) -> None:
         complete = self.epoch_loop.is_complete
         super().on_advance_end()
         if not self.is_trial:
-            self.plan.start = []  # loaders that are asked for anew begin at the beginning
+            self.plan.start = []  # loaders created from now on start at the beginning
         if not complete:
             return
         order = self.plan.order
-        if order and order.is_patched:  # the epochs to come have another length
+        if order and order.is_patched:  # later epochs have a different number of steps
             assert self._combined_loader is not None
             self._combined_loader.reset()
             self._combined_loader = None

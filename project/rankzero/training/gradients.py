@@ -1,4 +1,4 @@
-"""Averages gradients over ranks where DistributedDataParallel cannot: some rank has run no backward pass."""
+"""Averages gradients over ranks where DistributedDataParallel cannot: in steps without a backward pass on some rank."""
 
 from collections.abc import Iterable
 
@@ -7,22 +7,22 @@ from torch import Tensor
 from torch.nn import Parameter
 
 BUCKET_BYTES = 25 * 2**20
-"""As DistributedDataParallel: so much is copied at a time."""
+"""Size of the buffers that are averaged at a time; the default of DistributedDataParallel."""
 
 
 MISSING, DENSE, SPARSE = 0, 1, 2
-"""Kinds of gradients; that of the rank with the highest counts."""
+"""Kinds of gradients; the highest kind among the ranks is used on all ranks."""
 
 
 def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
-    """Replaces each gradient by its mean over ranks, a missing one counting as 0. All ranks must call.
+    """Replaces each gradient with its mean over ranks; a missing gradient counts as 0. All ranks must call.
 
-    A gradient that is missing on every rank stays missing, so that the optimiser passes its parameter over as it would
-    in one process. One that is sparse on some rank becomes sparse, without the rows that are 0.
+    A gradient that is missing on every rank stays missing, so the optimizer skips the parameter as it would in one
+    process. A gradient that is sparse on some rank becomes sparse on all ranks, without the rows that are 0.
 
     Args:
-        parameters: The model's, in the same order on every rank.
-        world_size: Processes in all.
+        parameters: The model's parameters, in the same order on every rank.
+        world_size: Number of processes.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
@@ -51,7 +51,7 @@ def _kind_of_gradient(parameter: Parameter) -> int:
 
 def _put(parameter: Parameter, mean: Tensor, is_sparse: bool) -> None:
     if is_sparse:
-        parameter.grad = mean.to_sparse(1)  # whole rows, as an Embedding's gradient
+        parameter.grad = mean.to_sparse(1)  # one index per row, as in the gradient of an Embedding
         return
     if parameter.grad is None:
         parameter.grad = torch.empty_like(parameter)
@@ -59,7 +59,7 @@ def _put(parameter: Parameter, mean: Tensor, is_sparse: bool) -> None:
 
 
 def _buckets(parameters: Iterable[Parameter]) -> Iterable[list[Parameter]]:
-    """Neighbours of one type on one device, of about the size that DistributedDataParallel sends at once."""
+    """Groups consecutive parameters of one dtype and device into buckets of about `BUCKET_BYTES`."""
     bucket: list[Parameter] = []
     for parameter in parameters:
         size = sum(member.numel() * member.element_size() for member in bucket)

@@ -1,4 +1,4 @@
-"""What the run itself wants to be called for while it trains, beside Lightning's hooks."""
+"""Hooks that Rankzero's training loops call in addition to Lightning's hooks."""
 
 import time
 from collections.abc import Callable
@@ -8,58 +8,62 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class LoopHooks:
-    """What is called in the run's loops. All ranks are called at the same time.
+    """Base class of the subscribers to Rankzero's hooks.
 
-    Each call costs a Python call and nothing else; a hook that nobody implements costs nothing.
+    All ranks call each hook at the same points, except `on_tick`, which depends on each rank's clock. Each implemented
+    hook costs one Python call. A hook without implementations costs nothing.
 
     Attributes:
-        in_trials: Whether the trials of a finder call the hooks too.
+        in_trials: Whether the trials of a finder also call the hooks of a subscriber that is not a callback.
     """
 
     in_trials = False
 
     def needs(self, hook: str) -> bool:
-        """Whether a hook that this implements has anything to do in this run; asked once, after `on_ready`."""
+        """Whether an implemented hook has anything to do in this run; queried once, after `on_ready`."""
         return True
 
     def on_configured(self, trainer: Trainer) -> None:
-        """Optimizers and schedules have been configured, and no callback has changed them yet."""
+        """Called after optimizers and schedules are configured, before any callback changes them."""
 
     def on_ready(self, trainer: Trainer) -> None:
-        """All that has to do with the start is done; the first batch comes next."""
+        """Called when the start is complete, before the first batch."""
 
     def on_logging_step(self, trainer: Trainer) -> None:
-        """A batch whose step is logged is about to be trained on; before `on_train_batch_start`."""
+        """Called before `on_train_batch_start` of each batch whose step is logged."""
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        """A batch has been trained on; before `on_train_batch_end`."""
+        """Called after each batch, before `on_train_batch_end`."""
 
     def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        """A batch has been trained on: the last of an epoch, or one at least `TICK_SECONDS` after the last tick."""
+        """Called after the last batch of an epoch, and after other batches at most once per `TICK_SECONDS`."""
 
     def on_step_done(self, trainer: Trainer) -> None:
-        """An optimiser step is done, and the validation that was due behind it. Nothing is half done."""
+        """Called after an optimizer step and any validation that was due after the step; no step is in progress."""
 
     def on_epoch_done(self, trainer: Trainer) -> None:
-        """An epoch is done, its hooks and its metrics included. Nothing is half done."""
+        """Called after an epoch, including its hooks and metrics; no epoch is in progress."""
 
     def on_safe_point(self, trainer: Trainer) -> None:
-        """Here a run can be saved and can stop. Behind both of the above, but for a step that ends an epoch."""
+        """Called where a run can be saved and can stop.
+
+        These points are before the first batch, after each step except an epoch's last, and after each epoch.
+        """
 
 
 class LoopCallback(LoopHooks, Callback):
-    """A callback that is called at Lightning's places too."""
+    """Callback that implements both Lightning's hooks and those of `LoopHooks`."""
 
 
 TICK_SECONDS = 0.1
 
 
 class Subscribers:
-    """Which subscribers implement which of our hooks.
+    """Table of the hooks of `LoopHooks` and the subscribers that implement them.
 
     Args:
-        trainer: Its callbacks are the first subscribers, in their order.
-        beside: Listeners called after the callbacks.
+        trainer: The Trainer, whose callbacks are called first, in their order.
+        beside: Subscribers that are called after the callbacks.
     """
 
     HOOKS = (
@@ -72,28 +76,28 @@ class Subscribers:
         subscribers = [*(subscriber for subscriber in callbacks if isinstance(subscriber, LoopHooks)), *beside]
         self._trainer = trainer
         self.of: dict[str, tuple[Callable[..., None], ...]] = {}
-        """Hook -> the methods to call, in order."""
+        """Hook -> the methods to call, in this order."""
         for hook in self.HOOKS:
             idle = getattr(LoopHooks, hook)
             implemented = [subscriber for subscriber in subscribers if getattr(type(subscriber), hook) is not idle]
             self.of[hook] = tuple(getattr(subscriber, hook) for subscriber in implemented)
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Calls all subscribers that implement it."""
+        """Calls a hook of all subscribers that implement it."""
         for listen in self.of[hook]:
             listen(self._trainer, *arguments)
 
     def drop_idle(self) -> None:
-        """Leaves out subscribers that have nothing to do in this run, so that a step does not call them."""
+        """Removes methods that have nothing to do in this run (see `LoopHooks.needs`), so that no step calls them."""
         for hook, methods in self.of.items():
             self.of[hook] = tuple(method for method in methods if method.__self__.needs(hook))  # type: ignore[attr-defined]
 
 
 class HookBridge(Callback):
-    """Calls our hooks of a batch from Lightning's own, where its own loop runs. The first of all callbacks.
+    """Calls the batch hooks of `LoopHooks` when Lightning's own loop runs. Must be the first of all callbacks.
 
     Args:
-        call: Calls one of our hooks.
+        call: Calls a hook of `LoopHooks`, given its name and arguments.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:

@@ -1,4 +1,4 @@
-"""Predictions in the run's order of samples, the last batch included."""
+"""Prediction in the run's order of samples, including a short last batch."""
 
 import copy
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from rankzero.sampling.loader import ManagedLoader
 
 
 class PredictionLoop(_PredictionLoop):
-    """Lightning's loop; it keeps a short last batch, and tells a BasePredictionWriter the samples of each batch."""
+    """Lightning's loop, but it keeps a short last batch and passes each batch's samples to a BasePredictionWriter."""
 
     def setup_data(self) -> None:
         with _complete_last_batch(self.trainer):
@@ -33,9 +33,9 @@ class PredictionLoop(_PredictionLoop):
 
 @contextmanager
 def _complete_last_batch(trainer: Trainer) -> Iterator[None]:
-    """Has predictions keep a short last batch, also of a loader that drops it, as Lightning does.
+    """Makes prediction keep a short last batch even if the loader drops it, as Lightning does.
 
-    Lightning (2.6) makes another DataLoader, and fails where the batch size is a positional argument.
+    Lightning (2.6) creates a new DataLoader for this, which fails if the batch size is a positional argument.
     """
     trainer._data_connector._prepare_dataloader = _with_last_batch  # type: ignore[method-assign]
     try:
@@ -45,7 +45,7 @@ def _complete_last_batch(trainer: Trainer) -> Iterator[None]:
 
 
 def _with_last_batch(dataloader: object, *arguments: Any, **settings: Any) -> object:
-    """A loader as the user made it, but for the last batch. The strategy then puts its order of samples in."""
+    """Returns a copy of the user's loader that keeps the last batch; the strategy then sets the order of samples."""
     if not isinstance(dataloader, DataLoader) or type(dataloader.batch_sampler) is not BatchSampler:
         return dataloader
     loader, batches = copy.copy(dataloader), dataloader.batch_sampler
@@ -55,7 +55,7 @@ def _with_last_batch(dataloader: object, *arguments: Any, **settings: Any) -> ob
 
 
 def _note_batches(loader: object) -> None:
-    """Has a loader in an order of the user's own note the samples of each batch, as Lightning does."""
+    """Makes a loader with the user's own order record the samples of each batch, as Lightning does."""
     if (
         isinstance(loader, DataLoader)
         and not isinstance(loader, ManagedLoader)

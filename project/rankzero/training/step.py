@@ -1,4 +1,4 @@
-"""Forward, backward and the optimizer's step, without the calls of Lightning's that do nothing."""
+"""Forward pass, backward pass and optimizer step, without Lightning's calls that have no effect."""
 
 from collections import OrderedDict
 from typing import Any
@@ -21,14 +21,14 @@ from rankzero.training.strategies import OneProcess, RunStrategy
 
 
 class OptimizerStep:
-    """One training batch on the fast path, as by `_AutomaticOptimization` and what it calls (lightning 2.6.6).
+    """Fast path for one training batch, equivalent to `_AutomaticOptimization` and its callees (lightning 2.6.6).
 
     Args:
-        trainer: The trainer.
-        strategy: Its strategy.
+        trainer: The Trainer.
+        strategy: The Trainer's strategy.
         loop: The loop over batches.
-        hooks: The hooks of a batch.
-        log: What stands in for `self.log` in `training_step`.
+        hooks: Lightning's hooks of a batch.
+        log: The replacement for `self.log` in `training_step`.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class OptimizerStep:
         self._output: Any = None
         self._result: ClosureResult | None = None
         self._is_quiet = False
-        """Whether the next hooks have no observers, as found after the user's code last ran."""
+        """True if the next hooks have no observers; updated each time user code has run."""
 
     def run(self, batch: Any, batch_idx: int, accumulates: bool) -> dict[str, Any]:
-        """Takes the step, or only adds to the gradients.
+        """Takes the optimizer step, or only accumulates gradients.
 
         Args:
             batch: The batch.
-            batch_idx: Its number in the epoch.
-            accumulates: Whether more batches belong to this optimizer step.
+            batch_idx: Index of the batch in the epoch.
+            accumulates: Whether this optimizer step needs further batches.
 
         Returns:
-            The outputs that `on_train_batch_end` gets, if anything would see them.
+            The outputs for `on_train_batch_end`; empty if the hook has no observers.
         """
         self._batch = (batch, batch_idx) if self._wants_batch_idx() else (batch,)
         self._batch_idx = batch_idx
@@ -121,8 +121,8 @@ class OptimizerStep:
         return loss
 
     def _run_passes(self) -> Tensor | None:
-        """Runs the forward and the backward pass; returns the loss without its graph."""
-        if not torch.is_grad_enabled():  # within the step of an optimizer that does not enable it for its closure
+        """Runs the forward and the backward pass; returns the detached loss."""
+        if not torch.is_grad_enabled():  # the optimizer called the closure without enabling gradients
             with torch.enable_grad():
                 return self._run_passes()
         of_module = self._of_module
@@ -192,11 +192,11 @@ class OptimizerStep:
         self._is_quiet = self.hooks.have_no_observers
         if not self._is_quiet:
             self.hooks.call("on_after_backward")
-        if self.strategy.share.has_empty_rank:  # otherwise DDP has averaged, and there is nothing to do
+        if self.strategy.share.has_empty_rank:  # otherwise DDP has already averaged the gradients
             self.strategy.post_backward(loss)
 
     def _has_own(self, method: str) -> bool:
-        """Whether a hook of this very batch has given the module a method in place of Lightning's."""
+        """Whether a hook called within this batch has replaced a method of the module."""
         return method in self._of_module or getattr(type(self.module), method) is not _STOCK[method]
 
 
@@ -204,4 +204,4 @@ _STOCK = {method: getattr(LightningModule, method) for method in OPTIMIZER_HOOKS
 
 
 _UNSEEN = ClosureResult(None)
-"""The result of a step whose outputs have no observer."""
+"""Result of a step whose outputs have no observer."""

@@ -1,4 +1,4 @@
-"""Lightning's strategies with what the run owns put in: the order of samples, and steps in which ranks differ."""
+"""Lightning's strategies with the run's order of samples and with steps in which some rank has no sample."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,11 +22,11 @@ from rankzero.training.saved_state.pruning import without_pruning
 
 
 class RunStrategy(Strategy):
-    """What our strategies have in common: the run's order of samples takes the place of the loaders' own.
+    """Base class of Rankzero's strategies, which replace the loaders' order of samples with the run's order.
 
     Args:
         plan: The order of samples.
-        arguments: The strategy's.
+        arguments: Arguments of the Lightning strategy.
     """
 
     def __init__(self, plan: SamplingPlan, **arguments: Any) -> None:
@@ -55,10 +55,10 @@ class RunStrategy(Strategy):
         return loader
 
     def _accumulate(self, micro_batches: int) -> None:
-        """Has Lightning step once in so many batches.
+        """Sets the number of micro-batches after which Lightning takes an optimizer step.
 
         Raises:
-            RequestError: The module, or a callback, steps when it wants.
+            RequestError: The module or a callback decides itself when to step.
         """
         trainer = self._module.trainer
         schedules = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ class RunStrategy(Strategy):
             )
 
     def _module_needing_samples(self) -> str | None:
-        """What of this module cannot do without a sample on every rank."""
+        """Returns the feature of this module that needs a non-empty batch on every rank, or None."""
         if not self._module.automatic_optimization:
             return "manual optimisation"
         synced = any(isinstance(module, torch.nn.SyncBatchNorm) for module in self._module.modules())
@@ -94,7 +94,7 @@ class RunStrategy(Strategy):
                 callback.on_configured(trainer)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Loads the model; a pruned one is pruned again once its optimizers have been configured."""
+        """Loads the model without pruning; in a fit, `LiveSettings` prunes it again after optimizers are configured."""
         fits = self._module.trainer.state.fn is TrainerFn.FITTING
         if fits and "weights_in_training" in checkpoint:
             checkpoint = {**checkpoint, "state_dict": checkpoint["weights_in_training"]}
@@ -120,41 +120,45 @@ class RunStrategy(Strategy):
         return super().backward(self.scale_loss(closure_loss), optimizer, *args, **kwargs)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """A loss by which the gradient is that of the mean over the global batch."""
+        """Scales a loss so that the averaged gradient is that of the mean over the global batch."""
         return loss if self.share.loss_weight == 1 else loss * self.share.loss_weight
 
     def part(self, value: Tensor, reduce_op: Any) -> Tensor:
-        """What of a value of this step goes into its reduction over ranks; a mean is weighed by shares."""
+        """Returns this rank's term in the reduction of a value over ranks; a mean is weighted by the rank's share."""
         return value
 
     def synchronize_new_parameters(self) -> None:
-        """Has ranks average the gradients of parameters that were unfrozen. All ranks must call."""
+        """Makes ranks also average the gradients of newly unfrozen parameters. All ranks must call."""
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank. All ranks must call."""
+        """Returns the values of all ranks, in order of rank. All ranks must call."""
         return [value]
 
     def reduce_together(self, values: Tensor, operation: str) -> int:
-        """Reduces each of many values over ranks, in place: their sum, max or min. All ranks must call.
+        """Reduces each element over ranks, in place. All ranks must call.
+
+        Args:
+            values: The elements to reduce.
+            operation: `sum`, `max` or `min`.
 
         Returns:
-            Over how many ranks.
+            The number of ranks.
         """
         return 1
 
     def add_up(self, numbers: Sequence[int]) -> list[int]:
-        """Sums over all ranks, modulo 2^64. All ranks must call."""
+        """Returns the sum of each number over all ranks, modulo 2^64. All ranks must call."""
         return list(numbers)
 
 
 def shares_from(loaders: Sequence[object]) -> Callable[[], Share]:
-    """Returns a function that returns what this rank has of the batch that was read last."""
+    """Returns a function that returns this rank's share of the next batch, in the order in which batches were read."""
     managed = [loader for loader in loaders if isinstance(loader, ManagedLoader)]
     if managed and len(loaders) == 1:
         return managed[0].next_share
 
     def even() -> Share:
-        for loader in managed:  # none of several can say alone what a sample's part of the loss is
+        for loader in managed:  # with several loaders, no single share determines a sample's weight in the loss
             loader.next_share()
         return EVEN
 
@@ -162,10 +166,10 @@ def shares_from(loaders: Sequence[object]) -> Callable[[], Share]:
 
 
 def strategy_of(trainer: Trainer) -> RunStrategy:
-    """The trainer's strategy, which is one of ours."""
+    """Returns the Trainer's strategy, which is always a `RunStrategy`."""
     assert isinstance(trainer.strategy, RunStrategy)
     return trainer.strategy
 
 
 class OneProcess(RunStrategy, SingleDeviceStrategy):
-    """One process on one device."""
+    """Strategy for a single process on one device."""

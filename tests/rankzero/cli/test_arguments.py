@@ -11,7 +11,7 @@ def read(*arguments):
     return parse_arguments(FIT, arguments)
 
 
-def test_short_flags_become_lightning_keys_and_come_last():
+def test_short_flags_become_lightning_keys_and_override_long_flags():
     flags = read("--epochs", "3", "--trainer.max_epochs", "9", "--model", "MLP", "--data=Toy", "--batch_size=8")
     assert flags.arguments == [
         "--model=lightning_modules.MLP",
@@ -24,11 +24,11 @@ def test_short_flags_become_lightning_keys_and_come_last():
     assert flags.get("epochs") == 3 and flags.get("batch_size") == 8 and flags.get("resume") == "auto"
 
 
-def test_the_tutorials_name_for_epochs():
+def test_total_epochs_is_an_alias_of_epochs():
     assert read("--total_epochs", "50").get("epochs") == 50
 
 
-def test_long_names_count_too():
+def test_values_of_lightning_flags_are_read():
     assert read("--trainer.devices", "2").values["trainer.devices"] == 2
     assert read("--trainer.devices=[0,1]").values["trainer.devices"] == [0, 1]
 
@@ -44,14 +44,14 @@ def test_long_names_count_too():
         ("--trainer.devices=3", "--trainer={devices: 2}"),
     ],
 )
-def test_a_whole_section_of_the_trainer_counts_too(here, arguments):
+def test_devices_in_a_trainer_section_or_file_are_read(here, arguments):
     (here / "trainer.yaml").write_text("devices: 2\nlogger: false\n")
     flags = read(*arguments)
     assert flags.requested_world.devices == 2 and "trainer.logger" not in flags.values
     assert set(arguments) <= set(flags.arguments)
 
 
-def test_defaults_stand_only_where_nothing_was_given():
+def test_defaults_apply_only_to_flags_that_were_not_given():
     assert "--model=lightning_modules.ResNet" in read().arguments
     assert read().explicitly_set == frozenset()
     assert read("--model", "my.Net").explicitly_set == {"model"}
@@ -80,7 +80,7 @@ def test_defaults_stand_only_where_nothing_was_given():
         (["--foo", "3"], "no flag of that name", "--help"),
     ],
 )
-def test_mistakes(arguments, found, instead):
+def test_a_wrong_argument_is_refused_with_a_suggestion(arguments, found, instead):
     with pytest.raises(RequestError) as error:
         read(*arguments)
     assert found in error.value.found and error.value.instead.endswith(instead)
@@ -89,7 +89,7 @@ def test_mistakes(arguments, found, instead):
 @pytest.mark.parametrize(
     "argument", ["--g\x1b[31mpus", "\udcff\udcfe", "x" * 100_000, "--x=" + "\n" * 9, "--\x00", "--"]
 )
-def test_hostile_arguments_are_one_printable_message(argument):
+def test_hostile_arguments_give_a_short_printable_message(argument):
     with pytest.raises(RequestError) as error:
         read(argument)
     lines = str(error.value).split("\n")
@@ -97,29 +97,29 @@ def test_hostile_arguments_are_one_printable_message(argument):
 
 
 @pytest.mark.parametrize(("text", "meant"), [("last", "auto"), ("null", "never"), ("a/b.ckpt", "a/b.ckpt")])
-def test_lightnings_name_for_what_to_resume_from(text, meant):
+def test_ckpt_path_of_lightning_is_translated_to_resume(text, meant):
     assert read("--ckpt_path", text).get("resume") == meant
 
 
 @pytest.mark.parametrize("flag", ["--name", "--run", "--run_name"])
-def test_the_names_of_the_runs_name(flag):
+def test_name_run_and_run_name_set_the_name_of_the_run(flag):
     assert read(flag, "x").get("name") == "x"
 
 
-def test_what_only_prints_starts_no_processes():
+def test_flags_that_only_print_are_recognized():
     assert read("--print_config", "--devices", "2").only_prints
     assert read("--model.help", "ResNet").only_prints
     assert read("--help_all").only_prints
     assert not read("--model.hidden_sizes", "[8]").only_prints
 
 
-def test_help_needs_no_torch(tmp_path):
+def test_help_does_not_import_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
     result = fit("--help", folder=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
     assert "--devices N" in result.out
 
 
-def test_a_mistake_needs_no_torch_and_leaves_with_2(tmp_path):
+def test_a_wrong_argument_exits_with_code_2_without_importing_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
     result = fit("--devices", "0", folder=tmp_path, environment={"PYTHONPATH": str(tmp_path)}, code=2)
     assert "asked  --devices 0" in result.err and "Traceback" not in result.err
@@ -138,6 +138,6 @@ def test_a_mistake_needs_no_torch_and_leaves_with_2(tmp_path):
         ("'4'", None, 4),
     ],
 )
-def test_every_form_that_lightnings_devices_take(text, gpus, count):
+def test_every_form_of_lightnings_devices_argument_is_read(text, gpus, count):
     requested = read(f"--trainer.devices={text}").requested_world
     assert (requested.gpus, requested.devices) == (gpus, count)

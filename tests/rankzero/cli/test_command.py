@@ -26,14 +26,14 @@ def test_help_shows_all_flags_in_groups(capsys):
 
 
 @pytest.mark.parametrize("command", ["fit", "evaluate", "predict"])
-def test_the_help_has_every_flag_in_one_group(command):
+def test_every_flag_belongs_to_exactly_one_help_group(command):
     grouped = [*EVERY_DAY, *(name for names in GROUPS.values() for name in names)]
     assert len(grouped) == len(set(grouped))
     assert {flag.name for flag in command_of(command).flags} <= set(grouped)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_each_command_shows_its_flags_and_no_others(name):
+def test_the_help_of_each_command_shows_exactly_its_flags(name):
     command = command_of(name)
     lines = command.help().splitlines()
     assert lines[0] == f"python launch/{name}.py: {command.purpose}"
@@ -46,7 +46,7 @@ def test_the_help_of_each_command_shows_its_flags_and_no_others(name):
     assert [line.strip() for line in lines[-len(command.examples) :]] == list(command.examples)
 
 
-def test_the_help_is_spelled_as_the_command_was_typed():
+def test_the_help_names_the_command_as_typed():
     spell_with(lambda text: text.replace("python launch/fit.py", "rankzero fit"))
     try:
         assert FIT.help().startswith("rankzero fit: ") and "python launch/fit.py" not in FIT.help()
@@ -54,13 +54,13 @@ def test_the_help_is_spelled_as_the_command_was_typed():
         spell_with(None)
 
 
-def test_aliases_are_shown_and_stand_for_the_same_key():
+def test_aliases_are_shown_in_the_help_and_map_to_the_same_key():
     assert "passes over the data (also --total_epochs)" in FIT.help()
     assert FIT.keys["total_epochs"] == FIT.keys["epochs"] == "trainer.max_epochs"
     assert FIT.keys["ckpt_path"] == FIT.keys["resume"] == "resume"
 
 
-def test_own_flags_are_those_without_a_key_of_lightnings():
+def test_own_flags_are_the_flags_without_a_lightning_key():
     own = {flag.name for flag in FIT.own_flags}
     assert {"save_every", "batch_size"} <= own and not own & {"epochs", "devices", "seed"}
 
@@ -75,7 +75,7 @@ def test_own_flags_are_those_without_a_key_of_lightnings():
         ("model", '{"class_path": "x"}', '{"class_path": "x"}'),
     ],
 )
-def test_short_names_become_class_paths_and_others_stay(flag, text, path):
+def test_short_names_become_class_paths_and_other_values_are_unchanged(flag, text, path):
     assert FIT.class_path(flag, text) == path
 
 
@@ -88,7 +88,7 @@ def test_short_names_become_class_paths_and_others_stay(flag, text, path):
         ("data", "", "--data CIFAR10"),
     ],
 )
-def test_a_name_that_there_is_not_gets_the_nearest_or_the_first(flag, text, instead):
+def test_an_unknown_model_or_data_name_suggests_the_nearest_or_first_name(flag, text, instead):
     with pytest.raises(RequestError) as error:
         FIT.class_path(flag, text)
     assert (error.value.asked, error.value.instead) == (f"--{flag} {text}", instead)
@@ -121,12 +121,12 @@ def test_a_name_that_there_is_not_gets_the_nearest_or_the_first(flag, text, inst
         (("hlp", "c.yaml: "), ("c.yaml: hlp", "there is no such key", "python launch/fit.py --help")),
     ],
 )
-def test_an_unknown_flag_or_key_is_one_message(arguments, lines):
+def test_an_unknown_flag_or_key_gives_one_message_with_a_suggestion(arguments, lines):
     error = FIT.unknown(*arguments)
     assert (error.asked, error.found, error.instead) == lines
 
 
-def test_every_subcommand_is_a_command_that_takes_its_flags():
+def test_every_subcommand_maps_to_a_command_that_accepts_its_flags():
     for name, flags in SUBCOMMANDS.values():
         assert callable(import_module(f"rankzero.commands.{name}").main)
         parse_arguments(command_of(name), flags)

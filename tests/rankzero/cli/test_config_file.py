@@ -13,14 +13,14 @@ def read(path, text):
     return read_config(FIT, str(path))
 
 
-def test_lightnings_own_words_are_handed_on_as_they_are(tmp_path):
+def test_a_file_with_only_lightning_keys_is_passed_on_unchanged(tmp_path):
     path = tmp_path / "a.yaml"
     text, values = read(path, "trainer:\n  max_epochs: 3\n  devices: 2\nmodel:\n  class_path: my.Net\n")
     assert text == str(path)
     assert values == {"trainer.max_epochs": 3, "trainer.devices": 2, "model": {"class_path": "my.Net"}}
 
 
-def test_short_names_stand_for_lightnings(tmp_path):
+def test_short_names_in_a_file_become_lightning_keys(tmp_path):
     text, values = read(tmp_path / "a.yaml", "epochs: 3\nmodel: MLP\ndata: {class_path: Toy}\nseed: 1\nbatch_size: 8\n")
     assert yaml.safe_load(text) == {
         "trainer": {"max_epochs": 3},
@@ -32,7 +32,7 @@ def test_short_names_stand_for_lightnings(tmp_path):
     assert values["trainer.max_epochs"] == 3 and values["batch_size"] == 8
 
 
-def test_numbers_that_only_lightnings_loader_reads_stay(tmp_path):
+def test_numbers_that_plain_yaml_reads_as_text_are_unchanged(tmp_path):
     text, _ = read(tmp_path / "a.yaml", "epochs: 1\ntrainer: {gradient_clip_val: 1e-3}\n")
     assert "gradient_clip_val: 1e-3" in text
 
@@ -48,13 +48,13 @@ def test_numbers_that_only_lightnings_loader_reads_stay(tmp_path):
         ("devices: 0", "not a whole number"),
     ],
 )
-def test_mistakes(tmp_path, text, found):
+def test_a_wrong_config_file_is_refused(tmp_path, text, found):
     with pytest.raises(RequestError) as error:
         read(tmp_path / "a.yaml", text)
     assert found in error.value.found
 
 
-def test_a_missing_file_is_told_with_what_is_there(tmp_path):
+def test_the_error_for_a_missing_config_file_names_existing_files(tmp_path):
     (tmp_path / "train.yaml").write_text("epochs: 3")
     with pytest.raises(RequestError) as error:
         read_config(FIT, str(tmp_path / "trian.yaml"))

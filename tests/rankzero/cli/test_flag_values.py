@@ -20,23 +20,23 @@ from rankzero.cli.flag_values import (
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "", "1.5", "1e3", "٣", " 2", "0x10", "9" * 5000])
-def test_a_count_is_a_whole_number_of_one_or_more(text):
+def test_a_count_that_is_not_a_positive_whole_number_is_refused(text):
     with pytest.raises(ValueError, match="whole number"):
         positive_int(text)
 
 
 @pytest.mark.parametrize("text", ["5", "200steps", "1step", "90s", "15min", "2h"])
-def test_intervals(text):
+def test_a_valid_save_interval_is_accepted(text):
     assert save_interval(text) == text
 
 
 @pytest.mark.parametrize("text", ["0", "0steps", "5epochs", "min", "-5", "1.5h"])
-def test_what_is_no_interval(text):
+def test_an_invalid_save_interval_is_refused(text):
     with pytest.raises(ValueError, match="steps"):
         save_interval(text)
 
 
-def test_a_time_limit_reads_the_same_wherever_it_is_written():
+def test_a_time_limit_in_seconds_survives_a_round_trip_through_yaml():
     limit = time_limit_value("1:30:00")
     assert limit == "5400s" == time_limit_value(str(yaml.safe_load(f"limit: {limit}")["limit"]))
     with pytest.raises(ValueError, match="a time"):
@@ -44,7 +44,7 @@ def test_a_time_limit_reads_the_same_wherever_it_is_written():
 
 
 @pytest.mark.parametrize("text", ["../x", "a/b", "", ".hidden", "-x", "a b", "a\nb", "a\0b", "x" * 200, "$(rm)", "[x]"])
-def test_a_run_name_is_one_folders_name(text):
+def test_a_run_name_that_is_not_a_plain_folder_name_is_refused(text):
     with pytest.raises(ValueError, match="folder"):
         run_name(text)
 
@@ -65,7 +65,7 @@ def test_a_run_name_is_one_folders_name(text):
         (export_file, "out/model.safetensors", "out/model.safetensors"),
     ],
 )
-def test_a_right_value_is_read(read, text, value):
+def test_a_valid_value_is_read(read, text, value):
     assert read(text) == value
 
 
@@ -84,6 +84,6 @@ def test_a_right_value_is_read(read, text, value):
         (export_file, "model.onnx"),
     ],
 )
-def test_a_wrong_value_is_refused(read, text):
+def test_an_invalid_value_is_refused(read, text):
     with pytest.raises(ValueError, match="."):
         read(text)

@@ -6,7 +6,7 @@ from rankzero.messages import RequestError
 FLAGS = {flag.name: flag for flag in (*RUNNING, *TRAINING)}
 
 
-def test_a_wrong_value_says_asked_found_and_what_to_type():
+def test_a_wrong_value_gives_a_message_with_asked_found_and_type():
     with pytest.raises(RequestError) as error:
         FLAGS["devices"].value("0")
     assert str(error.value).splitlines() == [
@@ -16,12 +16,12 @@ def test_a_wrong_value_says_asked_found_and_what_to_type():
     ]
 
 
-def test_a_mistyped_choice_gets_its_nearest_match():
+def test_a_mistyped_choice_suggests_the_nearest_match():
     with pytest.raises(RequestError, match="type   --launcher torchrun"):
         FLAGS["launcher"].value("torchrum")
 
 
 @pytest.mark.parametrize("flag", FLAGS.values(), ids=FLAGS)
-def test_every_flags_example_is_right(flag):
+def test_every_flag_accepts_its_example_and_has_a_short_help_text(flag):
     flag.value(flag.example)
     assert "\n" not in flag.help and len(flag.help) < 90

@@ -35,7 +35,7 @@ FIT = command_of("fit")
         ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
     ],
 )
-def test_a_flag_of_another_trainer_gets_ours_with_the_users_value(arguments, instead):
+def test_a_flag_of_another_trainer_suggests_the_rankzero_flag_with_the_users_value(arguments, instead):
     with pytest.raises(RequestError) as error:
         parse_arguments(FIT, arguments.split())
     assert error.value.instead.startswith(instead) and len(error.value.found) < 120
@@ -46,7 +46,7 @@ def test_every_argument_of_lightnings_trainer_is_known():
 
 
 @pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
-def test_every_suggested_flag_is_one_of_the_command(name):
+def test_every_suggested_flag_is_accepted_by_the_command(name):
     command = command_of(name)
     values = {flag.name: flag.example for flag in command.flags} | {"model": "MLP", "data": "Toy"}
     for target, others in foreign_flags._OTHER_NAMES.items():
@@ -57,26 +57,26 @@ def test_every_suggested_flag_is_one_of_the_command(name):
                 parse_arguments(command, shlex.split(suggestion))
 
 
-def test_every_target_of_the_table_is_a_flag():
+def test_every_target_in_the_table_of_other_names_is_a_flag():
     flags = {flag.name for name in ("fit", "evaluate", "predict") for flag in command_of(name).flags}
     trainer = {f"trainer.{name}" for name in TRAINER}
     assert foreign_flags._OTHER_NAMES.keys() <= flags | trainer | {"model", "data", "data.num_workers", "data.root"}
 
 
-def test_a_switch_is_replaced_by_a_flag_with_its_value():
+def test_a_switch_suggests_a_flag_with_a_value():
     for switch in foreign_flags._SWITCHES:
         suggestion = known_elsewhere(switch, None, list(FIT.keys), model="")
         assert suggestion == known_elsewhere(switch, "true", list(FIT.keys), model="")
         parse_arguments(FIT, suggestion.replace("N", "2").split())
 
 
-def test_spellings_of_one_name_are_the_same():
+def test_case_hyphens_and_a_trainer_prefix_do_not_matter_in_a_name():
     for name in ("num_workers", "num-workers", "NUM_WORKERS", "trainer_num-workers"):
         assert known_elsewhere(name, "3", [], model="") == "--data.num_workers 3"
 
 
 @pytest.mark.parametrize("name", ["Epochs", "EPOCHS", "trainer_epochs"])
-def test_another_spelling_of_a_flag_of_the_command_is_that_flag(name):
+def test_another_spelling_of_a_flag_suggests_the_flag(name):
     assert known_elsewhere(name, "3", list(FIT.keys), model="") == "--epochs 3"
 
 
@@ -95,12 +95,12 @@ def test_another_spelling_of_a_flag_of_the_command_is_that_flag(name):
         ("", None, None),
     ],
 )
-def test_the_value_is_kept_as_it_is_typed_in_a_shell(name, value, suggestion):
+def test_the_suggestion_quotes_the_value_for_a_shell(name, value, suggestion):
     assert known_elsewhere(name, value, list(FIT.keys), model="") == suggestion
 
 
 @pytest.mark.parametrize("name", ["lr", "learning_rate", "base_lr"])
-def test_a_learning_rate_is_an_argument_of_the_optimizer(name):
+def test_a_learning_rate_flag_suggests_an_argument_of_the_optimizer(name):
     ours = known_elsewhere(name, "0.1", [], model="MLP")
     assert ours == "--model.optimizer AdamW --model.optimizer.lr 0.1"
     assert known_elsewhere(name, "0.1", [], model="") == (
@@ -127,18 +127,18 @@ def test_a_flag_that_the_command_lacks_is_not_suggested():
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_near_names(name, near):
+def test_near_names_finds_similar_flags_and_no_unrelated_flags(name, near):
     assert near_names(name, ["epochs", "data.batch_size", "batch_size", "model"]) == near
 
 
-def test_the_nearest_names_come_first_and_are_few():
+def test_near_names_returns_a_limited_number_with_the_nearest_first():
     names = [f"abcde{i}" for i in range(9)]
     assert near_names("abcde7", names, count=2)[0] == "abcde7" and len(near_names("abcde7", names, count=2)) == 2
     assert len(near_names("abcde7", names)) == 4 and near_names("abcde7", []) == []
 
 
 @pytest.mark.parametrize("value", ["", "a", "a b", "$(rm)", "it's", "[1, 2]", "*", "ümlaut", "x" * 120])
-def test_a_quoted_value_is_read_by_a_shell_as_it_was(value):
+def test_a_shell_reads_a_quoted_value_unchanged(value):
     assert shlex.split(quoted(value)) == [value]
 
 
@@ -147,5 +147,5 @@ def test_a_long_value_is_shortened():
 
 
 @pytest.mark.parametrize("value", ["\x1b[31m", "\n", "\x7f", "\x9b", "\x00", "\udcff"])
-def test_what_cannot_be_printed_is_a_question_mark(value):
+def test_unprintable_characters_are_replaced_by_a_question_mark(value):
     assert quoted(f"a{value}b") == shlex.quote(f"a?{value[1:]}b")

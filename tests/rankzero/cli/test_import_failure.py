@@ -1,4 +1,4 @@
-"""What a person reads when their own module cannot be imported."""
+"""Messages about a user's module that cannot be imported."""
 
 import subprocess
 import sys
@@ -32,13 +32,13 @@ def test_an_error_in_a_users_module_names_its_file_and_line(here, monkeypatch, f
     assert f"asked  --model {file.removesuffix('.py')}.Net" in message and "the same command, once" in message
 
 
-def test_a_class_of_another_kind(here):
+def test_a_class_that_is_not_a_lightning_module_is_refused(here):
     with pytest.raises(CannotStart, match="json.JSONDecoder is not a LightningModule"):
         fit_here("--model", "json.JSONDecoder")
 
 
 @pytest.mark.system
-def test_a_users_file_that_ours_hides(here):
+def test_a_users_file_hidden_by_a_rankzero_module_is_named(here):
     (here / "data_modules").mkdir()
     (here / "data_modules/toy.py").write_text("class Mine: pass")
     command = [sys.executable, str(CHECKOUT / "launch/fit.py"), "--model", "data_modules.toy.Mine"]

@@ -1,4 +1,4 @@
-"""What a user's imports find, in processes of their own: `install` changes a process for good."""
+"""Imports of user code, in separate processes because `install` changes a process permanently."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from running import fit, run
 
 
 def run_code(code, folder, *options):
-    """Runs code as our commands run a user's, in a folder of the user's."""
+    """Runs code in a user's folder, as Rankzero's commands run user code."""
     begin = f"import sys; sys.path[:0] = {SOURCES!r}\nfrom rankzero.cli import import_names\n"
     done = subprocess.run([sys.executable, *options, "-c", begin + code], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ else:
 
 
 @pytest.mark.system
-def test_pytorch_lightning_is_lightning_pytorch_in_every_form_of_import_where_it_is_not_installed(tmp_path):
+def test_every_import_of_an_uninstalled_pytorch_lightning_gives_lightning_pytorch(tmp_path):
     hide = (
         "class Hidden:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
@@ -73,14 +73,14 @@ def test_pytorch_lightning_is_lightning_pytorch_in_every_form_of_import_where_it
 
 
 @pytest.mark.system
-def test_an_installed_pytorch_lightning_stays_until_a_command_begins_and_then_gives_way(tmp_path):
+def test_an_installed_pytorch_lightning_is_replaced_only_by_install(tmp_path):
     pytest.importorskip("pytorch_lightning")
     code = "import rankzero.cli.lightning_cli, pytorch_lightning, lightning.pytorch\nbefore = pytorch_lightning\n"
     code += "assert before is not lightning.pytorch\nimport_names.install()\nimport pytorch_lightning\n"
     run_code(code + "assert pytorch_lightning is lightning.pytorch", tmp_path)
 
 
-def test_installed_twice_is_installed_once(tmp_path):
+def test_a_second_install_changes_nothing(tmp_path):
     code = "import_names.install(); before = list(sys.meta_path), list(sys.path)\n"
     code += "import_names.install(); assert (sys.meta_path, sys.path) == before"
     run_code(code, tmp_path)
@@ -110,7 +110,7 @@ def look():
 
 
 @pytest.mark.system
-def test_processes_that_a_program_starts_import_the_same_modules(tmp_path):
+def test_child_processes_import_the_same_modules(tmp_path):
     write(tmp_path, {"data_modules/__init__.py": "", "data_modules/made.py": MADE, "data_modules/toy.py": ""})
     assert run_code(IN_CHILD, tmp_path).strip() == str((True, str(CHECKOUT / "data_modules/toy.py")))
 
@@ -179,7 +179,7 @@ print(trainer.callback_metrics["loss_epoch"].item())
 
 @pytest.fixture
 def clashing(tmp_path):
-    """A user's folder with packages of the names of ours."""
+    """A user's folder with packages that have the same names as Rankzero's packages."""
     ours = "raise RuntimeError('the file of the user`s in the place of ours')"
     files = {
         "project/nets.py": NET,
@@ -206,7 +206,7 @@ def clashing(tmp_path):
         ("lightning_modules.Short", "forkserver", "false", {}),
     ],
 )
-def test_a_users_packages_of_the_same_names_train_as_in_stock_lightning(clashing, model, context, sampler, environment):
+def test_user_packages_named_like_rankzeros_train_as_in_stock_lightning(clashing, model, context, sampler, environment):
     (clashing / "project/__init__.py").touch() if environment else None
     arguments = ["--data", "data_modules.mine.Data", "--data.context", context, "--data.sampler", sampler]
     arguments += ["--epochs", "2", "--run", "x", "--trainer.enable_progress_bar", "false"]
@@ -216,7 +216,7 @@ def test_a_users_packages_of_the_same_names_train_as_in_stock_lightning(clashing
 
 
 @pytest.mark.system
-def test_our_own_classes_and_ranks_are_the_checkouts_in_such_a_folder(clashing):
+def test_included_and_user_classes_train_on_two_ranks_despite_clashing_names(clashing):
     fit("--model", "MLP", "--data", "Toy", "--epochs", "1", "--devices", "2", folder=clashing)
     environment = {"PYTHONPATH": ":".join((str(clashing), *SOURCES))}
     command = ("python", "-m", "launch.fit", "--model", "project.nets.Net", "--data", "data_modules.mine.Data")

@@ -1,4 +1,4 @@
-"""Configurations: what can be set, users' own classes, and what bad input gets."""
+"""Configurations: available settings, classes of the user, and messages about bad input."""
 
 import json
 import os
@@ -16,7 +16,7 @@ def summary(folder, run="x"):
     return json.loads((folder / "runs" / run / "summary.json").read_text())
 
 
-def test_the_configuration_starts_another_run_like_it(here):
+def test_a_stored_configuration_reproduces_its_run(here):
     fit_here(*TOY, "--run", "x", "--batch_size", "16", "--seed", "3", "--model.hidden_sizes", "[8, 4]")
     config = here / "runs/x/config.yaml"
     assert "name" not in yaml.safe_load(config.read_text())
@@ -26,7 +26,7 @@ def test_the_configuration_starts_another_run_like_it(here):
     assert summary(here, "y")["steps"] == 128
 
 
-def test_flags_win_over_a_config_wherever_they_stand(here):
+def test_flags_override_a_config_file_at_any_position(here):
     (here / "c.yaml").write_text("epochs: 5\nmodel: MLP\ndata: Toy\nbatch_size: 64\n")
     fit_here("--epochs", "1", "--config", "c.yaml", "--run", "x")
     assert (summary(here)["epochs"], summary(here)["steps"]) == (1, 32)
@@ -48,7 +48,7 @@ def test_flags_win_over_a_config_wherever_they_stand(here):
     ids=lambda arguments: " ".join(arguments[:2]),
 )
 @pytest.mark.filterwarnings("ignore:.*will be overridden by")
-def test_what_can_be_set(here, arguments):
+def test_a_run_accepts_settings_of_optimizer_schedule_precision_and_trainer(here, arguments):
     assert fit_here(*TOY, "--run", "x", *arguments) == 0
     assert summary(here)["status"] == "finished"
 
@@ -96,13 +96,13 @@ def mine(here, monkeypatch):
     sys.modules.pop("mine", None)
 
 
-def test_a_users_own_classes(here, mine):
+def test_a_users_model_and_data_module_train(here, mine):
     assert fit_here("--model", "mine.Net", "--data", "mine.Data", "--epochs", "2") == 0
     found = summary(here, "Net-Data-1")
     assert (found["samples"], found["steps"]) == (100, 14) and set(found["metrics"]) == {"loss", "val_loss"}
 
 
-def test_the_data_tells_a_users_model_too(here, mine):
+def test_num_classes_of_the_data_module_is_passed_to_a_users_model(here, mine):
     fit_here("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--run", "x")
     assert weights(here / "runs/x")["layer.bias"].shape == (5,)
     fit_here("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--run", "y", "--model.num_classes", "2")
@@ -110,14 +110,14 @@ def test_the_data_tells_a_users_model_too(here, mine):
 
 
 @pytest.mark.filterwarnings("ignore:.*you have no `val_dataloader`", "ignore:.*but have no `val_dataloader`")
-def test_a_module_with_loaders_of_its_own_needs_no_data(here, mine):
+def test_a_model_with_its_own_loaders_needs_no_data_module(here, mine):
     assert fit_here("--model", "mine.WithLoaders", "--epochs", "1") == 0
     assert summary(here, "WithLoaders-own-1")["samples"] == 50
     fit_here("--config", "runs/WithLoaders-own-1/config.yaml", "--run", "again")
     assert summary(here, "again")["samples"] == 50
 
 
-def test_the_command_lines_batch_size_replaces_the_datas(here):
+def test_the_batch_size_flag_overrides_the_batch_size_of_the_data_module(here):
     fit_here(*TOY, "--run", "x", "--data.count", "20", "--batch_size", "4")
     assert summary(here)["steps"] == 5
 
@@ -152,7 +152,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[arguments for arguments, _ in BAD])
-def test_bad_input_is_one_message_and_nothing_is_created(here, arguments, message):
+def test_bad_input_gives_one_message_and_creates_nothing(here, arguments, message):
     (here / "empty").mkdir()
     (here / "file").write_text("")
     (here / "unknown.yaml").write_text("model: {class_path: ResNet, init_args: {dept: 18}}")
@@ -164,7 +164,7 @@ def test_bad_input_is_one_message_and_nothing_is_created(here, arguments, messag
     assert sorted(os.listdir(here)) == before
 
 
-def test_message_of_three_lines(here):
+def test_a_too_large_batch_size_gives_a_message_of_three_lines(here):
     with pytest.raises(RequestError) as error:
         fit_here("--batch_size", "2000")
     assert str(error.value).splitlines() == [

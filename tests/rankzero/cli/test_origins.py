@@ -25,13 +25,13 @@ ORIGINS = Origins(
         ("trainer.logger", "--trainer.logger given"),
     ],
 )
-def test_a_value_is_named_as_it_was_given(key, asked):
+def test_a_value_is_named_as_typed_or_with_its_file(key, asked):
     assert ORIGINS.asked(key, "given") == asked
 
 
-def test_a_parsers_own_objects_are_not_shown():
+def test_namespace_objects_of_the_parser_are_not_shown():
     assert Origins().asked("model", "Namespace(class_path='my.Net', init_args=Namespace())") == "--model"
 
 
-def test_the_stored_configuration_without_an_argument():
+def test_without_returns_the_stored_section_as_a_flag_without_the_argument():
     assert ORIGINS.without("data.sleep") == """--data '{"class_path": "my.Data", "init_args": {"n": 1}}'"""

@@ -1,4 +1,4 @@
-"""Mistakes in the arguments of a model, as jsonargparse finds them and a person reads them."""
+"""Errors in the arguments of a model: jsonargparse finds them, Rankzero rewrites the message."""
 
 from argparse import ArgumentError
 from enum import Enum
@@ -59,7 +59,7 @@ def refusal(*arguments, files=(), stored=""):
         ),
     ],
 )
-def test_a_mistake_says_asked_found_and_what_to_type(arguments, asked, found, instead):
+def test_a_wrong_argument_gives_a_message_with_asked_found_and_type(arguments, asked, found, instead):
     error = refusal(*arguments)
     assert error.asked == asked and found in error.found and error.instead.startswith(instead)
     assert "jsonargparse" not in str(error) and "Namespace" not in str(error) and len(str(error).splitlines()) < 6
@@ -73,14 +73,14 @@ def test_a_mistake_in_a_config_file_names_the_file(tmp_path):
     assert error.asked == "model.hiden: 3, in --config c.yaml" and error.instead == "--model.hidden_sizes"
 
 
-def test_an_argument_that_a_class_no_longer_takes_is_left_out_of_the_stored_configuration():
+def test_the_suggestion_for_a_stored_configuration_omits_a_removed_argument():
     content = {"model": {"class_path": MLP, "init_args": {"hidden_sizes": [3], "gone": 1}}}
     error = refusal(
         *("--model", MLP, "--model.gone", "1"),
         files=[("the stored configuration", content)],
         stored="the stored configuration",
     )
-    assert error.found.startswith("MLP has no such argument")  # it was typed
+    assert error.found.startswith("MLP has no such argument")  # the argument was typed, not only stored
     made = parser()
     made.origins = Origins(files=[("the stored configuration", content)], stored="the stored configuration")
     with pytest.raises(RequestError) as raised:
@@ -89,12 +89,12 @@ def test_an_argument_that_a_class_no_longer_takes_is_left_out_of_the_stored_conf
     assert raised.value.instead.startswith('--model \'{"class_path": "lightning_modules.MLP", "init_args": {"hid')
 
 
-def test_a_parser_within_the_parser_raises_as_argparse_does():
+def test_a_parser_with_exit_on_error_false_raises_argument_error():
     with pytest.raises(ArgumentError):
         parser(exit_on_error=False).parse_args(["--rate", "x"])
 
 
-def test_a_refusal_of_a_users_class_is_raised_as_it_is():
+def test_a_request_error_from_a_users_class_is_raised_unchanged():
     refused = RequestError("--data.root nowhere", "nowhere is not there", "--data.root DIR")
     wrapped = ValueError("in jsonargparse")
     wrapped.__cause__ = TypeError("around it")
@@ -109,13 +109,13 @@ def test_a_refusal_of_a_users_class_is_raised_as_it_is():
     ["", "\n\n", 'Parser key "model":', "x" * 10_000, "\x1b[31m", "Option ''"],
     ids=lambda message: message[:20],
 )
-def test_any_message_becomes_three_readable_parts(message):
+def test_any_parsing_error_becomes_a_printable_message_of_three_parts(message):
     lines = str(parsing_error(message, [])).splitlines()
     assert [line.split()[0] for line in lines] == ["asked", "found", "type"]
     assert all(line.isprintable() and len(line) < 700 for line in lines)
 
 
-def test_a_reader_reads_numbers_that_yaml_has_read():
+def test_a_reader_accepts_numbers_that_yaml_has_parsed():
     assert reader(positive_int)(4) == reader(positive_int)("4") == 4
     assert reader(save_interval)(200) == "200" and reader(save_interval)("200steps") == "200steps"
     with pytest.raises(ValueError, match="a whole number of 1 or more"):
@@ -123,7 +123,7 @@ def test_a_reader_reads_numbers_that_yaml_has_read():
     assert parser().parse_args(["--keep", "4"]).keep == 4
 
 
-def test_members_of_enumerations_become_their_values():
+def test_enum_members_are_replaced_by_their_values():
     class Text(str, Enum):
         A = "a"
 
@@ -132,7 +132,7 @@ def test_members_of_enumerations_become_their_values():
 
     content = Namespace(a=Text.A, b={"c": [Text.A, "x"], "d": (Text.A, 3)}, e=Number.ONE, f=Namespace(g=None))
     expected = Namespace(a="a", b={"c": ["a", "x"], "d": ("a", 3)}, e=Number.ONE, f=Namespace(g=None))
-    assert repr(without_enums(content)) == repr(expected)  # a member of such a type is equal to its value
+    assert repr(without_enums(content)) == repr(expected)  # compares reprs, because a member of `Text` equals its value
     assert type(without_enums(Text.A)) is str
 
 

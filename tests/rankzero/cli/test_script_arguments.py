@@ -21,7 +21,7 @@ from rankzero.messages import RequestError
         ("srun --nodes=2 python launch/fit.py --epochs 3", None),
     ],
 )
-def test_flags_are_spelled_as_arguments(flags, arguments, monkeypatch):
+def test_flags_in_a_message_are_rewritten_as_trainer_arguments(flags, arguments, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/train.py"])
     assert as_arguments(flags) == (arguments or "srun --nodes=2 python train.py --epochs 3")
 
@@ -40,15 +40,15 @@ def test_flags_are_spelled_as_arguments(flags, arguments, monkeypatch):
         ("name", None, None),
     ],
 )
-def test_arguments_are_read_as_their_flags_are(name, given, value):
+def test_trainer_arguments_are_read_like_the_flags_of_the_same_name(name, given, value):
     assert read_arguments({name: given}) == {name: value}
 
 
 @pytest.mark.parametrize(("name", "given"), [("keep", 1.5), ("keep", True), ("batch_size", "many"), ("seed", -1)])
-def test_a_wrong_argument_is_a_request_error(name, given):
+def test_a_wrong_argument_raises_a_request_error(name, given):
     with pytest.raises(RequestError, match=f"--{name}"):
         read_arguments({name: given})
 
 
-def test_one_thing_several_or_none_is_a_list():
+def test_as_list_returns_a_list_for_none_one_or_several_values():
     assert (as_list(None), as_list(1), as_list((1, 2))) == ([], [1], [1, 2])

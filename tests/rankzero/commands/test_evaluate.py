@@ -15,7 +15,7 @@ ALONE = RendezvousResult.without_rendezvous(Launch())
 
 
 @pytest.mark.parametrize("example", EVALUATE.examples)
-def test_the_examples_of_the_help_are_command_lines(example):
+def test_the_examples_in_the_help_are_valid_command_lines(example):
     before, after = re.split(r"launch/evaluate\.py", example)
     assert before.split()[0] in ("python", "torchrun", "srun")
     assert parse_arguments(EVALUATE, shlex.split(after)).command is EVALUATE
@@ -29,16 +29,16 @@ def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
     assert "would start: 2 processes on this machine" in capsys.readouterr().out
 
 
-def test_a_run_that_there_is_not(here):
+def test_an_unknown_run_is_refused(here):
     with as_before(), pytest.raises(RequestError, match="no such run") as error:
         evaluate(parse_arguments(EVALUATE, ["--name", "x"]), ALONE)
     assert error.value.asked == "to evaluate --name x" and not list(here.iterdir())
 
 
-def test_model_and_data_are_those_of_the_checkpoint():
+def test_model_and_data_have_no_default_and_the_split_is_val():
     flags = parse_arguments(EVALUATE, [])
     assert flags.arguments == [] and flags.get("split") == "val"
 
 
-def test_a_signal_ends_it_at_once():
+def test_evaluate_ends_at_once_on_a_signal():
     assert not EVALUATE.stops_safely

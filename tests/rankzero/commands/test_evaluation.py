@@ -21,7 +21,7 @@ def result(path):
     return json.loads(path.read_text())
 
 
-def test_the_validation_split_is_what_training_saw(run, capsys):
+def test_metrics_of_the_val_split_equal_the_validation_metrics_of_training(run, capsys):
     assert evaluate_here("--run", "x") == 0
     seen = json.loads((run / "summary.json").read_text())["metrics"]
     found = result(run / "evaluate-val.json")
@@ -30,44 +30,44 @@ def test_the_validation_split_is_what_training_saw(run, capsys):
     assert "180, each once" in capsys.readouterr().out
 
 
-def test_the_test_split(run):
+def test_the_test_split_is_evaluated_and_written_to_the_output_file(run):
     evaluate_here("--run", "x", "--split", "test", "--output", "deep/in/here.json")
     assert set(result(run.parent.parent / "deep/in/here.json")["metrics"]) == {"test/accuracy", "test/loss"}
 
 
-def test_the_samples_of_a_limited_evaluation(run):
+def test_a_limited_evaluation_counts_only_the_evaluated_samples(run):
     evaluate_here("--run", "x", "--trainer.limit_val_batches", "2", "--batch_size", "32")
     assert result(run / "evaluate-val.json")["samples"] == 64
 
 
-def test_a_failure_to_write_is_raised_as_it_is(run, monkeypatch):
+def test_an_unexpected_error_while_writing_is_raised_unchanged(run, monkeypatch):
     monkeypatch.setattr(evaluation, "write_text", lambda file, text: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         evaluate_here("--run", "x")
 
 
 @pytest.mark.parametrize("size", ["1", "7", "180", "1000"])
-def test_the_batch_size_changes_nothing(run, size):
+def test_the_batch_size_does_not_change_the_metrics(run, size):
     evaluate_here("--run", "x", "--output", "a.json")
     evaluate_here("--run", "x", "--output", "b.json", "--batch_size", size)
     a, b = (result(run.parent.parent / name)["metrics"] for name in ("a.json", "b.json"))
     assert a == pytest.approx(b, abs=1e-6)
 
 
-def test_an_older_checkpoint_and_the_newest_run(run):
+def test_the_given_checkpoint_or_by_default_the_newest_run_is_evaluated(run):
     evaluate_here("--checkpoint", str(run / "checkpoints/step-00000023"))
     assert result(run / "evaluate-val.json")["checkpoint"].endswith("step-00000023")
     evaluate_here()
     assert result(run / "evaluate-val.json")["checkpoint"].endswith("step-00000046")
 
 
-def test_a_checkpoint_that_has_left_its_run(run, tmp_path):
+def test_a_checkpoint_outside_its_run_is_evaluated(run, tmp_path):
     moved = (run / "checkpoints/step-00000046").rename(tmp_path / "mine")
     evaluate_here("--checkpoint", str(moved))
     assert result(tmp_path / "mine-evaluate-val.json")["metrics"]
 
 
-def test_lightnings_names_for_a_checkpoint(run):
+def test_ckpt_path_accepts_null_and_best(run):
     evaluate_here("--name", "x", "--ckpt_path", "null", "--output", "a.json")
     assert result(run.parent.parent / "a.json")["checkpoint"].endswith("step-00000046")
     fit_here("--model", "MLP", "--data", "Digits", "--epochs", "3", "--name", "y", "--keep_best", "max:val/loss")
@@ -147,7 +147,7 @@ def test_a_metric_that_is_not_finite_is_null_in_the_json(others, capsys):
     assert re.search(r"nan +│ nan ", capsys.readouterr().out)
 
 
-def test_a_checkpoint_of_another_trainer_leaves_its_folder_as_it_is(others, capsys):
+def test_evaluating_a_stock_lightning_checkpoint_leaves_its_folder_unchanged(others, capsys):
     from lightning.pytorch import Trainer
     from others import Data, Net  # type: ignore[import-not-found]
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_of_another_trainer_leaves_its_folder_as_it_is(others, caps
     assert "val split of model.ckpt" in capsys.readouterr().out
 
 
-def test_a_removed_argument_is_named_with_the_checkpoint_that_stores_it(others):
+def test_the_error_for_a_removed_argument_names_the_checkpoint_and_a_valid_flag(others):
     fit_here("--model", "others.Net", "--data", "others.Data", "--data.count", "4", "--epochs", "1", "--name", "z")
     (others / "others.py").write_text(OTHERS.replace("sleep: float = 0.5, ", ""))
     del sys.modules["others"]
@@ -193,6 +193,6 @@ def test_a_removed_argument_is_named_with_the_checkpoint_that_stores_it(others):
         (("--run", "x", "--output", "/proc/x.json"), "folder you may write to"),
     ],
 )
-def test_mistakes(run, arguments, message):
+def test_a_wrong_run_checkpoint_root_or_output_is_refused(run, arguments, message):
     with pytest.raises(CannotStart, match=message):
         evaluate_here(*arguments)

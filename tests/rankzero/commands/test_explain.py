@@ -12,7 +12,7 @@ from running import command_of
 
 @pytest.fixture
 def explained(monkeypatch, capsys):
-    """Prints the explanation of a command line; returns the rows by their label."""
+    """Returns a function that explains a command line and returns the printed rows by label."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -30,7 +30,7 @@ def explained(monkeypatch, capsys):
     return run
 
 
-def test_a_process_that_nobody_launched(explained):
+def test_explain_without_a_launcher_describes_one_local_process(explained):
     rows = explained()
     assert rows["launcher"] == ["local (no launcher's variables are set)"] and rows["world"] == ["1 node x 1 process"]
     assert rows["would start"] == ["one process, or one for each GPU of this machine"]
@@ -69,7 +69,7 @@ def test_local_processes_share_the_cores(explained, devices, does):
     ],
     ids=["torchrun", "Open MPI", "Slurm"],
 )
-def test_rank_zero_of_a_launcher_explains_what_was_read(explained, variables, expected):
+def test_rank_zero_explains_the_variables_of_the_launcher(explained, variables, expected):
     rows = explained(**variables)
     assert rows.items() >= expected.items()
     assert rows["would start"] == ["the work of this rank, once all are there"]
@@ -93,14 +93,14 @@ def test_other_ranks_print_nothing(explained, variables):
         (2, "2 nodes x 2 processes", "2 processes on this machine"),
     ],
 )
-def test_machines_that_are_joined_by_hand(explained, devices, world, does):
+def test_nodes_given_by_flags_are_explained(explained, devices, world, does):
     flags = {"nodes": 2, "node_rank": 0, "devices": devices, "master_addr": "node1", "master_port": 29511}
     rows = explained(*(f"--{name}={value}" for name, value in flags.items()))
     expected = {"world": world, "meet at": "node1:29511", "this is": "rank 0, node 0", "would start": does}
     assert {label: rows[label] for label in expected} == {label: [text] for label, text in expected.items()}
 
 
-def test_threads_and_backend_as_the_user_set_them(explained):
+def test_threads_and_backend_set_by_the_user_are_shown(explained):
     rows = explained("--backend", "gloo", OMP_NUM_THREADS="5")
     assert rows["threads"] == ["as set by OMP_NUM_THREADS=5"] and rows["backend"] == ["gloo"]
 
@@ -113,7 +113,7 @@ def test_threads_and_backend_as_the_user_set_them(explained):
         ((), {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "no task has been started (SLURM_JOB_ID=1"),
     ],
 )
-def test_without_a_launch_the_refusal_is_all(explained, arguments, variables, found):
+def test_without_a_detected_launch_only_the_refusal_is_shown(explained, arguments, variables, found):
     rows = explained(*arguments, **variables)
     assert rows["would start"] == ["nothing"] and "launcher" not in rows
     assert found in " ".join(rows)
@@ -126,7 +126,7 @@ def test_without_a_launch_the_refusal_is_all(explained, arguments, variables, fo
         (("--devices", "3"), {**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}, "slurm started 2 nodes x 2 processes"),
     ],
 )
-def test_what_was_detected_is_shown_above_a_refusal(explained, arguments, variables, found):
+def test_the_detected_launcher_is_shown_above_a_refusal(explained, arguments, variables, found):
     rows = explained(*arguments, **variables)
     assert rows["would start"] == ["nothing"] and list(rows)[:2] == ["launcher", "world"]
     assert any(label.startswith("found") and found in label for label in rows)

@@ -1,4 +1,4 @@
-"""What is imported quickly is there in the end, as if it had been imported slowly."""
+"""After `fast_imports`, the same modules are available as after plain imports."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from running import REPOSITORY
 
-pytestmark = pytest.mark.system  # processes that import everything
+pytestmark = pytest.mark.system  # each test starts a process that imports torch and Lightning
 
 CODE = """
 import gc, sys
@@ -30,16 +30,16 @@ print(convolve([1, 2], [1, 1]).tolist())
 
 
 def imported(within: str) -> str:
-    """What a process prints that imports quickly, and then uses what was left out."""
+    """Runs `CODE` in a new process, with `within` inside the `fast_imports` block; returns its output."""
     command = [sys.executable, "-c", CODE.format(within=within)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     return done.stdout
 
 
-def test_what_was_left_out_is_there_afterwards():
+def test_a_delayed_module_can_be_imported_afterwards():
     assert imported("pass") == "[1, 3, 2]\n"
 
 
-def test_what_was_left_out_is_there_for_who_needs_it_meanwhile():
+def test_a_delayed_module_can_be_used_during_fast_imports():
     assert imported("from scipy.signal import windows; windows.hann(3)") == "[1, 3, 2]\n"

@@ -14,7 +14,7 @@ ALONE = RendezvousResult.without_rendezvous(Launch())
 
 
 @pytest.mark.parametrize("example", FIT.examples)
-def test_the_examples_of_the_help_are_command_lines(example):
+def test_the_examples_in_the_help_are_valid_command_lines(example):
     before, after = re.split(r"launch/fit\.py", example)
     assert before.split()[0] in ("python", "torchrun", "srun")
     assert parse_arguments(FIT, shlex.split(after)).command is FIT
@@ -28,7 +28,7 @@ def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
     assert "would start: 2 processes on this machine" in capsys.readouterr().out
 
 
-def test_without_a_model_and_data_the_defaults_are_trained(here, capsys):
+def test_the_default_model_and_data_are_used_if_none_are_given(here, capsys):
     with as_before(), pytest.raises(SystemExit) as leaving:
         fit(parse_arguments(FIT, ["--print_config"]), ALONE)
     printed = capsys.readouterr().out
@@ -36,5 +36,5 @@ def test_without_a_model_and_data_the_defaults_are_trained(here, capsys):
     assert "class_path: lightning_modules.ResNet" in printed and "class_path: data_modules.Digits" in printed
 
 
-def test_a_run_stops_safely():
+def test_fit_stops_at_a_safe_point():
     assert FIT.stops_safely

@@ -15,7 +15,7 @@ ALONE = RendezvousResult.without_rendezvous(Launch())
 
 
 @pytest.mark.parametrize("example", PREDICT.examples)
-def test_the_examples_of_the_help_are_command_lines(example):
+def test_the_examples_in_the_help_are_valid_command_lines(example):
     before, after = re.split(r"launch/predict\.py", example)
     assert before.split()[0] in ("python", "torchrun", "srun")
     assert parse_arguments(PREDICT, shlex.split(after)).command is PREDICT
@@ -29,22 +29,22 @@ def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
     assert "would start: 2 processes on this machine" in capsys.readouterr().out
 
 
-def test_a_run_that_there_is_not(here):
+def test_an_unknown_run_is_refused(here):
     with as_before(), pytest.raises(RequestError, match="no such run") as error:
         predict(parse_arguments(PREDICT, ["--name", "x"]), ALONE)
     assert error.value.asked == "to predict --name x" and not list(here.iterdir())
 
 
-def test_without_a_run_the_message_names_the_command(here):
+def test_predict_is_refused_if_there_is_no_run(here):
     with as_before(), pytest.raises(RequestError) as error:
         predict(parse_arguments(PREDICT, []), ALONE)
     assert error.value.asked == "to predict the newest run"
 
 
-def test_model_and_data_are_those_of_the_checkpoint():
+def test_model_and_data_have_no_default_and_the_split_is_predict():
     flags = parse_arguments(PREDICT, [])
     assert flags.arguments == [] and flags.get("split") == "predict"
 
 
-def test_a_signal_ends_it_at_once():
+def test_predict_ends_at_once_on_a_signal():
     assert not PREDICT.stops_safely

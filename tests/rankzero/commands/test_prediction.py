@@ -1,4 +1,4 @@
-"""`predict` in this process, compared with a stock Trainer's predictions."""
+"""`predict` in this process, compared with the predictions of a stock Lightning Trainer."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def run(here):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
-def test_predictions_are_those_of_a_stock_trainer(run, batch_size, capsys):
+def test_predictions_equal_those_of_a_stock_trainer(run, batch_size, capsys):
     assert predict_here("--name", "x", "--split", "test", "--batch_size", str(batch_size)) == 0
     model, data = MLP(in_features=20, out_features=1), Toy(count=80)
     model.load_state_dict(weights(run))
@@ -69,13 +69,13 @@ def test_a_split_without_samples_is_refused(run, monkeypatch):
 
 
 @pytest.mark.parametrize("function", ["_clear", "write_result"])
-def test_a_failure_on_rank_zero_is_raised_as_it_is(run, monkeypatch, function):
+def test_an_unexpected_error_on_rank_zero_is_raised_unchanged(run, monkeypatch, function):
     monkeypatch.setattr(prediction, function, lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         predict_here("--name", "x", "--split", "test")
 
 
-def test_ctrl_c_while_predictions_are_written_is_no_failure(run, monkeypatch):
+def test_ctrl_c_while_writing_predictions_raises_keyboard_interrupt(run, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
@@ -84,7 +84,7 @@ def test_ctrl_c_while_predictions_are_written_is_no_failure(run, monkeypatch):
         predict_here("--name", "x", "--split", "test")
 
 
-def test_old_predictions_are_replaced_and_other_files_stay(run):
+def test_old_predictions_are_replaced_and_other_files_are_kept(run):
     folder = run.parent.parent / "out"
     (folder / PARTS / "0").mkdir(parents=True)
     for name in ("predictions.pt", "predictions-1.pt", "predictions-1.csv", "notes.txt"):
@@ -95,7 +95,7 @@ def test_old_predictions_are_replaced_and_other_files_stay(run):
     assert sorted(path.name for path in folder.iterdir()) == kept and (folder / "notes.txt").read_text() == "old"
 
 
-def test_a_prediction_that_cannot_be_made_leaves_nothing(run):
+def test_a_refused_prediction_creates_and_changes_no_files(run):
     with pytest.raises(CannotStart, match="neither Toy nor MLP has a predict_dataloader") as error:
         predict_here("--name", "x", "--output", "out")
     assert error.value.instead == "--split test" and not (run.parent.parent / "out").exists()
@@ -115,7 +115,7 @@ class Scalar(MLP):
 
 
 @pytest.mark.parametrize("kept", [[], ["notes.txt"]])
-def test_a_prediction_that_fails_removes_its_parts(run, monkeypatch, kept):
+def test_a_failed_prediction_removes_its_partial_files(run, monkeypatch, kept):
     folder = run.parent.parent / "out"
     for name in kept:
         folder.mkdir()
@@ -185,7 +185,7 @@ def predicted_numbers(model, datamodule, folder):
         (NetWithLoader, lambda: None, "test", "test", 7),
     ],
 )
-def test_a_split_is_read_by_whichever_has_it_and_set_up_as_that_split(
+def test_a_split_comes_from_the_data_module_or_the_model_and_is_set_up_as_its_stage(
     tmp_path, make_model, make_data, split, stage, count
 ):
     model, data = make_model(), make_data()
@@ -202,7 +202,7 @@ def test_a_split_is_read_by_whichever_has_it_and_set_up_as_that_split(
         (lambda: None, "test", "neither Net has a test_dataloader", "a data module that has a test_dataloader"),
     ],
 )
-def test_a_split_that_nobody_has_is_refused(data, split, found, instead):
+def test_a_split_without_a_dataloader_is_refused(data, split, found, instead):
     with pytest.raises(RequestError) as error:
         read_split(SimpleNamespace(model=Net(), datamodule=data()), split)
     assert (error.value.asked, error.value.found) == (f"--split {split}", found)
@@ -213,7 +213,7 @@ def test_a_split_that_nobody_has_is_refused(data, split, found, instead):
 @pytest.mark.parametrize(
     ("count", "settings"), [(0, {}), (1, {}), (7, {}), (7, {"shuffle": True}), (7, {"drop_last": True})]
 )
-def test_a_loader_of_the_users_is_kept_in_the_order_it_was_read(tmp_path, count, settings):
+def test_predictions_of_a_users_loader_are_stored_in_reading_order(tmp_path, count, settings):
     settings = {name: value for name, value in settings.items() if count}
     torch.manual_seed(0)
     seen = []
@@ -227,14 +227,14 @@ def test_a_loader_of_the_users_is_kept_in_the_order_it_was_read(tmp_path, count,
     with as_before():
         trainer = Trainer(accelerator="cpu", callbacks=[kept], **QUIET)
         trainer.predict(Noting(), loader(count, **settings), return_predictions=False)
-    if count == 0:  # Lightning calls no hook then
+    if count == 0:  # Lightning calls no hook for an empty loader
         assert kept.writers == []
         return
     assert merge(tmp_path / "0", tmp_path / "all.pt") == len(seen)
     assert torch.load(tmp_path / "all.pt", weights_only=True).tolist() == seen
 
 
-def test_each_loader_is_kept_apart(tmp_path):
+def test_predictions_of_each_loader_are_stored_separately(tmp_path):
     kept = KeepPredictions(tmp_path, rank=0, world_size=1)
     with as_before():
         trainer = Trainer(accelerator="cpu", callbacks=[kept], **QUIET)
@@ -246,7 +246,7 @@ def test_each_loader_is_kept_apart(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_an_order_of_the_users_cannot_be_divided_among_processes(tmp_path, world_size):
+def test_a_users_sampler_is_refused_on_several_processes(tmp_path, world_size):
     own = loader(4, sampler=SubsetRandomSampler(range(4)))
     trainer = SimpleNamespace(predict_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[own])))
     with pytest.raises(RequestError) as error:
@@ -264,13 +264,13 @@ def test_an_order_of_the_users_cannot_be_divided_among_processes(tmp_path, world
         (("--output", "here"), "here"),
     ],
 )
-def test_predictions_go_into_the_run(here, arguments, folder):
+def test_predictions_are_written_into_the_run_or_the_output_folder(here, arguments, folder):
     (here / "runs/x/checkpoints/step-1").mkdir(parents=True)
     (here / "runs/x/run.json").write_text("{}")
     assert output_folder(flags(*arguments), Path("runs/x/checkpoints/step-1")) == Path(folder)
 
 
-def test_predictions_of_a_checkpoint_of_no_run_go_into_this_folder(tmp_path, monkeypatch):
+def test_predictions_of_a_checkpoint_without_a_run_go_into_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert output_folder(flags("--split", "test"), Path("else/where/a.ckpt")) == Path("a.ckpt-predictions-test")
     assert output_folder(flags("--output", "~/out"), Path("a/b/c")) == tmp_path / "out"

@@ -1,4 +1,4 @@
-"""What ranks write of `predict_step`'s outputs, put together: the same rows whatever the batches and the ranks were."""
+"""Merged outputs of `predict_step`: the rows do not depend on the batch size or the number of ranks."""
 
 import csv
 from collections import namedtuple
@@ -16,7 +16,7 @@ COUNT = 11
 
 
 def merged(tmp_path, output_of, batch_size=4, world=1, count=COUNT):
-    """Merges what every rank writes; `output_of` gets the numbers of a batch's samples."""
+    """Writes and merges the outputs of all ranks; `output_of` maps the sample indices of a batch to its output."""
     for rank in range(world):
         writer, batches = PartWriter(tmp_path / "parts", rank), EvaluationBatchSampler(count, batch_size, rank, world)
         for batch in range(len(batches)):
@@ -34,7 +34,7 @@ def table(tmp_path):
 
 
 @pytest.mark.parametrize(("batch_size", "world"), [(1, 1), (4, 1), (100, 1), (1, 2), (4, 3), (2, 5), (3, 20)])
-def test_rows_come_in_the_order_of_the_samples(tmp_path, batch_size, world):
+def test_rows_are_in_the_order_of_the_samples(tmp_path, batch_size, world):
     def output_of(numbers):
         return {
             "scores": torch.stack([numbers * 1.0, numbers**2], 1),
@@ -54,20 +54,20 @@ def test_rows_come_in_the_order_of_the_samples(tmp_path, batch_size, world):
     assert found["none"] is None
 
 
-def test_large_outputs_go_through_several_parts_and_a_mapped_file(tmp_path, monkeypatch):
+def test_large_outputs_are_merged_from_several_parts_in_a_mapped_file(tmp_path, monkeypatch):
     monkeypatch.setattr("rankzero.commands.prediction_files.PART_BYTES", 64)
     found = merged(tmp_path, lambda numbers: numbers[:, None] + torch.zeros(50), 3, 2)
     assert torch.equal(found, torch.arange(COUNT)[:, None] + torch.zeros(50))
 
 
-def test_numbers_and_texts_are_a_table_too(tmp_path):
+def test_numeric_outputs_are_also_written_as_csv(tmp_path):
     merged(tmp_path, lambda numbers: {"class": numbers, "p": torch.stack([numbers, -numbers], 1) / 2}, 2, 3)
     rows = table(tmp_path)
     assert rows[0] == ["sample", "class", "p.0", "p.1"]
     assert rows[1:] == [[str(i), str(i), str(i / 2), str(-i / 2)] for i in range(COUNT)]
 
 
-def test_what_is_no_table_leaves_none_of_an_earlier_prediction(tmp_path):
+def test_a_non_tabular_output_removes_the_csv_of_an_earlier_prediction(tmp_path):
     merged(tmp_path, lambda numbers: numbers)
     assert table(tmp_path)[0] == ["sample", "prediction"]
     merged(tmp_path, lambda numbers: numbers.view(-1, 1, 1))
@@ -90,12 +90,12 @@ def test_an_output_without_a_row_for_each_sample_is_refused(tmp_path, output):
         merged(tmp_path, lambda numbers: output)
 
 
-def test_no_samples_and_no_output(tmp_path):
+def test_no_samples_or_no_output_is_merged_to_none(tmp_path):
     assert merged(tmp_path, lambda numbers: numbers, count=0) is None
     assert merged(tmp_path, lambda numbers: None) is None
 
 
-def test_outputs_are_read_back_without_running_code():
+def test_outputs_are_converted_to_plain_values_or_refused():
     @dataclass
     class Out:
         logits: torch.Tensor
@@ -109,5 +109,5 @@ def test_outputs_are_read_back_without_running_code():
         plain({"model": torch.nn.Linear(1, 1)})
 
 
-def test_a_view_of_a_large_tensor_is_written_alone():
+def test_a_view_of_a_large_tensor_is_copied_without_the_rest():
     assert plain(torch.zeros(1000, 10)[:, 0]).untyped_storage().nbytes() == 4000

@@ -1,4 +1,4 @@
-"""From the command line to the work: exit codes, processes and signals, in processes of their own without torch."""
+"""How commands start their work: exit codes, processes and signals, in separate processes without torch."""
 
 import json
 import os
@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def started(here):
-    """Runs the program; returns its exit code, what each call of the work saw, and stderr."""
+    """Returns a function that starts the program and returns its process."""
     (here / "code").mkdir()
     (here / "code" / "program.py").write_text(PROGRAM)
 
@@ -89,7 +89,7 @@ def ended(process):
         ("signal", 6, ""),
     ],
 )
-def test_the_outcome_of_the_work_is_the_exit_code(started, work, code, error):
+def test_the_outcome_of_the_work_determines_the_exit_code(started, work, code, error):
     found, seen, err = ended(started(work, "--epochs", "3"))
     assert found == code and (err == error or (error is None and err.endswith(FAILED)))
     (call,) = seen
@@ -98,7 +98,7 @@ def test_the_outcome_of_the_work_is_the_exit_code(started, work, code, error):
 
 
 @pytest.mark.parametrize("devices", [2, 3])
-def test_the_work_is_done_once_on_each_rank(started, devices):
+def test_the_work_runs_once_on_each_rank(started, devices):
     code, seen, _ = ended(started("seven", "--devices", str(devices)))
     assert code == 7
     assert sorted(call["rank"] for call in seen) == list(range(devices))
@@ -107,12 +107,12 @@ def test_the_work_is_done_once_on_each_rank(started, devices):
     assert {call["threads"] for call in seen} <= {str(max(1, cores // devices)), str(max(1, cores // devices) + 1)}
 
 
-def test_a_failure_on_one_rank_is_that_of_the_command(started):
+def test_a_failure_on_one_rank_fails_the_command(started):
     code, seen, err = ended(started("fails on rank 1", "--devices", "2"))
     assert code == 1 and len(seen) == 2 and err.count("KeyError: 'in the work'") == 1
 
 
-def test_ranks_that_a_launcher_has_started_meet_before_the_work(started):
+def test_ranks_of_a_launcher_complete_the_rendezvous_before_the_work(started):
     with reserved_port() as port:
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         ranks = [started("seven", "--devices", "2", RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in range(2)]
@@ -137,13 +137,13 @@ TORCHRUN = {
 }
 
 
-def test_another_number_of_processes_than_the_launchers_is_refused_before_the_rendezvous(started):
+def test_devices_that_contradict_the_launcher_are_refused_before_the_rendezvous(started):
     code, seen, err = ended(started("seven", "--devices", "3", "--start_timeout", "1", **TORCHRUN))
     assert (code, seen) == (2, [])
     assert "asked  --devices 3\n  found  torchrun started 1 node x 2 processes" in err
 
 
-def test_a_configuration_is_printed_by_rank_zero_alone_and_without_a_rendezvous(started):
+def test_rank_zero_alone_prints_a_configuration_without_a_rendezvous(started):
     ranks = [started("seven", "--print_config", **TORCHRUN | {"RANK": str(rank)}) for rank in range(2)]
     (first, printed, _), (second, silent, _) = map(ended, ranks)
     assert (first, len(printed), printed[0]["prints"]) == (7, 1, True) and (second, silent) == (0, [])
@@ -166,12 +166,12 @@ def never(*arguments):
         (["evaluate"], "fit", ["evaluate"]),
     ],
 )
-def test_subcommands(arguments, name, rest):
+def test_a_subcommand_resolves_to_its_command_and_the_remaining_arguments(arguments, name, rest):
     assert resolve_subcommand(command_of("fit"), arguments) == (name, rest)
 
 
 @pytest.mark.parametrize(("word", "script"), [("test", "evaluate"), ("predict", "predict")])
-def test_a_subcommand_is_done_by_the_other_command(word, script, capsys):
+def test_a_subcommand_of_fit_starts_the_other_command(word, script, capsys):
     with pytest.raises(SystemExit) as leaving:
         start(command_of("fit"), never, [word, "--help"])
     assert leaving.value.code == 0 and capsys.readouterr().out.startswith(f"python launch/{script}.py: ")
@@ -185,12 +185,12 @@ def test_a_subcommand_is_done_by_the_other_command(word, script, capsys):
         (["--launcher", "slurm"], "was not started by slurm"),
     ],
 )
-def test_a_wrong_request_is_one_message_and_the_code_2(arguments, message, capsys):
+def test_a_wrong_request_prints_one_message_and_exits_with_code_2(arguments, message, capsys):
     assert start(command_of("evaluate"), never, arguments) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("rankzero: cannot start\n  asked  ") and message in printed.err and not printed.out
 
 
-def test_an_explanation_does_no_work(capsys):
+def test_explain_does_not_start_the_work(capsys):
     assert start(command_of("evaluate"), never, ["--explain", "--devices", "1"]) == 0
     assert "would start: one process" in capsys.readouterr().out

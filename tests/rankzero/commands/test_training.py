@@ -1,4 +1,4 @@
-"""`fit` in this process: what a run does and leaves behind."""
+"""`fit` in this process: behavior and files of a run."""
 
 import json
 import sys
@@ -61,7 +61,7 @@ def users(here, monkeypatch):
     sys.modules.pop("users", None)
 
 
-def test_a_run_leaves_what_the_design_says(here, capsys):
+def test_a_run_writes_its_files_and_its_summary(here, capsys):
     assert fit_here(*TOY, "--run", "x") == 0
     run = here / "runs" / "x"
     for name in ("run.json", "config.yaml", "attempts/0001/config.yaml", "logs/rank-000.log"):
@@ -90,7 +90,7 @@ def test_a_run_leaves_what_the_design_says(here, capsys):
     assert "tensorboard --logdir runs/x/tensorboard" in out and "run x: finished" in out
 
 
-def test_tensorboard_shows_the_run(here):
+def test_tensorboard_receives_the_metrics_of_the_run(here):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     fit_here(*TOY[:-1], "2", "--run", "x")
@@ -101,7 +101,7 @@ def test_tensorboard_shows_the_run(here):
     assert len(events.Scalars("train/loss")) == 12
 
 
-def test_the_tutorials_command(here):
+def test_the_command_of_the_tutorial_trains_and_keeps_three_checkpoints(here):
     assert (
         fit_here(
             *["--model", "MLP", "--data", "Toy", "--total_epochs", "50", "--save_every", "10", "--batch_size", "32"]
@@ -114,25 +114,25 @@ def test_the_tutorials_command(here):
     assert kept == ["step-00001920", "step-00002560", "step-00003200"]
 
 
-def test_steps_alone_limit_a_run(here):
+def test_max_steps_alone_limits_a_run(here):
     fit_here("--model", "MLP", "--data", "Toy", "--data.count", "32", "--trainer.max_steps", "30", "--run", "x")
     assert (summary(here)["steps"], summary(here)["epochs"]) == (30, 30)
 
 
-def test_a_failure_in_a_users_code_is_kept(here, users):
+def test_a_failure_in_user_code_is_recorded_in_summary_and_log(here, users):
     with pytest.raises(KeyError):
         fit_here("--model", "users.Broken", "--data", "users.Data", "--epochs", "1", "--run", "x")
     assert summary(here)["status"] == "failed"
     assert "KeyError: 'in the step'" in (here / "runs/x/logs/rank-000.log").read_text()
 
 
-def test_an_error_of_a_users_own_is_not_taken_for_a_wrong_request(here, users):
+def test_an_error_in_user_code_is_not_reported_as_a_wrong_request(here, users):
     with pytest.raises(ValueError, match="not ours to explain") as error:
         fit_here("--model", "users.Net", "--data", "users.Refuses")
     assert not isinstance(error.value, CannotStart)
 
 
-def test_a_bad_attempt_leaves_an_earlier_one_as_it_was(here):
+def test_a_refused_attempt_leaves_the_files_of_an_earlier_attempt_unchanged(here):
     fit_here(*TOY, "--run", "x")
     before = {
         path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
@@ -145,23 +145,23 @@ def test_a_bad_attempt_leaves_an_earlier_one_as_it_was(here):
     assert {path: after[path] for path in before} == before
 
 
-def test_a_run_that_diverges_still_writes_a_summary_that_can_be_read(here, capsys):
+def test_a_run_that_diverges_writes_a_valid_summary(here, capsys):
     fit_here(*TOY, "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
     text = (here / "runs/x/summary.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/loss"] is None
     assert "not a finite number" in capsys.readouterr().out
 
 
-def test_steps_instead_of_epochs(here, capsys):
+def test_max_steps_limits_a_run_without_an_epoch_limit(here, capsys):
     fit_here("--model", "MLP", "--data", "Toy", "--trainer.max_epochs=-1", "--trainer.max_steps", "100", "--run", "x")
     assert summary(here)["steps"] == 100 and "/-1" not in capsys.readouterr().out
 
 
-def test_a_trial_run(here):
+def test_a_fast_dev_run_succeeds(here):
     assert fit_here(*TOY, "--run", "x", "--trainer.fast_dev_run", "true") == 0
 
 
-def test_an_error_that_our_modules_raise_is_a_refusal_only_before_the_first_step(here, users):
+def test_an_error_of_an_included_module_is_a_refusal_only_before_the_first_step(here, users):
     with pytest.raises(CannotStart, match="--data.batch_size is 0; it has to be 1 or more"):
         fit_here("--model", "users.Early", "--data", "users.Data", "--run", "x")
     assert not (here / "runs").exists()
@@ -170,7 +170,7 @@ def test_an_error_that_our_modules_raise_is_a_refusal_only_before_the_first_step
     assert not isinstance(error.value, CannotStart) and summary(here)["status"] == "failed"
 
 
-def test_a_signal_stops_the_run_and_the_same_command_resumes_it(here, users, capsys):
+def test_a_signal_stops_the_run_and_the_same_command_resumes_the_run(here, users, capsys):
     arguments = (*TOY, "--data.count", "2560", "--run", "x", "--trainer.callbacks", "users.Interrupted")
     SIGNALS.install()
     try:
@@ -183,7 +183,7 @@ def test_a_signal_stops_the_run_and_the_same_command_resumes_it(here, users, cap
     assert (summary(here)["status"], summary(here)["steps"], summary(here)["attempts"]) == ("finished", 80, 2)
 
 
-def test_printing_a_configuration_trains_nothing(here, capsys):
+def test_print_config_trains_nothing(here, capsys):
     with pytest.raises(SystemExit) as leaving:
         fit_here(*TOY, "--print_config")
     assert leaving.value.code == 0 and not list(here.iterdir())
@@ -194,6 +194,6 @@ def test_printing_a_configuration_trains_nothing(here, capsys):
 @pytest.mark.parametrize(
     ("arguments", "steps"), [((), 2), (("--data.batch_size", "16"), 4), (("--batch_size", "8"), 8)]
 )
-def test_the_batch_size_is_the_commands_or_the_datas(here, arguments, steps):
+def test_the_batch_size_is_set_by_either_flag_or_by_the_data_module(here, arguments, steps):
     fit_here(*TOY, "--data.count", "64", "--run", "x", *arguments)
     assert (summary(here)["steps"], summary(here)["samples"]) == (steps, 64)

@@ -3,7 +3,10 @@ import pytest
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """Puts programs on a PATH that has no scheduler's but those: name=shell script, recorded answers mostly."""
+    """Replaces PATH by an empty folder, and returns a function that adds shell scripts to it.
+
+    The function takes name=script arguments. Most scripts print recorded answers of a scheduler.
+    """
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

@@ -1,4 +1,4 @@
-"""Several processes are threads here, each with a client of one real store."""
+"""Ranks are threads here; each has its own client of the same real store."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,7 +32,7 @@ def teams(monkeypatch):
 
 
 def each(teams, work):
-    """What every rank gets from its work: a value or an error."""
+    """Runs `work` on every rank and returns the results, by rank; an exception counts as a result."""
 
     def one(member):
         try:
@@ -48,7 +48,7 @@ def rank(member):
     return member.launch.rank
 
 
-def test_everybody_learns_what_everybody_says(teams):
+def test_all_gather_object_returns_the_values_of_all_ranks_by_rank(teams):
     assert (
         each(teams, lambda member: member.all_gather_object({"rank": rank(member)}))
         == [[{"rank": r} for r in range(3)]] * 3
@@ -56,12 +56,12 @@ def test_everybody_learns_what_everybody_says(teams):
     assert each(teams, lambda member: member.all_gather_object(rank(member) * 2)) == [[0, 2, 4]] * 3
 
 
-def test_one_process_is_a_team():
+def test_a_coordinator_works_in_a_single_process():
     alone = Coordinator(RendezvousResult.without_rendezvous(Launch()), REQUESTED)
     assert alone.all_gather_object([1]) == [[1]] and alone.run_on_all_ranks(lambda: 7) == 7
 
 
-def test_what_all_refuse_is_told_by_rank_zero(teams):
+def test_rank_zero_reports_a_refusal_of_all_ranks(teams):
     def refuse():
         raise RequestError("a", "b", "c")
 
@@ -70,7 +70,7 @@ def test_what_all_refuse_is_told_by_rank_zero(teams):
     assert [error.reported_elsewhere for error in errors] == [False, True, True]
 
 
-def test_what_one_refuses_ends_all_and_is_told_by_that_one(teams):
+def test_a_refusal_of_one_rank_is_raised_on_all_ranks_and_reported_by_that_rank(teams):
     def work(member):
         if rank(member) == 1:
             raise RequestError("a", "no such file here", "c")
@@ -81,7 +81,7 @@ def test_what_one_refuses_ends_all_and_is_told_by_that_one(teams):
     assert "rank 1 on " in str(errors[1]) and "no such file here" in str(errors[1])
 
 
-def test_a_bug_on_one_rank_ends_the_others(teams):
+def test_an_exception_on_one_rank_makes_the_other_ranks_fail(teams):
     def work(member):
         if rank(member) == 2:
             raise KeyError("bug")
@@ -92,7 +92,7 @@ def test_a_bug_on_one_rank_ends_the_others(teams):
     assert lost_contact(errors[0])
 
 
-def test_a_late_refusal_is_told_once(teams):
+def test_a_refusal_of_all_ranks_in_the_with_block_is_reported_once(teams):
     def refuse(member):
         with member:
             raise CannotStart("the same on every rank")
@@ -101,7 +101,7 @@ def test_a_late_refusal_is_told_once(teams):
     assert sorted(error.reported_elsewhere for error in errors) == [False, True, True]
 
 
-def test_who_loses_contact_to_one_that_refuses_is_silent(teams):
+def test_a_rank_that_loses_contact_to_a_refusing_rank_reports_nothing(teams):
     def work(member):
         with member:
             if rank(member) == 1:
@@ -115,14 +115,14 @@ def test_who_loses_contact_to_one_that_refuses_is_silent(teams):
     assert [error.reported_elsewhere for error in errors] == [True, False, True]
 
 
-def test_somebody_who_does_not_come_along(teams, monkeypatch):
+def test_all_gather_object_names_the_rank_that_provides_no_value_in_time(teams, monkeypatch):
     for member in teams:
         member.timeout = 0.3
     with pytest.raises(AnotherRankFailed, match="rank 1 did not come along within 0.3 s"):
         teams[0].all_gather_object(1)
 
 
-def test_a_process_group_that_exists_is_kept():
+def test_an_existing_process_group_is_kept():
     alone = Coordinator(RendezvousResult.without_rendezvous(Launch()), REQUESTED)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:

@@ -21,7 +21,7 @@ def no_threads_are_set(monkeypatch):
 
 
 class TeamOf:
-    """All processes, seen from rank zero."""
+    """Replacement for the coordinator on rank zero, with the given device assignments of all ranks."""
 
     def __init__(self, launch, assignments=None, hosts=None):
         self.launch, self.assignments = launch, assignments
@@ -56,34 +56,34 @@ def gpus(monkeypatch):
 
 
 @no_gpu
-def test_one_process_on_the_cpu():
+def test_one_process_without_a_gpu_runs_on_the_cpu():
     assert resolve() == WorldInfo("cpu")
 
 
 @no_gpu
-def test_several_processes_on_the_cpu():
+def test_several_processes_without_gpus_run_on_the_cpu():
     assert resolve(launch=launch_of(2)) == WorldInfo("cpu", size=2, devices=2)
 
 
 @no_gpu
-def test_gpus_that_are_not_there():
+def test_a_request_for_missing_gpus_is_refused():
     with pytest.raises(CannotStart, match="sees 0 GPUs"):
         resolve("--accelerator", "gpu", "--devices", "2")
 
 
-def test_a_gpu_for_each_process_is_nccl(gpus):
+def test_one_gpu_per_process_uses_nccl_by_default(gpus):
     assignments = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cuda", 1, "GPU-1")]
     assert resolve(launch=launch_of(2), assignments=assignments) == WorldInfo("cuda", size=2, devices=2, backend="nccl")
     assert resolve("--backend", "gloo", launch=launch_of(2), assignments=assignments).backend == "gloo"
 
 
-def test_the_same_gpu_number_on_two_machines_is_two_gpus(gpus):
+def test_equal_gpu_ids_on_two_machines_are_two_gpus(gpus):
     assignments = [DeviceAssignment("cuda", 0, "GPU-0")] * 2
     launch = launch_of(2)._replace(num_nodes=2, local_world_size=1)
     assert resolve(launch=launch, assignments=assignments, hosts=["a", "b"]).backend == "nccl"
 
 
-def test_more_processes_than_gpus(gpus):
+def test_processes_that_share_a_gpu_use_gloo_and_cannot_use_nccl(gpus):
     assignments = [DeviceAssignment("cuda", r % 2, f"GPU-{r % 2}") for r in range(4)]
     shared = resolve(launch=launch_of(4), assignments=assignments)
     assert shared.backend == "gloo" and shared.shared
@@ -92,28 +92,28 @@ def test_more_processes_than_gpus(gpus):
     assert "--devices 2" in str(caught.value)
 
 
-def test_a_machine_without_gpus_among_others(gpus):
+def test_different_accelerators_on_two_machines_are_refused(gpus):
     assignments = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cpu")]
     with pytest.raises(CannotStart, match="cuda on a, cpu on b"):
         resolve(launch=launch_of(2), assignments=assignments, hosts=["a", "b"])
 
 
-def test_nccl_without_gpus():
+def test_nccl_without_gpus_is_refused():
     with pytest.raises(CannotStart, match="--backend gloo"):
         resolve("--backend", "nccl", "--accelerator", "cpu")
 
 
-def test_each_local_rank_has_its_gpu(gpus):
+def test_local_ranks_use_the_gpus_in_turn(gpus):
     flags = parse_arguments(FIT, []).requested_world
     assert [assign_device(flags, launch_of(4, local_rank=rank)).index for rank in range(4)] == [0, 1, 0, 1]
 
 
-def test_a_process_that_sees_only_its_own_gpu(gpus, monkeypatch):
+def test_a_process_that_sees_only_one_gpu_uses_index_0(gpus, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # srun --gpus-per-task=1
     assert assign_device(parse_arguments(FIT, []).requested_world, launch_of(4, local_rank=3)).index == 0
 
 
-def test_gpus_by_number(monkeypatch, gpus):
+def test_requested_gpu_indices_are_used_if_they_exist(monkeypatch, gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     flags = parse_arguments(FIT, ["--trainer.devices", "[1,3]"]).requested_world
     assert assign_device(flags, launch_of(2, local_rank=1)).index == 3

@@ -24,7 +24,7 @@ from rankzero.messages import AnotherRankFailed, CannotStart, Exit, RequestError
 
 HERE = socket.gethostname()
 JOB = f"job of process {os.getpid()}"
-"""Locks are shared by all processes of a machine, those of other test runs too."""
+"""Name of a host lock. Other test runs on the machine share the locks, so the name contains a process id."""
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"}
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
@@ -34,7 +34,7 @@ PBS = {"PBS_TASKNUM": "2", "PBS_NODENUM": "0"}
 
 @pytest.fixture(autouse=True)
 def locks(monkeypatch):
-    """The locks that this process holds are those of the test."""
+    """Records the host locks that a test acquires, and releases them after the test."""
     held = []
     monkeypatch.setattr(error_reporter, "_claim", held)
     yield held
@@ -44,7 +44,7 @@ def locks(monkeypatch):
 
 @pytest.fixture
 def variables(monkeypatch):
-    """Sets what a launcher sets, and nothing else that says a rank."""
+    """Returns a function that sets a launcher's variables; all other rank variables are unset."""
     for name in (*RANKS, "SLURM_STEP_ID", "SLURM_JOB_ID", "PBS_TASKNUM", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
 
@@ -57,14 +57,14 @@ def variables(monkeypatch):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """The pauses that the reporter would make."""
+    """Records the pauses of the reporter, in seconds, without sleeping."""
     seconds = []
     monkeypatch.setattr(error_reporter.time, "sleep", seconds.append)
     return seconds
 
 
 @pytest.mark.parametrize(("rank", "reports"), [(0, True), (1, False)])
-def test_the_rank_of_the_launch_counts_where_it_is_known(variables, rank, reports):
+def test_the_rank_of_the_launch_overrides_the_rank_variables(variables, rank, reports):
     variables(RANK=str(1 - rank), TORCHELASTIC_RUN_ID="x")
     assert is_reporting_rank(Launch(launcher="torchrun", rank=rank)) == reports
 
@@ -86,7 +86,7 @@ def test_the_rank_of_the_launch_counts_where_it_is_known(variables, rank, report
         (TORCHRUN | MPI | {"RANK": "0"}, False),
     ],
 )
-def test_before_the_launch_is_known_the_variables_say_the_rank(variables, values, reports):
+def test_variables_determine_the_reporting_rank_if_the_launch_does_not(variables, values, reports):
     variables(**values)
     assert is_reporting_rank(None) == is_reporting_rank(Launch(launcher="env")) == reports
     assert is_reporting_rank(Launch(launcher="pbs", rank=None)) == reports
@@ -105,7 +105,7 @@ def test_before_the_launch_is_known_the_variables_say_the_rank(variables, values
     ],
     ids=["rank 1 by hand", "rank 0 by hand", "pbs", "slurm", "slurm, node 1", "mpi", "mpi, rank 1"],
 )
-def test_where_several_may_be_rank_zero_the_first_of_each_job_reports(variables, values, job):
+def test_the_first_process_of_a_job_reports_if_several_may_be_rank_zero(variables, values, job):
     variables(**values, **{job: JOB})
     assert [is_reporting_rank(None), is_reporting_rank(None)] == [True, False]
     variables(**{job: f"another {JOB}"})
@@ -125,7 +125,7 @@ def test_where_several_may_be_rank_zero_the_first_of_each_job_reports(variables,
         ("mpi", 3, 1, True, False),
     ],
 )
-def test_one_rank_of_each_further_machine_points_to_rank_zero(launcher, rank, local_rank, own, reports):
+def test_each_other_machine_has_one_reporter_of_ungathered_or_local_errors(launcher, rank, local_rank, own, reports):
     assert is_node_reporter(Launch(launcher=launcher, rank=rank, local_rank=local_rank), own) == reports
 
 
@@ -134,7 +134,7 @@ CLAIM = (
 )
 
 
-def test_a_lock_is_held_by_one_process_until_it_ends(locks):
+def test_one_process_holds_a_host_lock_until_it_exits(locks):
     def claimed_elsewhere():
         return subprocess.run([sys.executable, "-c", CLAIM, JOB], capture_output=True, text=True, check=True).stdout
 
@@ -143,12 +143,12 @@ def test_a_lock_is_held_by_one_process_until_it_ends(locks):
     assert claimed_elsewhere() == "False\n"
 
 
-def test_names_of_locks_may_be_long_and_of_any_letters():
+def test_names_of_host_locks_may_be_long_and_contain_any_character():
     names = [f"{JOB} {'x' * 1000}", f"{JOB} {'x' * 999}y", f"{JOB} ä\0\n"]
     assert [acquire_host_lock(name) for name in names * 2] == [True] * 3 + [False] * 3
 
 
-def test_a_process_that_is_alone_ends_at_once(variables, pauses):
+def test_a_process_without_a_launcher_exits_without_delay(variables, pauses):
     before = signal.getsignal(signal.SIGTERM)
     exit_after_reporter(2, spoke=False)
     assert pauses == [] and signal.getsignal(signal.SIGTERM) is before
@@ -163,7 +163,7 @@ def test_a_process_that_is_alone_ends_at_once(variables, pauses):
         ("RANK", True, False, 0.3),
     ],
 )
-def test_a_rank_that_has_reported_ends_before_the_others(variables, pauses, name, spoke, claims, seconds):
+def test_only_a_reporter_without_a_host_lock_has_a_short_exit_delay(variables, pauses, name, spoke, claims, seconds):
     variables(**{name: "1"})
     if claims:
         acquire_host_lock(JOB)
@@ -188,7 +188,7 @@ error_reporter.exit_after_reporter(75, False)
 """
 
 
-def test_a_rank_that_the_launcher_ends_meanwhile_keeps_its_exit_code():
+def test_sigterm_during_the_exit_delay_keeps_the_exit_code():
     assert subprocess.run([sys.executable, "-c", ENDED], env={**os.environ, "RANK": "1"}).returncode == 75
 
 
@@ -217,12 +217,12 @@ WHOLE = "rankzero: cannot start\n  asked  --devices 3\n  found  2 devices\n     
         (Launch(launcher="torchrun", rank=1, local_rank=1), {}, ""),
     ],
 )
-def test_a_refusal_is_printed_once_a_job(variables, capsys, launch, attributes, printed):
+def test_a_refusal_is_printed_in_full_once_per_job(variables, capsys, launch, attributes, printed):
     text = refused(capsys, launch, **attributes)
     assert text == (f"rankzero: rank 1 on {HERE} does not start: {printed}\n" if printed == "2 devices" else printed)
 
 
-def test_a_refusal_without_three_lines_is_printed_as_well(variables, capsys):
+def test_a_refusal_in_free_text_is_printed(variables, capsys):
     assert refused(capsys, None, CannotStart("  no data\nat all")) == "rankzero: cannot start\n  no data\nat all\n"
     line = refused(capsys, Launch(launcher="torchrun", rank=1), CannotStart("  no data\nat all"))
     assert line == f"rankzero: rank 1 on {HERE} does not start: no data\n"
@@ -242,14 +242,14 @@ TWO = Launch(world_size=2, rank=1)
         (KeyError("x"), TWO, f"KeyError: 'x'\nrankzero: rank 1 on {HERE} failed with the error above\n", []),
     ],
 )  # fmt: skip
-def test_a_failure_names_the_rank_and_says_what_went_wrong(capsys, pauses, error, launch, printed, seconds):
+def test_a_failure_report_names_the_rank_and_the_cause(capsys, pauses, error, launch, printed, seconds):
     assert report_error(error, launch) is Exit.FAILED
     text = capsys.readouterr().err
     assert printed in text and text.count("rankzero: ") == 1 and pauses == seconds
     assert text.startswith("rankzero: ") == ("Error: " not in printed)
 
 
-def test_what_another_rank_has_reported_is_not_printed(capsys, pauses):
+def test_an_error_that_another_rank_has_reported_is_not_printed(capsys, pauses):
     error = RuntimeError("Broken pipe")
     mark_reported(error)
     assert report_error(error, TWO) is Exit.FAILED and capsys.readouterr().err == "" and pauses == [1]
@@ -283,7 +283,7 @@ def test_frames_of_the_package_are_left_out():
 
 
 @pytest.mark.parametrize("is_cause", [True, False])
-def test_causes_are_printed_before_the_error(is_cause):
+def test_a_cause_is_printed_before_the_error_unless_suppressed(is_cause):
     def fail():
         try:
             raise KeyError("sample 7")
@@ -294,7 +294,7 @@ def test_causes_are_printed_before_the_error(is_cause):
     assert ("KeyError: 'sample 7'" in printed) == is_cause and printed.endswith("RuntimeError: bad batch\n")
 
 
-def test_the_error_during_whose_handling_another_occurred_is_printed():
+def test_the_implicit_context_of_an_error_is_printed():
     def fail():
         try:
             raise KeyError("sample 7")
@@ -305,7 +305,7 @@ def test_the_error_during_whose_handling_another_occurred_is_printed():
     assert "".join(user_frames(error)) == "".join(traceback.format_exception(error))
 
 
-def test_an_error_that_never_was_in_the_users_code_keeps_its_frames(monkeypatch):
+def test_a_traceback_with_only_library_frames_is_printed_in_full(monkeypatch):
     error = caught(lambda: psutil.Process(-1))
     error.__traceback__ = error.__traceback__.tb_next.tb_next
     assert user_frames(error) == traceback.format_exception(error)

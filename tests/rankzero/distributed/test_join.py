@@ -7,7 +7,7 @@ from rankzero.distributed.join import join_ranks, start_processes
 
 @pytest.fixture
 def started(monkeypatch):
-    """The counts of processes that were asked to start; none of them is started."""
+    """Records the requested numbers of local processes, and starts none of them."""
     counts = []
 
     def run_processes(command, count, launch):
@@ -19,18 +19,18 @@ def started(monkeypatch):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_process_that_starts_others_leaves_with_their_exit_code(started, count):
+def test_the_parent_of_local_processes_exits_with_their_exit_code(started, count):
     with pytest.raises(SystemExit) as leaving:
         join_ranks(RequestedWorld(), Launch(), count)
     assert leaving.value.code == 7 and started == [count]
 
 
-def test_nothing_is_started_where_this_process_does_the_work(started):
+def test_a_count_of_0_starts_no_process(started):
     start_processes(Launch(), 0)
     assert not started
 
 
-def test_a_single_process_connects_to_no_other(started, monkeypatch):
+def test_a_single_process_needs_no_rendezvous(started, monkeypatch):
     for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, "1")  # restored after the test
     rendezvous_result = join_ranks(RequestedWorld(), Launch(), 0)

@@ -7,25 +7,25 @@ from rankzero.distributed import network
 from rankzero.messages import RequestError
 
 
-def test_addresses_of_this_machine():
+def test_addresses_of_this_machine_are_recognized():
     assert network.is_mine("127.0.0.1") and not network.is_mine("192.0.2.1")
     assert network.resolve("127.0.0.1,localhost")[0] == "127.0.0.1"
     assert network.is_loopback("127.0.1.1") and not network.is_loopback("10.0.0.1")
 
 
-def test_a_name_that_nobody_has():
+def test_an_unknown_host_name_is_refused():
     with pytest.raises(RequestError, match=r"'no-such.invalid' does not resolve"):
         network.resolve("no-such.invalid")
 
 
-def test_who_holds_a_port():
+def test_the_process_that_listens_on_a_port_is_named():
     with network.listen("127.0.0.1", 0) as listening:
         assert f"process {os.getpid()}" in network.holder(listening.getsockname()[1])
         with pytest.raises(OSError, match="in use"):
             network.listen("127.0.0.1", listening.getsockname()[1])
 
 
-def test_the_interface_that_leads_somewhere():
+def test_interfaces_are_found_by_address_and_addresses_by_interface():
     assert network.interface_of("127.0.0.1") == "lo" and network.source_address("127.0.0.1") == "127.0.0.1"
     assert network.address_of("lo") == "127.0.0.1"
     with pytest.raises(RequestError, match="no interface of that name") as caught:
@@ -33,12 +33,12 @@ def test_the_interface_that_leads_somewhere():
     assert "lo" in caught.value.found
 
 
-def test_interfaces_are_told_to_gloo_and_nccl(monkeypatch):
+def test_the_interface_is_set_for_gloo_and_nccl(monkeypatch):
     for name in (network.GLOO, network.NCCL):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     assert network.use_interface(None, "eth7") == "eth7" and network.NCCL not in os.environ
-    assert network.use_interface(None, "eth8") == "eth7"  # what a person, or an earlier call, has set stays
+    assert network.use_interface(None, "eth8") == "eth7"  # an existing setting is kept
     assert network.use_interface("lo", "eth7") == "lo" and os.environ[network.NCCL] == "lo"
     assert network.interface_by_variable() == "lo"
     monkeypatch.setenv(network.GLOO, "^docker")
@@ -46,7 +46,7 @@ def test_interfaces_are_told_to_gloo_and_nccl(monkeypatch):
     assert network.interface_by_variable() == "lo"
 
 
-def test_a_port_is_free_again_at_once():
+def test_a_closed_port_can_be_reused_at_once():
     with network.listen("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):

@@ -1,4 +1,4 @@
-"""torch's process group: created on a shared store, and destroyed before the process ends."""
+"""torch's process group: created on a shared store, and destroyed before the process exits."""
 
 import sys
 from datetime import timedelta
@@ -20,12 +20,12 @@ def group():
         torch.distributed.destroy_process_group()
 
 
-def test_the_group_has_the_processes_of_the_launch(group):
+def test_the_group_has_the_rank_and_world_size_of_the_launch(group):
     assert (torch.distributed.get_rank(), torch.distributed.get_world_size()) == (0, 1)
     assert torch.distributed.get_backend() == "gloo"
 
 
-def test_errors_are_printed_as_before(monkeypatch):
+def test_the_exception_hook_is_unchanged(monkeypatch):
     def hook(*error):
         pass
 
@@ -41,10 +41,10 @@ def test_errors_are_printed_as_before(monkeypatch):
 def test_a_gloo_group_is_destroyed(group, after_error):
     assert leave_process_group(after_error)
     assert not torch.distributed.is_initialized()
-    assert leave_process_group(after_error)  # there is none
+    assert leave_process_group(after_error)  # without a group
 
 
-def test_nccls_group_stays_after_an_error(group, monkeypatch):
+def test_an_nccl_group_is_kept_after_an_error(group, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     assert not leave_process_group(after_error=True)
     assert torch.distributed.is_initialized()

@@ -24,7 +24,7 @@ def session(**world):
     "requested",
     [RequestedWorld(), RequestedWorld(devices=2), RequestedWorld(nodes=1, accelerator="cpu")],
 )
-def test_another_trainer_may_ask_for_the_processes_that_are_there(requested):
+def test_a_later_trainer_may_request_the_same_processes(requested):
     session().check_same(requested)
 
 
@@ -36,13 +36,13 @@ def test_another_trainer_may_ask_for_the_processes_that_are_there(requested):
         (RequestedWorld(accelerator="gpu"), "--accelerator gpu"),
     ],
 )
-def test_another_trainer_may_not_ask_for_others(requested, message):
+def test_a_later_trainer_may_not_request_other_processes(requested, message):
     with pytest.raises(RequestError, match=f"{message} for another Trainer"):
         session().check_same(requested)
 
 
 @pytest.mark.parametrize(("first", "present"), [((0, 2), "[0, 2]"), (None, "[0, 1]")])
-def test_another_trainer_may_not_ask_for_other_gpus(first, present):
+def test_a_later_trainer_may_not_request_other_gpus(first, present):
     one = session(accelerator="cuda")
     one.requested = RequestedWorld(devices=2, gpus=first)
     one.check_same(RequestedWorld(devices=2, gpus=first))
@@ -52,11 +52,11 @@ def test_another_trainer_may_not_ask_for_other_gpus(first, present):
     assert f"devices={present}" in error.value.instead
 
 
-def test_the_gpus_that_another_trainer_names_do_not_matter_on_the_cpu():
+def test_gpus_that_a_later_trainer_requests_are_ignored_on_the_cpu():
     session().check_same(RequestedWorld(devices=2, gpus=(1, 3)))
 
 
-def test_another_trainer_of_a_script_with_other_processes_is_refused(script):
+def test_a_second_trainer_of_a_script_with_other_processes_is_refused(script):
     Trainer(name="x", accelerator="cpu")
     with pytest.raises(RequestError, match="devices=2 for another Trainer of this program"):
         Trainer(name="y", devices=2, accelerator="cpu")
@@ -64,7 +64,7 @@ def test_another_trainer_of_a_script_with_other_processes_is_refused(script):
         Trainer(name="y", num_nodes=3, accelerator="cpu")
 
 
-def test_the_hook_of_the_script_gets_the_errors_that_are_not_refusals(script, monkeypatch, capsys):
+def test_the_scripts_exception_hook_receives_all_errors_except_refusals(script, monkeypatch, capsys):
     errors = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: errors.append((kind, error, trace)))
     report_uncaught_errors()
@@ -81,7 +81,7 @@ def test_the_hook_of_the_script_gets_the_errors_that_are_not_refusals(script, mo
     ("file", "name"),
     [("train.py", "train"), ("my script.py", "my-script"), (".x.py", "x"), ("<stdin>", "run"), (None, "run")],
 )
-def test_a_run_is_called_after_the_script(monkeypatch, tmp_path, file, name):
+def test_a_run_is_named_after_the_script(monkeypatch, tmp_path, file, name):
     monkeypatch.chdir(tmp_path)
     if file and file.endswith(".py"):
         (tmp_path / file).write_text("")
@@ -89,7 +89,7 @@ def test_a_run_is_called_after_the_script(monkeypatch, tmp_path, file, name):
     assert _script_name() == name
 
 
-def test_several_processes_need_a_script(monkeypatch, tmp_path):
+def test_several_processes_require_a_script_file(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace())
     with pytest.raises(RequestError, match="standard input"):
         _check_can_start(2)
@@ -111,7 +111,7 @@ trainer.fit(BoringModel())
 
 @pytest.mark.system
 @pytest.mark.parametrize(("devices", "code"), [(1, 0), (2, 2)])
-def test_a_program_from_standard_input(tmp_path, devices, code):
+def test_a_program_from_standard_input_runs_only_in_one_process(tmp_path, devices, code):
     (tmp_path / "program").write_text(FROM_STANDARD_INPUT.format(devices=devices))
     result = run("sh", "-c", "python - < program", folder=tmp_path, code=code)
     assert "Traceback" not in result.err
@@ -131,7 +131,7 @@ print("rank", trainer.global_rank, "of", trainer.world_size)
 
 
 @pytest.mark.system
-def test_a_script_joined_by_hand_without_devices_trains(tmp_path):
+def test_a_script_on_nodes_joined_by_hand_trains_without_a_devices_argument(tmp_path):
     (tmp_path / "train.py").write_text(JOINED_BY_HAND)
     with reserved_port() as port:
         commands = [[sys.executable, "train.py", str(rank), str(port)] for rank in range(2)]

@@ -1,4 +1,4 @@
-"""Checkpoints that a disk has damaged or an attacker has changed."""
+"""Fixtures for damaged and malicious checkpoints."""
 
 import hashlib
 
@@ -13,7 +13,7 @@ from rankzero.runs.checkpoints.write import write_directory
 
 @pytest.fixture
 def good(tmp_path):
-    """A checkpoint as it was written."""
+    """A valid checkpoint."""
     content = {"epoch": 1, "global_step": 20, "state_dict": {"w": torch.arange(64.0)}, "rankzero": {"run": "x"}}
     write_directory(content, tmp_path / "step-00000020")
     return tmp_path / "step-00000020"
@@ -21,7 +21,7 @@ def good(tmp_path):
 
 @pytest.fixture
 def message_of():
-    """Returns the message that is printed instead of reading a checkpoint."""
+    """Returns a function that checks that a checkpoint cannot be read, and returns the printed message."""
 
     def read(path, **options):
         with pytest.raises(ValueError) as error:
@@ -35,7 +35,7 @@ def message_of():
 
 @pytest.fixture
 def refused(message_of):
-    """Returns why a run does not resume from a checkpoint, which is not read either."""
+    """Returns a function that checks that a checkpoint is refused, and returns why no run resumes from it."""
 
     def reason(path):
         message_of(path)
@@ -48,7 +48,7 @@ def refused(message_of):
 
 @pytest.fixture
 def seal():
-    """Makes the manifest of a checkpoint a valid one, as an attacker can."""
+    """Returns a function that changes a checkpoint and writes a valid manifest for it, as an attacker can."""
 
     def write(path, state: bytes | None = None, **changes):
         if state is not None:

@@ -1,4 +1,4 @@
-"""What an attempt leaves behind, however it ends."""
+"""Files, locks and messages of an attempt, for every way in which an attempt can end."""
 
 import io
 import json
@@ -37,7 +37,7 @@ QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "
 
 
 class Ranks(OneProcess):
-    """Broadcasts from an attempt as rank zero to a later one as another rank."""
+    """Strategy that passes the broadcasts of rank zero's attempt to a later attempt on another rank."""
 
     sent = b""
 
@@ -49,7 +49,7 @@ class Ranks(OneProcess):
 
 @pytest.fixture
 def attempt(here):
-    """Makes attempts at the run `runs/x` in this process."""
+    """Returns a function that begins attempts at the run `runs/x` in this process."""
 
     def make(plan=None, begun=True, rank=0, **options):
         plan = plan or SamplingPlan()
@@ -80,7 +80,7 @@ def log():
 
 
 def is_free():
-    """Whether another start can take the run."""
+    """Locks and unlocks the run, which fails if the run is locked; returns whether no lock file is left."""
     lock = RunLock(Launch())
     lock.acquire(Path("runs/x"))
     lock.release()
@@ -99,7 +99,7 @@ def test_a_finished_attempt_leaves_summary_log_and_no_lock(attempt, capsys):
 
 
 @pytest.mark.parametrize(("level", "propagate"), [(logging.NOTSET, True), (logging.ERROR, False)])
-def test_the_users_logging_is_as_before_once_an_attempt_has_ended(attempt, monkeypatch, level, propagate):
+def test_an_attempt_restores_the_users_logging_settings_at_its_end(attempt, monkeypatch, level, propagate):
     logger, texts = logging.getLogger("rankzero"), io.StringIO()
     users = logging.StreamHandler(texts)
     for name, value in (("handlers", [users]), ("propagate", propagate), ("level", level)):
@@ -112,7 +112,7 @@ def test_the_users_logging_is_as_before_once_an_attempt_has_ended(attempt, monke
     assert "in between" in log() and "after the attempt" not in log()
 
 
-def test_attempts_write_to_one_log_and_each_message_once(attempt):
+def test_attempts_share_one_log_and_write_each_message_once(attempt):
     for number in (1, 2):
         with pytest.raises(Stopped), attempt():
             logging.getLogger("rankzero").info(f"message {number}")
@@ -123,7 +123,7 @@ def test_attempts_write_to_one_log_and_each_message_once(attempt):
 
 @pytest.mark.parametrize("reported", [False, True])
 def test_a_failure_is_logged_once(attempt, reported):
-    """`ReportFailure` has logged the error of this rank already."""
+    """`ReportFailure` has already logged the error stored in the outcome."""
     with pytest.raises(RuntimeError, match="no such layer"), attempt() as made:
         error = RuntimeError("no such layer")
         made.outcome.error = error if reported else None
@@ -135,7 +135,7 @@ def test_a_failure_is_logged_once(attempt, reported):
 @pytest.mark.parametrize(
     ("settings", "saved", "again"), [({}, True, True), ({}, False, False), ({"max_attempts": 1}, True, False)]
 )
-def test_a_stopped_attempt_says_whether_another_one_follows(attempt, settings, saved, again, capsys):
+def test_the_summary_of_a_stopped_attempt_states_if_another_attempt_follows(attempt, settings, saved, again, capsys):
     with pytest.raises(Stopped), attempt(**settings):
         if saved:
             save()
@@ -148,20 +148,20 @@ def test_a_stopped_attempt_says_whether_another_one_follows(attempt, settings, s
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("kind", [CannotStart, MisconfigurationException])
-def test_an_explained_error_before_the_first_batch_takes_the_attempt_back(attempt, kind, begun, capsys):
+def test_an_explained_error_undoes_the_attempt_only_before_the_first_batch(attempt, kind, begun, capsys):
     with pytest.raises(kind), attempt(begun=begun):
         raise kind("no such strategy")
     assert Path("runs").exists() == begun and ("run x: failed" in capsys.readouterr().out) == begun
     assert not begun or read("summary.json")["status"] == "failed"
 
 
-def test_an_error_without_an_explanation_keeps_the_attempt(attempt):
+def test_an_unexplained_error_before_the_first_batch_keeps_the_attempt(attempt):
     with pytest.raises(ZeroDivisionError), attempt(begun=False):
         raise ZeroDivisionError
     assert read("summary.json")["status"] == "failed" and "ZeroDivisionError" in log()
 
 
-def test_an_impossible_attempt_keeps_the_attempts_before(attempt):
+def test_an_impossible_attempt_leaves_earlier_attempts_unchanged(attempt):
     with attempt():
         pass
     before = (read("run.json"), read("summary.json"))
@@ -171,7 +171,7 @@ def test_an_impossible_attempt_keeps_the_attempts_before(attempt):
     assert [path.name for path in Path("runs").iterdir()] == ["x"]
 
 
-def test_an_attempt_that_was_superseded_leaves_the_files_to_the_newer_one(attempt, capsys):
+def test_a_superseded_attempt_does_not_change_the_files_of_the_newer_attempt(attempt, capsys):
     with attempt():
         RunDirectory(Path("runs/x")).begin_attempt("model: {class_path: Net}\n")
     assert not Path("runs/x/summary.json").exists() and len(read("run.json")["attempts"]) == 2
@@ -205,7 +205,7 @@ def test_a_resumed_attempt_begins_after_its_checkpoint(attempt, capsys):
     assert "carrying on from step-00000005" in capsys.readouterr().out
 
 
-def test_an_order_that_is_refused_takes_the_attempt_back_and_releases_the_run(attempt):
+def test_a_refused_order_undoes_the_attempt_and_unlocks_the_run(attempt):
     with pytest.raises(Stopped), attempt():
         save(5)
         raise Stopped("SIGTERM")
@@ -222,14 +222,14 @@ def test_another_batch_size_is_reported(attempt, capsys):
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, -1])
-def test_a_finished_run_is_not_begun_again_unless_more_is_requested(attempt, epochs, capsys):
+def test_a_finished_run_trains_again_only_if_more_epochs_are_requested(attempt, epochs, capsys):
     with attempt():
         save(5)
     summary = {**read("summary.json"), "steps": 5, "epochs": epochs, "max_epochs": epochs}
     Path("runs/x/summary.json").write_text(json.dumps(summary))
     capsys.readouterr()
     made = attempt()
-    finished = epochs in (2, 3)  # 2 are requested, and -1 had no limit that could have ended it
+    finished = epochs in (2, 3)  # 2 epochs are requested; an earlier max_epochs of -1 cannot have ended the run
     assert made.already_finished == finished and len(read("run.json")["attempts"]) == 2 - finished
     assert ("already finished" in capsys.readouterr().out) == finished
     if not finished:
@@ -240,7 +240,7 @@ def test_a_finished_run_is_not_begun_again_unless_more_is_requested(attempt, epo
 
 @pytest.mark.parametrize("may_exit", [False, True])
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_an_exit_of_the_trained_code_is_an_error_unless_it_may_exit(attempt, kind, may_exit):
+def test_an_exit_of_the_trained_code_is_an_error_unless_allowed(attempt, kind, may_exit):
     def fit():
         raise kind
 
@@ -269,7 +269,7 @@ def test_train_raises_a_stop_unchanged(attempt):
     assert read("summary.json")["status"] == "stopped"
 
 
-def test_a_finished_run_is_begun_again_without_a_checkpoint_of_its_last_step(attempt, capsys):
+def test_a_finished_run_without_a_checkpoint_of_its_last_step_trains_again(attempt, capsys):
     with attempt():
         save(5)
     Path("runs/x/summary.json").write_text(json.dumps({**read("summary.json"), "steps": 6}))
@@ -279,21 +279,21 @@ def test_a_finished_run_is_begun_again_without_a_checkpoint_of_its_last_step(att
 
 
 def save_slowly(made):
-    """Saves in the background, for a while."""
+    """Starts a background save that takes at least 50 ms."""
     io, may_end = made.trainer.strategy.checkpoint_io, threading.Event()
     io.on_committed = lambda path: may_end.wait(10) and path.rename(path.with_name("step-00000007"))
     io.save_checkpoint({"w": torch.ones(2)}, Path("runs/x/checkpoints/step-00000006"))
     threading.Timer(0.05, may_end.set).start()
 
 
-def test_the_end_waits_for_a_save_in_the_background(attempt):
+def test_the_end_of_an_attempt_waits_for_a_background_save(attempt):
     with attempt() as made:
         save_slowly(made)
     verify(Path("runs/x/checkpoints/step-00000007"))
 
 
-def test_an_attempt_that_another_rank_ends_is_logged_saved_and_released(attempt):
-    """The control channel calls this in a thread of its own, before it ends the process."""
+def test_an_attempt_aborted_by_another_rank_is_logged_saved_and_unlocked(attempt):
+    """The control channel calls `on_abort` in a separate thread before it terminates the process."""
     made = attempt()
     with made:
         save_slowly(made)
@@ -333,7 +333,7 @@ def test_other_ranks_follow_rank_zero_and_write_only_their_log(attempt, capsys):
 
 @contextmanager
 def coordinators(world):
-    """The ranks of a run, which are threads here."""
+    """Yields the coordinators of a run's ranks, which are threads here, and the thread pool."""
     with reserved_port() as port, ThreadPoolExecutor(world) as pool:
         whole = Launch(
             launcher="env", world_size=world, local_world_size=world, port=port, world_id="k", externally_created=True
@@ -362,7 +362,7 @@ def test_all_ranks_agree_on_the_directory_that_rank_zero_chooses(here, monkeypat
     assert [path.name for path in (here / "runs").iterdir()] == ["MLP-Toy-1"]
 
 
-def test_a_full_disk_below_the_log_costs_no_summary(here):
+def test_the_summary_is_written_even_if_the_disk_of_the_log_is_full(here):
     toy = ("--model", "MLP", "--data", "Toy", "--data.count", "64", "--name", "x")
     assert fit_here(*toy, "--epochs", "1") == 0
     log = here / "runs/x/logs/rank-000.log"

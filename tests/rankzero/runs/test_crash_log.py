@@ -35,7 +35,7 @@ def run(here):
 
 
 def crash(here, name, state="enabled", **variables):
-    """Ends a process by a signal; returns what it printed on stderr."""
+    """Runs a process that kills itself with a signal; returns its stderr."""
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}/project", **variables}
     command = [sys.executable, "-c", CRASH, name, state]
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=60)
@@ -51,13 +51,13 @@ def test_a_crash_is_logged_with_its_traceback_and_named_by_its_signal(run, here,
     assert CrashLog(run).how_ended(1) == ""
 
 
-def test_a_setting_of_the_user_keeps_tracebacks_on_stderr(run, here):
+def test_pythonfaulthandler_set_by_the_user_keeps_tracebacks_on_stderr(run, here):
     assert "Fatal Python error: Aborted" in crash(here, "SIGABRT", PYTHONFAULTHANDLER="1")
     assert "Fatal" not in run.log(0).read_text() and CrashLog(run).how_ended(0) == ""
 
 
 @pytest.mark.parametrize(("variables", "printed"), [({}, False), ({"PYTHONFAULTHANDLER": "1"}, True)])
-def test_after_disable_tracebacks_go_where_they_went_before(run, here, variables, printed):
+def test_disable_restores_the_previous_destination_of_tracebacks(run, here, variables, printed):
     assert ("Fatal" in crash(here, "SIGSEGV", "disabled", **variables)) == printed
     assert CrashLog(run).how_ended(0) == ""
 
@@ -93,12 +93,12 @@ LOGS = {
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_only_a_crash_of_this_attempt_counts(run, name):
+def test_only_a_crash_of_this_attempt_is_reported(run, name):
     content, ended_by = LOGS[name]
     run.log(0).write_bytes(content)
     assert CrashLog(run).how_ended(0) == (f"was ended by {ended_by}, see {run.log(0)}" if ended_by else "")
 
 
-def test_a_log_that_cannot_be_read_holds_no_crash(run):
+def test_an_unreadable_log_reports_no_crash(run):
     run.log(0).mkdir()
     assert CrashLog(run).how_ended(0) == "" and CrashLog(run).how_ended(7) == ""

@@ -16,7 +16,7 @@ def test_unnamed_runs_are_numbered(tmp_path):
     assert names == ["MLP-Toy-1", "MLP-Toy-2", "MLP-Toy-3"]
 
 
-def test_starts_at_the_same_time_never_share_a_number(tmp_path):
+def test_concurrent_starts_never_share_a_number(tmp_path):
     runs = [choose_run(str(tmp_path), None, "MLP-Toy", None) for _ in range(8)]
     threads = [threading.Thread(target=run.begin_attempt, args=("a: 1",)) for run in runs]
     for thread in threads:
@@ -43,7 +43,7 @@ def test_every_attempt_keeps_its_configuration(tmp_path):
     assert [attempt["number"] for attempt in run.read("run.json")["attempts"]] == [1, 2]
 
 
-def test_what_a_kill_left_half_written_is_removed(tmp_path):
+def test_partial_files_of_a_killed_attempt_are_removed(tmp_path):
     run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
     run.begin_attempt("a: 1")
     (run.path / ".summary.json.17.saving").write_text("half")
@@ -51,14 +51,14 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path):
     assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
 
 
-def test_an_impossible_attempt_leaves_nothing(tmp_path):
+def test_discarding_the_first_attempt_removes_the_run_and_its_root(tmp_path):
     run = choose_run(str(tmp_path / "runs"), None, "MLP-Toy", None)
     run.begin_attempt("a: 1")
     run.discard_attempt()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_impossible_attempt_leaves_an_earlier_one_alone(tmp_path):
+def test_discarding_an_attempt_leaves_earlier_attempts_unchanged(tmp_path):
     choose_run(str(tmp_path), "x", "MLP-Toy", None).begin_attempt("a: 1")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
@@ -68,7 +68,7 @@ def test_an_impossible_attempt_leaves_an_earlier_one_alone(tmp_path):
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
-def test_an_attempt_ends_when_a_newer_one_has_begun(tmp_path, resume):
+def test_an_attempt_is_no_longer_the_owner_once_a_newer_attempt_has_begun(tmp_path, resume):
     first = RunDirectory(tmp_path / "x")
     first.begin_attempt("a: 1")
     first.assert_owner()
@@ -81,7 +81,7 @@ def test_an_attempt_ends_when_a_newer_one_has_begun(tmp_path, resume):
         first.assert_owner()
 
 
-def test_an_earlier_run_is_put_aside_never_lost(tmp_path):
+def test_earlier_runs_are_archived_under_different_names(tmp_path):
     for _ in range(2):
         run = RunDirectory(tmp_path / "x")
         run.begin_attempt("a: 1")
@@ -89,7 +89,7 @@ def test_an_earlier_run_is_put_aside_never_lost(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.before-1", "x.before-2"]
 
 
-def test_a_root_that_cannot_be_written(tmp_path):
+def test_a_root_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(RequestError, match="is a file"):
@@ -99,14 +99,14 @@ def test_a_root_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o555, 0o700], ids=["not writable", "not even readable"])
-def test_a_root_without_permission(tmp_path, mode):
+def test_a_root_without_write_permission_is_refused(tmp_path, mode):
     tmp_path.chmod(mode)
     child = os.fork()
-    if child == 0:  # root may write everywhere, so this one is somebody else
+    if child == 0:  # root may write everywhere, so the child process runs as another user
         if os.geteuid() == 0:
             os.setuid(65534)
         elif mode == 0o700:
-            os._exit(0)  # it is one's own
+            os._exit(0)  # a user who is not root owns the folder and may write to it
         try:
             choose_run(str(tmp_path / "runs"), "x", "MLP-Toy", None).check_writable()
         except RequestError as error:
@@ -117,7 +117,7 @@ def test_a_root_without_permission(tmp_path, mode):
 
 
 @pytest.mark.parametrize("refused", ["begun", "cannot begin"])
-def test_what_was_put_aside_is_put_back_where_an_attempt_does_not_come_to_be(tmp_path, refused, monkeypatch):
+def test_archived_files_are_restored_if_an_attempt_is_discarded_or_cannot_begin(tmp_path, refused, monkeypatch):
     RunDirectory(tmp_path / "x").begin_attempt("a: 1")
     for name in ("step-00000001", "step-00000002"):
         (tmp_path / "x/checkpoints" / name).mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_what_was_put_aside_is_put_back_where_an_attempt_does_not_come_to_be(tmp
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_damaged_record_reads_as_none(tmp_path):
+def test_a_damaged_or_missing_record_is_read_as_empty(tmp_path):
     run = RunDirectory(tmp_path)
     (tmp_path / "summary.json").write_text('{"status": "fin')
     assert run.read("summary.json") == {} == run.read("run.json")

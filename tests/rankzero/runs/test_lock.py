@@ -1,4 +1,4 @@
-"""One start at a time trains a run. Other starts are processes; another host is one whose kernel has another id."""
+"""Only one start at a time trains a run. Processes act as other starts, and another boot id acts as another host."""
 
 import json
 import multiprocessing
@@ -33,7 +33,7 @@ def files(run):
 
 @pytest.fixture
 def other_process(run):
-    """Starts processes that take the lock and hold it until they are killed."""
+    """Returns a function that starts a process, which tries to lock the run and keeps the lock until it is killed."""
     context = multiprocessing.get_context("fork")
     started = []
 
@@ -60,14 +60,14 @@ def other_process(run):
 
 
 def held_elsewhere(place, **settings):
-    """The lock of a process on another host."""
+    """Creates the lock of a process on another host; returns its owner."""
     place.parent.mkdir(exist_ok=True)
     owner = replace(Owner.this(Launch()), host="elsewhere", boot="another kernel", **settings)
     place.write_text(json.dumps(asdict(owner)) + "\n")
     return owner
 
 
-def test_the_lock_says_who_holds_it_and_is_gone_when_it_is_released(run, place):
+def test_the_lock_describes_its_owner_and_is_removed_on_release(run, place):
     lock = RunLock(Launch(job_id="7", restarts=2))
     lock.acquire(run)
     content = json.loads(place.read_text())
@@ -75,10 +75,10 @@ def test_the_lock_says_who_holds_it_and_is_gone_when_it_is_released(run, place):
     assert files(run) == [".x.lock"]
     lock.release()
     lock.release()
-    assert not run.parent.exists()  # which was made for the lock
+    assert not run.parent.exists()  # `acquire` created this folder
 
 
-def test_a_folder_of_runs_that_existed_is_kept(run):
+def test_an_existing_folder_of_runs_is_kept_on_release(run):
     run.parent.mkdir()
     lock = RunLock(Launch())
     lock.acquire(run)
@@ -86,7 +86,7 @@ def test_a_folder_of_runs_that_existed_is_kept(run):
     assert files(run) == []
 
 
-def test_a_second_start_is_refused_and_names_the_first(run, other_process):
+def test_the_refusal_of_a_second_start_names_the_owner(run, other_process):
     process, answer = other_process()
     assert answer.get() == "held"
     with pytest.raises(RequestError) as error:
@@ -97,7 +97,7 @@ def test_a_second_start_is_refused_and_names_the_first(run, other_process):
     assert files(run) == [".x.lock"]
 
 
-def test_a_stopped_process_still_holds_its_run(run, other_process):
+def test_a_suspended_process_keeps_its_lock(run, other_process):
     process, answer = other_process()
     assert answer.get() == "held"
     os.kill(process.pid, signal.SIGSTOP)
@@ -107,7 +107,7 @@ def test_a_stopped_process_still_holds_its_run(run, other_process):
         RunLock(Launch()).acquire(run)
 
 
-def test_a_killed_process_holds_nothing(run, place, other_process):
+def test_the_lock_of_a_killed_process_can_be_taken(run, place, other_process):
     process, answer = other_process()
     assert answer.get() == "held"
     process.kill()
@@ -120,7 +120,7 @@ def test_a_killed_process_holds_nothing(run, place, other_process):
     assert files(run) == []
 
 
-def test_another_process_with_the_same_id_holds_nothing(run, place):
+def test_the_lock_of_an_ended_process_whose_id_was_reused_can_be_taken(run, place):
     run.parent.mkdir()
     place.write_text(json.dumps(asdict(replace(Owner.this(Launch()), born="1"))))
     lock = RunLock(Launch())
@@ -129,7 +129,7 @@ def test_another_process_with_the_same_id_holds_nothing(run, place):
 
 
 @pytest.mark.parametrize("before", ["nothing", "a killed owner", "a killed successor too", "a damaged file"])
-def test_of_many_starts_at_once_one_wins(run, place, before, other_process, monkeypatch):
+def test_only_one_of_many_concurrent_starts_gets_the_lock(run, place, before, other_process, monkeypatch):
     monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.2)
     monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
     run.parent.mkdir()
@@ -148,7 +148,7 @@ def test_of_many_starts_at_once_one_wins(run, place, before, other_process, monk
     assert files(run) == [".x.lock"]
 
 
-def test_an_owner_on_another_host_that_shows_life_is_refused(run, place, monkeypatch):
+def test_a_start_is_refused_while_an_owner_on_another_host_sends_heartbeats(run, place, monkeypatch):
     monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
     owner, done, notes = held_elsewhere(place, pid=4711), threading.Event(), []
 
@@ -168,11 +168,11 @@ def test_an_owner_on_another_host_that_shows_life_is_refused(run, place, monkeyp
     assert notes == [f"run x belongs to process 4711 on elsewhere since {owner.since}; waiting 60 s for a sign of life"]
 
 
-def test_an_owner_on_another_host_without_a_sign_of_life_has_died(run, place, monkeypatch):
+def test_the_lock_of_an_owner_on_another_host_without_heartbeats_is_taken(run, place, monkeypatch):
     monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.3)
     monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
     held_elsewhere(place)
-    os.utime(place, (time.time() + 9000, time.time() + 9000))  # its clock is wrong
+    os.utime(place, (time.time() + 9000, time.time() + 9000))  # the clock of the other host is wrong
     notes = []
     lock = RunLock(Launch(), notice=notes.append)
     lock.acquire(run)
@@ -180,7 +180,7 @@ def test_an_owner_on_another_host_without_a_sign_of_life_has_died(run, place, mo
     lock.release()
 
 
-def test_an_owner_on_another_host_may_leave_during_the_wait(run, place, monkeypatch):
+def test_a_lock_that_another_host_releases_during_the_wait_is_taken(run, place, monkeypatch):
     monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
     held_elsewhere(place)
     lock = RunLock(Launch(), notice=lambda line: place.unlink())
@@ -188,7 +188,7 @@ def test_an_owner_on_another_host_may_leave_during_the_wait(run, place, monkeypa
     lock.release()
 
 
-def test_a_signal_ends_the_wait(run, place, monkeypatch):
+def test_a_signal_ends_the_wait_for_a_heartbeat(run, place, monkeypatch):
     monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.01)
     held_elsewhere(place)
     with pytest.raises(RequestError, match="SIGINT ended the wait for a sign of life"):
@@ -196,7 +196,7 @@ def test_a_signal_ends_the_wait(run, place, monkeypatch):
     assert files(run) == [".x.lock"]
 
 
-def test_the_owner_gives_signs_of_life(run, place, monkeypatch):
+def test_the_owner_sends_heartbeats(run, place, monkeypatch):
     monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.01)
     lock = RunLock(Launch())
     lock.acquire(run)
@@ -234,7 +234,7 @@ def test_a_restarted_job_takes_over_only_its_own_run(run, place, case, other_pro
         lock.acquire(run)
 
 
-def test_one_that_was_taken_over_leaves_the_lock_of_its_successor(run, place):
+def test_an_owner_that_was_replaced_does_not_release_its_successors_lock(run, place):
     first, second = RunLock(Launch(job_id="7")), RunLock(Launch(job_id="7", restarts=1))
     first.acquire(run)
     second.acquire(run)
@@ -245,7 +245,7 @@ def test_one_that_was_taken_over_leaves_the_lock_of_its_successor(run, place):
     assert files(run) == []
 
 
-def test_other_runs_and_their_files_are_left_alone(run):
+def test_files_of_other_runs_are_unchanged(run):
     run.parent.mkdir()
     for name in (".x.lock.lock", ".x.lock-2", ".xy.lock", ".x.lock.before-1"):
         (run.parent / name).write_text("{}")
@@ -256,7 +256,7 @@ def test_other_runs_and_their_files_are_left_alone(run):
     assert files(run) == before
 
 
-def test_a_run_that_is_a_link_has_one_lock(run, tmp_path):
+def test_a_symbolic_link_to_a_run_has_the_lock_of_the_run(run, tmp_path):
     (tmp_path / "real/x").mkdir(parents=True)
     run.parent.mkdir()
     run.symlink_to(tmp_path / "real/x")
@@ -267,13 +267,13 @@ def test_a_run_that_is_a_link_has_one_lock(run, tmp_path):
     lock.release()
 
 
-def test_a_file_whose_token_leads_elsewhere_is_damaged(run, place, tmp_path):
+def test_a_lock_with_a_path_as_its_token_counts_as_damaged(run, place, tmp_path):
     run.parent.mkdir()
     place.write_text(json.dumps(asdict(replace(Owner.this(Launch()), token="/../../victim"))))
     assert run_lock._read(place).token == "0" * 32
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="folder you may write to"):
         RunLock(Launch()).acquire(tmp_path / "file/x")

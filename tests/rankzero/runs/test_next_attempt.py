@@ -12,7 +12,7 @@ from rankzero.runs.next_attempt import next_attempt, why_not_again
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Stands in for the scheduler, which tests/system/test_slurm_stops.py asks in earnest."""
+    """Replaces the scheduler; tests/system/test_slurm_stops.py uses a real one. Returns the requeued runs."""
     calls = []
 
     def requeue(launch, run):
@@ -28,19 +28,19 @@ def ask(run="x", against=""):
     return next_attempt(RunDirectory(Path(run)), Launch(), against)
 
 
-def test_the_scheduler_is_asked(asked):
+def test_the_scheduler_is_asked_to_requeue_the_run(asked):
     assert ask() == "requeued" and asked == ["x"]
 
 
-def test_a_refusal_is_told(asked):
+def test_a_refusal_by_the_scheduler_is_reported(asked):
     assert ask("refused") == "not requeued\n  asked  a requeue"
 
 
-def test_what_would_not_help_is_not_asked_for(asked):
+def test_no_requeue_is_requested_if_another_attempt_would_not_help(asked):
     assert ask(against="of this") == "not requeued: of this" and not asked
 
 
-def test_without_a_scheduler_nobody_speaks_of_requeuing():
+def test_without_a_scheduler_no_message_mentions_requeueing():
     assert ask(against="of this") == ask() == ""
 
 
@@ -50,7 +50,7 @@ def why(attempt=1, reason="SIGTERM", most=100, begun=True, saved=True):
     return why_not_again(RunDirectory(Path("x"), attempt=attempt), Stopped(reason), most, begun)
 
 
-def test_another_attempt_helps(here):
+def test_another_attempt_helps_after_a_signal_or_at_the_time_limit(here):
     assert why() == why(begun=False) == why(reason=TIME_IS_UP) == ""
 
 
@@ -62,5 +62,5 @@ def test_another_attempt_helps(here):
         ({"saved": False}, "nothing is saved, so that the next attempt would begin anew"),
     ],
 )
-def test_another_attempt_would_not_help(here, settings, says):
+def test_the_reason_why_another_attempt_would_not_help_is_returned(here, settings, says):
     assert why(**settings) == says

@@ -6,7 +6,7 @@ from rankzero.runs.report import _print, print_table
 from running import fit_here
 
 
-def test_what_is_typed_again_stays_whole_in_a_pipe(capsys):
+def test_a_long_path_is_not_wrapped_in_a_pipe(capsys):
     path = "/a/path" * 30
     table = Table(show_header=False)
     table.add_row("checkpoint", path)

@@ -1,4 +1,4 @@
-"""What a run carries on from."""
+"""Checkpoints from which a run resumes, and the results of the resumed run."""
 
 import json
 import re
@@ -23,7 +23,7 @@ class CrashError(RuntimeError):
 
 
 class CrashAt(Callback):
-    """Raises behind a step, as a fault would."""
+    """Callback that raises an error after a step, to simulate a crash."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -54,7 +54,7 @@ def same(one, other):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Returns a function that trains with flags and returns the weights; once for the same flags."""
+    """Returns a function that trains a run, once for the same flags, and returns its weights."""
 
     @cache
     def train(*arguments):
@@ -66,7 +66,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("step", "workers"), [(25, "0"), (64, "0"), (100, "0"), (128, "0"), (25, "1"), (150, "1")])
-def test_a_crash_anywhere_changes_nothing(here, monkeypatch, trained, step, workers):
+def test_a_crash_at_any_step_does_not_change_the_final_weights(here, monkeypatch, trained, step, workers):
     arguments = (*TOY, "--epochs", "3", "--data.num_workers", workers)
     crash_at(step, *arguments, "--run", "broken", monkeypatch=monkeypatch)
     fit_here(*arguments, "--run", "broken")
@@ -75,7 +75,7 @@ def test_a_crash_anywhere_changes_nothing(here, monkeypatch, trained, step, work
     assert (summary["samples"], summary["steps"], summary["attempts"]) == (3 * 2048, 192, 2)
 
 
-def test_a_finished_run_says_so(here, capsys):
+def test_a_finished_run_is_reported_and_not_trained_again(here, capsys):
     fit_here(*TOY, "--epochs", "2", "--run", "x")
     before = (here / "runs/x/run.json").read_text()
     capsys.readouterr()
@@ -85,7 +85,7 @@ def test_a_finished_run_says_so(here, capsys):
     assert (here / "runs/x/run.json").read_text() == before
 
 
-def test_a_run_that_a_callback_ended_early_says_so_and_continues_with_more_epochs(here, capsys):
+def test_a_run_ended_early_by_a_callback_is_reported_and_resumes_with_more_epochs(here, capsys):
     callback = ("--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "val/loss")
     early = (*TOY, "--run", "x", *callback, "--trainer.callbacks.patience", "0", "--trainer.callbacks.mode", "max")
     fit_here(*early, "--epochs", "5")
@@ -97,7 +97,7 @@ def test_a_run_that_a_callback_ended_early_says_so_and_continues_with_more_epoch
     assert json.loads((here / "runs/x/summary.json").read_text())["epochs"] == 3
 
 
-def test_a_run_that_max_time_ended_resumes_with_a_longer_one(here, capsys):
+def test_a_run_ended_by_max_time_resumes_with_a_longer_max_time(here, capsys):
     arguments = (*TOY, "--model.schedule", "Constant", "--run", "x", "--trainer.max_time")
     steps = []
     for seconds in (1, 1, 2):
@@ -124,21 +124,21 @@ def test_a_run_that_max_time_ended_resumes_with_a_longer_one(here, capsys):
         ((5, 60), (5, 60), 2, 20, "--epochs 10"),
     ],
 )
-def test_a_finished_run_says_which_limits_to_raise(here, had, asked, epochs, steps, expected):
+def test_the_note_about_a_finished_run_states_which_limits_to_raise(here, had, asked, epochs, steps, expected):
     run = RunDirectory(here)
     run.write_summary({"epochs": epochs, "steps": steps, "max_epochs": had[0], "max_steps": had[1]})
     note = already_finished_note(run, SimpleNamespace(max_epochs=asked[0], max_steps=asked[1]))
     assert f"the same command with {expected}\n" in note and ("ended early" in note) == (epochs == 2)
 
 
-def test_a_finished_run_goes_on_when_more_is_asked(here, capsys):
+def test_a_finished_run_resumes_if_more_epochs_are_requested(here, capsys):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     fit_here(*TOY, "--epochs", "3", "--run", "x")
     assert "carrying on from step-00000064" in capsys.readouterr().out
     assert json.loads((here / "runs/x/summary.json").read_text())["epochs"] == 3
 
 
-def test_never_begins_anew_and_keeps_the_earlier_run(here):
+def test_the_value_never_of_resume_starts_a_new_run_and_archives_the_earlier_run(here):
     fit_here(*TOY, "--epochs", "2", "--run", "x")
     fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "never")
     assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
@@ -146,7 +146,7 @@ def test_never_begins_anew_and_keeps_the_earlier_run(here):
 
 
 @pytest.mark.parametrize("path", ["runs/x", "runs/x/checkpoints/step-00000128"])
-def test_a_checkpoint_of_another_run(here, path):
+def test_a_new_run_can_start_from_a_checkpoint_of_another_run(here, path):
     fit_here(*TOY, "--epochs", "2", "--run", "x")
     fit_here(*TOY, "--epochs", "4", "--run", "y", "--resume", path)
     summary = json.loads((here / "runs/y/summary.json").read_text())
@@ -154,8 +154,8 @@ def test_a_checkpoint_of_another_run(here, path):
 
 
 @pytest.mark.parametrize(("step", "begins"), [(1, 128), (15, 140)])
-def test_a_job_that_is_started_again_goes_back_no_further_than_it_has_to(here, capsys, monkeypatch, step, begins):
-    """Its command says `--resume PATH`: it begins there again only where it has saved nothing since."""
+def test_a_restarted_job_prefers_its_own_checkpoint_to_the_given_checkpoint(here, capsys, monkeypatch, step, begins):
+    """The job's command contains `--resume PATH`, which applies only while the job has saved no checkpoint."""
     fit_here(*TOY, "--epochs", "2", "--run", "x")
     command = (*TOY, "--epochs", "4", "--run", "y", "--resume", "runs/x")
     crash_at(128 + step, *command, monkeypatch=monkeypatch, launch=Launch(job_id="7"))
@@ -165,7 +165,7 @@ def test_a_job_that_is_started_again_goes_back_no_further_than_it_has_to(here, c
     assert json.loads((here / "runs/y/summary.json").read_text())["samples"] == 4 * 2048
 
 
-def test_a_start_that_is_refused_leaves_the_checkpoints_where_they_are(here):
+def test_a_refused_start_moves_no_checkpoints(here):
     for run in ("x", "y"):
         fit_here(*TOY, "--epochs", "1", "--run", run)
     before = sorted((here / "runs").rglob("*"))
@@ -177,7 +177,7 @@ def test_a_start_that_is_refused_leaves_the_checkpoints_where_they_are(here):
         ]
 
 
-def test_a_damaged_checkpoint_is_passed_over(here, capsys):
+def test_a_damaged_checkpoint_is_skipped(here, capsys):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     (here / "runs/x/checkpoints/step-00000064/state.pt").write_bytes(b"")
     fit_here(*TOY, "--epochs", "2", "--run", "x")
@@ -186,20 +186,20 @@ def test_a_damaged_checkpoint_is_passed_over(here, capsys):
 
 
 @pytest.mark.parametrize("other", [("--data", "Digits"), ("--model", "ResNet", "--data", "Digits")])
-def test_another_model_or_other_data_is_refused(here, other):
+def test_another_model_or_data_module_is_refused(here, other):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     with pytest.raises(CannotStart, match=r"--model lightning_modules\.MLP --data data_modules\.Toy"):
         fit_here(*TOY, "--epochs", "2", "--run", "x", *other)
 
 
-def test_a_checkpoint_that_does_not_fit_the_model(here):
+def test_a_checkpoint_that_does_not_fit_the_model_is_refused(here):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     with pytest.raises(CannotStart, match="does not fit the model"):
         fit_here(*TOY, "--epochs", "2", "--run", "x", "--model.hidden_sizes", "[7]")
     assert len(json.loads((here / "runs/x/run.json").read_text())["attempts"]) == 1
 
 
-def test_going_back_keeps_the_newer_checkpoints(here):
+def test_a_resume_from_an_older_checkpoint_archives_the_newer_checkpoints(here):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "runs/x/checkpoints/step-00000050")
     assert sorted(path.name for path in (here / "runs/x").glob("checkpoints*/*")) == [
@@ -211,7 +211,7 @@ def test_going_back_keeps_the_newer_checkpoints(here):
     ]
 
 
-def test_a_refused_way_back_leaves_the_newer_checkpoints_where_they_are(here):
+def test_a_refused_resume_from_an_older_checkpoint_moves_no_checkpoints(here):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     before = sorted((here / "runs").rglob("step-*"))
     with pytest.raises(CannotStart):
@@ -219,7 +219,7 @@ def test_a_refused_way_back_leaves_the_newer_checkpoints_where_they_are(here):
     assert sorted((here / "runs").rglob("step-*")) == before
 
 
-def test_a_wrong_request_to_begin_anew_takes_nothing_away(here):
+def test_a_refused_new_start_does_not_archive_the_earlier_run(here):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     with pytest.raises(CannotStart):
         fit_here(*TOY, "--epochs", "1", "--run", "x", "--resume", "never", "--batch_size", "5000")
@@ -227,7 +227,7 @@ def test_a_wrong_request_to_begin_anew_takes_nothing_away(here):
     assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
 
 
-def test_a_run_that_its_steps_ended_within_an_epoch_goes_on_there(here, capsys):
+def test_a_run_ended_by_max_steps_in_the_middle_of_an_epoch_resumes_there(here, capsys):
     arguments = (*TOY, "--model.schedule", "Constant", "--trainer.max_epochs=-1")
     fit_here(*arguments, "--trainer.max_steps", "192", "--run", "whole")
     for steps in ("100", "192", "192"):
@@ -245,7 +245,7 @@ def test_a_run_that_its_steps_ended_within_an_epoch_goes_on_there(here, capsys):
         ("runs/y", r"there is no such file or folder; \S+ holds first", "runs/first"),
     ],
 )
-def test_a_checkpoint_that_is_missing_is_named_as_it_was_typed(here, asked, found, instead):
+def test_a_missing_checkpoint_is_named_as_typed(here, asked, found, instead):
     if asked != "missing.ckpt":
         (here / "last.ckpt").write_text("")
     (here / "runs/first").mkdir(parents=True)
@@ -256,7 +256,7 @@ def test_a_checkpoint_that_is_missing_is_named_as_it_was_typed(here, asked, foun
     assert re.fullmatch(found, error.value.found) and instead in error.value.instead
 
 
-def test_a_checkpoint_that_is_none(here):
+def test_the_refusal_of_a_missing_checkpoint_names_an_existing_checkpoint(here):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     with pytest.raises(CannotStart, match="step-00000064"):
         fit_here(*TOY, "--resume", "runs/x/checkpoints/step-00000007", "--run", "y")
@@ -267,17 +267,17 @@ def ledger(run):
     return json.loads((run / "summary.json").read_text())["ledger"]
 
 
-def test_other_data_is_refused_and_what_changed_is_said(here, monkeypatch):
+def test_changed_data_is_refused_with_a_description_of_the_change(here, monkeypatch):
     crash_at(80, *TOY, "--epochs", "3", "--run", "x", monkeypatch=monkeypatch)
     other = (*TOY, "--epochs", "3", "--run", "x", "--data.data_seed", "5")
     with pytest.raises(CannotStart, match=r"inputs: was float32 \(2048, 20\), \w+, is float32 \(2048, 20\)"):
         fit_here(*other)
     fit_here(*other, "--accept_changed", "data")
     assert ledger(here / "runs/x") == [f"epoch {epoch}: 2,048 of 2,048 samples, each once" for epoch in (1, 2, 3)]
-    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 70 + 2 * 64  # the second epoch anew
+    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 70 + 2 * 64  # the second epoch restarted
 
 
-def test_another_global_batch_goes_on_with_the_rest_of_the_epoch(here, monkeypatch):
+def test_a_run_resumed_with_another_global_batch_size_completes_the_epoch(here, monkeypatch):
     crash_at(85, *TOY, "--epochs", "3", "--run", "x", monkeypatch=monkeypatch)
     arguments = (*TOY, "--epochs", "3", "--run", "x", "--global_batch_size", "100")
     crash_at(91, *arguments, "--accept_changed", "global_batch_size", monkeypatch=monkeypatch)
@@ -303,8 +303,8 @@ CONSTANT = (*TOY, "--model.schedule", "Constant", "--trainer.val_check_interval"
         (100, ("--trainer.callbacks.save_on_train_epoch_end=true", "--trainer.max_steps=100")),
     ],
 )
-def test_a_checkpoint_of_lightnings_own(here, monkeypatch, trained, step, settings):
-    """Saved in its hooks: behind a step, a validation, an epoch, an epoch that was cut short. And then a crash."""
+def test_a_run_resumes_exactly_from_a_checkpoint_of_lightnings_callback(here, monkeypatch, trained, step, settings):
+    """The checkpoint is saved after a step, a validation, an epoch or a shortened epoch. The resumed run crashes."""
     fit_here(*CONSTANT, "--epochs", "3", "--run", "own", *OWN, *settings)
     resume = ("--epochs", "3", "--run", "rest", "--resume", f"own/step={step}.ckpt")
     crash_at(115, *CONSTANT, *resume, monkeypatch=monkeypatch)
@@ -313,7 +313,7 @@ def test_a_checkpoint_of_lightnings_own(here, monkeypatch, trained, step, settin
     assert ledger(here / "runs/rest")[-2:] == [f"epoch {epoch}: 2,048 of 2,048 samples, each once" for epoch in (2, 3)]
 
 
-def test_a_checkpoint_from_elsewhere_begins_its_epoch_anew(here, capsys):
+def test_a_checkpoint_not_written_by_rankzero_restarts_its_epoch(here, capsys):
     fit_here(*TOY, "--epochs", "2", "--run", "own", *OWN, "--trainer.callbacks.every_n_train_steps=100")
     content = torch.load("own/step=100.ckpt", weights_only=True)
     for name in ("rankzero", "rank_states", "ledger"):

@@ -24,7 +24,7 @@ def test_each_metric_is_shown_once(name):
     assert once(metrics) == shown
 
 
-def test_as_lightning_names_them():
+def test_a_metric_logged_per_step_and_epoch_is_shown_once():
     class Logs(BoringModel):
         def training_step(self, batch, batch_idx):
             self.log("loss", float(batch_idx), on_step=True, on_epoch=True)
@@ -39,7 +39,7 @@ def test_as_lightning_names_them():
     assert {name: value for name, value in once(seen).items() if "loss" in name and "val" not in name} == {"loss": 1.0}
 
 
-def test_a_line_keeps_to_its_width_and_says_what_it_leaves_out():
+def test_a_line_fits_its_width_and_states_how_many_metrics_are_omitted():
     metrics = {f"metric_{number:02}": float(number) for number in range(30)}
     line = in_one_line("epoch 1/2 done  step 3", metrics, ["metric_29"], "7 s", 120)
     assert len(line) <= 120 and line.startswith("epoch 1/2 done  step 3  metric_29 29  metric_00 0  ")

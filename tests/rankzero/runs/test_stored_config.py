@@ -52,11 +52,11 @@ class Net(BoringModel):
 
 
 def nested(depth):
-    """A dictionary that holds a dictionary, and so on."""
+    """Returns a dictionary that is nested `depth` levels deep."""
     return {"a": nested(depth - 1)} if depth else {}
 
 
-def test_defaults_that_are_objects_stay_out_of_the_configuration(here, monkeypatch):
+def test_default_values_that_are_objects_are_omitted_from_the_configuration(here, monkeypatch):
     (here / "partial_default.py").write_text(PARTIAL)
     monkeypatch.syspath_prepend(here)
     assert fit_here("--model", "partial_default.Net", "--name", "x", "--epochs", "1") == 0
@@ -67,7 +67,7 @@ def test_defaults_that_are_objects_stay_out_of_the_configuration(here, monkeypat
     assert fit_here("--config", "runs/x/config.yaml", "--name", "again") == 0
 
 
-def test_all_other_values_stay():
+def test_without_objects_keeps_all_other_values():
     config = {"a": {"b": "Unable to serialize instance <x>", "c": [1, "text"]}, "d": None}
     assert without_objects(config) == {"a": {"c": [1, "text"]}, "d": None}
 
@@ -82,11 +82,11 @@ def test_all_other_values_stay():
         (datetime.date(2026, 1, 2), "2026-01-02"),
     ],
 )
-def test_values_of_yaml_as_json(value, stored):
+def test_yaml_values_are_converted_for_json(value, stored):
     assert as_json(value) == stored == json.loads(json.dumps(stored, allow_nan=False))
 
 
-def test_a_configuration_that_versions_before_stored_as_yaml_is_read():
+def test_a_configuration_stored_as_yaml_by_an_earlier_version_is_read():
     config = {"model": {"class_path": "mine.Net", "init_args": {"lr": 0.1}}, "trainer": {"max_time": None}}
     assert read_config(dump_config(config)) == read_config(config) == config
 
@@ -96,7 +96,7 @@ def test_a_configuration_that_versions_before_stored_as_yaml_is_read():
     [None, 5, [], "", "a: [", "a: &a [1]\nb: *a", "[" * 5000, nested(200), "{a: " * 200 + "1" + "}" * 200],
     ids=lambda stored: str(stored)[:20],
 )
-def test_what_is_no_configuration_is_read_as_an_empty_one(stored):
+def test_invalid_content_is_read_as_an_empty_configuration(stored):
     assert read_config(stored) == {}
 
 
@@ -107,14 +107,14 @@ def test_changes_name_flags_and_both_values():
     assert changes(as_json(now), now) == []
 
 
-def test_a_manifest_holds_the_configuration_as_an_object_that_evaluation_reads(here, monkeypatch):
+def test_evaluation_reads_the_configuration_that_a_manifest_stores_as_an_object(here, monkeypatch):
     (here / "keyed.py").write_text(KEYED)
     monkeypatch.syspath_prepend(here)
     assert fit_here("--model", "keyed.Net", "--model.names", '{"1": "one"}', "--name", "x", "--epochs", "1") == 0
     (checkpoint,) = (here / "runs/x/checkpoints").glob("step-*")
     stored = json.loads((checkpoint / "manifest.json").read_text())["rankzero"]["config"]
     assert stored["model"] == {"class_path": "keyed.Net", "init_args": {"names": {"1": "one"}, "limit": ".inf"}}
-    assert evaluate_here("--name", "x") == 0  # the module checks its arguments
+    assert evaluate_here("--name", "x") == 0  # the model asserts that it gets these arguments
 
 
 TOY = ("--model", "MLP", "--data", "Toy")
@@ -129,7 +129,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def run(trained, here):
-    """The checkpoint of a run, in a folder of the test's own."""
+    """Copies a finished run for the test; returns the run's checkpoint."""
     shutil.copytree(trained, here / "runs")
     return here / "runs/x/checkpoints/step-00000064"
 
@@ -146,7 +146,7 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config)[:40])
-def test_a_sealed_configuration_that_is_none(run, config, seal):
+def test_an_invalid_configuration_in_a_valid_manifest_is_refused(run, config, seal):
     seal(run, rankzero={"run": "x", "config": config})
     with pytest.raises(CannotStart):
         evaluate_here("--checkpoint", str(run))

@@ -43,7 +43,7 @@ def summary_of(trainer, run, world=None, best=None, status="finished", again=Fal
     return summarise(status, trainer, figures, run, world, launch, best, 12.34567, again)
 
 
-def test_the_summary_of_a_run(trainer, run):
+def test_the_summary_of_a_run_has_all_fields(trainer, run):
     assert summary_of(trainer, run) == {
         "run": "x",
         "status": "finished",
@@ -69,19 +69,19 @@ def test_the_summary_of_a_run(trainer, run):
     }
 
 
-def test_a_summary_is_strict_json_and_comes_back_as_it_was(trainer, run):
+def test_a_summary_survives_a_round_trip_through_strict_json(trainer, run):
     summary = summary_of(trainer, run, status="stopped", again=True)
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert (summary["status"], summary["another_attempt"]) == ("stopped", True)
 
 
 @pytest.mark.parametrize(("size", "backend"), [(1, None), (2, "gloo"), (3, "gloo")])
-def test_one_process_has_no_backend(trainer, run, size, backend):
+def test_the_backend_is_recorded_only_for_several_processes(trainer, run, size, backend):
     summary = summary_of(trainer, run, WorldInfo("cpu", size=size, devices=size, backend="gloo"))
     assert (summary["world_size"], summary["devices"], summary["backend"]) == (size, size, backend)
 
 
-def test_metrics_that_are_no_finite_numbers_are_null_and_names_are_sorted(trainer):
+def test_non_finite_metrics_are_null_and_names_are_sorted(trainer):
     metrics = metrics_of(trainer)
     assert metrics == SHOWN and list(metrics) == sorted(SHOWN)
     assert all(value is None or type(value) is float for value in metrics.values())
@@ -103,7 +103,7 @@ def test_checkpoints_are_named_by_their_path_within_the_run(trainer, run):
     assert summary_of(trainer, run)["best"] is None and summary_of(trainer, run, best="min:other")["best"] is None
 
 
-def test_a_checkpoint_that_is_not_finished_is_not_the_newest(trainer, run):
+def test_an_incomplete_checkpoint_is_not_reported_as_the_newest(trainer, run):
     for step in (5, 10, 15):
         path = save(run, step, 1.0)
     (path / MANIFEST).unlink()

@@ -15,8 +15,8 @@ def small_disk(tmp_path):
         yield disk
 
 
-def test_what_a_full_disk_does_not_take_waits(small_disk, monkeypatch, recwarn):
-    monkeypatch.setattr(tensorboard, "AGAIN_SECONDS", 1.1)  # files are read in the order of the second in their names
+def test_events_are_written_once_a_full_disk_has_space_again(small_disk, monkeypatch, recwarn):
+    monkeypatch.setattr(tensorboard, "AGAIN_SECONDS", 1.1)  # TensorBoard sorts files by the second in their names
     logger = DurableTensorBoardLogger(RunDirectory(small_disk))
     logger.purge_from(0)
     logger.log_metrics({"loss": 1.0}, 0)
@@ -25,7 +25,7 @@ def test_what_a_full_disk_does_not_take_waits(small_disk, monkeypatch, recwarn):
     with filling.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
             file.write(bytes(1024))
-    for step in range(1, 400):  # the file's last page has room for some
+    for step in range(1, 400):  # the last page of the event file has room for some events
         logger.log_metrics({"loss": 1.0 + step}, step)
         logger.flush()
     filling.unlink()
@@ -41,6 +41,6 @@ def test_what_a_full_disk_does_not_take_waits(small_disk, monkeypatch, recwarn):
     assert sorted(set(steps)) == list(range(402))
 
 
-def test_any_other_error_is_an_error(tmp_path):
+def test_an_error_other_than_a_full_disk_is_raised(tmp_path):
     with pytest.raises(ValueError, match="not supported"):
         DurableTensorBoardLogger(RunDirectory(tmp_path)).log_metrics({"loss": object()}, 0)

@@ -21,7 +21,7 @@ def ranks(world, count, size, epoch=0, **settings):
 
 
 def steps(samplers):
-    """The samples of each optimiser step, over all ranks."""
+    """Returns the sorted samples of each optimizer step over all ranks."""
     found = []
     for batches in zip(*samplers, strict=True):
         number = len(found)
@@ -38,7 +38,7 @@ def test_the_steps_are_the_same_at_any_world_size(world, count, size, limit, see
 
 
 @given(worlds, counts, sizes, limits, st.integers(1, 4))
-def test_every_rank_has_as_many_batches_and_the_length_says_how_many(world, count, size, limit, micro_batches):
+def test_every_rank_has_the_same_number_of_batches_within_the_device_limit(world, count, size, limit, micro_batches):
     samplers = ranks(world, count, size, max_device_batch_size=limit, micro_batches=micro_batches)
     assert {len(list(sampler)) for sampler in samplers} == {len(samplers[0])}
     largest = max(len(batch) for sampler in samplers for batch in sampler)
@@ -46,7 +46,7 @@ def test_every_rank_has_as_many_batches_and_the_length_says_how_many(world, coun
 
 
 @given(worlds, counts, sizes, limits)
-def test_shares_say_what_is_dealt(world, count, size, limit):
+def test_shares_match_the_batches(world, count, size, limit):
     samplers = ranks(world, count, size, max_device_batch_size=limit)
     dealt = zip(*(sampler.shares() for sampler in samplers), strict=True)
     for shares, batches in zip(dealt, zip(*samplers, strict=True), strict=True):
@@ -58,7 +58,7 @@ def test_shares_say_what_is_dealt(world, count, size, limit):
 
 
 @given(worlds, counts, sizes, limits, st.data())
-def test_weights_make_the_mean_over_ranks_and_micro_batches_that_of_the_step(world, count, size, limit, data):
+def test_weighted_means_over_ranks_and_micro_batches_equal_the_mean_over_the_step(world, count, size, limit, data):
     samplers = ranks(world, count, size, max_device_batch_size=limit)
     loss = {sample: data.draw(st.floats(-1, 1)) for sample in range(count)}
     means, expected = [0.0] * samplers[0].steps, steps(ranks(1, count, size))
@@ -72,14 +72,14 @@ def test_weights_make_the_mean_over_ranks_and_micro_batches_that_of_the_step(wor
 
 
 @pytest.mark.parametrize(("world", "size"), [(1, 32), (2, 32), (4, 32), (4, 8)])
-def test_an_even_share_has_no_weight_at_all(world, size):
+def test_an_even_share_has_weight_one(world, size):
     assert all(
         share.loss_weight == share.metric_weight == 1.0 for one in ranks(world, 64, size) for share in one.shares()
     )
 
 
 @given(worlds, counts, sizes, limits, st.data())
-def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed(world, count, size, limit, data):
+def test_a_resumed_run_continues_after_the_consumed_samples(world, count, size, limit, data):
     whole = ranks(1, count, size, epoch=3)
     done = data.draw(st.integers(0, whole[0].steps - 1))
     position = whole[0].position(done)
@@ -99,7 +99,7 @@ def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed(world, count,
 
 
 @given(worlds, counts, sizes, limits, st.data())
-def test_what_is_consumed_is_the_first_part_of_the_order(world, count, size, limit, data):
+def test_consumed_samples_are_the_first_part_of_the_order(world, count, size, limit, data):
     samplers = ranks(world, count, size, max_device_batch_size=limit)
     batches = data.draw(st.integers(0, len(samplers[0])))
     used = [i for sampler in samplers for batch in list(sampler)[:batches] for i in batch]
@@ -108,7 +108,7 @@ def test_what_is_consumed_is_the_first_part_of_the_order(world, count, size, lim
 
 
 @given(counts, sizes, sizes, worlds, st.data())
-def test_a_run_that_is_carried_on_with_another_global_batch_misses_nothing(count, size, other, world, data):
+def test_a_run_resumed_with_another_global_batch_size_uses_every_sample_once(count, size, other, world, data):
     before = ranks(1, count, size, epoch=2)[0]
     done = data.draw(st.integers(0, before.steps - 1))
     start = before.position(done)
@@ -118,18 +118,18 @@ def test_a_run_that_is_carried_on_with_another_global_batch_misses_nothing(count
     assert after[0].position(len(after[0])) == Position(2, after[0].steps, count)
 
 
-def test_drop_last_drops_what_is_short():
+def test_drop_last_drops_the_short_last_step():
     sampler = ElasticBatchSampler(10, 4, drop_last=True)
     assert [len(batch) for batch in sampler] == [4, 4] and len(sampler) == 2
     assert sampler.position(2) == Position(0, 2, 8)
 
 
-def test_in_order_where_nothing_is_shuffled():
+def test_samples_are_in_order_without_shuffle():
     assert [list(batch) for batch in ElasticBatchSampler(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_what_cannot_do_without_a_sample_on_each_rank_gets_one_more_than_once(world):
+def test_a_padded_order_repeats_a_sample_with_weight_zero_on_ranks_without_samples(world):
     samplers = ranks(world, 9, 8)
     for sampler in samplers:
         sampler.padded = True
@@ -141,7 +141,7 @@ def test_what_cannot_do_without_a_sample_on_each_rank_gets_one_more_than_once(wo
     assert [sampler.in_flight[-1].size for sampler in samplers] == [1] + [0] * (world - 1)
 
 
-def test_a_loader_that_goes_round_while_a_longer_one_goes_on():
+def test_each_further_pass_of_an_epoch_has_another_order_and_can_be_resumed():
     sampler = ElasticBatchSampler(4, 2, shuffle=True, seed=1)
     rounds = [[i for batch in sampler for i in batch] for _ in range(3)]
     assert all(sorted(one) == [0, 1, 2, 3] for one in rounds) and len({tuple(one) for one in rounds}) > 1
@@ -151,14 +151,14 @@ def test_a_loader_that_goes_round_while_a_longer_one_goes_on():
     assert [i for batch in carried_on for i in batch] == rounds[2]
 
 
-def test_few_batches_are_in_flight_where_nothing_counts_them():
+def test_the_number_of_batches_in_flight_is_limited_by_default():
     sampler, most = ElasticBatchSampler(2 * 3 * MANY_IN_FLIGHT, 2), 0
     for _ in sampler:
         most = max(most, len(sampler.in_flight))
     assert MANY_IN_FLIGHT <= most <= MANY_IN_FLIGHT + 1
 
 
-def test_what_was_handed_out_is_noted():
+def test_batches_in_flight_are_recorded_until_the_next_pass():
     sampler = ElasticBatchSampler(10, 4, shuffle=True)
     batches = list(sampler)
     assert [given.tolist() for given in sampler.in_flight] == [list(batch) for batch in batches]
@@ -167,7 +167,7 @@ def test_what_was_handed_out_is_noted():
 
 
 @given(st.integers(1, 6), counts, st.integers(2, 40))
-def test_a_short_step_gives_nobody_a_single_sample_where_that_can_be(world, count, share):
+def test_a_short_step_gives_no_rank_a_single_sample_if_possible(world, count, share):
     samplers = ranks(world, count, share * world)
     rest = count % (share * world)
     single = any(len(batch) == 1 for sampler in samplers for batch in sampler)

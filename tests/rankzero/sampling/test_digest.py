@@ -15,11 +15,11 @@ def digest(samples):
 
 
 @given(st.integers(1, 2000), st.integers(0, 9))
-def test_all_samples_in_any_order(count, seed):
+def test_the_digest_of_all_samples_does_not_depend_on_their_order(count, seed):
     assert digest(Permutation(count, seed, 0)(np.arange(count))) == Digest.of_all(count)
 
 
-def test_sums_beyond_64_bits():
+def test_sums_wrap_modulo_2_to_the_64():
     count = 10**9
     some = list(range(count - 1000, count))
     powers = [sum(sample**power for sample in range(1000)) for power in range(4)]
@@ -29,7 +29,7 @@ def test_sums_beyond_64_bits():
 
 
 @given(st.integers(4, 500), st.data())
-def test_a_sample_that_takes_the_place_of_another_shows(count, data):
+def test_replacing_a_sample_by_another_changes_the_digest(count, data):
     samples = list(range(count))
     lost, repeated = data.draw(st.permutations(samples))[:2]
     samples[lost] = repeated
@@ -37,7 +37,7 @@ def test_a_sample_that_takes_the_place_of_another_shows(count, data):
 
 
 @given(st.integers(8, 500), st.data())
-def test_two_that_take_the_places_of_two_with_the_same_sum_show(count, data):
+def test_replacing_two_samples_by_two_with_the_same_sum_changes_the_digest(count, data):
     first = data.draw(st.integers(0, count - 4))
     samples = list(range(count))
     samples[first : first + 4] = [first + 1, first + 1, first + 2, first + 2]
@@ -45,12 +45,12 @@ def test_two_that_take_the_places_of_two_with_the_same_sum_show(count, data):
 
 
 @pytest.mark.parametrize("consumed", [0, 1, 400, 600, 999, 1000])
-def test_the_first_part_of_an_order(consumed):
+def test_expected_returns_the_digest_of_the_first_part_of_an_order(consumed):
     order = Permutation(1000, 3, 4)
     assert expected(order, 1000, consumed) == digest(order(np.arange(consumed)))
 
 
-def test_one_that_is_carried_on():
+def test_a_ledger_continues_from_an_earlier_digest():
     ledger = Ledger(Digest(digest([1, 2, 3]).sums))
     ledger.use(np.array([4, 5]))
     assert ledger.digest() == digest([1, 2, 3, 4, 5])

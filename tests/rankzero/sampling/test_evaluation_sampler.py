@@ -11,20 +11,20 @@ def ranks(world, count, size, **settings):
 
 
 @given(worlds, counts, sizes)
-def test_each_sample_once(world, count, size):
+def test_every_sample_is_evaluated_exactly_once(world, count, size):
     samplers = ranks(world, count, size)
     assert sorted(i for one in samplers for batch in one for i in batch) == list(range(count))
     assert all(len(batch) <= size for one in samplers for batch in one)
 
 
 @given(worlds, counts, sizes)
-def test_every_rank_has_as_many_batches(world, count, size):
+def test_every_rank_has_the_same_number_of_batches(world, count, size):
     samplers = ranks(world, count, size)
     assert {len(list(one)) for one in samplers} == {len(samplers[0])}
 
 
 @given(worlds, counts, sizes)
-def test_idle_says_which_batches_are_empty_somewhere(world, count, size):
+def test_shares_state_which_batches_are_empty_on_some_rank(world, count, size):
     samplers = ranks(world, count, size)
     for number, batches in enumerate(zip(*samplers, strict=True)):
         shares = [one.share(number) for one in samplers]
@@ -35,13 +35,13 @@ def test_idle_says_which_batches_are_empty_somewhere(world, count, size):
 
 
 @given(worlds, counts, st.integers(2, 12))
-def test_nobody_is_left_out_where_there_are_as_many_samples_as_ranks(world, count, size):
+def test_no_batch_is_empty_if_there_are_at_least_as_many_samples_as_ranks(world, count, size):
     if count >= world:
         assert all(batch for one in ranks(world, count, size) for batch in one)
 
 
 @given(worlds, counts, sizes)
-def test_drop_last(world, count, size):
+def test_drop_last_keeps_only_full_batches(world, count, size):
     samplers = ranks(world, count, size, drop_last=True)
     assert all(len(batch) == size for one in samplers for batch in one)
     assert len(samplers[0]) == count // (world * size)

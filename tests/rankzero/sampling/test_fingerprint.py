@@ -29,7 +29,7 @@ def changed(rows, index):
 
 
 @pytest.mark.parametrize("index", [0, 999])
-def test_tensors(index):
+def test_the_fingerprint_of_tensors_depends_on_values_and_type(index):
     assert same(TensorDataset(ROWS), TensorDataset(ROWS.clone()))
     assert not same(TensorDataset(ROWS), TensorDataset(changed(ROWS, index)))
     assert not same(TensorDataset(ROWS), TensorDataset(ROWS.double()))
@@ -46,7 +46,7 @@ def test_tensors(index):
         (torch.zeros(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)),
     ],
 )
-def test_what_is_held(one, other):
+def test_the_fingerprint_depends_on_the_content_of_arrays_and_containers(one, other):
     assert same(Holding(held=one), Holding(held=one)) and not same(Holding(held=one), Holding(held=other))
 
 
@@ -60,11 +60,11 @@ def test_what_is_held(one, other):
         ([object()], [object()]),
     ],
 )
-def test_what_an_attempt_may_have_of_its_own(one, other):
+def test_folders_single_numbers_and_unknown_objects_do_not_change_the_fingerprint(one, other):
     assert not changes(fingerprint(Holding(held=one), 1), {**fingerprint(Holding(held=other), 1)})
 
 
-def test_data_sets_of_data_sets():
+def test_the_fingerprint_covers_nested_data_sets():
     def nested(rows, part):
         return ConcatDataset([Subset(TensorDataset(rows), part), TensorDataset(rows)])
 
@@ -73,7 +73,7 @@ def test_data_sets_of_data_sets():
     assert not same(nested(ROWS, [1, 2]), nested(changed(ROWS, 0), [1, 2]))
 
 
-def test_what_changed_is_said():
+def test_changes_between_fingerprints_are_described():
     was, now = fingerprint(TensorDataset(ROWS), 1000), fingerprint(Holding(tensors=(ROWS, ROWS)), 1001)
     assert changes(was, was) == []
     said = "\n".join(changes(was, now))

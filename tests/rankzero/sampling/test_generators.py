@@ -27,7 +27,7 @@ DRAWS = {
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Generators without a cached normal number, which are restored."""
+    """Seeds all generators, which clears cached normal numbers, and restores their states afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     generators.seed(1)
     yield
@@ -41,14 +41,14 @@ def draw(count=1):
 
 
 @pytest.mark.parametrize(("value", "seed"), [(None, 0), ("", 0), ("0", 0), ("7", 7), (str(2**32 - 1), 2**32 - 1)])
-def test_the_global_seed_is_the_variable_that_lightning_sets(monkeypatch, value, seed):
+def test_the_global_seed_is_read_from_the_variable_that_lightning_sets(monkeypatch, value, seed):
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     if value is not None:
         monkeypatch.setenv("PL_GLOBAL_SEED", value)
     assert generators.global_seed() == seed
 
 
-def test_the_global_seed_is_the_last_one_of_seed_everything():
+def test_the_global_seed_is_the_last_seed_passed_to_seed_everything():
     with as_before():
         for seed in (3, 0, 5):
             seed_everything(seed, verbose=False)
@@ -56,7 +56,7 @@ def test_the_global_seed_is_the_last_one_of_seed_everything():
 
 
 @pytest.mark.parametrize("key", [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
-def test_a_key_seeds_each_generator_as_its_own_function_does(key):
+def test_seed_has_the_same_effect_as_the_seed_function_of_each_generator(key):
     generators.seed(key)
     found = draw(2)
     random.seed(key)
@@ -65,7 +65,7 @@ def test_a_key_seeds_each_generator_as_its_own_function_does(key):
     assert found == draw(2)
 
 
-def test_a_look_changes_nothing():
+def test_look_does_not_change_the_generators():
     expected = draw(2)
     generators.seed(1)
     state = generators.look()
@@ -74,8 +74,8 @@ def test_a_look_changes_nothing():
 
 
 @pytest.mark.parametrize("draw_normal", [np.random.randn, lambda: random.gauss(0, 1)], ids=["numpy", "python"])
-def test_a_draw_from_the_cached_normal_number_is_seen_and_can_be_taken_back(draw_normal):
-    draw_normal()  # computes two, and caches the second
+def test_a_draw_of_a_cached_normal_number_is_detected_and_can_be_undone(draw_normal):
+    draw_normal()  # computes two numbers and caches the second
     state = generators.look()
     expected = [draw_normal() for _ in range(3)]
     generators.put_back(state)
@@ -86,7 +86,7 @@ def test_a_draw_from_the_cached_normal_number_is_seen_and_can_be_taken_back(draw
 
 
 @pytest.mark.parametrize("reseed", [random.seed, np.random.seed, torch.manual_seed], ids=["python", "numpy", "torch"])
-def test_another_seed_right_after_a_seed_is_seen(reseed):
+def test_a_second_seed_without_a_draw_in_between_is_detected(reseed):
     reseed(1)
     state = generators.look()
     reseed(2)
@@ -94,8 +94,8 @@ def test_another_seed_right_after_a_seed_is_seen(reseed):
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_draw_is_seen_and_can_be_taken_back(name):
-    draw()  # now each Mersenne twister is in the middle of a block
+def test_a_draw_is_detected_and_can_be_undone(name):
+    draw()  # afterwards, each Mersenne twister is in the middle of a block
     state = generators.look()
     expected = draw(2)
     generators.put_back(state)
@@ -113,8 +113,8 @@ def test_a_new_seed_counts_as_a_draw(seed):
     assert generators.drawn_since(state)
 
 
-def test_a_generator_that_comes_round_its_words_is_seen():
-    """After 624 words a Mersenne twister is at the same place of another block."""
+def test_a_draw_of_a_whole_block_is_detected():
+    """After 624 words, a Mersenne twister is at the same position in another block."""
     state = generators.look()
     random.getrandbits(32 * 624)
     assert generators.drawn_since(state)
@@ -133,7 +133,7 @@ def test_states_can_be_restored_in_any_order():
         assert draw()[0] == expected[place]
 
 
-def test_generators_of_another_kind():
+def test_a_draw_from_another_bit_generator_is_detected_and_can_be_undone():
     before = np.random.get_bit_generator()
     try:
         np.random.set_bit_generator(np.random.PCG64(1))

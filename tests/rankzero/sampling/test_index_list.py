@@ -37,14 +37,14 @@ def test_array_and_keys_have_an_entry_for_each_sample(make, samples):
     assert np.array_equal(indices.random_keys, sample_keys(KEY, np.array(samples, dtype=np.int64)))
 
 
-def test_the_key_of_a_sample_depends_on_seed_epoch_and_sample_alone():
+def test_the_key_of_a_sample_depends_only_on_seed_epoch_and_sample():
     first, second = of_list([5, 2, 9]).random_keys, of_array([9, 5]).random_keys
     assert first[2] == second[0] and first[0] == second[1] and len({*first.tolist()}) == 3
     for key in (epoch_key(seed=3, epoch=1), epoch_key(seed=4, epoch=2)):
         assert not {*Indices([5, 2, 9], key).random_keys.tolist()} & {*first.tolist()}
 
 
-def test_samples_of_a_part_have_the_keys_of_their_numbers_in_the_whole_data_set():
+def test_samples_of_a_subset_have_the_keys_of_their_indices_in_the_loaders_data_set():
     part = Indices([70, 71], KEY, numbers=[5, 9])
     assert part == [70, 71] and part.array.tolist() == [70, 71]
     assert np.array_equal(part.random_keys, of_list([5, 9]).random_keys)
@@ -58,12 +58,12 @@ def test_indices_without_arguments_are_empty():
 
 
 @pytest.mark.parametrize("indices", [of_list([5, 2]), of_array([5, 2]), Indices([7, 8], KEY, numbers=[5, 2])])
-def test_indices_reach_a_loader_process_with_their_keys(indices):
+def test_indices_keep_their_keys_when_pickled_for_a_loader_process(indices):
     copy = pickle.loads(pickle.dumps(indices))
     assert type(copy) is Indices and copy == indices and copy.key == KEY
     assert np.array_equal(copy.random_keys, of_list([5, 2]).random_keys)
 
 
-def test_a_data_set_may_use_them_as_any_other_list():
+def test_a_data_set_can_use_indices_like_a_list():
     assert Subset(list("abcdefghij"), range(10)).__getitems__(of_array([5, 2])) == ["f", "c"]
     assert np.arange(10)[of_list([5, 2])].tolist() == [5, 2]

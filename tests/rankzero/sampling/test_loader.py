@@ -17,7 +17,7 @@ from running import as_before
 
 
 class Tagged(DataLoader):
-    """A loader with attributes and methods of its own."""
+    """DataLoader with additional attributes and methods."""
 
     tag, count = "of the class", 0
 
@@ -31,7 +31,7 @@ class Tagged(DataLoader):
 
 
 class Looks(BoringModel):
-    """Looks at the loader that it is trained on."""
+    """Model that records the attributes of its training loader."""
 
     def on_train_batch_start(self, batch, batch_idx):
         loader = self.trainer.train_dataloader
@@ -50,7 +50,7 @@ class Looks(BoringModel):
 
 
 @pytest.mark.parametrize("kind", [DataLoader, Tagged])
-def test_the_loader_that_a_module_sees_is_like_the_one_in_lightning(kind):
+def test_a_module_sees_the_same_loader_attributes_as_in_stock_lightning(kind):
     def observe(ours):
         module, loader = Looks(), kind(torch.rand(12, 32), batch_size=4, shuffle=True)
         plan = SamplingPlan()
@@ -75,7 +75,7 @@ def test_the_loader_that_a_module_sees_is_like_the_one_in_lightning(kind):
     assert observe(True) == observe(False)
 
 
-def test_a_loader_that_was_trained_on_may_be_given_again():
+def test_a_loader_can_be_wrapped_again_after_training():
     plan = SamplingPlan(seed=1)
     loader = Tagged(TensorDataset(torch.arange(12.0)), batch_size=4, shuffle=True)
     once = plan.wrap(loader, training=True)
@@ -85,7 +85,7 @@ def test_a_loader_that_was_trained_on_may_be_given_again():
     assert sorted(torch.cat([batch[0] for batch in again]).tolist()) == list(range(12))
 
 
-def test_a_batch_that_is_none_leaves_the_shares_of_the_others_as_they_are():
+def test_a_batch_that_is_none_does_not_change_the_shares_of_other_batches():
     data = [torch.tensor(number) for number in range(10)]
     users = DataLoader(data, 4, collate_fn=lambda samples: None if 0 in samples else torch.stack(samples))
     loader = ManagedLoader(users, ElasticBatchSampler(10, 4), lambda value: value)
@@ -94,7 +94,7 @@ def test_a_batch_that_is_none_leaves_the_shares_of_the_others_as_they_are():
 
 
 class Children(Callback):
-    """Notes how many loader processes there are."""
+    """Callback that records the number of loader processes."""
 
     def __init__(self, fails_in=None):
         self.seen, self.fails_in = [], fails_in
@@ -149,6 +149,6 @@ def children_of(ours, persistent, fails_in=None):
 
 @pytest.mark.parametrize("fails_in", [None, (1, 2)])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_there_are_as_many_loader_processes_as_in_lightning(persistent, fails_in):
+def test_the_number_of_loader_processes_is_the_same_as_in_stock_lightning(persistent, fails_in):
     (ours, left), (stock, _) = (children_of(way, persistent, fails_in) for way in (True, False))
     assert ours == stock and left == 0

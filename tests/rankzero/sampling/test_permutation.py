@@ -1,4 +1,4 @@
-"""A bijection, and as evenly mixed as a shuffle."""
+"""The permutation is a bijection and as evenly mixed as a shuffle."""
 
 import numpy as np
 import pytest
@@ -12,29 +12,29 @@ SHUFFLES = 2000
 
 @given(st.integers(1, 3000), st.integers(0, 2**32 - 1), st.integers(0, 100), st.integers(0, 3))
 @settings(max_examples=200)
-def test_every_index_comes_once(count, seed, epoch, cycle):
+def test_every_index_occurs_exactly_once(count, seed, epoch, cycle):
     assert sorted(Permutation(count, seed, epoch, cycle)(np.arange(count)).tolist()) == list(range(count))
 
 
 @pytest.mark.parametrize("count", [SMALL - 1, SMALL, SMALL + 1, 999_983, 10**6])
-def test_every_index_comes_once_among_many(count):
+def test_every_index_occurs_exactly_once_in_a_large_order(count):
     assert np.array_equal(np.sort(Permutation(count, 1, 2)(np.arange(count))), np.arange(count))
 
 
 @given(st.integers(2**31, 10**12), st.integers(0, 2**32 - 1), st.data())
-def test_a_window_of_a_huge_order(count, seed, data):
+def test_a_window_of_a_huge_order_has_distinct_indices_in_range(count, seed, data):
     start = data.draw(st.integers(0, count - 1000))
     indices = Permutation(count, seed, 0)(np.arange(start, start + 1000))
     assert len(set(indices.tolist())) == 1000 and indices.min() >= 0 and indices.max() < count
 
 
-def test_parts_are_parts_of_the_whole():
+def test_selected_positions_have_the_same_indices_as_in_the_whole_order():
     order = Permutation(1000, 7, 3)
     positions = np.array([[999, 0], [500, 500]])
     assert np.array_equal(order(positions), order(np.arange(1000))[positions])
 
 
-def test_seeds_epochs_and_cycles_differ_and_repeat():
+def test_orders_differ_between_seeds_epochs_and_passes_and_are_reproducible():
     orders = [Permutation(1000, *key)(np.arange(1000)).tolist() for key in [(0, 0), (0, 1), (1, 0), (0, 0, 1)]]
     assert all(one != other for i, one in enumerate(orders) for other in orders[:i])
     assert orders[0] == Permutation(1000, 0, 0)(np.arange(1000)).tolist()
@@ -42,7 +42,7 @@ def test_seeds_epochs_and_cycles_differ_and_repeat():
 
 
 def is_even(counts: np.ndarray, freedom: int) -> bool:
-    """Whether counts that should be equal are as unequal as chance makes them (chi-square, five standard errors)."""
+    """Returns whether counts vary as expected for equal probabilities (chi-square, five standard errors)."""
     mean = counts.sum() / counts.size
     chi_square = float(((counts - mean) ** 2 / mean).sum())
     return abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)
@@ -74,7 +74,7 @@ def test_large_orders_are_as_even_as_shuffles(count, seed):
     assert is_even(np.histogram(steps, bins=50, range=(0, 1))[0], 49), "what follows on a sample"
 
 
-def test_keys_of_samples():
+def test_sample_keys_are_distinct_random_and_reproducible():
     samples = np.arange(100_000)
     keys = sample_keys(epoch_key(0, 0), samples)
     assert len(set(keys.tolist())) == len(samples)

@@ -22,7 +22,7 @@ def drawn(loader):
     return [batch[0].tolist() for batch in loader]
 
 
-def test_the_runs_order_takes_the_place_of_the_loaders():
+def test_the_runs_order_replaces_the_order_of_the_loader():
     loader = DataLoader(DATA, batch_size=8, shuffle=True)
     ranks = [SamplingPlan(rank, 2).wrap(loader, training=True) for rank in range(2)]
     batches = [drawn(loader) for loader in ranks]
@@ -31,7 +31,7 @@ def test_the_runs_order_takes_the_place_of_the_loaders():
     assert ranks[0].dataset is DATA
 
 
-def test_what_else_the_loader_has_stays():
+def test_other_attributes_of_the_loader_are_kept():
     def collate(samples):
         return [torch.stack([sample[0] for sample in samples])]
 
@@ -42,7 +42,7 @@ def test_what_else_the_loader_has_stays():
 
     from lightning.fabric.utilities.data import _replace_dunder_methods
 
-    with _replace_dunder_methods(DataLoader, "dataset"):  # Lightning makes loaders so
+    with _replace_dunder_methods(DataLoader, "dataset"):  # as Lightning does while loaders are created
         loader = Loader(DATA, "mine", batch_size=8, collate_fn=collate, num_workers=1, persistent_workers=True)
     ours = SamplingPlan(0, 2).wrap(loader, training=False)
     assert ours.name == "mine" and ours.collate_fn is collate
@@ -51,7 +51,7 @@ def test_what_else_the_loader_has_stays():
     _shutdown_workers_and_reset_iterator(ours)
 
 
-def test_not_shuffled_means_in_order():
+def test_a_loader_without_shuffle_reads_samples_in_order():
     assert drawn(SamplingPlan().wrap(DataLoader(DATA, batch_size=50), training=True)) == [
         [*range(50)],
         [*range(50, 100)],
@@ -72,12 +72,12 @@ def test_not_shuffled_means_in_order():
         (SamplingPlan(0, 2, global_batch_size=30, micro_batches=3), 30),
     ],
 )
-def test_the_global_batch_size(plan, size):
+def test_the_global_batch_size_follows_from_flags_loader_and_world_size(plan, size):
     plan.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
     assert plan.order.global_batch_size == size
 
 
-def test_arguments_by_place(monkeypatch):
+def test_a_loader_with_positional_arguments_is_wrapped(monkeypatch):
     from lightning.fabric.utilities.data import _replace_dunder_methods
 
     with _replace_dunder_methods(DataLoader, "dataset"):
@@ -105,7 +105,7 @@ class Stream(IterableDataset):
         ([1, 2, 3], "a list"),
     ],
 )
-def test_an_order_of_ones_own_is_left_alone_with_a_warning(loader, whose):
+def test_a_loader_with_its_own_order_is_returned_unchanged_with_a_warning(loader, whose):
     with pytest.warns(UserWarning, match=f"{whose}.*not promised"):
         assert SamplingPlan().wrap(loader, training=True) is loader
 
@@ -127,13 +127,13 @@ def test_an_order_of_ones_own_is_left_alone_with_a_warning(loader, whose):
         ),
     ],
 )
-def test_batches_that_cannot_be(plan, asked, instead):
+def test_a_batch_larger_than_the_data_set_is_refused(plan, asked, instead):
     with pytest.raises(RequestError) as error:
         plan.wrap(DataLoader(DATA, batch_size=8), training=True)
     assert (error.value.asked, error.value.instead) == (asked, instead)
 
 
-def test_batches_of_which_none_is_whole():
+def test_drop_last_without_any_full_batch_is_refused():
     with pytest.raises(RequestError, match="100 training samples"):
         SamplingPlan(0, 2).wrap(DataLoader(DATA, batch_size=64, drop_last=True), training=True)
 
@@ -144,7 +144,7 @@ def carried_on(data, **settings):
     return plan
 
 
-def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed():
+def test_a_resumed_run_continues_after_the_consumed_samples():
     whole, rest = SamplingPlan(), carried_on(DATA)
     loaders = [one.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True) for one in (whole, rest)]
     whole.order.set_epoch(3)
@@ -153,19 +153,19 @@ def test_a_run_that_is_carried_on_goes_on_behind_what_was_consumed():
 
 
 @pytest.mark.parametrize(("count", "said"), [(90, "samples: was 90, is 100"), (100, "tensors: was ")])
-def test_a_run_that_is_carried_on_has_the_data_it_began_with(count, said):
+def test_a_run_does_not_resume_with_changed_data(count, said):
     other = TensorDataset(torch.arange(1000, 1000 + count))
     with pytest.raises(RequestError, match=said):
         carried_on(other).wrap(DataLoader(DATA, batch_size=8), training=True)
 
 
-def test_changed_data_begins_the_epoch_anew_where_that_is_accepted():
+def test_changed_data_restarts_the_epoch_if_accepted():
     plan = carried_on(TensorDataset(torch.arange(90)), accept_changed_data=True)
     loader = plan.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
     assert plan.order.epoch == 3 and sorted(i for batch in drawn(loader) for i in batch) == [*range(100)]
 
 
-def test_another_global_batch_size_goes_on_behind_what_was_consumed():
+def test_a_resume_with_another_global_batch_size_continues_after_the_consumed_samples():
     plan = carried_on(DATA, global_batch_size=25)
     plan.kept_sizes = []
     order = plan.wrap(DataLoader(DATA, batch_size=8), training=True).sampler
@@ -175,14 +175,14 @@ def test_another_global_batch_size_goes_on_behind_what_was_consumed():
     assert len(order) == 4 and not order.is_patched
 
 
-def test_several_training_loaders_stay_side_by_side():
+def test_several_training_loaders_are_padded_and_keep_their_batch_sizes():
     plan = SamplingPlan(0, 2)
     loaders = [plan.wrap(DataLoader(DATA, batch_size=size), training=True) for size in (9, 33)]
     assert plan.order.global_batch_size == 18 and [len(loader) for loader in loaders] == [6, 2]
     assert all(order.padded for order in plan.training)
 
 
-def test_a_loader_beside_one_that_is_not_ours_reads_a_sample_on_every_rank():
+def test_a_loader_next_to_an_unmanaged_training_loader_is_padded():
     plan = SamplingPlan(0, 2)
     plan.wrap(DataLoader(DATA, batch_size=9), training=True)
     assert plan.only_order and not plan.order.padded
@@ -194,31 +194,31 @@ def test_a_loader_beside_one_that_is_not_ours_reads_a_sample_on_every_rank():
     assert plan.order.padded
 
 
-def test_several_training_loaders_cannot_be_cut_differently():
+def test_several_training_loaders_with_different_micro_batches_are_refused():
     plan = SamplingPlan(0, 2, max_device_batch_size=10)
     plan.wrap(DataLoader(DATA, batch_size=9), training=True)
     with pytest.raises(RequestError, match="several training loaders"):
         plan.wrap(DataLoader(DATA, batch_size=33), training=True)
 
 
-def test_loaders_that_are_asked_for_anew_take_the_place_of_the_former():
+def test_reloaded_training_loaders_replace_the_previous_loaders():
     plan = SamplingPlan()
     for _ in range(2):
         list(plan.wrap(DataLoader(DATA, batch_size=9), training=True))
     assert len(plan.training) == 1
 
 
-def test_where_a_rank_has_nothing_and_cannot_do_without_there_is_a_warning():
+def test_padding_a_rank_without_samples_gives_a_warning():
     with pytest.warns(UserWarning, match="SyncBatchNorm cannot do without a sample on each"):
         SamplingPlan(0, 2, global_batch_size=33).wrap(
             DataLoader(DATA, batch_size=8), training=True, padded_for="SyncBatchNorm"
         )
 
 
-def test_no_samples():
+def test_a_data_set_without_samples_is_refused():
     with pytest.raises(RequestError, match="no training samples"):
         SamplingPlan().wrap(DataLoader(TensorDataset(torch.empty(0))), training=True)
 
 
-def test_a_users_own_batch_may_be_larger_than_the_data():
+def test_the_batch_size_of_a_users_loader_may_exceed_the_data_set():
     assert drawn(SamplingPlan().wrap(DataLoader(DATA, batch_size=512), training=True)) == [list(range(100))]

@@ -1,4 +1,4 @@
-"""A resumed run keeps the order of samples, or the request is refused."""
+"""A resumed run keeps its order of samples; a request for another order is refused."""
 
 import json
 
@@ -25,14 +25,14 @@ def resume(plan, content, accepts=False):
     return resume_order(plan, content, "x", accepts)
 
 
-def test_a_run_without_a_request_keeps_position_batch_and_data():
+def test_a_resumed_run_keeps_position_batch_size_and_data():
     plan = SamplingPlan(seed=7)
     assert resume(plan, manifest()) is None
     assert (plan.start, plan.kept_sizes, plan.kept_data) == ([Position(3, 5, 40)], [8], {"samples": "100"})
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_the_next_batch_after_a_resume_is_the_one_that_was_due(world):
+def test_a_resumed_run_continues_with_the_next_batch(world):
     data = list(range(96))
 
     def read(rank, *manifests):
@@ -50,7 +50,7 @@ def test_the_next_batch_after_a_resume_is_the_one_that_was_due(world):
 
 @pytest.mark.parametrize("record", [None, {}, {"order": None}, {"order": {}}])
 @pytest.mark.parametrize(("epoch", "start"), [(None, []), (0, []), (3, [Position(3)])])
-def test_a_checkpoint_without_an_order_begins_its_epoch_anew(record, epoch, start):
+def test_a_checkpoint_without_an_order_restarts_its_epoch(record, epoch, start):
     plan = SamplingPlan(seed=7, global_batch_size=9)
     assert resume(plan, {"epoch": epoch, "rankzero": record}) is None
     assert (plan.start, plan.kept_sizes, plan.kept_data) == (start, [], None)
@@ -78,7 +78,7 @@ def test_a_damaged_order_is_refused(order):
         resume(SamplingPlan(seed=7), manifest(**order))
 
 
-def test_a_new_run_has_no_manifest():
+def test_a_run_without_a_manifest_starts_at_the_beginning():
     plan = SamplingPlan()
     assert resume(plan, {}) is None and plan.start == []
 
@@ -97,7 +97,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("accepts", [False, True])
 @pytest.mark.parametrize("name", DAMAGED)
-def test_an_order_that_is_damaged_is_refused_with_a_way_out(name, accepts):
+def test_the_refusal_of_a_damaged_order_suggests_resume_never(name, accepts):
     with pytest.raises(RequestError) as error:
         resume(SamplingPlan(seed=7), manifest(**DAMAGED[name]), accepts)
     assert "the order of samples that it was saved in is not whole (" in error.value.found
@@ -105,7 +105,7 @@ def test_an_order_that_is_damaged_is_refused_with_a_way_out(name, accepts):
 
 
 @pytest.mark.parametrize("key", ORDER)
-def test_an_order_that_lacks_something_is_refused(key):
+def test_an_order_with_a_missing_key_is_refused(key):
     order = {name: value for name, value in ORDER.items() if name != key}
     with pytest.raises(RequestError, match=f"is not whole .*{key}"):
         resume(SamplingPlan(seed=7), {"rankzero": {"order": order}})
@@ -125,7 +125,7 @@ def test_another_seed_is_refused(accepts):
     assert error.value.instead == "--seed 7, or --resume never to start anew"
 
 
-def test_another_global_batch_size_is_refused_unless_it_is_accepted():
+def test_another_global_batch_size_is_refused_unless_accepted():
     with pytest.raises(RequestError) as error:
         resume(SamplingPlan(seed=7, global_batch_size=9), manifest())
     assert (error.value.asked, error.value.found) == ("--global_batch_size 9", "run x carries on with 8")
@@ -151,7 +151,7 @@ def test_the_same_global_batch_size_may_be_requested_again():
         (SamplingPlan(0, 2, seed=7, batch_size=600, micro_batches=3), "3,600"),
     ],
 )
-def test_a_batch_size_that_changes_the_step_is_reported_and_not_used(plan, samples):
+def test_a_batch_size_that_changes_the_global_batch_size_is_reported_and_ignored(plan, samples):
     note = resume(plan, manifest())
     assert plan.kept_sizes == [8]
     if samples is None:
@@ -162,8 +162,8 @@ def test_a_batch_size_that_changes_the_step_is_reported_and_not_used(plan, sampl
     assert resume(plan, manifest(), accepts=True) is None
 
 
-def test_with_another_global_batch_several_loaders_begin_their_epoch_anew():
-    """They would no longer stay side by side."""
+def test_several_loaders_restart_their_epoch_with_another_global_batch_size():
+    """In the middle of the epoch, the loaders would get out of step."""
     other = {**POSITION, "cycle": 2}
     order = {"global_batch_sizes": [8, 4], "positions": [POSITION, other]}
     plan = SamplingPlan(seed=7)
@@ -182,7 +182,7 @@ def test_a_resumed_run_keeps_its_global_batch_size(here, capsys):
 
 
 @pytest.mark.parametrize(("flag", "kept"), [(("--seed", "5"), "--seed 0"), (("--global_batch_size", "8"), "32")])
-def test_another_order_is_refused_and_nothing_changes(here, flag, kept):
+def test_a_request_for_another_order_is_refused_and_changes_nothing(here, flag, kept):
     fit_here(*TOY, "--epochs", "1", "--run", "x")
     before = (here / "runs/x/run.json").read_text()
     with pytest.raises(CannotStart, match=kept):

@@ -1,4 +1,4 @@
-"""What is random in a sample is a function of seed, epoch and sample."""
+"""The random numbers of a sample depend only on seed, epoch and sample."""
 
 import pickle
 import random
@@ -14,7 +14,7 @@ from rankzero.sampling.seeded_dataset import SeededDataset
 
 
 class Drawing(Dataset):
-    """Draws with each of the generators that people use."""
+    """Data set that draws from the generators of torch, Python and NumPy."""
 
     def __init__(self, draws=lambda index: True):
         self.draws, self.read = draws, []
@@ -48,12 +48,12 @@ def test_a_sample_is_the_same_in_any_batch():
     assert len({value for _, *values in whole.values() for value in values}) == 40
 
 
-def test_another_epoch_or_seed_is_another_key():
+def test_another_key_gives_other_random_numbers():
     reading = SeededDataset(Drawing())
     assert reading.__getitems__(indices(1, key=1)) != reading.__getitems__(indices(1, key=2))
 
 
-def test_the_process_s_own_generators_are_left_alone():
+def test_reading_does_not_change_the_generators_of_the_process():
     def draw():
         return random.random(), np.random.rand(), torch.rand(1).item()
 
@@ -69,7 +69,7 @@ def test_the_process_s_own_generators_are_left_alone():
         assert found == undisturbed
 
 
-def test_who_draws_nothing_is_read_once_and_not_seeded(monkeypatch):
+def test_a_data_set_that_draws_nothing_is_read_once_and_not_seeded(monkeypatch):
     data = Drawing(lambda index: False)
     reading = SeededDataset(data)
     reading.__getitems__(indices(1, 2))
@@ -77,7 +77,7 @@ def test_who_draws_nothing_is_read_once_and_not_seeded(monkeypatch):
     assert reading.__getitems__(indices(3, 4)) == [3, 4] and data.read == [1, 2, 3, 4]
 
 
-def test_who_draws_after_all_is_read_once_more():
+def test_a_batch_with_the_first_draw_is_read_again_with_seeds():
     data = Drawing(lambda index: index == 7)
     reading = SeededDataset(data)
     reading.__getitems__(indices(1, 2))
@@ -90,7 +90,7 @@ def test_who_draws_after_all_is_read_once_more():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_part_of_a_data_set_is_read_as_the_data_set_is(depth):
+def test_a_subset_is_read_like_its_data_set(depth):
     data = Drawing()
     part = Subset(data, [9, 8, 7, 6])
     if depth == 2:
@@ -100,7 +100,7 @@ def test_a_part_of_a_data_set_is_read_as_the_data_set_is(depth):
     assert SeededDataset(part).__getitems__(indices(2)) == whole[2:3]
 
 
-def test_keys_reach_a_data_set_that_is_read_in_part():
+def test_random_keys_reach_a_data_set_inside_a_subset():
     class Keyed(InBatches):
         draws_from_keys = True
 
@@ -111,14 +111,14 @@ def test_keys_reach_a_data_set_that_is_read_in_part():
     assert samples == [7, 9] and keys == indices(2, 0).random_keys.tolist()
 
 
-def test_batches_are_read_at_once():
+def test_a_data_set_with_getitems_is_read_one_batch_at_a_time():
     data = InBatches()
     found = [SeededDataset(data).__getitems__(indices(1, 2, 3)) for _ in range(2)]
     assert data.read == [[1, 2, 3]] * 2 and torch.equal(*found)
     assert not torch.equal(found[0], SeededDataset(data).__getitems__(indices(4, 5, 6)))
 
 
-def test_a_data_set_that_draws_from_keys_is_not_watched(monkeypatch):
+def test_a_data_set_that_draws_from_keys_is_not_checked_for_draws(monkeypatch):
     class Keyed(InBatches):
         draws_from_keys = True
 
@@ -130,16 +130,16 @@ def test_a_data_set_that_draws_from_keys_is_not_watched(monkeypatch):
     assert one[1] == other[0]
 
 
-def test_tensors_are_not_watched(monkeypatch):
+def test_a_tensor_data_set_is_not_checked_for_draws(monkeypatch):
     monkeypatch.setattr(generators, "look", lambda: pytest.fail("watched"))
     assert SeededDataset(TensorDataset(torch.arange(5))).__getitems__(indices(3)) == [(torch.tensor(3),)]
 
 
-def test_nothing_to_read():
+def test_an_empty_batch_is_read_as_none():
     assert SeededDataset(Drawing()).__getitems__(indices()) is None
 
 
-def test_it_travels_to_a_loader_process_and_shows_what_the_data_set_has():
+def test_a_seeded_data_set_can_be_pickled_and_has_the_attributes_of_its_data_set():
     data = TensorDataset(torch.arange(5))
     there = pickle.loads(pickle.dumps(SeededDataset(data)))
     assert len(there) == 5 and torch.equal(there.tensors[0], data.tensors[0])

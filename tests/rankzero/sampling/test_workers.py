@@ -17,7 +17,7 @@ from running import REPOSITORY, SOURCES
 
 
 class Handlers(Dataset):
-    """Tells how its process takes the signals, having been sent each of them."""
+    """Data set that sends every stop signal to its process and returns whether the process ignores the signals."""
 
     def __len__(self):
         return 4
@@ -33,7 +33,7 @@ class Stream(IterableDataset):
         return iter([Handlers()[0]])
 
 
-def test_loader_processes_do_not_hear_the_signals():
+def test_loader_processes_ignore_stop_signals():
     loader = DataLoader(Handlers(), batch_size=2, num_workers=1)
     heard = torch.cat(list(SamplingPlan().wrap(loader, training=True)))
     assert heard.all() and heard.shape == (4, 4)
@@ -41,14 +41,14 @@ def test_loader_processes_do_not_hear_the_signals():
 
 
 @pytest.mark.filterwarnings("ignore:.*the order of the training samples is left to")
-def test_nor_do_those_of_loaders_that_keep_their_order():
+def test_processes_of_unmanaged_loaders_ignore_stop_signals():
     loader = DataLoader(Stream(), batch_size=1, num_workers=1)
     plan = SamplingPlan()
     assert torch.cat(list(plan.wrap(plan.wrap(loader, training=True), training=True))).all()
     assert not isinstance(loader.worker_init_fn.init, IgnoreStopSignals)
 
 
-def test_the_users_own_start_is_kept():
+def test_a_users_worker_init_fn_is_still_called():
     seen = []
     loader = DataLoader(Handlers(), worker_init_fn=seen.append, num_workers=1)
     worker = SamplingPlan().wrap(loader, training=True)._reader.worker_init_fn
@@ -61,7 +61,7 @@ def test_the_users_own_start_is_kept():
     assert seen == [3] and worker.init == seen.append
 
 
-def test_those_that_are_left_are_ended():
+def test_end_workers_kills_the_remaining_loader_processes():
     before = signal.getsignal(signal.SIGCHLD)
     left = multiprocessing.get_context("fork").Process(target=_deaf, daemon=True)
     left.start()
@@ -92,7 +92,7 @@ os._exit(0)
 """
 
 
-def test_a_loader_process_whose_parent_is_gone_ends_at_once(here):
+def test_a_loader_process_without_a_parent_exits_at_once(here):
     environment = {**os.environ, "PYTHONPATH": SOURCES}
     subprocess.run([sys.executable, "-c", ORPHAN], env=environment, cwd=here, check=True)
     deadline = time.monotonic() + 20
@@ -102,7 +102,7 @@ def test_a_loader_process_whose_parent_is_gone_ends_at_once(here):
 
 
 def in_folder(process, folder):
-    """Whether a process runs in a folder, this one aside."""
+    """Returns whether a process other than this one runs in a folder."""
     try:
         return process.pid != os.getpid() and process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -133,7 +133,7 @@ for persistent in (False, True):
 
 
 @pytest.mark.system
-def test_a_process_ends_although_loader_processes_ignore_signals():
+def test_a_process_exits_although_its_loader_processes_ignore_signals():
     folder = REPOSITORY / "tests"
     environment = {**os.environ, "PYTHONPATH": f"{folder}:{SOURCES}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", ENDS], env=environment, capture_output=True, text=True, timeout=120)

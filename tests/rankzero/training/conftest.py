@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, for tests of collectives."""
+"""Fixtures that run ranks in separate processes, for tests of collectives."""
 
 import multiprocessing
 import os
@@ -13,17 +13,17 @@ from running import as_rank, reserved_port
 
 @pytest.fixture(scope="session")
 def fork_server():
-    """A server that has imported torch and forks a process in milliseconds, as pytest's own process cannot safely."""
+    """Starts a server that has imported torch and forks in milliseconds; forking pytest's own process is unsafe."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", "torchmetrics", "rankzero.training.fit_loop"])
-    with ProcessPoolExecutor(1, context) as pool:  # so that the server runs before a test counts its child processes
+    with ProcessPoolExecutor(1, context) as pool:  # starts the server before a test counts child processes
         pool.submit(os.getpid).result()
     return context
 
 
 @pytest.fixture
 def on_ranks(fork_server):
-    """Calls a function of a test module on all ranks of a world; returns what each rank returned."""
+    """Returns a function that calls a test module's function on all ranks and returns each rank's result."""
 
     def call(work, world_size, *arguments):
         with reserved_port() as port, ProcessPoolExecutor(world_size, fork_server) as pool:
@@ -38,7 +38,7 @@ def on_ranks(fork_server):
             launches = [world._replace(rank=rank, local_rank=rank) for rank in range(world_size)]
             waiting = [pool.submit(as_rank, work, launch, *arguments) for launch in launches]
             errors = [error for future in waiting if (error := future.exception())]
-            for error in sorted(errors, key=lost_contact):  # the cause before the other ranks' lost connections
+            for error in sorted(errors, key=lost_contact):  # the cause, not a lost connection of another rank
                 raise error
             return [future.result() for future in waiting]
 

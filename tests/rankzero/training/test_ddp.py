@@ -1,4 +1,4 @@
-"""Data-parallel training: which strategy is chosen, and steps, evaluations and reductions in which ranks differ."""
+"""Data-parallel training: choice of the strategy, and steps, evaluations and reductions in which ranks differ."""
 
 import random
 from datetime import timedelta
@@ -46,7 +46,7 @@ class OwnDDP(DDPStrategy):
         (DDPStrategy(find_unused_parameters=True), True),
     ],
 )
-def test_a_strategy_is_one_process_or_data_parallel(asked, unused):
+def test_world_size_selects_one_process_or_data_parallel_strategy(asked, unused):
     plan = SamplingPlan()
     alone = strategy_for(asked, WorldInfo("cpu"), None, plan)
     assert type(alone) is OneProcess and alone.root_device == torch.device("cpu") and alone.plan is plan
@@ -55,11 +55,11 @@ def test_a_strategy_is_one_process_or_data_parallel(asked, unused):
     assert several._ddp_kwargs == {"find_unused_parameters": unused} and several.process_group_backend == "gloo"
 
 
-def test_one_process_has_the_gpu_of_its_index():
+def test_one_process_uses_the_gpu_of_its_index():
     assert strategy_for("auto", WorldInfo("cuda", index=3), None, SamplingPlan()).root_device == torch.device("cuda", 3)
 
 
-def test_settings_of_a_given_strategy_are_taken_over():
+def test_settings_of_a_ddp_strategy_object_are_kept():
     def hook(state, bucket):
         pass
 
@@ -72,7 +72,7 @@ def test_settings_of_a_given_strategy_are_taken_over():
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_the_precision_of_a_given_strategy_is_taken_over(size):
+def test_precision_plugin_of_a_ddp_strategy_object_is_kept(size):
     precision = HalfPrecision("bf16-true")
     taken = strategy_for(DDPStrategy(precision_plugin=precision), WorldInfo("cpu", size=size), None, SamplingPlan())
     assert taken.precision_plugin is precision
@@ -83,7 +83,7 @@ def test_the_precision_of_a_given_strategy_is_taken_over(size):
     [{"checkpoint_io": TorchCheckpointIO()}, {"start_method": "spawn"}, {"process_group_backend": "mpi"}],
     ids=lambda settings: next(iter(settings)),
 )
-def test_settings_that_are_not_the_strategys_to_decide_are_refused(settings):
+def test_ddp_strategy_options_that_rankzero_decides_are_refused(settings):
     (name,) = settings
     with pytest.raises(RequestError) as refused:
         strategy_for(DDPStrategy(**settings), WorldInfo("cpu", size=2, backend="gloo"), None, SamplingPlan())
@@ -99,7 +99,7 @@ def test_settings_that_are_not_the_strategys_to_decide_are_refused(settings):
     ],
     ids=lambda asked: asked if isinstance(asked, str) else type(asked).__name__,
 )
-def test_another_strategy_is_refused(asked, size):
+def test_unsupported_strategy_is_refused(asked, size):
     with pytest.raises(RequestError) as refused:
         strategy_for(asked, WorldInfo("cpu", size=size), None, SamplingPlan())
     assert refused.value.asked == f"--trainer.strategy {asked}"
@@ -113,7 +113,7 @@ def share(metric_weight=1.0, has_empty_rank=False, samples=1):
     )
 
 
-def test_a_mean_is_weighed_within_a_step_only():
+def test_mean_is_weighted_only_within_a_training_step():
     strategy = DataParallel(SamplingPlan(), None)
     value = torch.tensor(4.0)
     assert strategy.part(value, "mean") is value
@@ -126,7 +126,7 @@ def test_a_mean_is_weighed_within_a_step_only():
     ]
 
 
-def test_the_mean_of_torch_is_weighed_and_what_is_no_tensor_is_returned():
+def test_torch_mean_is_weighted_and_non_tensor_is_returned_unchanged():
     strategy = DataParallel(SamplingPlan(), None)
     strategy._part = 0.5
     operations = torch.distributed.ReduceOp
@@ -136,7 +136,7 @@ def test_the_mean_of_torch_is_weighed_and_what_is_no_tensor_is_returned():
     assert strategy.reduce(3) == DDPStrategy().reduce(3) == 3
 
 
-def test_a_step_that_not_all_ranks_take_reduces_nothing_and_refuses_to_gather():
+def test_step_with_an_empty_rank_reduces_nothing_and_refuses_all_gather():
     strategy = DataParallel(SamplingPlan(), None)
     strategy.share = share(has_empty_rank=True)
     value = torch.tensor(4.0)
@@ -153,7 +153,7 @@ def test_a_step_that_not_all_ranks_take_reduces_nothing_and_refuses_to_gather():
 
 
 class Net(LightningModule):
-    """Learns the sum of its inputs; a layer may be frozen in the first epoch."""
+    """Module that learns the sum of its inputs, optionally with one layer frozen in the first epoch."""
 
     def __init__(self, freezes=False):
         super().__init__()
@@ -185,7 +185,7 @@ class Net(LightningModule):
         return loss
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        if batch_idx == 0:  # a step of which each rank has a sample
+        if batch_idx == 0:  # a step in which each rank has a sample
             self.stepped.append(self.trainer.callback_metrics["stepped"].item())
 
     def validation_step(self, batch, batch_idx):
@@ -208,7 +208,7 @@ def samples(count):
 
 
 def work(coordinator, count, freezes=False):
-    """Trains on some samples in steps of four, and predicts; returns what a rank has seen and learned."""
+    """Trains in steps of four samples and predicts; returns the samples, weights and metrics of a rank."""
     launch = coordinator.launch
     plan = SamplingPlan(launch.rank, launch.world_size, global_batch_size=4)
     if launch.world_size == 1:
@@ -250,7 +250,7 @@ def work(coordinator, count, freezes=False):
 
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(("world_size", "count", "freezes"), [(2, 9, False), (3, 7, True)])
-def test_training_on_several_ranks_is_training_on_one(on_ranks, world_size, count, freezes):
+def test_training_on_several_ranks_equals_training_on_one_rank(on_ranks, world_size, count, freezes):
     (alone,) = on_ranks(work, 1, count, freezes)
     ranks = on_ranks(work, world_size, count, freezes)
     for rank in ranks:
@@ -268,7 +268,7 @@ def test_training_on_several_ranks_is_training_on_one(on_ranks, world_size, coun
 
 
 def exchanges(coordinator):
-    """What the exchanges of a strategy give on a rank."""
+    """Returns the results of a strategy's collectives on this rank."""
     rank = coordinator.launch.rank
     strategy = DataParallel(SamplingPlan(), coordinator, parallel_devices=[torch.device("cpu")])
     values = {}
@@ -286,7 +286,7 @@ def exchanges(coordinator):
 
 
 @pytest.mark.xdist_group("ranks")
-def test_exchanges_of_two_ranks(on_ranks):
+def test_collectives_of_two_ranks_return_expected_values(on_ranks):
     for values in on_ranks(exchanges, 2):
         assert values == {
             "gather": [([0.0, 0.0], False, None), ([1.0, 1.0], False, None)],

@@ -1,4 +1,4 @@
-"""Our loop beside Lightning's own: the same weights to the bit, the same hooks in the same order, the same values."""
+"""Rankzero's epoch loop compared with Lightning's: identical weights, metrics, and hooks in the same order."""
 
 import pytest
 import torch
@@ -92,7 +92,7 @@ CASES = {
 
 @pytest.mark.parametrize("has_every_hook", [False, True], ids=["", "every hook"])
 @pytest.mark.parametrize("case", CASES)
-def test_training_is_lightnings(case, has_every_hook, tmp_path):
+def test_training_is_identical_to_stock_lightning(case, has_every_hook, tmp_path):
     assert_same_training(*CASES[case], has_every_hook, tmp_path)
 
 
@@ -100,14 +100,14 @@ def skips_the_rest(self, batch, batch_idx):
     return -1 if batch_idx == 3 else None
 
 
-def test_a_module_may_skip_the_rest_of_an_epoch():
+def test_on_train_batch_start_can_skip_the_rest_of_an_epoch():
     results = [train(ours, with_methods("Skips", on_train_batch_start=skips_the_rest)())[0] for ours in (True, False)]
     assert same(results[0]["weights"], results[1]["weights"]) and same(results[0]["curves"], results[1]["curves"])
     assert same(results[0]["metrics"], results[1]["metrics"]) and same(results[0]["state"], results[1]["state"])
 
 
 class ByHand(Net):
-    """Two optimisers, in turn."""
+    """Module with manual optimization that steps two optimizers in turn."""
 
     def __init__(self):
         super().__init__()
@@ -138,26 +138,26 @@ def takes_the_iterator(self, dataloader_iter):
         (Net, {"profiler": "simple"}, "SimpleProfiler measures its parts"),
     ],
 )
-def test_leaves_to_lightning_what_it_does_not_know_and_says_why(make, settings, why, capsys):
+def test_unsupported_training_falls_back_to_lightnings_loop_and_prints_the_reason(make, settings, why, capsys):
     results = [train(ours, make(), **settings)[0] for ours in (True, False)]
     assert same(results[0], results[1])
     assert capsys.readouterr().out.count(why) == 1
 
 
-def test_a_changed_function_of_lightning_closes_the_fast_path_with_a_warning_that_names_it(monkeypatch):
+def test_changed_lightning_function_disables_the_fast_path_with_a_warning(monkeypatch):
     monkeypatch.setitem(vars(replaced.loop), "changed", ["lightning.some.Class.advance"])
     with pytest.warns(UserWarning, match=r"slower training loop: .*lightning.some.Class.advance changed"):
         ours = train(True, Net())[0]
     assert same(ours, train(False, Net())[0])
 
 
-def test_gradients_are_accumulated_as_a_callback_schedules_it():
+def test_gradient_accumulation_scheduler_is_followed():
     settings = {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 4})]}
     results = [train(ours, Net(), **settings)[0] for ours in (True, False)]
     assert same(results[0], results[1])
 
 
-def test_a_checkpoint_of_a_users_callback_holds_the_same(tmp_path):
+def test_model_checkpoint_saves_the_same_state_as_in_stock_lightning(tmp_path):
     found = []
     for ours in (True, False):
         folder = tmp_path / str(ours)
@@ -173,9 +173,9 @@ def test_a_checkpoint_of_a_users_callback_holds_the_same(tmp_path):
             assert same(found[0][name][part], found[1][name][part]), (name, part)
 
 
-def test_the_loop_looks_at_what_it_depends_on_in_each_epoch():
+def test_callback_added_at_the_start_of_an_epoch_is_called_for_each_batch():
     class Comes(Callback):
-        """Another callback joins in the second epoch."""
+        """Adds another callback at the start of the second epoch."""
 
         def __init__(self):
             self.other = Counts()

@@ -1,4 +1,4 @@
-"""Hooks where nothing is half done."""
+"""Hooks at the ends of steps and epochs, and where a run with a user's sampler resumes."""
 
 import importlib
 
@@ -43,7 +43,7 @@ def watch(**settings):
     return watching.seen
 
 
-def test_a_step_is_done_behind_its_validation_and_an_epoch_behind_its_hooks():
+def test_step_is_done_after_its_validation_and_epoch_after_its_hooks():
     assert watch(max_epochs=1, val_check_interval=2) == [
         ("start", 0, 0, False),
         ("ready", 0, 0, False),
@@ -58,12 +58,12 @@ def test_a_step_is_done_behind_its_validation_and_an_epoch_behind_its_hooks():
     ]
 
 
-def test_a_step_of_several_batches_is_done_once():
+def test_on_step_done_is_called_once_per_accumulated_step():
     steps = [seen for seen in watch(max_epochs=1, accumulate_grad_batches=3) if seen[0] == "step"]
     assert [batches for _, _, batches, _ in steps] == [3, 4]
 
 
-def test_an_epoch_that_is_broken_off_is_not_done():
+def test_on_epoch_done_is_not_called_for_an_incomplete_epoch():
     assert [what for what, *_ in watch(max_steps=6) if what == "epoch"] == ["epoch"]
 
 
@@ -94,9 +94,7 @@ class Net(LightningModule):
 
 
 @pytest.mark.parametrize(("first", "then"), [(3, 6), (11, 13)])
-def test_after_max_steps_a_sampler_of_ones_own_resumes_at_the_batch_that_lightning_resumes_at(
-    first, then, here, monkeypatch
-):
+def test_user_sampler_resumes_after_max_steps_at_the_same_batch_as_in_lightning(first, then, here, monkeypatch):
     (here / "own_sampler.py").write_text(OWN_SAMPLER)
     monkeypatch.syspath_prepend(here)
     own_sampler = importlib.import_module("own_sampler")

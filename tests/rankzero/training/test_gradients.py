@@ -24,9 +24,9 @@ DTYPES = {"double": torch.float64, "bfloat16": torch.bfloat16}
 
 
 def gradient(name, rank):
-    """The gradient of a rank: its values differ from rank to rank and have exact sums."""
+    """Returns a rank's gradient, whose values differ between ranks and have exact sums."""
     values = torch.arange(1.0, 1 + torch.Size(SHAPES[name]).numel()).reshape(SHAPES[name]) * 2 ** (2 * rank)
-    if name.startswith("sparse"):  # with two values for the same row
+    if name.startswith("sparse"):  # two values for the same row
         return torch.sparse_coo_tensor([[rank, rank]], values[:2], SHAPES[name], check_invariants=True)
     return values.to(DTYPES.get(name, torch.float32))
 
@@ -36,7 +36,7 @@ def is_there(name, rank):
 
 
 def averaged(coordinator):
-    """Averages gradients of many kinds; returns for each its values and its type."""
+    """Averages gradients of many kinds; returns the values, dtype and sparsity of each."""
     rank, world_size = coordinator.launch.rank, coordinator.launch.world_size
     parameters = {}
     for name, shape in SHAPES.items():
@@ -54,7 +54,7 @@ def averaged(coordinator):
 
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_each_gradient_becomes_its_mean_over_ranks(on_ranks, world_size):
+def test_gradients_of_trained_parameters_are_averaged_over_ranks(on_ranks, world_size):
     results = on_ranks(averaged, world_size)
     for rank, found in enumerate(results):
         assert found.keys() == SHAPES.keys() - {"on no rank"}
@@ -68,7 +68,7 @@ def test_each_gradient_becomes_its_mean_over_ranks(on_ranks, world_size):
 
 @pytest.fixture
 def alone():
-    """A process group of one rank in this process."""
+    """Creates a process group of one rank in this process."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -86,13 +86,13 @@ def with_gradients(*sizes, dtypes=()):
     ("sizes", "dtypes", "buckets"),
     [
         ((1, 1, 1), (), [3]),
-        ((3, 3, 3), (), [6, 3]),  # a bucket is closed once it has reached the limit of four numbers
+        ((3, 3, 3), (), [6, 3]),  # a bucket is full at 16 bytes, or four float32 values
         ((4, 1, 1), (), [4, 2]),
         ((1, 9, 1), (), [10, 1]),
         ((1,), (torch.float64, torch.float64, torch.float32), [1, 2, 1]),
     ],
 )
-def test_gradients_of_one_type_are_sent_together_up_to_a_limit(alone, monkeypatch, sizes, dtypes, buckets):
+def test_gradients_of_one_dtype_share_buckets_up_to_a_size_limit(alone, monkeypatch, sizes, dtypes, buckets):
     monkeypatch.setattr(gradients, "BUCKET_BYTES", 16)
     sent, reduce = [], torch.distributed.all_reduce
 
@@ -107,7 +107,7 @@ def test_gradients_of_one_type_are_sent_together_up_to_a_limit(alone, monkeypatc
     assert [parameter.grad.flatten()[0].item() for parameter in parameters] == [*range(1, len(parameters) + 1)]
 
 
-def test_an_optimizer_for_sparse_gradients_takes_their_mean(alone):
+def test_sparse_adam_accepts_averaged_sparse_gradients(alone):
     table = nn.Embedding(5, 2, sparse=True)
     before = table.weight.detach().clone()
     table(torch.tensor([3, 1, 3])).sum().backward()
@@ -118,11 +118,11 @@ def test_an_optimizer_for_sparse_gradients_takes_their_mean(alone):
 
 
 @pytest.mark.parametrize("parameters", [[], [nn.Parameter(torch.zeros(1), requires_grad=False)]])
-def test_without_trained_parameters_there_is_no_collective(parameters):
-    average_gradients(parameters, 2)  # there is no process group
+def test_no_collective_runs_without_trained_parameters(parameters):
+    average_gradients(parameters, 2)  # a collective would fail, because there is no process group
 
 
-def test_without_a_gradient_on_any_rank_none_is_made(alone):
+def test_parameter_without_a_gradient_on_any_rank_stays_without_one(alone):
     parameter = nn.Parameter(torch.zeros(1))
     average_gradients([parameter], 1)
     assert parameter.grad is None

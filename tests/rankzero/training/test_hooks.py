@@ -1,4 +1,4 @@
-"""The run's own hooks: who subscribes, in which order they are called, and at which of Lightning's places."""
+"""Rankzero's hooks: their subscribers, their order, and their position among Lightning's hooks."""
 
 import pytest
 from lightning.pytorch import Callback, Trainer
@@ -11,7 +11,7 @@ QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "
 
 
 class Notes(LoopCallback):
-    """Notes the calls of some hooks."""
+    """Records the calls of two hooks."""
 
     def __init__(self, name, seen):
         self.name, self.seen = name, seen
@@ -24,7 +24,7 @@ class Notes(LoopCallback):
 
 
 class NotesBeside(LoopHooks):
-    """Is no callback of Lightning's."""
+    """Subscriber that is not a Lightning callback."""
 
     def __init__(self, seen):
         self.seen = seen
@@ -37,7 +37,7 @@ class NotesBeside(LoopHooks):
 
 
 class Inherits(Notes):
-    """Inherits the hooks of its parent, and takes one back."""
+    """Inherits `on_step_done` and resets `on_batch_done` to the empty default."""
 
     on_batch_done = LoopHooks.on_batch_done
 
@@ -73,7 +73,7 @@ def test_a_hook_without_an_implementation_has_no_subscriber():
     called.call("on_safe_point")
 
 
-def test_a_subscriber_without_need_of_a_hook_is_dropped():
+def test_subscriber_that_does_not_need_a_hook_is_dropped():
     class Idle(Notes):
         def needs(self, hook):
             return hook != "on_step_done"
@@ -90,13 +90,13 @@ def test_a_subscriber_without_need_of_a_hook_is_dropped():
 
 
 @pytest.mark.parametrize("hook", ["on_configured", "on_train_start", "nothing"])
-def test_only_the_hooks_of_a_run_can_be_called(hook):
+def test_calling_a_hook_that_is_not_in_the_table_raises_key_error(hook):
     called, _ = subscribers([], [])
     with pytest.raises(KeyError):
         called.call(hook)
 
 
-def test_an_error_keeps_later_subscribers_from_the_call():
+def test_error_in_a_subscriber_prevents_calls_of_later_subscribers():
     class Fails(LoopHooks):
         def on_step_done(self, trainer):
             raise LookupError
@@ -108,7 +108,7 @@ def test_an_error_keeps_later_subscribers_from_the_call():
     assert not seen
 
 
-def test_every_hook_but_one_of_the_configuration_has_subscribers():
+def test_every_hook_except_on_configured_is_in_the_subscriber_table():
     hooks = {name for name in vars(LoopHooks) if name.startswith("on_")}
     assert hooks - {*Subscribers.HOOKS} == {"on_configured"} and {*Subscribers.HOOKS} <= hooks
 
@@ -142,20 +142,20 @@ ORDER = (*STARTS, "on_batch_done", *ENDS)
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_the_hooks_of_a_batch_come_before_lightnings_in_both_loops(fast):
+def test_batch_hooks_run_before_lightnings_hooks_in_both_loops(fast):
     seen = []
-    profiler = None if fast else "simple"  # for which Lightning's own loop trains
+    profiler = None if fast else "simple"  # with this profiler, Lightning's own loop trains
     callbacks = [EachBatch(seen), EachBatchOfRun(seen)]
     settings = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 0, "log_every_n_steps": 2}
     train_here(*callbacks, loops=True, profiler=profiler, **settings)
     of_batches = [(hook, batch_idx) for hook, batch_idx in seen if hook not in ("on_logging_step", "on_tick")]
     assert of_batches == [(hook, batch_idx) for batch_idx in range(2) for hook in ORDER]
     assert seen[0] == ("on_logging_step", 0) and ("on_logging_step", 1) not in seen
-    assert seen[-4:-2] == [("on_batch_done", 1), ("on_tick", 1)]  # the last batch of an epoch
+    assert seen[-4:-2] == [("on_batch_done", 1), ("on_tick", 1)]  # also after the last batch of an epoch
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_ticks_are_seldom(fast, monkeypatch):
+def test_on_tick_is_called_at_intervals_and_after_the_last_batch(fast, monkeypatch):
     seen = []
     monkeypatch.setattr("rankzero.training.fast.epoch.TICK_SECONDS", 3600)
     monkeypatch.setattr("rankzero.training.hooks.TICK_SECONDS", 3600)
@@ -164,7 +164,7 @@ def test_ticks_are_seldom(fast, monkeypatch):
     assert [batch_idx for hook, batch_idx in seen if hook == "on_tick"] == [0, 8]
 
 
-def test_the_bridge_passes_on_the_hooks_of_a_batch():
+def test_hook_bridge_calls_batch_hooks_from_lightnings_loop():
     seen = []
     with as_before():
         trainer = Trainer(**QUIET, max_epochs=1, limit_train_batches=2, limit_val_batches=0, enable_model_summary=False)

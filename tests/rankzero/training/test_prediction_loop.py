@@ -1,4 +1,4 @@
-"""Predictions: of every sample, also of a loader that drops the last batch, and with the samples of each batch."""
+"""Predictions of every sample, even if a loader drops its last batch, with the sample indices of each batch."""
 
 from itertools import chain
 
@@ -20,14 +20,14 @@ DATA = TensorDataset(torch.arange(10.0)[:, None])
 
 
 class Net(BoringModel):
-    """Predicts its input."""
+    """Module that predicts its input."""
 
     def predict_step(self, batch, batch_idx, dataloader_idx=0):
         return (batch[0] if isinstance(batch, list) else batch)[:, 0].tolist()
 
 
 class Writer(BasePredictionWriter):
-    """Notes what it could write, with the samples of each batch."""
+    """Records the predictions with the sample indices of each batch."""
 
     def __init__(self, interval):
         super().__init__(interval)
@@ -41,14 +41,14 @@ class Writer(BasePredictionWriter):
 
 
 class Positional(DataLoader):
-    """A loader whose batch size is a positional argument, which Lightning's own copy of a loader cannot handle."""
+    """Loader whose batch size is a positional argument, which Lightning cannot handle when it copies a loader."""
 
     def __init__(self, size):
         super().__init__(DATA, size, drop_last=True)
 
 
 def predict(ours, *loaders, interval="batch_and_epoch", **settings):
-    """The predictions, and what a writer gets, by our loop or by Lightning's."""
+    """Returns the predictions and the records of a writer, with Rankzero's loop or with Lightning's."""
     writer = Writer(interval)
     with as_before():
         if ours:
@@ -63,7 +63,7 @@ def predict(ours, *loaders, interval="batch_and_epoch", **settings):
 @pytest.mark.parametrize("interval", ["batch", "epoch", "batch_and_epoch"])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("sizes", [(4,), (10,), (5,), (1,), (4, 3)])
-def test_predictions_and_their_samples_are_lightnings(sizes, drop_last, interval):
+def test_predictions_and_sample_indices_equal_lightnings(sizes, drop_last, interval):
     def loaders():
         return [DataLoader(DATA, batch_size=size, drop_last=drop_last) for size in sizes]
 
@@ -73,32 +73,32 @@ def test_predictions_and_their_samples_are_lightnings(sizes, drop_last, interval
     assert [*chain(*predicted)] == list(range(10))
 
 
-def test_a_limit_of_batches_is_lightnings():
+def test_limit_predict_batches_has_the_same_effect_as_in_lightning():
     loader = DataLoader(DATA, batch_size=4)
     found = predict(True, loader, limit_predict_batches=2)
     assert found == predict(False, loader, limit_predict_batches=2) and len(found[0]) == 2
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_predictions_keep_the_last_batch_of_a_loader_that_drops_it(shuffle):
+def test_predictions_include_the_last_batch_of_a_loader_with_drop_last(shuffle):
     predicted, batches, _ = predict(True, DataLoader(DATA, 4, shuffle, drop_last=True))
     assert list(map(len, predicted)) == [4, 4, 2] and sorted([*chain(*predicted)]) == list(range(10))
     assert all(prediction == samples for prediction, samples, *_ in batches)
 
 
-def test_predictions_of_a_loader_with_a_positional_batch_size():
+def test_loader_with_a_positional_batch_size_predicts_its_last_batch():
     assert list(map(len, predict(True, Positional(4))[0])) == [4, 4, 2]
 
 
 @pytest.mark.filterwarnings("ignore:.*is left to")
-def test_a_loader_whose_order_is_its_own_is_left_alone():
+def test_custom_order_of_samples_is_kept():
     assert predict(True, DataLoader(DATA, batch_sampler=[[3, 1], [2]]))[0] == [[3.0, 1.0], [2.0]]
     assert predict(True, DataLoader(DATA, 2, sampler=[3, 1, 2], drop_last=True))[0] == [[3.0, 1.0], [2.0]]
 
 
 @pytest.mark.filterwarnings("ignore:.*is left to")
 @pytest.mark.parametrize("interval", ["batch", "epoch"])
-def test_the_samples_of_a_users_own_sampler_are_lightnings(interval):
+def test_sample_indices_of_a_user_sampler_equal_lightnings(interval):
     def loader():
         return DataLoader(DATA, batch_size=4, sampler=[9, 7, 5, 3, 1, 0])
 
@@ -108,19 +108,19 @@ def test_the_samples_of_a_users_own_sampler_are_lightnings(interval):
 
 
 @pytest.mark.filterwarnings("ignore:.*is left to")
-def test_the_sampler_within_a_users_batch_sampler_is_kept():
+def test_sampler_of_a_user_batch_sampler_is_kept():
     loader = DataLoader(DATA, batch_sampler=BatchSampler([9, 7, 5], 2, drop_last=True))
     predicted, batches, _ = predict(True, loader)
     assert predicted == [[9.0, 7.0], [5.0]] == [samples for _, samples, *_ in batches]
 
 
-def test_the_users_loader_still_drops_its_last_batch():
+def test_user_loader_still_drops_its_last_batch_after_predict():
     loader = DataLoader(DATA, batch_size=4, drop_last=True)
     predict(True, loader)
     assert loader.drop_last and loader.batch_sampler.drop_last and len(loader) == 2
 
 
-def test_a_loader_with_its_last_batch_differs_in_nothing_else():
+def test_loader_copy_with_last_batch_keeps_all_other_attributes():
     users = DataLoader(DATA, batch_size=4, drop_last=True, num_workers=1, collate_fn=list)
     loader = _with_last_batch(users)
     assert type(loader) is DataLoader and loader is not users and len(loader) == 3 and len(users) == 2
@@ -142,11 +142,11 @@ class OwnBatches(BatchSampler):
         None,
     ],
 )
-def test_what_has_no_plain_batches_is_not_copied(loader):
+def test_loader_without_a_plain_batch_sampler_is_not_copied(loader):
     assert _with_last_batch(loader) is loader
 
 
-def test_lightnings_preparation_of_loaders_is_restored_also_after_an_error():
+def test_lightnings_loader_preparation_is_restored_after_an_error():
     trainer = StockTrainer(**QUIET)
     prepare = trainer._data_connector._prepare_dataloader
     with pytest.raises(KeyError), _complete_last_batch(trainer):
@@ -155,7 +155,7 @@ def test_lightnings_preparation_of_loaders_is_restored_also_after_an_error():
     assert trainer._data_connector._prepare_dataloader == prepare
 
 
-def test_the_trainer_predicts_with_this_loop(script):
+def test_trainer_uses_rankzeros_prediction_loop(script):
     trainer = Trainer(**QUIET)
     assert type(trainer.predict_loop) is PredictionLoop
     assert sum(map(len, trainer.predict(Net(), DataLoader(DATA, 4, drop_last=True)))) == 10

@@ -1,4 +1,4 @@
-"""The step: forward and backward pass and the optimizer's step as by Lightning's own optimization."""
+"""The training step: forward pass, backward pass and optimizer step, compared with Lightning's optimization."""
 
 import pytest
 import torch
@@ -72,12 +72,12 @@ CASES = {
 
 @pytest.mark.parametrize("has_every_hook", [False, True], ids=["", "every hook"])
 @pytest.mark.parametrize("case", CASES)
-def test_steps_are_lightnings(case, has_every_hook, tmp_path):
+def test_steps_are_identical_to_stock_lightning(case, has_every_hook, tmp_path):
     assert_same_training(*CASES[case], has_every_hook, tmp_path)
 
 
 class Shift(Net):
-    """A number that the loss is shifted by: its gradient is a view of the gradient of the loss."""
+    """Module that adds a parameter to the loss; the parameter's gradient is a view of the loss's gradient."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -88,7 +88,7 @@ class Shift(Net):
 
 
 class NoGradients(torch.optim.SGD):
-    """An optimiser that leaves it to its closure to want gradients."""
+    """Optimizer whose `step` disables gradients, so that the closure must enable them."""
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -101,7 +101,7 @@ class NoGradients(torch.optim.SGD):
 
 class Deaf(torch.optim.SGD):
     def step(self, closure=None):
-        """Forgets the closure."""
+        """Does not call the closure."""
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ class Deaf(torch.optim.SGD):
         (lambda: Net(optimizer=lambda parameters: NoGradients(parameters, lr=0.1)), {}),
     ],
 )
-def test_unusual_steps_are_lightnings(make, settings):
+def test_unusual_steps_are_identical_to_stock_lightning(make, settings):
     results = [train(ours, make(), **settings)[0] for ours in (True, False)]
     for part in results[0]:
         assert same(results[0][part], results[1][part]), part
 
 
-def test_an_optimizer_that_does_not_call_its_closure_is_an_error():
+def test_optimizer_that_does_not_call_its_closure_raises_an_error():
     for ours in (True, False):
         with pytest.raises(Exception, match="The closure hasn't been executed"):
             train(ours, Net(optimizer=lambda parameters: Deaf(parameters, lr=0.1)))
@@ -134,7 +134,7 @@ def exchange_training_step_for_one_without_index(callback, trainer, module):
 
 @pytest.mark.parametrize("hook", CHANGED_IN)
 @pytest.mark.parametrize("change", [exchange_training_step, exchange_training_step_for_one_without_index])
-def test_an_exchanged_training_step_takes_effect_at_once(change, hook):
+def test_replaced_training_step_takes_effect_immediately(change, hook):
     assert_same_after_change(change, hook)
 
 
@@ -183,7 +183,7 @@ def fails(self, batch, batch_idx):
     ],
 )
 @pytest.mark.parametrize("has_callback", [False, True])
-def test_errors_are_lightnings(method, has_callback):
+def test_training_step_errors_equal_lightnings(method, has_callback):
     def observe(ours):
         module, callbacks = with_methods("Fails", training_step=method)(), [Callback()] * has_callback
         with pytest.raises(Exception) as error:
@@ -194,20 +194,20 @@ def test_errors_are_lightnings(method, has_callback):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_steps_without_a_loss_leave_the_weights():
+def test_steps_without_a_loss_do_not_change_the_weights():
     module = with_methods("Nothing", training_step=gives_nothing)
     ours, stock = (train(way, module())[0] for way in (True, False))
     assert same(ours, stock) and torch.equal(ours["weights"]["net.0.weight"], module().net[0].weight)
 
 
-def test_a_step_without_a_loss_is_reported():
+def test_step_without_a_loss_warns():
     Closure.warning_cache.clear()
     with pytest.warns(UserWarning, match="`training_step` returned `None`"):
         train(True, with_methods("Nothing", training_step=gives_nothing)(), max_epochs=1)
 
 
 class OptimizerWithoutGradients(torch.optim.SGD):
-    """Calls its closure twice, the second time without gradients."""
+    """Optimizer that calls its closure twice, the second time without gradients."""
 
     def step(self, closure=None):
         loss = super().step(closure)
@@ -217,7 +217,7 @@ class OptimizerWithoutGradients(torch.optim.SGD):
 
 
 class Observes(Net):
-    """Notes the hook that the module is told to be in, and whether gradients are recorded."""
+    """Records the module's current hook name, and whether gradients are enabled."""
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -232,7 +232,7 @@ class Observes(Net):
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, OptimizerWithoutGradients])
-def test_the_current_hook_and_the_grad_mode_are_lightnings(optimizer):
+def test_current_hook_name_and_grad_mode_equal_lightnings(optimizer):
     def observe(ours):
         module = Observes(optimizer=lambda parameters: optimizer(parameters, lr=0.1))
         result, _ = train(ours, module, max_epochs=1, gradient_clip_val=0.5)
@@ -242,7 +242,7 @@ def test_the_current_hook_and_the_grad_mode_are_lightnings(optimizer):
     assert same(ours[0], stock[0]) and ours[1] == stock[1] and len(ours[1]) >= 2 * BATCHES
 
 
-def test_the_fast_step_takes_the_steps(monkeypatch):
+def test_fast_step_runs_for_every_batch(monkeypatch):
     """Otherwise the comparisons above would compare Lightning's step with itself."""
     taken, run = [], OptimizerStep.run
     monkeypatch.setattr(OptimizerStep, "run", lambda self, *arguments: taken.append(1) or run(self, *arguments))
@@ -250,7 +250,7 @@ def test_the_fast_step_takes_the_steps(monkeypatch):
     assert len(taken) == BATCHES
 
 
-def test_a_step_keeps_neither_batch_nor_output():
+def test_step_keeps_no_reference_to_batch_or_output():
     held = []
 
     class Holds(Callback):

@@ -1,4 +1,4 @@
-"""The strategies: the run's order in the user's loaders, accumulation, shares of a step, and what is loaded."""
+"""The strategies: sample order of the user's loaders, accumulation, shares of a step, and loading of checkpoints."""
 
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ DATA = TensorDataset(torch.arange(9.0)[:, None])
 
 
 def connected(plan=None, module=None, stage=RunningStage.TRAINING, **settings):
-    """A strategy that is connected to a trainer and a module."""
+    """Returns a strategy that is connected to a trainer and a module."""
     strategy = OneProcess(plan or SamplingPlan(), device="cpu")
     trainer, module = Trainer(strategy=strategy, **QUIET, **settings), module or BoringModel()
     strategy.connect(module)
@@ -38,14 +38,14 @@ def connected(plan=None, module=None, stage=RunningStage.TRAINING, **settings):
     [
         (RunningStage.TRAINING, None, True),
         (RunningStage.TRAINING, True, True),
-        (RunningStage.TRAINING, False, False),  # a finder loads validation data in this stage
+        (RunningStage.TRAINING, False, False),  # a finder loads validation data in the training stage
         (RunningStage.SANITY_CHECKING, None, False),
         (RunningStage.VALIDATING, None, False),
         (RunningStage.PREDICTING, None, False),
         (RunningStage.VALIDATING, True, True),
     ],
 )
-def test_a_loader_gets_the_order_of_its_purpose(stage, loads, training):
+def test_stage_selects_the_training_or_evaluation_order_of_a_loader(stage, loads, training):
     strategy = connected(SamplingPlan(), stage=stage)
     strategy.plan.loads_training = loads
     loader = strategy.process_dataloader(DataLoader(DATA, batch_size=4, shuffle=True))
@@ -55,7 +55,7 @@ def test_a_loader_gets_the_order_of_its_purpose(stage, loads, training):
 
 
 @pytest.mark.filterwarnings("ignore:.*is left to")
-def test_a_loader_whose_order_is_its_own_leaves_the_accumulation_alone():
+def test_unmanaged_loader_does_not_change_accumulate_grad_batches():
     strategy = connected(SamplingPlan(global_batch_size=8, max_device_batch_size=2), accumulate_grad_batches=3)
     own = [torch.ones(1)]
     assert strategy.process_dataloader(own) is own
@@ -63,7 +63,7 @@ def test_a_loader_whose_order_is_its_own_leaves_the_accumulation_alone():
 
 
 @pytest.mark.parametrize(("limit", "micro_batches"), [(None, 1), (8, 1), (7, 2), (4, 2), (3, 3), (1, 8)])
-def test_batches_are_accumulated_as_the_plan_divides_a_step(limit, micro_batches):
+def test_accumulate_grad_batches_equals_the_number_of_micro_batches(limit, micro_batches):
     strategy = connected(SamplingPlan(global_batch_size=8, max_device_batch_size=limit))
     strategy.process_dataloader(DataLoader(DATA, batch_size=4))
     assert strategy.lightning_module.trainer.accumulate_grad_batches == micro_batches
@@ -82,7 +82,7 @@ class ByHand(BoringModel):
         (BoringModel, [GradientAccumulationScheduler({0: 2})], "a GradientAccumulationScheduler, which says itself"),
     ],
 )
-def test_a_divided_step_is_refused_where_steps_are_not_the_plans(module, callbacks, reason):
+def test_micro_batches_are_refused_if_the_module_or_a_callback_decides_when_to_step(module, callbacks, reason):
     plan = SamplingPlan(global_batch_size=8, max_device_batch_size=4)
     strategy = connected(plan, module(), callbacks=callbacks)
     with pytest.raises(RequestError, match=reason) as refused:
@@ -92,7 +92,7 @@ def test_a_divided_step_is_refused_where_steps_are_not_the_plans(module, callbac
 
 
 @pytest.mark.parametrize("callbacks", [[], [GradientAccumulationScheduler({0: 2})]])
-def test_a_schedule_of_accumulation_is_kept_where_a_step_is_one_batch(callbacks):
+def test_gradient_accumulation_scheduler_is_kept_without_micro_batches(callbacks):
     strategy = connected(SamplingPlan(), callbacks=callbacks)
     strategy.lightning_module.trainer.accumulate_grad_batches = 2
     strategy.process_dataloader(DataLoader(DATA, batch_size=4))
@@ -108,7 +108,7 @@ def module_with(*layers):
 @pytest.mark.parametrize(
     ("layer", "size", "drop_last", "warns"),
     [
-        (nn.BatchNorm1d(2), 4, False, True),  # 4, 4, 1
+        (nn.BatchNorm1d(2), 4, False, True),  # batches of 4, 4 and 1 samples
         (nn.BatchNorm2d(2), 1, False, True),
         (nn.BatchNorm1d(2), 4, True, False),
         (nn.BatchNorm1d(2), 3, False, False),
@@ -116,7 +116,7 @@ def module_with(*layers):
         (nn.InstanceNorm1d(2), 4, False, False),
     ],
 )
-def test_a_single_sample_for_batch_norm_is_reported(recwarn, layer, size, drop_last, warns):
+def test_batch_norm_with_a_single_sample_warns(recwarn, layer, size, drop_last, warns):
     strategy = connected(SamplingPlan(), module_with(nn.Sequential(layer)))
     strategy.process_dataloader(DataLoader(DATA, batch_size=size, drop_last=drop_last))
     found = [str(warning.message) for warning in recwarn if "which batch norm may refuse" in str(warning.message)]
@@ -134,20 +134,20 @@ def test_a_single_sample_for_batch_norm_is_reported(recwarn, layer, size, drop_l
         (module_with(nn.BatchNorm1d(2)), False),
     ],
 )
-def test_ranks_without_samples_are_given_one_where_the_module_needs_it(module, padded):
+def test_empty_ranks_are_padded_only_if_the_module_needs_samples(module, padded):
     strategy = connected(SamplingPlan(rank=1, world_size=2), module)
     strategy.process_dataloader(DataLoader(DATA, batch_size=4))
     assert strategy.plan.order.padded == padded
 
 
-def test_a_needless_sample_on_a_rank_is_reported_with_its_reason():
+def test_padding_of_empty_ranks_warns_with_the_reason():
     strategy = connected(SamplingPlan(rank=1, world_size=2), ByHand())
     with pytest.warns(UserWarning, match="manual optimisation cannot do without a sample on each"):
         strategy.process_dataloader(DataLoader(DATA, batch_size=4))
 
 
 def shared(*counts, rank=1, world_size=2, size=4):
-    """A strategy, and loaders that have read their batches."""
+    """Returns a strategy, and loaders whose batches have all been read."""
     strategy = connected(SamplingPlan(rank=rank, world_size=world_size, global_batch_size=size))
     loaders = []
     for count in counts:
@@ -159,14 +159,14 @@ def shared(*counts, rank=1, world_size=2, size=4):
 
 
 def take_share(strategy, loaders):
-    """Finds out what this rank has of the next batch, as Lightning's loop does."""
+    """Sets the strategy's share of the next batch, as Lightning's loop does."""
     strategy.lightning_module.trainer.fit_loop._combined_loader = SimpleNamespace(flattened=loaders)
     strategy.on_train_batch_start(None, 0)
 
 
-def test_the_share_of_each_batch_is_taken_in_its_turn():
+def test_share_of_each_batch_is_set_in_order():
     idle = []
-    strategy, loaders = shared(9)  # 4, 4, 1
+    strategy, loaders = shared(9)  # batches of 4, 4 and 1 samples
     strategy.before_idle_step = lambda: idle.append(strategy.share.samples)
     shares = []
     for _ in range(4):
@@ -176,7 +176,7 @@ def test_the_share_of_each_batch_is_taken_in_its_turn():
     assert idle == [0]
 
 
-def test_several_loaders_have_even_shares_and_foreign_ones_too():
+def test_several_or_unmanaged_loaders_have_even_shares():
     strategy, loaders = shared(9, 4)
     take_share(strategy, loaders)
     assert strategy.share is EVEN
@@ -187,8 +187,8 @@ def test_several_loaders_have_even_shares_and_foreign_ones_too():
 
 
 @pytest.mark.parametrize(("world_size", "rank", "samples"), [(1, 0, 3), (2, 0, 2), (2, 1, 1), (3, 0, 2), (3, 2, 0)])
-def test_losses_are_scaled_so_that_their_mean_is_that_of_the_samples(world_size, rank, samples):
-    strategy, loaders = shared(7, rank=rank, world_size=world_size)  # 4, 3
+def test_mean_of_scaled_losses_is_the_mean_over_samples(world_size, rank, samples):
+    strategy, loaders = shared(7, rank=rank, world_size=world_size)  # batches of 4 and 3 samples
     take_share(strategy, loaders)
     take_share(strategy, loaders)
     assert strategy.share.samples == samples
@@ -196,12 +196,12 @@ def test_losses_are_scaled_so_that_their_mean_is_that_of_the_samples(world_size,
     assert scaled.item() == pytest.approx(6 * samples * world_size / 3)
 
 
-def test_an_even_loss_is_passed_on_as_it_is():
+def test_loss_is_unchanged_with_even_shares():
     strategy, loss = connected(), torch.tensor(1.0)
     assert strategy.scale_loss(loss) is loss and strategy.part(loss, "mean") is loss
 
 
-def test_an_idle_step_is_announced_to_the_results_of_the_loop():
+def test_before_idle_step_reduces_the_results_of_the_epoch_loop():
     module = BoringModel()
     plan = SamplingPlan()
     train_here(model=module, loops=True, max_epochs=1, limit_train_batches=1, strategy=OneProcess(plan, device="cpu"))
@@ -209,7 +209,7 @@ def test_an_idle_step_is_announced_to_the_results_of_the_loop():
     assert trainer.strategy.before_idle_step == trainer.fit_loop.epoch_loop.results.reduce
 
 
-def test_alone_all_exchanges_give_the_own_values():
+def test_collectives_of_one_process_return_its_own_values():
     strategy, values = connected(), torch.tensor([1.0, 2.0])
     assert strategy.gather({"a": 1}) == [{"a": 1}]
     assert strategy.add_up([3, 2**64 - 1]) == [3, 2**64 - 1] and strategy.add_up(()) == []
@@ -217,14 +217,14 @@ def test_alone_all_exchanges_give_the_own_values():
     assert strategy.synchronize_new_parameters() is None
 
 
-def test_the_strategy_of_a_trainer_is_one_of_ours():
+def test_strategy_of_accepts_only_a_run_strategy():
     strategy = connected()
     assert strategy_of(strategy.lightning_module.trainer) is strategy
     with pytest.raises(AssertionError):
         strategy_of(Trainer(**QUIET))
 
 
-def test_a_hook_sees_optimizers_as_they_were_configured():
+def test_on_configured_sees_optimizers_before_callbacks_change_them():
     class Looks(LoopCallback):
         def on_configured(self, trainer):
             seen.append((self, [group["lr"] for group in trainer.optimizers[0].param_groups]))
@@ -237,7 +237,7 @@ def test_a_hook_sees_optimizers_as_they_were_configured():
     assert seen == [(callback, [0.1]) for callback in callbacks]
 
 
-def test_loading_takes_the_weights_of_training_only_to_train():
+def test_weights_in_training_are_loaded_only_to_train():
     weights = {name: torch.full_like(value, 1.0) for name, value in BoringModel().state_dict().items()}
     training = {name: torch.full_like(value, 2.0) for name, value in weights.items()}
     for function, value in ((TrainerFn.FITTING, 2.0), (TrainerFn.TESTING, 1.0)):
@@ -252,7 +252,7 @@ def test_loading_takes_the_weights_of_training_only_to_train():
     strategy.load_model_state_dict({"state_dict": {}}, strict=False)
 
 
-def test_loading_adds_groups_that_a_callback_had_added():
+def test_loading_adds_parameter_groups_that_a_callback_had_added():
     strategy = connected()
     module = strategy.lightning_module
     names = [["layer.weight"], ["layer.bias"]]
@@ -265,7 +265,7 @@ def test_loading_adds_groups_that_a_callback_had_added():
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
-def test_a_divided_step_is_the_whole_one(limit):
+def test_step_in_micro_batches_equals_the_undivided_step(limit):
     def weights(**settings):
         module = Net()
         with pytest.MonkeyPatch.context() as patch:

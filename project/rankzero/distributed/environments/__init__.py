@@ -1,1 +1,1 @@
-"""How this process was started: one file for each launcher."""
+"""Launcher detection: how this process was started; `launchers/` has one module per launcher."""

@@ -1,4 +1,4 @@
-"""The command lines of the processes that started this one, which tell what no variable does. Imports no torch."""
+"""Command lines and environments of ancestor processes, for facts that no variable states. Does not import torch."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _GENERATIONS = 8
 
 
 def ancestors() -> Iterator[list[str]]:
-    """The words of each ancestor's command line, the parent's first; nothing where they cannot be seen."""
+    """Yields the command-line arguments of each ancestor, parent first; ends at the first that cannot be read."""
     for process in ancestor_ids():
         try:
             yield command_of(process)
@@ -18,7 +18,7 @@ def ancestors() -> Iterator[list[str]]:
 
 
 def ancestor_ids() -> Iterator[str]:
-    """The process id of each ancestor, the parent's first; nothing where they cannot be seen."""
+    """Yields the process ids of up to `_GENERATIONS` ancestors, parent first; ends at the first that cannot be read."""
     process = "self"
     for _ in range(_GENERATIONS):
         try:
@@ -32,26 +32,26 @@ def ancestor_ids() -> Iterator[str]:
 
 
 def command_of(process: str) -> list[str]:
-    """The words of a process's command line.
+    """Returns the command-line arguments of a process.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The command line cannot be read.
     """
     return Path(f"/proc/{process}/cmdline").read_text(errors="surrogateescape").split("\0")
 
 
 def environment_of(process: str) -> dict[str, str]:
-    """The variables that a process was started with, without those that it has set since.
+    """Returns the environment that a process was started with, without later changes.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The environment cannot be read.
     """
     text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="surrogateescape")
     return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 
 
 def option(words: list[str], name: str) -> str | None:
-    """The value of an option on a command line, in the forms `--name value`, `--name=value` and with underscores."""
+    """Returns an option's value from a command line: `--name value` or `--name=value`, also with underscores."""
     for word, following in pairwise([*words, ""]):
         option, equals, value = word.partition("=")
         if option.replace("_", "-") == f"--{name}":

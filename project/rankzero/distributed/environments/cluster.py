@@ -1,4 +1,4 @@
-"""What the Trainer's strategy asks about ranks and addresses, answered by the launch that was detected."""
+"""The detected launch as a Lightning cluster environment, which gives ranks and addresses to the strategy."""
 
 from lightning.fabric.plugins.environments import ClusterEnvironment
 
@@ -6,10 +6,10 @@ from rankzero.distributed.environments.launch import Launch
 
 
 class LaunchEnvironment(ClusterEnvironment):
-    """A launch, whatever started it, as Lightning's ClusterEnvironment. World size and ranks cannot be changed.
+    """Cluster environment for a launch by any launcher. World size and ranks are read-only.
 
     Args:
-        launch: Where this process stands, with rank and local rank.
+        launch: This process's launch, with known rank and local rank.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -18,7 +18,7 @@ class LaunchEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls) -> bool:
-        """Whether Lightning should choose this by itself: never, since it needs a launch."""
+        """Returns False: Lightning cannot choose this class by itself, because it needs a launch."""
         return False
 
     @property
@@ -37,14 +37,14 @@ class LaunchEnvironment(ClusterEnvironment):
         return self._launch.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Does nothing."""
+        """Does nothing: the launch defines the world size."""
 
     def global_rank(self) -> int:
         assert self._launch.rank is not None
         return self._launch.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Does nothing."""
+        """Does nothing: the launch defines the rank."""
 
     def local_rank(self) -> int:
         assert self._launch.local_rank is not None

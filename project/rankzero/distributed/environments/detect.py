@@ -1,4 +1,4 @@
-"""Which launcher started this process: decided from evidence, most specific first. Imports no torch."""
+"""Detects the launcher of this process from environment variables, most specific first. Does not import torch."""
 
 import os
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ SHOWN = (
     *env.PLACE,
     *(name for launcher in LAUNCHERS.values() for name in launcher.shown_variables if name not in env.PLACE),
 )
-"""The variables that a message shows."""
+"""Variables that the error about an incomplete launch shows, in this order."""
 
 
 def detect(asked: RequestedWorld | None = None, environ: Mapping[str, str] | None = None) -> Launch:
-    """Reads the launcher's variables.
+    """Detects the launcher and reads its variables.
 
     Args:
-        asked: The processes that were asked for; the evidence counts where their launcher is `auto`.
-        environ: The variables; this process's own by default.
+        asked: The requested processes. With launcher `auto`, the environment variables decide.
+        environ: The environment variables; `os.environ` by default.
 
     Raises:
-        RequestError: The evidence is incomplete or contradicts itself, there is none for the `launcher`, or more
-            processes were meant than the launcher has started.
+        RequestError: The variables are incomplete or contradictory, the requested launcher's variables are not set,
+            launchers are nested in an unsupported way, or a job for several processes has started only this one.
     """
     environ, asked = os.environ if environ is None else environ, asked or RequestedWorld()
     found, launcher = None, asked.launcher
@@ -49,7 +49,11 @@ def detect(asked: RequestedWorld | None = None, environ: Mapping[str, str] | Non
 
 
 def _launcher(asked: str, environ: Mapping[str, str]) -> str | None:
-    """The launcher that the evidence speaks for; None where there is none."""
+    """Returns the most specific launcher whose variables are set; None without one.
+
+    Raises:
+        RequestError: A specific launcher was requested, and its variables are not set.
+    """
     for name, launcher in LAUNCHERS.items():
         if (asked in ("auto", name) or name == "local") and launcher.found(Variables(environ)):
             return name
@@ -63,7 +67,7 @@ def _launcher(asked: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _without_launcher(launcher: str, environ: Mapping[str, str], asked: RequestedWorld) -> Launch:
-    """A process that nobody started but the person: alone, one of several by hand, or within an allocation."""
+    """Returns the launch of a process that the user started directly: alone, joined by hand, or in a job script."""
     if launcher == "local":
         _refuse_several_alone(environ, asked)
     variables = Variables(environ)
@@ -86,9 +90,9 @@ def _without_launcher(launcher: str, environ: Mapping[str, str], asked: Requeste
 
 
 def _refuse_one_of_several(name: str, allocation: Allocation, asked: RequestedWorld, explicit: bool) -> None:
-    """Refuses to train in one process where an allocation was made for more: a `srun` has been forgotten."""
+    """Refuses to train in one process in an allocation for several, which usually means a forgotten `srun`."""
     nodes, tasks = allocation.nodes, allocation.tasks
-    # A line of PBS's node file may stand for a core; only Slurm's tasks are always meant as processes.
+    # In PBS's node file, a line may represent a core instead of a process; a Slurm task is always a process.
     several = nodes > 1 or (asked.nodes or 1) > 1 or (name == "slurm" and tasks > 1)
     if not several or (explicit and (asked.nodes or 1) == 1):
         return
@@ -103,7 +107,7 @@ def _refuse_one_of_several(name: str, allocation: Allocation, asked: RequestedWo
 
 
 def _refuse_several_alone(environ: Mapping[str, str], asked: RequestedWorld) -> None:
-    """Refuses `--launcher local` in one of several tasks: each would start a run of its own."""
+    """Refuses `--launcher local` in one of several tasks, because each task would start a separate run."""
     for name in LAUNCHERS:
         outer = None if name == "local" else _around(name, environ)
         if outer is None or outer.world_size == 1:
@@ -118,7 +122,7 @@ def _refuse_several_alone(environ: Mapping[str, str], asked: RequestedWorld) -> 
 
 
 def _around(name: str, environ: Mapping[str, str]) -> Launch | None:
-    """What a launcher's variables say, where they are there and whole."""
+    """Returns the launch that a launcher's variables describe; None if they are unset or incomplete."""
     try:
         if not LAUNCHERS[name].found(Variables(environ)):
             return None
@@ -129,7 +133,7 @@ def _around(name: str, environ: Mapping[str, str]) -> Launch | None:
 
 
 def _check_places(launch: Launch) -> None:
-    """Refuses numbers that cannot be, such as rank 4 of 4."""
+    """Raises a ValueError for an impossible rank, such as rank 4 of 4."""
     for name, place, count in (
         ("rank", launch.rank, launch.world_size),
         ("local rank", launch.local_rank, launch.local_world_size),
@@ -140,7 +144,7 @@ def _check_places(launch: Launch) -> None:
 
 
 def _check_nesting(launch: Launch, environ: Mapping[str, str]) -> None:
-    """Refuses a launcher in several tasks of another one, unless it is one torchrun a node that make one world."""
+    """Refuses a launcher that runs in each task of another one; allows one torchrun per node if all form one world."""
     outside = {
         "torchrun": [launcher.name for launcher in LAUNCHERS.values() if launcher.one_per_node],
         "mpi": ("slurm",) if mpi.runs_within_step(Variables(environ)) else (),
@@ -163,7 +167,7 @@ def _check_nesting(launch: Launch, environ: Mapping[str, str]) -> None:
 
 
 def _incomplete(launcher: str, error: KeyError | ValueError, variables: Variables) -> RequestError:
-    """The error for a launcher whose variables do not make a whole."""
+    """Returns the error for a launcher whose variables are incomplete or invalid."""
     missing = f"{error.args[0]} is not given" if isinstance(error, KeyError) else str(error)
     if launcher == "local":
         line = "--nodes N --node_rank R --master_addr HOST --master_port PORT"

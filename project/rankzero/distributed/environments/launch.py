@@ -1,4 +1,4 @@
-"""Where this process stands among the others, as its launcher's variables tell. Imports no torch."""
+"""Position of this process among all ranks, as its launcher's variables state it. Does not import torch."""
 
 import hashlib
 import re
@@ -7,30 +7,30 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """Where this process stands.
+    """Ranks, world size, rendezvous address and origin of this process.
 
     Args:
         launcher: Name of the launcher, as in `launchers.LAUNCHERS`.
-        evidence: The variables that say so, for a person to read.
-        rank: This process among all; None where the launcher gives none, and the roll call hands it out.
-        local_rank: This process among those of its machine; None where the launcher does not say.
-        world_size: Processes in all.
-        local_world_size: Processes on this machine; None where the launcher does not say.
-        num_nodes: Machines; None where the launcher does not say.
-        node_rank: This machine among all; None where the launcher does not say.
-        processes_a_node: Processes on each machine, where the launcher says.
-        hosts: The machines' names, where the launcher says.
-        address: The host that the others meet at: rank zero's.
-        port: The port that they meet at.
-        listening: A socket that already listens on that port, inherited from the process that started this one.
-        world_id: What the processes of this world share, and those of no other.
-        job_id: What the scheduler or torchrun calls the job; the same after a requeue or a restart.
-        restarts: How often the scheduler or torchrun has started this job again.
-        externally_created: True where each device has its process already.
-        uses_agent_store: True where torchrun has already brought the processes together.
-        elastic: Where torchrun may change the number of machines: what says so.
-        rank_order: What ranks are handed out by, where the launcher gives none.
-        variables: What all this was read from.
+        evidence: The variables or flags that identify the launcher, as messages show them.
+        rank: Global rank; None if the launcher assigns none, so that the rendezvous does.
+        local_rank: Rank on this machine; None if the launcher does not state it.
+        world_size: Number of processes on all machines.
+        local_world_size: Number of processes on this machine; None if the launcher does not state it.
+        num_nodes: Number of machines; None if the launcher does not state it.
+        node_rank: Index of this machine; None if the launcher does not state it.
+        processes_a_node: Number of processes on each machine, if the launcher states it.
+        hosts: Names of the machines, if the launcher states them.
+        address: Host of rank zero, where the ranks rendezvous.
+        port: Port of the rendezvous.
+        listening: File descriptor of a socket that already listens on `port`, inherited from the parent process.
+        world_id: Identifier shared by all processes of this start and by no other process.
+        job_id: The scheduler's or torchrun's id of the job; unchanged after a requeue or a restart.
+        restarts: How often the scheduler or torchrun has restarted this job.
+        externally_created: Whether the launcher has already started one process per device.
+        uses_agent_store: Whether torchrun's agent provides the store through which the ranks connect.
+        elastic: The setting by which torchrun may change the number of machines; None if the number is fixed.
+        rank_order: Sort key by which the rendezvous assigns ranks on a machine, if the launcher assigns none.
+        variables: The environment variables from which the launch was read.
     """
 
     launcher: str = "local"
@@ -57,12 +57,12 @@ class Launch(NamedTuple):
 
     @property
     def one_machine(self) -> bool:
-        """Whether all processes are known to be on one machine."""
+        """Whether all processes are known to run on one machine."""
         return self.num_nodes == 1 or self.local_world_size == self.world_size
 
     @property
     def shape(self) -> str:
-        """The world in words, such as `2 nodes x 4 processes`."""
+        """Number of nodes and processes as text, such as `2 nodes x 4 processes`."""
         if self.num_nodes is None:
             return f"{self.world_size} process{'es' * (self.world_size > 1)}"
         nodes = f"{self.num_nodes} node{'s' * (self.num_nodes > 1)}"
@@ -73,12 +73,12 @@ class Launch(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """A scheduler's job in which no launcher has started anything yet.
+    """Size of a scheduler's job in which no launcher has started a task yet.
 
     Args:
-        evidence: The variables that say so.
-        nodes: Machines.
-        tasks: Processes that were meant.
+        evidence: The variables that identify the job, as messages show them.
+        nodes: Number of machines.
+        tasks: Number of processes for which the job was requested.
     """
 
     evidence: str
@@ -87,19 +87,19 @@ class Allocation(NamedTuple):
 
 
 class RequestedWorld(NamedTuple):
-    """The processes that a person asks for: how many, on what, and how they find each other.
+    """The processes that the user requests: how many, on which devices, and how they connect.
 
     Args:
-        nodes: Machines (`--nodes`); None leaves it to the launcher.
-        devices: Processes on each machine (`--devices`); None leaves it to the launcher, or to the number of GPUs.
-        gpus: Indices of the GPUs to use on each machine, one process each; None for the first ones.
+        nodes: Number of machines (`--nodes`); by default, the launcher's number.
+        devices: Number of processes per machine (`--devices`); by default, the launcher's number or one per GPU.
+        gpus: Indices of the GPUs to use on each machine, one process each; by default, the first ones.
         accelerator: `auto`, `cpu`, `gpu`, `cuda` or `mps`.
-        launcher: `auto`, or the launcher whose variables count.
-        node_rank: This machine among all, for machines that no launcher joins.
+        launcher: Launcher whose variables are read, or `auto`.
+        node_rank: Index of this machine, for machines joined by hand.
         address: Host of rank 0.
-        port: Port on that host.
+        port: Port for the rendezvous on rank 0's host.
         interface: Network interface to use.
-        backend: `nccl` or `gloo`; None for the one that fits the devices.
+        backend: `nccl` or `gloo`; by default, the backend that fits the devices.
         start_timeout: Seconds to wait for all processes.
     """
 
@@ -117,7 +117,14 @@ class RequestedWorld(NamedTuple):
 
 
 class Variables:
-    """Environment variables, and which of them have been read."""
+    """Environment variables, with a record of those that have been read.
+
+    Args:
+        environ: All environment variables.
+
+    Attributes:
+        read: The variables that have been read, with their values.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -127,17 +134,17 @@ class Variables:
         return bool(self._environ.get(name))
 
     def find(self, name: str) -> str | None:
-        """The value of a variable, or None; an empty one counts as unset."""
+        """Returns the value of a variable; None if it is unset or empty."""
         value = self._environ.get(name) or None
         if value is not None:
             self.read[name] = value
         return value
 
     def find_number(self, name: str) -> int | None:
-        """The value of a variable that is a whole number, or None where it is not set.
+        """Returns the integer value of a variable; None if it is unset or empty.
 
         Raises:
-            ValueError: It is no whole number of 0 or more.
+            ValueError: The value is not an integer of 0 or more.
         """
         text = self.find(name)
         if text is not None and not (text.isascii() and text.isdigit()):
@@ -145,10 +152,10 @@ class Variables:
         return None if text is None else int(text)
 
     def text(self, name: str) -> str:
-        """The value of a variable.
+        """Returns the value of a required variable.
 
         Raises:
-            KeyError: It is not set.
+            KeyError: The variable is unset or empty.
         """
         value = self.find(name)
         if value is None:
@@ -156,11 +163,11 @@ class Variables:
         return value
 
     def number(self, name: str) -> int:
-        """The value of a variable that is a whole number.
+        """Returns the integer value of a required variable.
 
         Raises:
-            KeyError: It is not set.
-            ValueError: It is no whole number of 0 or more.
+            KeyError: The variable is unset or empty.
+            ValueError: The value is not an integer of 0 or more.
         """
         value = self.find_number(name)
         if value is None:
@@ -169,17 +176,17 @@ class Variables:
 
 
 class Launcher(NamedTuple):
-    """What the package has to know of a launcher. Each module of `launchers` ends with one.
+    """Description of a launcher. Each module in `launchers` ends with one.
 
     Args:
-        name: As in `--launcher NAME`.
-        found: Whether its variables are set.
-        read: Makes a `Launch` of its variables. It raises KeyError for one that is missing, ValueError for a wrong one.
-        line: How it starts the script: a template with `{nodes}`, `{devices}` (per node) and `{processes}` (in all).
-        rank_variables: Variables that tell a process's rank, the most specific first.
-        shown_variables: Variables that a message about incomplete variables shows.
-        one_per_node: How it starts one process per node, which may be a torchrun; empty if it cannot.
-        gathers_output: Whether it brings the output of all machines to one terminal.
+        name: Value for `--launcher`.
+        found: Returns whether the launcher's variables are set.
+        read: Returns the `Launch`. Raises KeyError for a missing variable and ValueError for an invalid one.
+        line: Command that starts the script, with `{nodes}`, `{devices}` (per node) and `{processes}` (total).
+        rank_variables: Variables that contain a process's rank, most specific first.
+        shown_variables: Variables that an error about incomplete variables shows.
+        one_per_node: Command prefix that starts one process per node, such as a torchrun; empty if unsupported.
+        gathers_output: Whether the launcher forwards the output of all machines to one terminal.
     """
 
     name: str
@@ -192,29 +199,31 @@ class Launcher(NamedTuple):
     gathers_output: bool = False
 
     def line_for(self, nodes: int | str = "N", devices: int | str = "N") -> str:
-        """How it starts the script on so many nodes, with so many processes on each."""
+        """Returns the command that starts the script on `nodes` nodes, with `devices` processes on each."""
         processes = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else "N"
         return self.line.format(nodes=nodes, devices=devices, processes=processes)
 
 
 def folder_name(job: str | None) -> str | None:
-    """A job's id as a run's folder can be called by it: `15[3].pbs1`, a member of a PBS array, is 15-3.pbs1."""
+    """Returns a job id as a valid folder name: `15[3].pbs1`, a member of a PBS array, becomes `15-3.pbs1`."""
     if job is None:
         return None
     return re.sub(r"[^A-Za-z0-9_.+=@-]", "", re.sub(r"[\[/\s]+", "-", job)).strip(".-")[:64] or None
 
 
 def derived_port(key: str) -> int:
-    """The port for a world of this key: 20000 to 32767, below what Linux gives to outgoing connections."""
+    """Returns a port derived from `key`: 20000 to 32767, below the range that Linux uses for outgoing connections."""
     return 20000 + int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % 12768
 
 
 def meeting_point(variables: Variables, asked: RequestedWorld, host: str | None, key: str) -> tuple[str, int]:
-    """Where the processes meet: what the person says, else the launcher's first host and a port derived from `key`.
+    """Returns address and port of the rendezvous.
+
+    The sources, in this order, are the request, MASTER_ADDR and MASTER_PORT, and `host` with a port derived from `key`.
 
     Raises:
-        KeyError: Nobody says where.
-        ValueError: `MASTER_PORT` is no port.
+        KeyError: No source specifies the address.
+        ValueError: The port is not a valid port number.
     """
     address = asked.address or variables.find("MASTER_ADDR") or host
     if address is None:

@@ -1,4 +1,4 @@
-"""Checks that the launcher started the processes that were requested. Imports no torch."""
+"""Checks that the launcher started the processes that were requested. Does not import torch."""
 
 import os
 from collections.abc import Mapping
@@ -9,22 +9,22 @@ from rankzero.distributed.environments.launchers import LAUNCHERS
 from rankzero.messages import RequestError
 
 PROCESSES_A_CORE = 16
-"""A request for more processes than this on one machine is refused as a typo."""
+"""Processes per core. A request for more on one machine is refused as a typo."""
 
 
 def requested_devices(value: object) -> tuple[int | None, tuple[int, ...] | None]:
-    """Reads `devices` in any of the forms that Lightning's Trainer takes.
+    """Parses `devices` in any form that Lightning's Trainer accepts.
 
     Args:
-        value: A number, a list of GPU indices, either as text, `auto`, `-1` or None.
+        value: A number, a list of GPU indices, either of these as text, `auto`, `-1` or None.
 
     Returns:
-        Processes on each machine, and the indices of their GPUs; None for what is left open.
+        Number of processes per machine and indices of their GPUs, each None if not specified.
     """
     if isinstance(value, str):
         try:
             numbers = [int(item) for item in value.strip("[] ").split(",") if item.strip()]
-        except ValueError:  # `auto`
+        except ValueError:  # such as `auto`
             return None, None
         value = numbers if set("[,") & set(value) or not numbers else numbers[0]
     if isinstance(value, list | tuple):
@@ -33,11 +33,11 @@ def requested_devices(value: object) -> tuple[int | None, tuple[int, ...] | None
 
 
 def requested_world(own: Mapping[str, Any], lightning: Mapping[str, Any]) -> RequestedWorld:
-    """The processes that a Trainer asks for.
+    """Returns the processes that a Trainer's arguments request.
 
     Args:
-        own: Our own arguments, by name; all of them.
-        lightning: Lightning's, as far as they were given.
+        own: All of Rankzero's arguments, by name.
+        lightning: The arguments for Lightning's Trainer that were given, by name.
     """
     devices, gpus = requested_devices(lightning.get("devices"))
     accelerator = lightning.get("accelerator") or "auto"
@@ -57,10 +57,12 @@ def requested_world(own: Mapping[str, Any], lightning: Mapping[str, Any]) -> Req
 
 
 def check_world(requested: RequestedWorld, launch: Launch) -> None:
-    """Compares the requested nodes and devices with the launcher's world, as far as that is known.
+    """Compares the requested nodes and devices with the processes that the launcher started, as far as known.
+
+    An elastic torchrun is not checked, because its number of machines may change.
 
     Raises:
-        RequestError: They differ, and the launcher cannot change its world later.
+        RequestError: The numbers differ.
     """
     if not launch.externally_created or launch.elastic:
         return
@@ -90,10 +92,13 @@ def check_world(requested: RequestedWorld, launch: Launch) -> None:
 
 
 def processes_to_start(requested: RequestedWorld, launch: Launch) -> int:
-    """How many processes this one has to start itself: the requested number, unless a launcher has started them.
+    """Returns the number of local processes to start.
 
     Returns:
-        0 where this process does the work itself, or where the number is left open.
+        0 if a launcher has started all processes, if one process suffices (this one), or if no number is specified.
+
+    Raises:
+        RequestError: More than `PROCESSES_A_CORE` processes per core are requested.
     """
     if launch.externally_created:
         return 0
@@ -110,7 +115,7 @@ def _product(requested: RequestedWorld) -> int:
 
 
 def _instead(requested: RequestedWorld, launch: Launch) -> str:
-    """The flags that fit the launcher, or the launcher's line that fits the flags."""
+    """Returns the flags that fit the launcher and the launcher's command that fits the flags."""
     each = launch.processes_a_node or ((launch.world_size // launch.num_nodes,) if launch.num_nodes else ())
     fitting = ""
     if launch.num_nodes and len(set(each)) == 1:

@@ -1,1 +1,1 @@
-"""One process: how it is started, its signals, cores and threads, how it ends."""
+"""Start, signals, cores, threads and exit of a single process."""

@@ -1,11 +1,11 @@
-"""The folder in which a user keeps settings. Imports no torch."""
+"""Folder of the user's Rankzero settings. Does not import torch."""
 
 import os
 from pathlib import Path
 
 
 def config_folder() -> Path | None:
-    """Returns the user's folder for Rankzero (XDG base directories); None where the user has no home directory."""
+    """Returns the user's folder for Rankzero (XDG base directories); None if the user has no home directory."""
     for base, *below in (("XDG_CONFIG_HOME",), ("HOME", ".config")):
         folder = Path(os.environ.get(base) or "")
         if folder.is_absolute():

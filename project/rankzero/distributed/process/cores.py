@@ -1,4 +1,4 @@
-"""The processor cores that this process may use: its affinity, and the CPU quota of its cgroup. Imports no torch."""
+"""CPU cores that a process may use: its affinity, and the CPU quota of its cgroup. Does not import torch."""
 
 import os
 from collections.abc import Iterable
@@ -11,11 +11,11 @@ PROCESS = Path("/proc/self")
 
 
 class Quota(NamedTuple):
-    """The CPU time that a cgroup allows its processes.
+    """CPU time limit of a cgroup.
 
     Args:
-        cpus: CPUs' worth of time, such as 1.5.
-        cgroup: Identifies the cgroup that has the limit, on one machine.
+        cpus: CPU seconds per second, such as 1.5.
+        cgroup: Identifier of the cgroup that has the limit, unique on its machine.
     """
 
     cpus: float
@@ -23,12 +23,12 @@ class Quota(NamedTuple):
 
 
 def usable_cores(process_id: int = 0) -> frozenset[int]:
-    """The cores that a process is allowed to run on, 0 being this process.
+    """Returns the cores on which a process may run; process id 0 means this process.
 
-    Hardware threads of one core count once, as they do in torch's own default (through MKL).
+    All hardware threads of a core count as one core, as in torch's default number of threads (through MKL).
 
     Raises:
-        OSError: There is no such process.
+        OSError: The process does not exist.
     """
     if not hasattr(os, "sched_getaffinity"):  # not Linux
         return frozenset(range(os.cpu_count() or 1))
@@ -37,7 +37,7 @@ def usable_cores(process_id: int = 0) -> frozenset[int]:
 
 @cache
 def _core_of(cpu: int) -> int:
-    """The first hardware thread of the core that this hardware thread belongs to."""
+    """Returns the first hardware thread of the core to which hardware thread `cpu` belongs."""
     try:
         siblings = (TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text()
         return min(parse_cpus(siblings))
@@ -46,10 +46,10 @@ def _core_of(cpu: int) -> int:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Reads Linux's notation of CPUs: `0-2,8` is 0, 1, 2, 8.
+    """Parses Linux's notation of CPUs: `0-2,8` is 0, 1, 2, 8.
 
     Raises:
-        ValueError: It is another notation.
+        ValueError: The text is not in this notation.
     """
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
@@ -59,7 +59,7 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """Writes CPUs in Linux's notation."""
+    """Formats CPUs in Linux's notation, such as `0-2,8`."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][-1] + 1:
@@ -70,13 +70,13 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 
 def cpu_quota(process: Path = PROCESS) -> Quota | None:
-    """The lowest CPU quota of this process's cgroup and of those around it; None without any (cgroup v1 and v2)."""
+    """Returns the lowest CPU quota of this process's cgroup and its parents; None without one (cgroup v1 and v2)."""
     quotas = [quota for folder in _cgroup_folders(process) if (quota := _quota_of(folder))]
     return min(quotas, key=lambda quota: quota.cpus, default=None)
 
 
 def _cgroup_folders(process: Path) -> list[Path]:
-    """The folders of this process's cgroups that may limit its CPU time, the outermost first."""
+    """Returns the folders of all cgroups that may limit this process's CPU time, outermost first."""
     try:
         memberships = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
         mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
@@ -93,15 +93,15 @@ def _cgroup_folders(process: Path) -> list[Path]:
 
 
 def _type_and_options(mount: list[str]) -> tuple[str, list[str]]:
-    """The file system of a line of mountinfo and its own options; optional fields come before them (proc(5))."""
+    """Returns file system type and super options of a mountinfo line; both come after the `-` (proc(5))."""
     separator = mount.index("-")
     return mount[separator + 1], mount[-1].split(",")
 
 
 def _nested(mount_point: Path, path: str, root: str) -> list[Path]:
-    """The folders from the mount point down to a cgroup's own.
+    """Returns the folders from the mount point down to a cgroup's folder.
 
-    A container may see its cgroup's full path but only its own part of the tree: then the mount point is its cgroup.
+    A container may see its cgroup's full path but only its own subtree. The mount point is then the cgroup's folder.
     """
     try:
         below = Path(path).relative_to(root)
@@ -112,7 +112,7 @@ def _nested(mount_point: Path, path: str, root: str) -> list[Path]:
 
 
 def _quota_of(folder: Path) -> Quota | None:
-    """The limit that one cgroup has of its own."""
+    """Returns the limit set on one cgroup itself; None without one."""
     try:
         if (folder / "cpu.max").is_file():
             quota, period = (folder / "cpu.max").read_text().split()

@@ -1,7 +1,7 @@
-"""A user's code that calls `os._exit` in the middle of a run: a failure like any other. Imports no torch.
+"""Reports a call of `os._exit` by the user's code in the middle of a run as a failure. Does not import torch.
 
-`os._exit` skips all handlers, so the function itself is replaced while a run is under way. Processes that this one
-forks (loader processes end by `os._exit`) are left alone, and so is code that leaves from C.
+`os._exit` skips all exit handlers, so the function itself is replaced during a run. Forked processes still
+exit without a report, because loader processes exit by `os._exit`. An exit from C code is not detected.
 """
 
 import os
@@ -9,25 +9,25 @@ from collections.abc import Callable
 from typing import NoReturn
 
 LEAVE = os._exit
-"""The function itself."""
+"""The original `os._exit`."""
 
 
 class EarlyExit:
-    """Replaces `os._exit` in this process until it is put back.
+    """Replaces `os._exit` in this process between `watch` and `close`.
 
     Args:
-        report: Called with the exit code, before the process leaves with 1.
+        report: Called with the exit code, before the process exits with code 1.
     """
 
     def __init__(self, report: Callable[[int], None]) -> None:
         self.report, self.pid = report, os.getpid()
 
     def watch(self) -> None:
-        """Replaces the function."""
+        """Replaces `os._exit`."""
         os._exit = self._exit
 
     def close(self) -> None:
-        """Puts the function back."""
+        """Restores `os._exit`, unless other code has replaced it since."""
         if os._exit == self._exit:
             os._exit = LEAVE
 

@@ -1,4 +1,4 @@
-"""Whether a process of this host lives, since when, and where its id counts. Imports no torch."""
+"""State, start time and id namespace of processes on this host. Does not import torch."""
 
 import errno
 import os
@@ -6,7 +6,10 @@ from pathlib import Path
 
 
 def process_state(pid: int) -> tuple[str, str] | None:
-    """State and time of birth of a process of this host, see proc(5); None if it does not exist."""
+    """Returns state and start time of a process on this host; None if the process does not exist.
+
+    The start time is in clock ticks since boot, as text, see proc(5). Without /proc, both texts are empty.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -21,7 +24,7 @@ def process_state(pid: int) -> tuple[str, str] | None:
 
 
 def process_namespace() -> str:
-    """What tells equal process ids of two containers apart; empty where the system has no such thing."""
+    """Returns the PID namespace, which distinguishes equal process ids of two containers; empty if unsupported."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -1,7 +1,7 @@
-"""Silences library messages that require no action. Everything that a user requested is printed, once per job.
+"""Silences library messages that require no action. All output that the user requested is printed, once per job.
 
-Reports of profilers and finders, `verbose=True` of callbacks and a module's own `rank_zero_info` are messages of level
-INFO, as are Lightning's (2.6) remarks about itself. So the remarks are named here, and all other messages pass.
+Profilers, finders, callbacks with `verbose=True` and a module's `rank_zero_info` log at level INFO. So does Lightning
+(2.6) for remarks about itself. The remarks are therefore matched by their text, and all other messages pass.
 """
 
 import logging
@@ -9,14 +9,14 @@ import re
 import warnings
 
 _WARNINGS = (
-    r".*does not have many workers which may be a bottleneck.*",  # data in memory needs none
-    r".*`srun` command is available on your system but is not used.*",  # the start line says what was detected
+    r".*does not have many workers which may be a bottleneck.*",  # data in memory needs no workers
+    r".*`srun` command is available on your system but is not used.*",  # the start line names the detected launcher
     r".*is smaller than the logging interval.*",
-    r".*your dataloader is not resumable.*",  # rankzero.sampling resumes it
+    r".*your dataloader is not resumable.*",  # rankzero.sampling makes it resumable
     r".*No seed found.*",
-    r".*isinstance\(treespec, LeafSpec\).*",  # Lightning of torch
-    r"\s*Unable to serialize instance .*",  # runs/stored_config.py leaves it out
-    r".*JsonargparseDeprecationWarning.*",  # Lightning of jsonargparse
+    r".*isinstance\(treespec, LeafSpec\).*",  # Lightning uses a deprecated torch API
+    r"\s*Unable to serialize instance .*",  # runs/stored_config.py omits the instance
+    r".*JsonargparseDeprecationWarning.*",  # Lightning uses a deprecated jsonargparse API
     r".*JSONARGPARSE_DEPRECATION_WARNINGS.*",
     r".*was deprecated in v4.*will be removed in v5.*",
     r".*Checkpoint directory .* exists and is not empty.*",
@@ -33,21 +33,21 @@ _REMARKS = re.compile(
 )
 
 _SOURCES = (
-    "lightning.pytorch.utilities.rank_zero",  # of `rank_zero_info`
+    "lightning.pytorch.utilities.rank_zero",  # used by `rank_zero_info`
     "lightning.fabric.utilities.rank_zero",
     "lightning.fabric.utilities.seed",
     "lightning.fabric.utilities.distributed",
     "lightning.pytorch.accelerators.cuda",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
-"""Loggers that emit the remarks. A filter on a parent logger would not see them."""
+"""Loggers that emit the remarks. A filter on a parent logger does not apply to its child loggers."""
 
 
 def silence_warnings(rank: int = 0) -> None:
-    """Silences the remarks on rank zero, and all messages below the level of a warning on other ranks.
+    """Silences the remarks, and on ranks other than zero all of Lightning's messages below level WARNING.
 
     Args:
-        rank: The rank of this process.
+        rank: Rank of this process.
     """
     if rank:
         for name in ("lightning.pytorch", "lightning.fabric"):

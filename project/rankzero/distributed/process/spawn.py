@@ -1,7 +1,7 @@
-"""Several processes on this machine, which no launcher has started: `--devices 2`, and each machine joined by hand.
+"""Starts local processes without a launcher: for `--devices 2`, or on each of several machines joined by hand.
 
-The process that the person started only watches: it starts one process a device, passes signals on, and ends all of
-them as soon as one fails. It imports no torch, so it is there at once and stays small.
+The process that the user started only supervises. It starts one process per device, forwards signals, and kills the
+other processes if one fails. It does not import torch, so it starts quickly and needs little memory.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.messages import Exit, print_error
 
 GRACE_SECONDS = 10.0
-"""How long processes have to leave by themselves once one has failed, or once they were told to end."""
+"""Time that the other processes have to exit by themselves after one has failed."""
 
 _POLL_SECONDS = 0.05
 
@@ -31,13 +31,14 @@ def run_processes(command: Sequence[str], count: int, launch: Launch | None = No
     """Runs `command` in `count` processes and waits for all of them.
 
     Args:
-        command: What each of them runs.
-        count: How many.
-        launch: Which of several machines this is, where they are joined by hand.
+        command: Command line that each process runs.
+        count: Number of processes.
+        launch: Launch of this machine, if several machines are joined by hand.
 
     Returns:
-        0 where all left with 0; otherwise the exit code of the one that failed first. One that was ended by a signal
-        counts as 1.
+        0 if all processes exited with 0; otherwise the exit code of the first failure. A process that was killed by a
+        signal, or exited without a report, counts as 1. A stop signal that arrives too early to be handled counts as
+        `Exit.STOPPED`.
     """
     launch = launch or Launch()
     installed = SIGNALS.install()
@@ -52,7 +53,7 @@ def run_processes(command: Sequence[str], count: int, launch: Launch | None = No
 
 
 def own_command() -> list[str]:
-    """Returns the command that starts this program again, with the same arguments."""
+    """Returns the command that starts this program again with the same arguments."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is None:
         return [sys.executable, *sys.argv]
@@ -60,22 +61,22 @@ def own_command() -> list[str]:
 
 
 def is_watched() -> bool:
-    """Whether this process is one of those."""
+    """Returns whether Rankzero started this process as a local process."""
     return local.MARK in os.environ
 
 
 def die_with_parent() -> None:
-    """Asks Linux to kill this process when the one that started it is gone, so that none is ever left behind."""
+    """Makes Linux kill this process when its parent process exits, so that no local process outlives it."""
     if sys.platform != "linux":
         return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.environ.get(local.MARK, "") != str(os.getppid()):  # it was gone before it could be asked
+    if os.environ.get(local.MARK, "") != str(os.getppid()):  # the parent exited before the prctl call
         os._exit(1)
 
 
 def _start(command: Sequence[str], count: int, launch: Launch) -> list["_Process"]:
-    """Starts the processes; rank zero of one machine inherits the socket, so that nobody takes the port meanwhile."""
+    """Starts the processes. On a single machine, rank zero inherits a socket that already listens on the port."""
     if (launch.num_nodes or 1) > 1:
         variables = _variables(count, launch)
         return [_Process(command, variables | _place(i, count, launch)) for i in range(count)]
@@ -87,7 +88,7 @@ def _start(command: Sequence[str], count: int, launch: Launch) -> list["_Process
 
 
 def _variables(count: int, launch: Launch) -> dict[str, str]:
-    """The variables that torchrun would set for all, and the mark that it was us."""
+    """Returns the variables that torchrun would set for all processes, and the marks of Rankzero's local processes."""
     nodes = launch.num_nodes or 1
     return {
         **os.environ,
@@ -103,12 +104,12 @@ def _variables(count: int, launch: Launch) -> dict[str, str]:
 
 
 def _place(local_rank: int, count: int, launch: Launch) -> dict[str, str]:
-    """The variables that torchrun would set for one of them."""
+    """Returns the variables that torchrun would set for one process."""
     return {"RANK": str((launch.node_rank or 0) * count + local_rank), "LOCAL_RANK": str(local_rank)}
 
 
 class _Process(subprocess.Popen[bytes]):
-    """A process that reports when it ends on purpose."""
+    """A local process that reports an intended exit."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], *inherited: int) -> None:
         self._report = ExitHandshake()
@@ -121,28 +122,28 @@ class _Process(subprocess.Popen[bytes]):
 
     @cached_property
     def has_reported(self) -> bool:
-        """Whether this process, which has ended, chose its exit code; otherwise something else ended it."""
+        """Whether this process chose its exit code. To be read only after it has exited."""
         return self._report.is_there()
 
     def close(self) -> None:
-        """Closes what this process holds."""
+        """Closes the pipe of the exit report."""
         self._report.close()
 
 
 class _Processes:
-    """Processes that are watched together."""
+    """The local processes that this process supervises."""
 
     def __init__(self, processes: Sequence[_Process], first_rank: int) -> None:
         self.processes, self.first_rank = processes, first_rank
         self.deadline = float("inf")
 
     def pass_on(self, signum: signal.Signals) -> None:
-        """Passes a signal on to all. They stop when they have saved, and only they know how long that takes."""
+        """Forwards a signal to all processes, without a deadline: the time that a save takes is unknown here."""
         for process in self.processes:
             process.send_signal(signum)
 
     def wait(self) -> int:
-        """Waits for all, but not long once one has failed; returns the exit code of that one, or 0."""
+        """Waits for all processes, at most `GRACE_SECONDS` after a failure; returns the failure's exit code, or 0."""
         failed: int | None = None
         while any(process.poll() is None for process in self.processes):
             if failed is None and (failed := self._first_failure()) is not None:
@@ -153,13 +154,13 @@ class _Processes:
         return (self._first_failure() or 0) if failed is None else failed
 
     def kill(self) -> None:
-        """Kills those that are left."""
+        """Kills the processes that are still running."""
         for process in self.processes:
             process.kill()
             process.wait()
 
     def close(self) -> None:
-        """Kills those that are left, and closes what this process holds."""
+        """Kills the processes that are still running, and closes the pipes of all."""
         self.kill()
         for process in self.processes:
             process.close()
@@ -172,13 +173,13 @@ class _Processes:
             code = process.poll()
             if code is not None and code < 0:
                 name = signal.Signals(-code).name
-                if name == SIGNALS.asked:  # it came before the process could listen: nothing was begun
+                if name == SIGNALS.asked:  # it arrived before the handlers were installed, so no work had begun
                     return Exit.STOPPED
                 return self._tell(rank, f"was ended by {name}")
             if code is not None and not process.has_reported:
                 return self._tell(rank, f"ended with exit code {code} without a report")
             if code:
-                return code  # it has said why
+                return code  # the process has printed the reason
         return None
 
     def _tell(self, rank: int, how: str) -> int:

@@ -1,9 +1,9 @@
-"""The signals that ask a run to stop. Imports no torch.
+"""Receives the signals that request a stop of the run. Does not import torch.
 
-A Python handler runs in the main thread alone, and not while that waits in a collective. So the handlers here do
-nothing at all: the interpreter writes the number of each signal to a socket (`signal.set_wakeup_fd`), and a thread
+Python runs a signal handler only in the main thread, and not while that thread waits in a collective. So the handlers
+here do nothing: the interpreter writes the number of each signal to a socket (`signal.set_wakeup_fd`), and a thread
 reads it. The thread calls the control channel (`rankzero.distributed.stop_and_failure`), through which all ranks agree
-on the step to stop after.
+on the step after which they stop.
 """
 
 import os
@@ -23,20 +23,20 @@ from rankzero.messages import Stopped
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 SAME_PRESS_SECONDS = 1.0
-"""One Ctrl-C may come twice: from the terminal, and passed on by what started this process."""
+"""One Ctrl-C may arrive twice within this time: from the terminal, and forwarded by the parent process."""
 
 PATIENCE_SECONDS = 10.0
-"""So long a process that was asked to stop waits for the others, before anything is begun."""
+"""Time that a process still waits for the other ranks if a stop is requested before the run has begun."""
 
 
 class StopSignals:
-    """What has been asked of this process by signals."""
+    """Reads the stop signals of this process and passes them to one subscriber."""
 
     def __init__(self) -> None:
         self.asked: str | None = None
-        """The first signal's name."""
+        """Name of the first stop signal; None before it arrives."""
         self.asked_at = 0.0
-        """When it came, by `time.monotonic`."""
+        """Arrival time of the first stop signal, by `time.monotonic`."""
         self._callback: Callable[[signal.Signals], None] | None = None
         self._pending: list[signal.Signals] = []
         self._lock = threading.Lock()
@@ -44,9 +44,10 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def install(self) -> bool:
-        """From now on the signals ask, and no longer end this process; returns whether they did not ask before.
+        """Makes the signals request a stop, instead of ending this process at once. Call in the main thread.
 
-        To be called in the main thread.
+        Returns:
+            False if they did so already.
         """
         if self._writing:
             return False
@@ -59,7 +60,7 @@ class StopSignals:
         return True
 
     def close(self) -> None:
-        """The signals do again what they did before. To be called in the main thread."""
+        """Restores the previous signal handlers. Call in the main thread."""
         self._restore()
         if self._writing:
             self._writing.close()
@@ -67,7 +68,7 @@ class StopSignals:
         self._pending = []
 
     def subscribe(self, callback: Callable[[signal.Signals], None]) -> None:
-        """Calls `callback` with every signal received, including earlier ones; calls may come from another thread."""
+        """Calls `callback` with every stop signal, including earlier ones; calls may come from another thread."""
         with self._lock:
             self._callback, pending, self._pending = callback, self._pending, []
         for signum in pending:
@@ -75,7 +76,7 @@ class StopSignals:
 
     @contextmanager
     def subscribed(self, callback: Callable[[signal.Signals], None]) -> Iterator[None]:
-        """Subscribes for the duration; outside the main thread, the handlers have to be installed already."""
+        """Subscribes within a `with` block. Outside the main thread, the handlers must already be installed."""
         in_main = threading.current_thread() is threading.main_thread()
         installed = in_main and self.install()
         self.subscribe(callback)
@@ -86,10 +87,12 @@ class StopSignals:
                 self.close()
 
     def leave_if_requested(self) -> None:
-        """For whoever waits before anything is begun: the others may come and all leave together, but soon.
+        """Ends the wait for other ranks after a stop request; called repeatedly before the run begins.
+
+        A short delay lets the missing ranks connect, so that all ranks stop together.
 
         Raises:
-            Stopped: It has waited.
+            Stopped: `PATIENCE_SECONDS` have passed since the request.
         """
         if self.asked and time.monotonic() - self.asked_at > PATIENCE_SECONDS:
             raise Stopped(f"{self.asked}: stopped before all processes were here; nothing was begun")
@@ -119,7 +122,7 @@ class StopSignals:
             callback(signum)
 
     def _restore(self) -> None:
-        """In a process that is forked off too: it is nobody that could stop a run, and goes by its own handlers."""
+        """Restores the previous handlers; also called in forked processes, which must not request a stop."""
         signal.set_wakeup_fd(-1)
         for signum, handler in self._before.items():
             if signal.getsignal(signum) is _noted:
@@ -128,8 +131,8 @@ class StopSignals:
 
 
 def _noted(signum: int, frame: FrameType | None) -> None:
-    """Handles a signal, which has been noted already."""
+    """Does nothing: the signal's number has been written to the socket."""
 
 
 SIGNALS = StopSignals()
-"""Those of this process."""
+"""The stop signals of this process."""

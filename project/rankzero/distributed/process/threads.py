@@ -1,4 +1,4 @@
-"""How many threads each rank computes on: its share of the machine's cores. Imports no torch."""
+"""Number of compute threads per rank: the rank's share of the machine's cores. Does not import torch."""
 
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -10,20 +10,20 @@ from rankzero.distributed.process.cores import parse_cpus, usable_cores
 from rankzero.distributed.rendezvous.peers import Peer
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables by which a user sets the number of threads; torch reads both."""
+"""Variables with which a user sets the number of threads; torch reads both."""
 
 MARK = "RANKZERO_NUM_THREADS"
-"""Set together with OMP_NUM_THREADS, to the same value: so the processes that this one starts know who set it."""
+"""Set to the value of OMP_NUM_THREADS, so that child processes know that Rankzero set that, and not the user."""
 
 
 @dataclass(frozen=True)
 class Threads:
-    """The threads of one rank.
+    """Number of threads of one rank.
 
     Args:
-        count: How many; None where the user has set them.
-        reason: Where the number comes from, such as `12 cores / 4 ranks`.
-        all_cores: Whether these are all the cores that the rank may run on, which is what torch takes by itself.
+        count: Number of threads; None if the user has set it.
+        reason: Origin of the number, such as `12 cores / 4 ranks`.
+        all_cores: Whether there is one thread for each core that the rank may use, which is torch's default.
     """
 
     count: int | None
@@ -32,12 +32,12 @@ class Threads:
 
 
 def choose_threads(launch: Launch, members: Sequence[Peer], environ: Mapping[str, str] | None = None) -> Threads:
-    """Divides the cores that this process may use by the ranks that share them, unless the user set the threads.
+    """Divides the cores that this process may use among the ranks that share them, unless the user set a number.
 
     Args:
-        launch: Where this process stands.
-        members: All processes, by rank; this one alone where the others are not known yet.
-        environ: The variables; this process's own by default.
+        launch: This process's launch.
+        members: All processes, by rank; only this process before the rendezvous.
+        environ: The environment variables; `os.environ` by default.
     """
     environ = os.environ if environ is None else environ
     if setting := user_setting(environ):
@@ -54,7 +54,7 @@ def choose_threads(launch: Launch, members: Sequence[Peer], environ: Mapping[str
 
 
 def user_setting(environ: Mapping[str, str]) -> str | None:
-    """The variable by which the user has set the number of threads, with its value; None without one."""
+    """Returns the user's setting of the number of threads, such as `OMP_NUM_THREADS=4`; None without one."""
     for name in VARIABLES:
         value = environ.get(name)
         if value and not (name == "OMP_NUM_THREADS" and _is_by_launcher(value, environ)):
@@ -63,9 +63,9 @@ def user_setting(environ: Mapping[str, str]) -> str | None:
 
 
 def set_threads(threads: Threads, environ: MutableMapping[str, str] | None = None) -> None:
-    """Sets OMP_NUM_THREADS, for libraries that are not loaded yet and for the processes that this one starts.
+    """Sets OMP_NUM_THREADS for libraries that are not loaded yet and for child processes.
 
-    Nothing is set where the default is the same.
+    Sets nothing if torch's default is the same number, or if the user has set one.
     """
     environ = os.environ if environ is None else environ
     if threads.count is None or (threads.all_cores and "OMP_NUM_THREADS" not in environ):
@@ -74,19 +74,22 @@ def set_threads(threads: Threads, environ: MutableMapping[str, str] | None = Non
 
 
 def _is_by_launcher(value: str, environ: Mapping[str, str]) -> bool:
-    """Whether OMP_NUM_THREADS comes from this module, from PBS or from torchrun."""
+    """Returns whether this module, PBS or torchrun set OMP_NUM_THREADS."""
     return value == environ.get(MARK) or _pbs_limit(environ) is not None or _is_by_torchrun(value, environ)
 
 
 def _pbs_limit(environ: Mapping[str, str]) -> int | None:
-    """The value of OMP_NUM_THREADS where PBS set it: to NCPUS, the cores of a whole chunk, or to `ompthreads`."""
+    """Returns the value of OMP_NUM_THREADS if PBS set it; None otherwise.
+
+    PBS sets it and NCPUS to the same number: the cores of a whole chunk, or the job's `ompthreads`.
+    """
     value = environ.get("OMP_NUM_THREADS", "")
     is_by_pbs = "PBS_JOBID" in environ and value == environ.get("NCPUS") and value.isdecimal()
     return max(1, int(value)) if is_by_pbs else None
 
 
 def _is_by_torchrun(value: str, environ: Mapping[str, str]) -> bool:
-    """Whether torchrun set OMP_NUM_THREADS: to 1, where it starts several workers and had no such variable itself."""
+    """Returns whether torchrun set OMP_NUM_THREADS: to 1, for several workers, if torchrun had no value itself."""
     if value != "1" or not torchrun.found(Variables(environ)):
         return False
     agents = torchrun.agent_environment()
@@ -94,10 +97,10 @@ def _is_by_torchrun(value: str, environ: Mapping[str, str]) -> bool:
 
 
 def _share(me: Peer, members: Sequence[Peer], local_ranks: int) -> Threads:
-    """This rank's share of the cores that it may run on, and of its cgroup's quota.
+    """Returns this rank's share of the cores that it may run on, limited to its share of the cgroup's quota.
 
-    A core counts in part where other ranks of this machine may run on it too: ranks that the launcher has bound to
-    cores of their own keep them, ranks of a job that is bound as a whole divide them.
+    A core that several ranks on this machine may use is divided among them. So ranks that the launcher has bound to
+    separate cores keep these cores, and ranks of a job that is bound as a whole divide the job's cores.
     """
     neighbors = [member for member in members if _on_one_machine(member, me)]
     masks = [parse_cpus(member.cores) for member in neighbors]
@@ -120,14 +123,14 @@ def _divided(cores: int, ranks: int) -> str:
 
 
 def _on_one_machine(peer: Peer, other: Peer) -> bool:
-    """Containers of one machine have names of their own, but one kernel."""
+    """Returns whether two processes share a machine. Containers differ in host name but share the kernel's boot id."""
     if peer.boot or other.boot:
         return peer.boot == other.boot
     return peer.node_rank == other.node_rank
 
 
 def _is_bound_by_parent(me: Peer) -> bool:
-    """Whether this process may use fewer cores than the one that started it: srun and mpirun bind their tasks."""
+    """Returns whether this process may use fewer cores than its parent, because srun or mpirun has bound it."""
     try:
         return parse_cpus(me.cores) < usable_cores(os.getppid())
     except OSError:

@@ -1,1 +1,1 @@
-"""How the processes find one another before torch is imported."""
+"""Finds all processes of a run and connects them, before torch is imported."""

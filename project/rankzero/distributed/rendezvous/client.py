@@ -1,8 +1,8 @@
-"""Who is there: every process calls rank zero, and rank zero answers when all have called. Imports no torch.
+"""The rendezvous: every process connects to rank zero, which answers once all have. Does not import torch.
 
-This goes before torch's own meeting (a TCPStore on the same socket), which waits without a word and cannot say who is
-missing. The protocol is a line each way: rank zero greets, a process tells who it is, rank zero answers with the list
-of all, or with the reason why the run cannot start.
+The rendezvous precedes torch's own (a TCPStore on the same socket), which waits silently and cannot report which ranks
+are missing. The protocol consists of three lines. Rank zero sends a greeting, and the other process describes itself.
+Rank zero answers with the list of all processes, or with the reason why the run cannot start.
 """
 
 import contextlib
@@ -34,20 +34,20 @@ from rankzero.distributed.rendezvous.server import (
 from rankzero.messages import RequestError
 
 NO_ANSWER_SECONDS = 5.0
-"""So long a host may stay silent: one that is up refuses a connection at once where nobody listens yet."""
+"""How long a host may stay silent; a running host refuses a connection at once if its port is not open yet."""
 
 _POLL_SECONDS = 0.1
 
 
 @dataclass
 class RendezvousResult:
-    """All are here, or torchrun has seen to it.
+    """All processes of a run, or only this process if no rendezvous was needed.
 
     Args:
-        launch: Where this process stands; complete where the roll was called.
-        members: All processes, by rank; this one alone where the roll was not called.
+        launch: The position of this process among all processes; complete after a rendezvous.
+        members: All processes, by rank; only this process without a rendezvous.
         ip: The address at which rank zero answered.
-        listening: The socket that rank zero was called at; None for the others.
+        listening: The socket on which rank zero accepted the other processes; None on all other ranks.
     """
 
     launch: Launch
@@ -57,15 +57,15 @@ class RendezvousResult:
 
     @classmethod
     def without_rendezvous(cls, launch: Launch) -> "RendezvousResult":
-        """For a process that is alone, or that torchrun has brought together with the others."""
+        """Returns the result for a process that is alone, or that torchrun has already connected to the other ranks."""
         return cls(launch, [Peer.this(launch)], launch.address)
 
 
 def find_all_ranks(launch: Launch, requested: RequestedWorld) -> RendezvousResult:
-    """Waits until all processes are here, and checks once more that they are the requested ones.
+    """Performs the rendezvous if one is needed, and checks that its processes are the requested ones.
 
     Raises:
-        RequestError: They are not, or somebody is missing.
+        RequestError: The processes are not the requested ones, or one is missing.
     """
     if launch.world_size == 1 or not launch.externally_created or launch.uses_agent_store:
         return RendezvousResult.without_rendezvous(launch)
@@ -75,15 +75,15 @@ def find_all_ranks(launch: Launch, requested: RequestedWorld) -> RendezvousResul
 
 
 def rendezvous(launch: Launch, start_timeout: float, interface: str | None = None) -> RendezvousResult:
-    """Waits until all processes of the world are here. All ranks must call.
+    """Waits until all processes of the world have connected. All ranks must call.
 
     Args:
-        launch: Where this process stands; not torchrun's, which has met already.
-        start_timeout: Seconds to wait for all.
-        interface: `--interface`, whose address alone is listened on.
+        launch: The position of this process among all processes. Not from torchrun, which has already connected them.
+        start_timeout: Seconds to wait for all processes.
+        interface: `--interface`; if given, rank zero listens only on the address of this interface.
 
     Raises:
-        RequestError: Somebody is missing, came twice or belongs to another world, or rank zero cannot be reached.
+        RequestError: A process is missing, connected twice or belongs to another world, or rank zero is unreachable.
     """
     me, deadline = Peer.this(launch), time.monotonic() + start_timeout
     try:
@@ -104,7 +104,7 @@ def rendezvous(launch: Launch, start_timeout: float, interface: str | None = Non
 
 
 def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[list[Peer], str]:
-    """Calls rank zero until it is there, and waits for its answer; returns all, and where it answered."""
+    """Connects to rank zero, with retries; returns all processes, and the address at which rank zero answered."""
     ips, began = network.resolve(launch.address), time.monotonic()
     first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
     progress, silent_since = Progress(timeout), None
@@ -126,7 +126,7 @@ def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[li
         SIGNALS.leave_if_requested()
         now = time.monotonic()
         if first_host and now - began > NO_ANSWER_SECONDS / 3:
-            # Rank zero is there, whatever address was given; and says what is wrong with that.
+            # Rank zero runs on the first host even if the given address is wrong, and answers with the error.
             with contextlib.suppress(RequestError):
                 ips += network.resolve(first_host)
             first_host = None
@@ -135,12 +135,12 @@ def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[li
             raise no_answer(launch, ips)
         if now - began > NO_ANSWER_SECONDS and not launch.one_machine and _is_at_the_wrong_machine(launch, ips):
             error = not_rank_zeros(launch, ips)
-            if me.local_rank == 0:  # which points to rank zero, see rankzero.distributed.error_reporter
+            if me.local_rank == 0:  # the reporter of this machine, see `is_node_reporter`
                 reject_callers(launch, ips, error)
             raise error
         if now > deadline:
             error = missing(launch, [me], timeout)
-            error.reported_elsewhere = me.local_rank not in (0, None)  # rank zero, who would tell, is not there
+            error.reported_elsewhere = me.local_rank not in (0, None)  # rank zero, the usual reporting rank, is missing
             raise error
         if me.local_rank == 0:
             progress.print_if_due(lambda: f"rank 0 at {launch.address}:{launch.port}")
@@ -150,15 +150,15 @@ def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[li
 def _converse(
     connection: socket.socket, launch: Launch, me: Peer, deadline: float, timeout: float
 ) -> list[Peer] | None:
-    """Tells rank zero who we are, and waits for its answer; None where it hung up, so that one can call again.
+    """Sends the description of this process to rank zero; returns all processes, or None if the call can be retried.
 
     Raises:
-        RequestError: It is not rank zero of this world that listens there, or it says that the run cannot start.
+        RequestError: The listener is not rank zero of this world, or rank zero answers that the run cannot start.
     """
     greeted = False
     try:
         with connection.makefile("rwb") as line:
-            # Of one machine's own processes the port is known to be rank zero's, however late it comes.
+            # Local processes on one machine know that the port is rank zero's, so a late greeting is no error.
             patience = deadline - time.monotonic() if launch.launcher == "local" and launch.one_machine else 5
             connection.settimeout(max(patience, 0.1))
             greeting = line.readline(4096).decode(errors="replace").strip()
@@ -186,6 +186,6 @@ def _converse(
 
 
 def _is_at_the_wrong_machine(launch: Launch, ips: Sequence[str]) -> bool:
-    """Whether all were sent to this machine, where rank zero cannot come."""
+    """Whether the given address is an address of this machine, although rank zero cannot be on it."""
     elsewhere = bool(launch.node_rank) or (launch.launcher == "mpi" and launch.rank != launch.local_rank)
     return elsewhere and any(network.is_mine(ip) and not network.is_loopback(ip) for ip in ips)

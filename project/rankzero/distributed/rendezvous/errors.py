@@ -1,4 +1,4 @@
-"""Why the processes of a run cannot meet, in words that a person can act on. Imports no torch."""
+"""Errors of a rendezvous, with instructions that the user can follow. Does not import torch."""
 
 import socket
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import RequestError
 
 GREETING = "RANKZERO/1"
-"""What rank zero says first to whoever connects."""
+"""First word that rank zero sends on each new connection."""
 
 
 def missing(launch: Launch, members: Sequence[Peer], timeout: float) -> RequestError:
-    """The error that names the ranks and machines that have not come."""
+    """Returns the error that names the ranks and machines that have not connected."""
     came = sorted({member.host for member in members})
     nodes = {member.node_rank for member in members}
     absent = [host for host in launch.hosts if host not in came] if len(set(launch.hosts)) > 1 else []
@@ -32,7 +32,7 @@ def missing(launch: Launch, members: Sequence[Peer], timeout: float) -> RequestE
 
 
 def missing_ranks(launch: Launch, members: Sequence[Peer]) -> str:
-    """Which ranks have not come."""
+    """Describes the ranks that have not connected."""
     if launch.rank is None:
         return f"missing {launch.world_size - len(members)} of {launch.world_size} tasks"
     ranks = sorted(set(range(launch.world_size)) - {member.rank for member in members})
@@ -43,7 +43,10 @@ def missing_ranks(launch: Launch, members: Sequence[Peer]) -> str:
 
 
 def not_rank_zeros(launch: Launch, ips: Sequence[str]) -> RequestError:
-    """The error for an address that is not that of rank zero's machine, raised there or on the machine that has it."""
+    """Returns the error for an address that is not on rank zero's machine.
+
+    Rank zero raises it, or a rank on the machine that has the address.
+    """
     host, place = socket.gethostname(), f"{launch.address} ({', '.join(ips)})"
     found = f"rank 0 is on {host}, and {place} is another machine or none"
     if launch.rank != 0:
@@ -57,7 +60,7 @@ def not_rank_zeros(launch: Launch, ips: Sequence[str]) -> RequestError:
 
 
 def no_answer(launch: Launch, ips: Sequence[str]) -> RequestError:
-    """The error for an address that is silent; on rank zero, for a port that it cannot listen on."""
+    """Returns the error for an address that does not respond; on rank zero, for a port that is in use."""
     if launch.rank == 0:
         return RequestError(
             f"to listen on port {launch.port} of {socket.gethostname()}",
@@ -72,7 +75,12 @@ def no_answer(launch: Launch, ips: Sequence[str]) -> RequestError:
 
 
 def wrong_listener(launch: Launch, greeting: str) -> RequestError:
-    """The error for a port where somebody else answers, with what they say first."""
+    """Returns the error for a port on which another run or an unrelated program listens.
+
+    Args:
+        launch: The position of this process among all processes.
+        greeting: The first line that the listener sent; empty if it sent none.
+    """
     if greeting.startswith(GREETING):
         who = f"another run's rank 0 ({greeting.removeprefix(GREETING).strip()})"
     else:
@@ -87,6 +95,6 @@ def wrong_listener(launch: Launch, greeting: str) -> RequestError:
 
 
 def _how_to_say(launch: Launch, host: str) -> str:
-    """How a person gives rank zero's address under a launcher."""
+    """Returns the flags that set rank zero's address under a launcher."""
     by_variable = {"mpi": f"mpirun -x MASTER_ADDR={host} ... (Open MPI), -genv MASTER_ADDR {host} (hydra),\nor "}
     return by_variable.get(launch.launcher, "") + f"--master_addr {host}"

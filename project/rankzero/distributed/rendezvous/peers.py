@@ -1,4 +1,4 @@
-"""The processes of a run, as they tell one another who they are. Imports no torch."""
+"""The processes of a run, as they describe themselves to one another. Does not import torch."""
 
 import os
 import socket
@@ -12,20 +12,20 @@ from rankzero.distributed.process.process_state import process_namespace
 
 
 class Peer(NamedTuple):
-    """One process, as it tells the others.
+    """One process, as it describes itself to the other processes.
 
     Args:
-        rank: Its rank; None where the launcher gives none.
-        local_rank: Its rank on its machine; None where the launcher does not say.
-        node_rank: Its machine's; None where the launcher does not say.
-        world_size: How many processes it believes there are.
-        host: Its machine's name.
+        rank: Its rank; None if the launcher does not provide one.
+        local_rank: Its rank on its machine; None if the launcher does not provide one.
+        node_rank: The rank of its machine; None if the launcher does not provide one.
+        world_size: The number of processes that it expects.
+        host: The name of its machine.
         pid: Its process id.
-        rank_order: What ranks are handed out by, where the launcher gives none.
-        boot: What tells two machines of one name apart: the id of the kernel's start.
-        pids: Among which processes its id counts: those of its container, say.
+        rank_order: Sort key by which ranks are assigned if the launcher does not provide them.
+        boot: The id of the kernel's boot, which distinguishes two machines of the same name.
+        pids: The namespace of its process id, which differs between containers.
         cores: The cores that it may run on, in Linux's notation.
-        quota: The CPUs' worth of time that its cgroup allows; None without a limit.
+        quota: The CPU time that its cgroup allows, in CPUs; None without a limit.
         cgroup: The cgroup that has this limit.
     """
 
@@ -44,7 +44,7 @@ class Peer(NamedTuple):
 
     @classmethod
     def this(cls, launch: Launch) -> "Peer":
-        """This process."""
+        """Returns the description of this process."""
         host, pid = socket.gethostname(), os.getpid()
         place = (launch.rank, launch.local_rank, launch.node_rank)
         quota = cpu_quota()
@@ -54,12 +54,18 @@ class Peer(NamedTuple):
 
     @property
     def machine(self) -> tuple[str, str]:
-        """What two processes of one machine share."""
+        """Key that is the same for all processes of one machine."""
         return self.host, self.boot
 
 
 def assign_ranks(launch: Launch, me: Peer, members: Sequence[Peer]) -> tuple[Launch, list[Peer]]:
-    """The launch with what the launcher did not say, and all members with it, by rank."""
+    """Assigns the ranks that the launcher did not provide; returns the completed launch, and all members by rank.
+
+    Args:
+        launch: The position of this process among all processes.
+        me: This process, which is one of `members`.
+        members: All processes, in any order.
+    """
     if me.rank is None:
         ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.rank_order, member.pid))
     else:

@@ -1,4 +1,4 @@
-"""Rank zero's side of the roll call: where the processes come together. Imports no torch."""
+"""Rank zero's side of the rendezvous, to which all other processes connect. Does not import torch."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import RequestError, print_error
 
 LONGEST_LINE = 1 << 20
-"""Bytes; whoever sends more without an end of line is no process of ours."""
+"""Bytes; a client that sends more without an end of line is an unrelated program."""
 
 PROGRESS_SECONDS = 10.0
 TURN_AWAY_SECONDS = 1.0
@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.1
 
 
 class RendezvousServer:
-    """Rank zero's side: takes calls until all are here."""
+    """Accepts connections on rank zero until all processes have connected."""
 
     def __init__(self, launch: Launch, me: Peer, listening: socket.socket, deadline: float, timeout: float) -> None:
         self.launch, self.listening, self.deadline, self.timeout = launch, listening, deadline, timeout
@@ -39,17 +39,17 @@ class RendezvousServer:
 
     @property
     def members(self) -> list[Peer]:
-        """Those who are here."""
+        """The processes that have connected, and this one."""
         return [self.me, *self.admitted.values()]
 
     def wait(self, refusal: RequestError | None = None) -> list[Peer]:
-        """Waits for all, and answers them; returns all.
+        """Waits for all processes, sends each of them the list of all, and returns that list.
 
         Args:
-            refusal: What to answer instead, to those who have come by the deadline.
+            refusal: Error to send instead, to all processes that connect before the deadline.
 
         Raises:
-            RequestError: On every process, the same.
+            RequestError: A process is missing or conflicts with another, or `refusal` is given. All processes raise it.
         """
         progress = Progress(self.timeout)
         try:
@@ -116,10 +116,10 @@ class RendezvousServer:
         caller.close()
 
     def _answer(self, answer: object) -> None:
-        """Answers all callers, and is done with them; the listening socket stays."""
+        """Answers all clients and disconnects them; the listening socket stays open unless the answer is a refusal."""
         too_many = {"refused": [f"a world of {self.launch.world_size}", "more processes than that", "fewer of them"]}
         for caller in list(self.callers):
-            with contextlib.suppress(OSError):  # it has left; whoever started it tells
+            with contextlib.suppress(OSError):  # the client has exited; its launcher reports that
                 caller.sendall((json.dumps(answer if caller in self.admitted else too_many) + "\n").encode())
             self._drop(caller)
         self.selector.close()
@@ -128,7 +128,7 @@ class RendezvousServer:
 
 
 def _read_member(received: bytes) -> Peer | None:
-    """A member from its line; None where the line is not whole, or is somebody else's."""
+    """Parses the description of a process; None if the line is incomplete or not such a description."""
     line, newline, _ = received.partition(b"\n")
     try:
         return Peer(**json.loads(line)) if newline else None
@@ -137,10 +137,12 @@ def _read_member(received: bytes) -> Peer | None:
 
 
 def listen_for_ranks(launch: Launch, interface: str | None) -> socket.socket | None:
-    """Rank zero's socket; None where somebody of this world listens already, so that one can call instead.
+    """Returns rank zero's socket; None if the port is in use, for example by a process of this world.
+
+    If the result is None, the caller connects to the port instead.
 
     Raises:
-        RequestError: The address is not this machine's.
+        RequestError: The address is not this machine's, or this process may not listen on the port.
     """
     if launch.listening is not None:
         return socket.socket(fileno=launch.listening)
@@ -158,7 +160,7 @@ def listen_for_ranks(launch: Launch, interface: str | None) -> socket.socket | N
         ) from None
     if not own and not _reaches_itself(ips, launch.port, listening):
         refusal = not_rank_zeros(launch, ips)
-        if launch.hosts:  # the others come here next, see rankzero.distributed.rendezvous.client
+        if launch.hosts:  # the other ranks try this host next, see rankzero.distributed.rendezvous.client
             with contextlib.suppress(RequestError):
                 RendezvousServer(launch, Peer.this(launch), listening, time.monotonic() + LINGER_SECONDS, 0).wait(
                     refusal
@@ -169,28 +171,28 @@ def listen_for_ranks(launch: Launch, interface: str | None) -> socket.socket | N
 
 
 def where_to_listen(launch: Launch, own: Sequence[str], interface: str | None) -> str:
-    """The address to listen on; all of them (`""`) where the one that the others use cannot be known."""
+    """Returns the address to listen on; all addresses (`""`) if it is unknown which one the other ranks use."""
     interface = interface or network.interface_by_variable()
     if interface:
         return network.address_of(interface)
     beyond = [ip for ip in own if not network.is_loopback(ip)]
     if launch.launcher == "pbs" and not launch.one_machine:
-        return ""  # rank zero's host goes by its own name here, and by the node file's on the others
+        return ""  # the address is rank zero's own host name here, and its name in the node file elsewhere
     if own and not beyond and (launch.one_machine or launch.address in ("localhost", *own)):
         return own[0]
-    # A name that means loopback here (127.0.1.1 on Debian) means something else on the other machines.
+    # A host name that resolves to loopback here (127.0.1.1 on Debian) resolves to another address on other machines.
     return beyond[0] if len(beyond) == 1 == len(own) else ""
 
 
 def _reaches_itself(ips: Sequence[str], port: int, listening: socket.socket) -> bool:
-    """Whether a connection to a foreign address comes back to this socket, as in a container with a published port."""
+    """Whether connections to a foreign address arrive at this socket, as in a container with a published port."""
     word = os.urandom(16)
     for ip in ips:
         try:
             with socket.create_connection((ip, port), timeout=3) as sent:
                 sent.sendall(word)
                 listening.settimeout(1)
-                while True:  # others may call already; they will call again
+                while True:  # other ranks may already connect; they will retry
                     received, _ = listening.accept()
                     with received:
                         received.settimeout(1)
@@ -202,7 +204,7 @@ def _reaches_itself(ips: Sequence[str], port: int, listening: socket.socket) -> 
 
 
 def reject_callers(launch: Launch, ips: Sequence[str], error: RequestError) -> None:
-    """Tells those who come to this machine that rank zero is not here, for a moment."""
+    """Sends `error` to processes that connect to this machine instead of rank zero's, for `TURN_AWAY_SECONDS`."""
     with contextlib.suppress(OSError), network.listen(ips[0], launch.port) as listening:
         server = RendezvousServer(
             launch, Peer.this(launch), listening, time.monotonic() + TURN_AWAY_SECONDS, TURN_AWAY_SECONDS
@@ -212,14 +214,14 @@ def reject_callers(launch: Launch, ips: Sequence[str], error: RequestError) -> N
 
 
 class Progress:
-    """Says now and then what is being waited for."""
+    """Reports at intervals which processes or ranks a process is waiting for."""
 
     def __init__(self, timeout: float) -> None:
         self.began = self.printed_at = time.monotonic()
         self.timeout = timeout
 
     def print_if_due(self, what: Callable[[], str]) -> None:
-        """Prints a line where it has been silent for a while; `what` is called for the text."""
+        """Prints a line if `PROGRESS_SECONDS` have passed since the last one; `what` returns its text."""
         now = time.monotonic()
         if now - self.printed_at > PROGRESS_SECONDS:
             self.printed_at = now

@@ -1,1 +1,1 @@
-"""The scheduler's job that a run is part of."""
+"""The scheduler job in which a run takes place: its time limit and its requeue."""

@@ -1,4 +1,4 @@
-"""Times as schedulers and people write them. Imports no torch."""
+"""Durations as schedulers and users write them. Does not import torch."""
 
 import re
 
@@ -6,13 +6,13 @@ _UNITS = {"s": 1, "min": 60, "h": 3600}
 
 
 def seconds_of(text: str) -> int:
-    """Reads a time as Slurm's `--time` has it, or with a unit: `90s`, `15min`, `2h`.
+    """Returns the seconds in a duration, written in a format of Slurm's `--time` or with a unit: `90s`, `15min`, `2h`.
 
-    Slurm's are `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` and
+    Slurm's formats are `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` and
     `days-hours:minutes:seconds`.
 
     Raises:
-        ValueError: It is none of these, or no time at all.
+        ValueError: The text has none of these formats, or the duration is zero.
     """
     if match := re.fullmatch(r"([0-9]+)(s|min|h)", text):
         seconds = int(match[1]) * _UNITS[match[2]]

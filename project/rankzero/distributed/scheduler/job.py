@@ -1,4 +1,4 @@
-"""The scheduler's job that this process runs in, and when the scheduler ends it. Imports no torch."""
+"""Finds the scheduler job of this process, and when the scheduler terminates it. Does not import torch."""
 
 import calendar
 import os
@@ -12,17 +12,17 @@ from rankzero.distributed.scheduler.durations import seconds_of
 from rankzero.distributed.scheduler.query import ask
 
 MOMENT_SECONDS = 2.0
-"""How long until qstat is asked again: right after a rerun it can lack `stime` once (OpenPBS 23.06)."""
+"""Pause before a second call to qstat, whose output may lack `stime` once right after a rerun (OpenPBS 23.06)."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A scheduler's job, whatever has started processes within it.
+    """A scheduler job, whichever launcher started the processes in it.
 
     Args:
         scheduler: `slurm` or `pbs`.
-        name: What the scheduler's programs call it, a member of an array by its own name.
-        variables: The environment.
+        name: The id by which the scheduler's programs know the job; for a member of a job array, the member's own id.
+        variables: The environment variables.
     """
 
     scheduler: str
@@ -31,9 +31,10 @@ class Job:
 
 
 def job_around(launch: Launch, environ: Mapping[str, str] | None = None) -> Job | None:
-    """The job that this process runs in; None where there is none.
+    """Returns the job in which this process runs; None outside a job.
 
-    A job that was submitted from within a job of another scheduler has the variables of both: the launcher's own count.
+    A job that was submitted from within another scheduler's job has the variables of both schedulers. Then the
+    scheduler that is also the launcher takes precedence.
     """
     variables = Variables(os.environ if environ is None else environ)
     jobs = {"slurm": _slurm_name(variables), "pbs": variables.find("PBS_JOBID")}
@@ -44,9 +45,9 @@ def job_around(launch: Launch, environ: Mapping[str, str] | None = None) -> Job 
 
 
 def end_of_allocation(launch: Launch, environ: Mapping[str, str] | None = None) -> float | None:
-    """When the scheduler ends the job around this process, in seconds since 1970; None where nobody says.
+    """Returns when the scheduler terminates this process's job, in seconds since 1970; None if unknown.
 
-    Asks the scheduler's programs, which may take seconds: for rank zero alone.
+    Runs the scheduler's programs, which may take seconds; only rank zero should call.
     """
     job = job_around(launch, environ)
     if job is None:
@@ -56,9 +57,10 @@ def end_of_allocation(launch: Launch, environ: Mapping[str, str] | None = None) 
 
 
 def shown_by_qstat(job: Job) -> dict[str, str]:
-    """What qstat says of a job of PBS's; empty where it says nothing.
+    """Returns the attributes that qstat prints for a PBS job; empty if it prints none.
 
-    Its text, for its JSON is broken by variables that `qsub -V` hands on, such as functions (openpbs/openpbs#2541).
+    Parses qstat's text output. Its JSON output is invalid if `qsub -V` passes on certain variables, such as shell
+    functions (openpbs/openpbs#2541).
     """
     answer = ask("qstat", "-f", job.name)
     attributes: dict[str, str] = {}
@@ -68,13 +70,16 @@ def shown_by_qstat(job: Job) -> dict[str, str]:
 
 
 def _slurm_name(variables: Variables) -> str | None:
-    """The job's id. The id of an array's last member is the whole array's too, so members go by array and index."""
+    """Returns the job's id; for a member of a job array, the array's id and the member's index.
+
+    The last member of an array has the same `SLURM_JOB_ID` as the whole array, so that id would be ambiguous.
+    """
     array, index = variables.find("SLURM_ARRAY_JOB_ID"), variables.find("SLURM_ARRAY_TASK_ID")
     return f"{array}_{index}" if array and index else variables.find("SLURM_JOB_ID")
 
 
 def _slurm_end(job: Job) -> float | None:
-    """From the variable of newer versions (22.05 has none), else from the time that squeue says is left."""
+    """Returns the end from the variable of newer versions (22.05 lacks it), else from squeue's remaining time."""
     end_time = job.variables.find("SLURM_JOB_END_TIME")
     if end_time and end_time.isascii() and end_time.isdigit():
         return float(end_time)
@@ -83,7 +88,7 @@ def _slurm_end(job: Job) -> float | None:
 
 
 def _pbs_end(job: Job) -> float | None:
-    """The job's start and the time that it was given."""
+    """Returns the end of the job: its start plus its walltime; None if either is unknown."""
     for pause in (0.0, MOMENT_SECONDS):
         time.sleep(pause)
         shown = shown_by_qstat(job)
@@ -97,7 +102,7 @@ def _pbs_end(job: Job) -> float | None:
 
 
 def _is_time(text: str) -> bool:
-    """Whether this is a time as schedulers print it, and not `UNLIMITED`, `INVALID` or nothing."""
+    """Whether a text is a duration as schedulers print it, and not `UNLIMITED`, `INVALID` or nothing."""
     if ":" not in text:
         return False
     try:
@@ -107,7 +112,7 @@ def _is_time(text: str) -> bool:
 
 
 def _seconds_since_1970(text: str) -> float | None:
-    """Reads a time of qstat's: `Thu Nov 20 14:48:00 2026`, in UTC as it was asked for."""
+    """Parses a time that qstat printed in UTC (see `ask`), such as `Thu Nov 20 14:48:00 2026`; None if invalid."""
     try:
         return calendar.timegm(time.strptime(text))
     except ValueError:

@@ -1,20 +1,20 @@
-"""What a scheduler's program answers: asked without ever hanging or raising. Imports no torch."""
+"""Runs a scheduler's programs; never hangs and never raises. Does not import torch."""
 
 import os
 import subprocess
 from dataclasses import dataclass
 
 PATIENCE_SECONDS = 10.0
-"""How long a program has; without its controller squeue takes half a minute to say so (Slurm 22.05)."""
+"""Time limit of a program; without its controller, squeue takes half a minute to report that (Slurm 22.05)."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program printed.
+    """The output of a program.
 
     Args:
-        ok: Whether it was there, answered in time and left with 0.
-        text: What it printed; where it was not ok, why.
+        ok: Whether the program exists, answered in time and exited with 0.
+        text: The output of the program, or the reason if `ok` is False.
     """
 
     ok: bool
@@ -22,7 +22,7 @@ class Answer:
 
 
 def ask(*command: str) -> Answer:
-    """Runs a scheduler's program, with all times in UTC and without what a person has set for the eye."""
+    """Runs a scheduler's program with times in UTC and without the user's `SQUEUE_*` settings for squeue's output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     environment["TZ"] = "UTC0"
     try:

@@ -1,4 +1,4 @@
-"""Has the scheduler run this job again, once everything is saved. Imports no torch."""
+"""Requeues the scheduler job after everything is saved. Does not import torch."""
 
 import re
 from collections.abc import Mapping
@@ -12,28 +12,28 @@ from rankzero.messages import RequestError
 
 
 class Requeue(Enum):
-    """What came of it."""
+    """The result of a requeue request."""
 
     DONE = "requeued"
-    """The scheduler ends this attempt now, SIGTERM and all, and starts the next."""
+    """The scheduler terminates this attempt now, beginning with SIGTERM, and starts the next one."""
 
     NO_JOB = "no job"
-    """Nothing to do: no scheduler's job, or an interactive one, in which a person types the next command."""
+    """Nothing to do: there is no job, or the job is interactive and the user types the next command."""
 
     ENDING = "ending"
-    """Nothing to do: the job is ending already; a person cancelled it, or the scheduler requeues it itself."""
+    """Nothing to do: the job is already ending, because it was canceled or because the scheduler requeues it."""
 
     REFUSED = "refused"
-    """The message says what a person can do."""
+    """The scheduler refused the request; the message states what the user can type."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of asking for another attempt.
+    """The result of a requeue request, with a message for the user.
 
     Args:
-        requeue: Which of the cases it is.
-        message: For a person; empty where there is nothing to do and nothing to tell.
+        requeue: The kind of result.
+        message: Text for the user; empty if there is nothing to do or report.
     """
 
     requeue: Requeue
@@ -41,12 +41,12 @@ class Outcome:
 
 
 def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None = None) -> Outcome:
-    """Asks the scheduler to run this job again. For rank zero alone, as the last thing; it never raises.
+    """Requests that the scheduler run this job again; never raises. Only rank zero may call, as its last action.
 
     Args:
-        launch: How this process was started.
-        run: The run's name, for the line that a person types where the scheduler refuses.
-        environ: The variables; this process's own by default.
+        launch: How this process was launched.
+        run: The run's name, for the command that the user types if the scheduler refuses.
+        environ: The environment variables; by default, this process's own.
     """
     job = job_around(launch, environ)
     if job is None:
@@ -55,7 +55,7 @@ def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None
 
 
 def _requeue_slurm(job: Job, run: str) -> Outcome:
-    """Requeues a batch job, unless it is ending."""
+    """Requeues a Slurm batch job, unless it is ending."""
     shown = ask("scontrol", "show", "job", job.name, "--oneliner")
     if not shown.ok:
         return _refused(job, "scontrol show job", shown.text, "sbatch JOB_SCRIPT", run)
@@ -65,8 +65,8 @@ def _requeue_slurm(job: Job, run: str) -> Outcome:
     attempts = job.variables.find("SLURM_RESTART_COUNT") or "0"
     if _field(shown.text, "Restarts") != attempts:
         return Outcome(Requeue.ENDING, f"Slurm has requeued job {job.name} already")
-    # A job that somebody cancelled is COMPLETING, and `scontrol requeue` would bring it back to life (Slurm 22.05). One
-    # that has reached its limit is so too, but nobody wanted it gone.
+    # A canceled job is COMPLETING, and `scontrol requeue` would start it again against the user's will (Slurm 22.05).
+    # A job at its time limit is COMPLETING too, but it was not canceled.
     if state != "RUNNING" and reason != "TimeLimit":
         return Outcome(Requeue.ENDING, f"job {job.name} is {state}, as if cancelled: it is not requeued")
     answer = ask("scontrol", "requeue", job.name)
@@ -77,7 +77,7 @@ def _requeue_slurm(job: Job, run: str) -> Outcome:
 
 
 def _requeue_pbs(job: Job, run: str) -> Outcome:
-    """Reruns a job, which most servers allow to operators alone."""
+    """Reruns a PBS job; most servers permit this only to operators."""
     if job.variables.find("PBS_ENVIRONMENT") == "PBS_INTERACTIVE":
         return Outcome(Requeue.NO_JOB)
     state = shown_by_qstat(job).get("job_state", "R")
@@ -90,13 +90,13 @@ def _requeue_pbs(job: Job, run: str) -> Outcome:
 
 
 def _field(shown: str, name: str) -> str:
-    """A field of what `scontrol show job` says; empty where it is not there."""
+    """Returns a field of the output of `scontrol show job`; empty if the field is missing."""
     match = re.search(rf" {name}=(\S*)", shown)
     return match[1] if match else ""
 
 
 def _refused(job: Job, command: str, said: str, submit: str, run: str) -> Outcome:
-    """The message for a person: what they type instead."""
+    """Returns the outcome of a refused request, with the command that the user can type instead."""
     message = RequestError(
         f"job {job.name} to be requeued, as the run has stopped before its end",
         f"{command} {job.name}: {said}",

@@ -1,7 +1,8 @@
-"""A connection of every rank to rank zero, beside the process group. Imports no torch.
+"""The control channel: connects every rank to rank zero, in addition to the process group. Does not import torch.
 
-Through it all ranks agree on the step that they stop behind, and learn at once that one of them has failed, also while
-their main threads wait in a collective that will never end. A step that nobody wants to stop at costs no message.
+Through the control channel, all ranks agree on the step to stop after. They also learn at once that another rank has
+failed, even while their main threads wait in a collective that will never finish. A step without a stop request costs
+no message.
 """
 
 import socket
@@ -32,30 +33,30 @@ from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.messages import print_error
 
 LEAVE_SECONDS = 2.0
-"""Once one has failed, the main threads of the others have so long to find out by themselves."""
+"""After one rank has failed, how long the main threads of the other ranks have to notice the failure themselves."""
 
 TEARDOWN_SECONDS = 10.0
-"""And so long to leave once they have."""
+"""How long a main thread that has noticed the failure has to exit."""
 
 ON_ABORT_SECONDS = 12.0
-"""And so long for `on_abort`, and for a save that is under way."""
+"""How long `on_abort` may take, including a save in progress."""
 
 ANSWER_SECONDS = 3.0
 CONNECT_SECONDS = 30.0
 
 
 class ControlChannel:
-    """This rank's end of it. All ranks must make one.
+    """This rank's end of the control channel. All ranks must create one.
 
     Args:
-        launch: Where this process stands.
+        launch: The position of this process among all processes.
         members: All processes, by rank.
-        all_gather_object: Every rank gives a value, all get all of them.
-        interface: `--interface`, whose address alone is listened on.
+        all_gather_object: Gathers one value from every rank and returns all values, by rank.
+        interface: `--interface`; if given, rank zero listens only on the address of this interface.
 
     Attributes:
-        on_abort: Called, in another thread, before this process is ended from there.
-        how_ended: Says how a rank has ended, in words behind its name, as far as that can be known; otherwise nothing.
+        on_abort: Called with the cause, in a separate thread, before this process is terminated after a failure.
+        how_ended: Describes how a rank ended, as text that follows the rank's name; empty if that is unknown.
     """
 
     def __init__(
@@ -102,10 +103,10 @@ class ControlChannel:
         """Connects to the control server.
 
         Raises:
-            OSError: It cannot be reached.
+            OSError: The control server is unreachable.
         """
         ips = [host]
-        if host in ("0.0.0.0", "::"):  # of all its addresses; what they are called may differ from machine to machine
+        if host in ("0.0.0.0", "::"):  # all of rank zero's addresses; which one is reachable depends on the machine
             ips = ["127.0.0.1"] if self.rank == 0 else network.resolve(self.launch.address)
         for ip in ips:
             try:
@@ -122,10 +123,10 @@ class ControlChannel:
         own = [ip for ip in network.resolve(self.launch.address) if network.is_mine(ip)]
         return where_to_listen(self.launch, own, interface)
 
-    # Stopping together
+    # Stops
 
     def request_stop(self, reason: str) -> None:
-        """Has all ranks stop at the next safe point that they can agree on. Any thread of any rank may call."""
+        """Stops all ranks at the next safe point that they can agree on. Any thread of any rank may call."""
         if self._to_server:
             self._to_server.send({"stop": reason})
         elif self._stop_reason is None:
@@ -134,29 +135,30 @@ class ControlChannel:
             self._announce(reason)
 
     def check_stop(self) -> str | None:
-        """Says that this rank has come to its next safe point; returns why all stop here, or None.
+        """Counts a safe point that this rank has reached; returns the reason if all ranks stop here, else None.
 
-        Every rank comes to the same ones. One that knows of a wish to stop waits here until all have said how far they
-        are; a thread of theirs says so, so no rank has to come to a safe point for that.
+        All ranks reach the same safe points. A rank that has received a stop request waits here until all ranks have
+        reported their positions. The receiving thread of each rank reports the position, so that no rank has to reach a
+        safe point first.
         """
         self._safe_points += 1
         if self._stop_reason is None:
             return None
         while not self._settled.wait(1):
             if self._has_failed.is_set():
-                time.sleep(TEARDOWN_SECONDS)  # the other thread is about to end this process
+                time.sleep(TEARDOWN_SECONDS)  # the receiving thread is about to terminate this process
         assert self._stop_at is not None
         return self._stop_reason if self._safe_points >= self._stop_at else None
 
     def _announce(self, reason: str) -> None:
-        """Tells a person, at once, that they have been heard."""
+        """Confirms the stop request to the user at once."""
         where = "as soon as this step is done" if self._safe_points >= 0 else "before the first step"
         print_error(f"{reason}: stopping {where}" + "; once more to stop now" * (reason == "SIGINT"))
 
-    # Failing together
+    # Failures
 
     def report_failure(self, cause: str) -> bool:
-        """Says that this rank has failed; the others are ended. Returns whether this rank is to tell a person why."""
+        """Reports this rank's failure, so that all ranks exit; returns whether this rank has to print the cause."""
         self._leaving = self._reports_itself = True
         if self._to_server is None:
             return True
@@ -167,18 +169,18 @@ class ControlChannel:
         return self._reporting_rank == self.rank
 
     def failure_cause(self, seconds: float = 0) -> str | None:
-        """Why the run is over, waited for so long; None where no other rank has failed. It has been told."""
+        """Waits up to `seconds` for a failure and returns its cause, which has been printed; None without a failure."""
         self._leaving = True
         if self._to_server:
             self._has_failed.wait(seconds)
         return self._cause if self._has_failed.is_set() else None
 
     def watch_exit(self) -> None:
-        """From now on `os._exit` in a user's code is a failure that all ranks learn of."""
+        """From this call on, reports `os._exit` in the user's code to all ranks as a failure."""
         self._early_exit.watch()
 
     def leave(self) -> None:
-        """Says that this rank is done: well, or with its failure told."""
+        """Announces that this rank exits, after success or after a failure that has been reported."""
         self._early_exit.close()
         self._leaving = self._done = True
         if self._to_server:
@@ -191,10 +193,10 @@ class ControlChannel:
 
     @property
     def _name(self) -> str:
-        """What the processes of a machine claim to tell that rank zero is gone, which others do alone."""
+        """Name of the host lock that makes one rank per machine report if rank zero is lost or does not answer."""
         return f"control channel {self._token}"
 
-    # The thread
+    # The receiving thread
 
     def _listen(self, connection: JsonLineConnection) -> None:
         while (messages := connection.receive(BEAT_SECONDS)) is not None:
@@ -207,8 +209,9 @@ class ControlChannel:
 
     def _take(self, message: Message, connection: JsonLineConnection) -> None:
         if "stop_requested" in message and self._stop_reason is None:
-            # The main thread counts a safe point before it looks whether somebody asks; this one does it the other way
-            # round. So either the main thread sees the wish there, or the place that is told here is that very point.
+            # The main thread first counts a safe point, then reads the stop reason. This thread first sets the stop
+            # reason, then reads the count. So no safe point is missed: either the main thread sees the request at this
+            # safe point, or the position sent here includes it.
             self._stop_reason = str(message["stop_requested"])
             connection.send({"position": self._safe_points})
             if self.rank == 0:
@@ -217,13 +220,13 @@ class ControlChannel:
             self._stop_at = int(message["stop_at"])
             self._settled.set()
         elif "done" in message:
-            self._done = True  # rank zero is, and that it goes is no failure
+            self._done = True  # rank zero has finished; its exit is not a failure
         elif "failed" in message:
             self._reporting_rank = int(message["by"])
             self._end(str(message["failed"]), self._reporting_rank == self.rank and not self._reports_itself)
 
     def _end(self, cause: str, tells: bool) -> None:
-        """Has the main thread leave, since another rank has failed; ends this process where it does not."""
+        """Waits for the main thread to exit after a failure, and terminates this process if it does not."""
         self._cause = cause
         self._has_failed.set()
         if tells:
@@ -234,13 +237,13 @@ class ControlChannel:
         if self._leaving:
             time.sleep(TEARDOWN_SECONDS)
         if self._reports_itself and self._reporting_rank == self.rank and not self._done:
-            print_error(f"{cause}; ending all")  # it has not come to that
+            print_error(f"{cause}; ending all")  # the main thread has not printed it
         self._call_on_abort(f"{cause}; the main thread was at\n{_stack_of_main()}")
         report_exit()
         LEAVE(1)
 
     def _exit_early(self, status: int) -> None:
-        """The code that is trained has called `os._exit`."""
+        """Reports that the user's code has called `os._exit`."""
         alone = self._to_server is None
         who = "this process" if alone else f"rank {self.rank} on {socket.gethostname()}"
         cause = f"{who} ended with exit code {status} (os._exit) without a report"
@@ -250,7 +253,7 @@ class ControlChannel:
         report_exit()
 
     def _call_on_abort(self, words: str) -> None:
-        last = threading.Thread(target=self.on_abort, args=(words,), daemon=True)  # which may wait for the disk
+        last = threading.Thread(target=self.on_abort, args=(words,), daemon=True)  # may wait for the disk
         last.start()
         last.join(ON_ABORT_SECONDS)
 

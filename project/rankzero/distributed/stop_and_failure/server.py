@@ -1,6 +1,6 @@
-"""Rank zero's end of all control channels: requests to stop, failures and lost ranks. Imports no torch.
+"""Rank zero's end of all control channels: stop requests, failures and lost ranks. Does not import torch.
 
-Messages are a line of JSON each, and an empty line now and then, as a sign of life.
+Each message is one line of JSON. An empty line is a heartbeat.
 
     rank -> server   {"rank": r, "token": w}  {"stop": reason}  {"position": n}  {"failed": cause}  {"leaving": true}
     server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}
@@ -22,51 +22,54 @@ from typing import Any
 from rankzero.distributed.rendezvous.peers import Peer
 
 BEAT_SECONDS = 2.0
-"""Between two signs of life, which nobody counts: they give the kernel something that has to be acknowledged."""
+"""Time between heartbeats. No code counts them: they only give the kernel data that the other end must acknowledge."""
 
 FINISH_SECONDS = 5.0
 ABSENT_SECONDS = 60.0
 
 LAUNCHER_REPORTS = -1
-"""The rank that tells a person, where something else does."""
+"""Stands for the reporting rank if the process that started the local processes reports the failure."""
 
 Message = dict[str, Any]
 
 
 class JsonLineConnection:
-    """Messages over a connection.
+    """Sends and receives messages over a socket.
 
     Args:
-        connection: To the other end.
+        connection: The connected socket.
 
     Attributes:
-        why: How the connection ended, to stand behind "is gone".
+        why: How the connection ended, as text that follows "is gone".
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.why = ""
         self._received = b""
-        self._selector = selectors.DefaultSelector()  # select() itself ends at descriptor 1,023
+        self._selector = selectors.DefaultSelector()  # select() supports only descriptors up to 1,023
         self._selector.register(connection, selectors.EVENT_READ)
         self._lock = threading.Lock()
         _OURS.add(connection)
 
     @property
     def has_partial_line(self) -> bool:
-        """Whether the beginning of a message has come, no longer than a packet may be."""
+        """Whether an incomplete message is buffered, of less than 64 KiB."""
         return 0 < len(self._received) < 1 << 16
 
     def send(self, message: Message | None) -> None:
-        """Sends a message, or a sign of life. Any thread may call; where nobody is there any more, nothing happens."""
+        """Sends a message, or a heartbeat for None. Any thread may call; a lost connection is ignored."""
         line = b"\n" if message is None else json.dumps(message).encode() + b"\n"
         with self._lock, contextlib.suppress(OSError):
             self.connection.sendall(line)
 
     def receive(self, seconds: float) -> list[Message] | None:
-        """What has come, after so many seconds at the latest (0: something has); None where the other end is gone.
+        """Waits up to `seconds` for data and returns the messages in it; None if the connection is lost.
 
-        A sign of life is an empty message.
+        A heartbeat is returned as an empty message.
+
+        Args:
+            seconds: 0 if data is known to be available.
         """
         if seconds and not self._selector.select(seconds):
             return []
@@ -84,11 +87,11 @@ class JsonLineConnection:
 _OURS: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 _FORK_LOCK = threading.Lock()
-"""Held while a connection is accepted and added to `_OURS`, so that no process is forked in between."""
+"""Locked while a connection is accepted and added to `_OURS`, so that no fork happens between the two."""
 
 
 def _close_in_child() -> None:
-    """Closes the connections in a forked process: a loader process would keep them open after its rank is killed."""
+    """Closes the connections in a forked process; a loader process would keep them open after its rank is killed."""
     for connection in list(_OURS):
         connection.close()
     _FORK_LOCK.release()
@@ -106,26 +109,26 @@ def _read(line: bytes) -> Message | None:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Has the kernel find out within some 15 seconds that packets no longer come through."""
+    """Configures TCP so that the kernel detects a broken connection within about 15 seconds."""
     options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in options.items():
-        if hasattr(socket, name):  # Linux has them all
+        if hasattr(socket, name):  # Linux has all of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 class ControlServer:
-    """Rank zero's end, a thread.
+    """Rank zero's end of all control channels, which runs in a thread.
 
     Args:
-        listening: Where the ranks connect.
+        listening: The socket to which the ranks connect.
         members: All processes, by rank.
-        quiet: Whether something else tells a person that a process was ended.
-        how_ended: Says how a rank has ended, as far as that can be known.
+        quiet: Whether the process that started the ranks reports a lost rank, so that no rank has to.
+        how_ended: Describes how a rank ended; empty if that is unknown.
 
     Attributes:
-        token: What a rank has to know to connect.
+        token: Secret that a rank has to send when it connects.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class ControlServer:
         self._thread.start()
 
     def finish(self) -> None:
-        """Tells those who are still here that rank zero leaves, and waits for them, but not for long."""
+        """Announces that rank zero exits, and waits up to `FINISH_SECONDS` for the other ranks to leave."""
         self._send_all({"done": True})
         self._thread.join(FINISH_SECONDS)
 
@@ -191,7 +194,7 @@ class ControlServer:
             self._take(rank, message)
 
     def _admitted(self, connection: JsonLineConnection, messages: Sequence[Message]) -> int | None:
-        """The rank at the other end of a new connection; None where it is nobody of ours."""
+        """Admits a new connection and returns its rank; None for an unknown client."""
         hello = next(iter(messages), {})
         rank = hello.get("rank")
         if hello.get("token") != self.token or not isinstance(rank, int) or rank not in range(len(self.members)):
@@ -204,7 +207,7 @@ class ControlServer:
         return rank
 
     def _note_end(self, rank: int | None, why: str) -> None:
-        """A rank has hung up, and unless it has said good-bye that is the end of the run."""
+        """Handles a closed connection; unless the rank has announced its exit, the run has failed."""
         if rank is not None and rank not in self._left:
             self._left.add(rank)
             how = self.how_ended(rank) or f"is gone{why}"
@@ -234,17 +237,17 @@ class ControlServer:
             self._settle()
 
     def _settle(self) -> None:
-        """Once it is known how far all are: the next safe point of the foremost is the first that all can stop at."""
+        """Once all positions are known, has all ranks stop at the safe point after the most advanced position."""
         if set(self._places) | self._left >= set(range(len(self.members))) and self._places:
             self._send_all({"stop_at": max(self._places.values()) + 1})
 
     def _fail(self, cause: str, reporting_rank: int) -> None:
-        """The run is over, and the first cause of it is known."""
+        """Records the first failure, which ends the run, and sends it to all ranks."""
         if self._failure is None:
             self._failure = {"failed": cause, "by": reporting_rank}
             self._send_all(self._failure)
 
     def _send_all(self, message: Message | None) -> None:
-        for rank, connection in list(self._ranks.items()):  # any thread may send, while the server's admits
+        for rank, connection in list(self._ranks.items()):  # any thread may send while the server admits ranks
             if rank not in self._left:
                 connection.send(message)

@@ -1,8 +1,9 @@
-"""Ends a rank that is stopped (SIGSTOP) while its machine goes on: all others would wait for it. Imports no torch.
+"""Kills a rank that is stopped (SIGSTOP) while its machine keeps running. Does not import torch.
 
-A process of its own, one a machine: it sees what no thread of a stopped process can, and the kernel's SIGKILL reaches
-what no message reaches. It is left alone by whoever stops all at once, as Ctrl-Z, `scontrol suspend` and a laptop's lid
-do, for then it is stopped too; and by debuggers, whose stops are of another kind.
+All other ranks would wait for a stopped rank. A stopped process runs none of its threads and reads no messages, but
+SIGKILL still terminates it. So the watchdog is a separate process, one per machine. It kills no rank if all processes
+are stopped together (Ctrl-Z, `scontrol suspend`, a closed laptop lid), since it is then stopped too. It ignores ranks
+that a debugger has stopped, which are in a different process state.
 
 python watchdog.py HOST RANK:PID...
 """
@@ -17,17 +18,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STOPPED_SECONDS = 8.0
-"""So long a rank may be stopped."""
+"""How long a rank may be stopped before it is killed."""
 
 LOOK_SECONDS = 1.0
 
 
 def start_watchdog(host: str, ranks: Sequence[tuple[int, int]]) -> "subprocess.Popen[bytes] | None":
-    """Starts the watchdog of this machine.
+    """Starts the watchdog of this machine; returns None on a system without `/proc`.
 
     Args:
         host: The machine's name.
-        ranks: Rank and process id of each process on it.
+        ranks: Rank and process id of each process on the machine.
     """
     if not Path("/proc/self/stat").exists():
         return None
@@ -38,7 +39,12 @@ def start_watchdog(host: str, ranks: Sequence[tuple[int, int]]) -> "subprocess.P
 
 
 def watch(host: str, ranks: dict[int, int]) -> None:
-    """Looks at the ranks until none is left."""
+    """Watches the ranks until all of them have exited.
+
+    Args:
+        host: The machine's name.
+        ranks: Process id of each rank on the machine; emptied as the ranks exit.
+    """
     born = {rank: _stat(pid)[1] for rank, pid in ranks.items()}
     since: dict[int, float] = {}
     looked = time.monotonic()
@@ -46,7 +52,7 @@ def watch(host: str, ranks: dict[int, int]) -> None:
         time.sleep(LOOK_SECONDS)
         now = time.monotonic()
         if now - looked > STOPPED_SECONDS / 2:
-            since.clear()  # the watchdog was stopped as well
+            since.clear()  # the watchdog was stopped too
         looked = now
         for rank, pid in list(ranks.items()):
             state, birth = _stat(pid)
@@ -63,7 +69,7 @@ def watch(host: str, ranks: dict[int, int]) -> None:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """State and time of birth of a process, see proc(5); empty where there is none."""
+    """Returns the state and start time of a process, see proc(5); empty strings if the process does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

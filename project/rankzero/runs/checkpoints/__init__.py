@@ -1,1 +1,1 @@
-"""Checkpoints: how they are written, verified, read and kept."""
+"""Checkpoints: writing, verifying, reading and deleting them."""

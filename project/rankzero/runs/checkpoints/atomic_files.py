@@ -1,4 +1,4 @@
-"""Files that a crash, a full disk or a power cut leave written or not written, and never half. Imports no torch."""
+"""Atomic file writes: a crash, a full disk or a power cut leaves no partial file. Does not import torch."""
 
 import contextlib
 import os
@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 SAVING = ".saving"
-"""Behind the name of what is being written, which begins with a dot."""
+"""Suffix of a file or folder that is being written; its name also begins with a dot."""
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file so that a reader, or a crash, sees the old one or the new one, whole."""
+    """Writes a file atomically: a reader finds the complete old text or the complete new one, even after a crash."""
     with replacing(path, f".{os.getpid()}") as beside, synced(beside) as file:
         file.write(text.encode())
 
 
 @contextmanager
 def synced(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file to be written anew; at the end it is on the disk."""
+    """Opens an empty file for writing; after the `with` block, the content is on the disk."""
     with path.open("wb") as file:
         yield file
         file.flush()
@@ -28,11 +28,11 @@ def synced(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing(path: Path, mark: str = "") -> Iterator[Path]:
-    """Gives the path of a file beside another one, which takes its place at the end, if all went well.
+    """Yields a temporary path next to `path`; renames it to `path` after the `with` block, or removes it on an error.
 
     Args:
-        path: The other one.
-        mark: What tells it from those of others who write the same file.
+        path: File to create or replace.
+        mark: Part of the temporary name that differs between processes which write the same file.
     """
     make_folder(path.parent)
     beside = path.with_name(f".{path.name}{mark}{SAVING}")
@@ -47,7 +47,7 @@ def replacing(path: Path, mark: str = "") -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those that it is in, to last."""
+    """Creates a folder and its parents durably: all new entries are on the disk."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until what a folder lists is on the disk."""
+    """Waits until the entries of a folder are on the disk (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

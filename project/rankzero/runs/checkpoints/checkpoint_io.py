@@ -1,4 +1,4 @@
-"""What Lightning saves and reads checkpoints with: directories of ours, and .ckpt files as its own."""
+"""Lightning plugin that saves and reads checkpoints: Rankzero's directories and Lightning's .ckpt files."""
 
 import time
 from collections.abc import Callable
@@ -17,21 +17,21 @@ from rankzero.runs.checkpoints.writer_thread import BackgroundWriter
 
 
 class DirectoryCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints beside their place and renames them into it; reads them without running anything in them.
+    """Writes checkpoints atomically, and reads them without running code from them unless they are trusted.
 
-    A path that ends in .ckpt is one file, as Lightning's own, and written at once: that is how a user's ModelCheckpoint
-    goes on working.
+    A path that ends in .ckpt becomes a single file, as in Lightning, before `save_checkpoint` returns. A user's
+    ModelCheckpoint therefore keeps working.
 
     Args:
-        trusted: Whether what is read may hold more than tensors and plain types, and so run any code.
+        trusted: Whether to read checkpoints that contain more than tensors and plain types, and so can run any code.
 
     Attributes:
-        on_committed: Called after each save of a directory in `folder`, by the thread that wrote it.
-        on_error: Called by the thread that writes, where a save or `on_committed` fails.
-        trusted_sha256: The sha256 of a state that may run code, since rank zero found that a run of this user wrote it.
-        folder: Where the run's own checkpoints go, None for anywhere. A thread writes them, from a copy, while training
-            continues; what is saved elsewhere is written at once.
-        last_seconds: How long the last save of a directory took, from the copy until it was on the disk.
+        on_committed: Called with the path after each save in `folder`, in the writer thread.
+        on_error: Called with the path and the error if such a save or `on_committed` fails, in the writer thread.
+        trusted_sha256: sha256 of a state that may run code because rank zero found that a run of this user wrote it.
+        folder: Folder of the run's checkpoints; None means any folder. A thread writes them from a copy while training
+            continues. A directory elsewhere is written before `save_checkpoint` returns.
+        last_seconds: Duration of the last save in `folder`, from the copy until it was on the disk; at first None.
     """
 
     def __init__(self, trusted: bool = False) -> None:
@@ -61,7 +61,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
             self._writer.start(partial(self._commit_or_tell, self._snapshots.take(checkpoint), place, started))
 
     def wait(self) -> None:
-        """Waits until no save is under way."""
+        """Waits until no save is running."""
         self._writer.wait()
 
     def load_checkpoint(
@@ -88,7 +88,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
             self._commit(checkpoint, place, started)
         except Exception as error:
             if self.on_error is None:
-                raise  # the thread's own traceback is better than nothing
+                raise  # the thread prints a traceback
             self.on_error(place, error)
 
     def _commit(self, checkpoint: dict[str, Any], place: Path, started: float) -> None:

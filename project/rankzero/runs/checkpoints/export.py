@@ -1,4 +1,4 @@
-"""The weights of a checkpoint alone, in a file that others read."""
+"""Export of a checkpoint's weights to a file that other programs can read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,18 +14,18 @@ from rankzero.runs.checkpoints.write import write_state
 
 
 def export_weights(checkpoint: Path, file: Path, trusted: bool = False) -> str:
-    """Writes the `state_dict` of a checkpoint to a .pt or a .safetensors file, whole or not at all.
+    """Writes the `state_dict` of a checkpoint to a .pt or .safetensors file, atomically.
 
     Args:
-        checkpoint: A checkpoint directory, or a .ckpt file.
-        file: Where the weights go.
-        trusted: Whether the checkpoint may hold what can run any code.
+        checkpoint: Checkpoint directory or .ckpt file.
+        file: File to write.
+        trusted: Whether to read a checkpoint that can run any code.
 
     Returns:
-        What was written, and how it is loaded: one line.
+        One line for the user: size of the file, and how to load it.
 
     Raises:
-        RequestError: The checkpoint cannot be read or holds no weights, or the file cannot be written.
+        RequestError: The checkpoint cannot be read or contains no weights, or the file cannot be written.
     """
     weights = _weights(checkpoint, trusted)
     as_safetensors = file.suffix == ".safetensors"
@@ -51,7 +51,7 @@ def _weights(checkpoint: Path, trusted: bool) -> Mapping[str, Any]:
 
 
 def _write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
-    """Tensors that share memory, which the format does not know, become tensors of their own."""
+    """Writes the tensors; those that share memory become separate copies, as the format has no shared memory."""
     tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
     contiguous = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     with synced(path) as file:

@@ -1,8 +1,9 @@
-"""Has `MyModule.load_from_checkpoint` read checkpoint directories too. Imports neither torch nor Lightning.
+"""Makes `MyModule.load_from_checkpoint` read checkpoint directories too. Imports neither torch nor Lightning.
 
-`load_from_checkpoint` opens its argument as a file, and Lightning has no place to hook into. So one name is replaced,
-`lightning.pytorch.core.saving.pl_load` (2.6.6; the same in 2.0 to 2.6), as soon as that module is imported. A path that
-is no checkpoint directory goes to Lightning's own function. Stock Lightning reads the `state.pt` of a directory.
+`load_from_checkpoint` opens its argument as a file, and Lightning has no hook to change this. Therefore one function,
+`lightning.pytorch.core.saving.pl_load` (2.6.6; the same in 2.0 to 2.6), is replaced as soon as its module is imported.
+The replacement passes a path that is not a directory to Lightning's function. Without the replacement, stock Lightning
+can read the `state.pt` in a checkpoint directory.
 """
 
 import sys
@@ -18,7 +19,7 @@ SAVING = "lightning.pytorch.core.saving"
 
 
 def install() -> None:
-    """Replaces Lightning's function now, or when Lightning is imported."""
+    """Replaces `pl_load` now, or as soon as Lightning imports its module."""
     if SAVING in sys.modules:
         _replace(sys.modules[SAVING])
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -26,7 +27,7 @@ def install() -> None:
 
 
 class _Finder:
-    """Waits for the import of one module, and finds none itself."""
+    """Import finder that replaces `pl_load` once `SAVING` is imported; the other finders locate the module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,8 +1,8 @@
-"""Hyperparameters as a checkpoint directory holds them: plain values, and a description of everything else.
+"""Hyperparameters in a checkpoint directory: plain values, and a text in place of every other value.
 
-Lightning (2.6) stores the arguments of the module and of the data module as they are. An object among them (a module,
-a `functools.partial`, a class) would make the whole checkpoint one that runs code when it is read, and nothing that
-resumes a run needs it. `load_from_checkpoint` takes what was left out as an argument.
+Lightning (2.6) stores the arguments of the module and the data module unchanged. An object among them (a module, a
+`functools.partial`, a class) would make reading the whole checkpoint run code, and resuming a run does not need it.
+`load_from_checkpoint` accepts the omitted values as arguments.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 AS_TEXT = "_as_text"
-"""`hyper_parameters_as_text` describes the entries that `hyper_parameters` lacks, by their names."""
+"""Suffix of a key: `hyper_parameters_as_text` maps the names omitted from `hyper_parameters` to descriptions."""
 
 TYPES = {"hyper_parameters": "hparams_type", "datamodule_hyper_parameters": "datamodule_hparams_type"}
-"""Lightning's key of hyperparameters -> its key of the class that they come in."""
+"""Maps Lightning's key of hyperparameters to Lightning's key of their container class."""
 
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter)
 _LEAVES += (torch.dtype, torch.device, torch.Size)  # type: ignore[assignment]
@@ -25,11 +25,11 @@ _TEXT_LENGTH = 300
 
 
 class _NotPlainError(Exception):
-    """A value that cannot be read without running code."""
+    """Error for a value that cannot be read without running code."""
 
 
 def with_plain_hyper_parameters(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Returns a checkpoint whose hyperparameters can be read without running code; changes nothing in the given one."""
+    """Returns a shallow copy of a checkpoint, with hyperparameters that can be read without running code."""
     plain = copy(checkpoint)
     for key, type_key in TYPES.items():
         if not isinstance(checkpoint.get(key), Mapping):
@@ -37,40 +37,40 @@ def with_plain_hyper_parameters(checkpoint: dict[str, Any]) -> dict[str, Any]:
         plain[key], left_out = split(checkpoint[key])
         if left_out:
             plain[key + AS_TEXT] = left_out
-        if isinstance(plain.get(type_key), type):  # its name has Lightning load them with access by attribute
+        if isinstance(plain.get(type_key), type):  # given a name, Lightning loads an AttributeDict
             plain[type_key] = f"{plain[type_key].__module__}.{plain[type_key].__qualname__}"
     return plain
 
 
 def left_out_of(checkpoint: Any) -> dict[str, str]:
-    """Returns the description of each hyperparameter that a checkpoint lacks, by its name."""
+    """Returns the descriptions of the hyperparameters that were omitted from a checkpoint, by name."""
     texts = [checkpoint.get(key + AS_TEXT) for key in TYPES] if isinstance(checkpoint, dict) else []
     return {str(name): str(text) for part in texts if isinstance(part, dict) for name, text in part.items()}
 
 
 def split(hyper_parameters: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Splits hyperparameters into those that are plain and a description of the others."""
+    """Splits hyperparameters into plain values and descriptions of all other values, both by name."""
     kept, left_out = {}, {}
     for name in hyper_parameters:
         value: Any = None
         try:
             value = hyper_parameters[name]
             kept[_plain(name)] = _plain(value)
-        except Exception as error:  # containers of other libraries raise errors of their own
+        except Exception as error:  # containers of other libraries can raise any exception
             left_out[str(name)] = _described(value if isinstance(error, _NotPlainError) else error)
     return kept, left_out
 
 
 def _plain(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """Returns a value of the same content that is read without running code.
+    """Returns a value with the same content that can be read without running code.
 
     Raises:
-        _NotPlainError: There is none.
+        _NotPlainError: No such value exists.
     """
     if isinstance(value, np.generic):
         value = value.item()
     if type(value) in _LEAVES:
-        if type(value) is int and value.bit_length() > _INT_BITS:  # torch does not read longer ones
+        if type(value) is int and value.bit_length() > _INT_BITS:  # torch does not read longer integers
             raise _NotPlainError
         return value
     if id(value) in within:

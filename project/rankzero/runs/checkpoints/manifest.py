@@ -1,12 +1,12 @@
-"""What a checkpoint says of itself, and whether it is still what was written. Imports no torch.
+"""Manifest of a checkpoint: describes the checkpoint and verifies its files. Does not import torch.
 
 checkpoints/step-00001234/
-  state.pt         what Lightning saves
-  manifest.json    format, epoch, step, and size and sha256 of each file; written last. `signature` is there where the
-                   state needs code to be read, see `rankzero.runs.checkpoints.signature`
+  state.pt         state that Lightning saves
+  manifest.json    format, epoch, step, and size and sha256 of each file; written last. Has a `signature` if reading the
+                   state runs code, see `rankzero.runs.checkpoints.signature`
 
-`step-00001234.replaced` is an earlier one of the same step, while that is saved anew. What begins with a dot is being
-written or deleted.
+`step-00001234.replaced` is an earlier checkpoint of the same step, which exists while the step is saved again. A folder
+whose name begins with a dot is being written or deleted.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 FORMAT = 3
-"""1 knew no position within an epoch, and another order of samples; 2 did not seal its manifest."""
+"""Format 1 had no position within an epoch and another order of samples; 2 had no sha256 of the manifest."""
 STATE, MANIFEST = "state.pt", "manifest.json"
 SIGNATURE = "signature"
 REPLACED, DELETING = ".replaced", ".deleting"
@@ -33,13 +33,13 @@ _LEFTOVER = re.compile(r"\.step-[0-9]+(\.replaced)?\.(saving|deleting)")
 
 
 def manifest_text(content: Mapping[str, Any]) -> str:
-    """The one text of a manifest, with the hash of all the rest in it.
+    """Returns the canonical text of a manifest, including the sha256 of all other entries.
 
     Raises:
-        TypeError: It holds what JSON cannot.
-        ValueError: It holds a number that is not finite.
+        TypeError: The content includes a value that JSON cannot represent.
+        ValueError: The content includes a number that is not finite.
     """
-    plain = json.loads(json.dumps(content, allow_nan=False))  # all keys become text before they are sorted
+    plain = json.loads(json.dumps(content, allow_nan=False))  # converts all keys to strings before sorting
     return _dump({**plain, "sha256": _hash_of(plain)}) + "\n"
 
 
@@ -47,7 +47,7 @@ def read_manifest(checkpoint: Path) -> Mapping[str, Any]:
     """Reads the manifest of a checkpoint directory.
 
     Raises:
-        ValueError: There is none, or it is not what was written, or of a format that is not known.
+        ValueError: The manifest is missing, has changed since it was written, or has an unknown format.
     """
     try:
         with open_plain(checkpoint / MANIFEST) as file:
@@ -64,19 +64,19 @@ def read_manifest(checkpoint: Path) -> Mapping[str, Any]:
 
 
 def verify(checkpoint: Path) -> None:
-    """Holds the files of a checkpoint against its manifest.
+    """Checks the files of a checkpoint against its manifest.
 
     Raises:
-        ValueError: A file is missing or is not what was written.
+        ValueError: A file is missing or has changed since it was written.
     """
     open_verified(checkpoint).close()
 
 
 def open_verified(checkpoint: Path) -> BinaryIO:
-    """Opens the state of a checkpoint directory once it is known to be what was written.
+    """Opens the state of a checkpoint directory after checking it against the manifest.
 
     Raises:
-        ValueError: It is missing or is not what was written.
+        ValueError: The state or the manifest is missing or has changed since it was written.
     """
     expected = read_manifest(checkpoint)["files"][STATE]
     try:
@@ -93,15 +93,15 @@ def open_verified(checkpoint: Path) -> BinaryIO:
 
 
 def read_verified(checkpoint: Path, described: Mapping[str, Any]) -> BinaryIO:
-    """Reads the whole state into memory and checks that copy, which no other process can change before its use.
+    """Reads the whole state into memory and verifies that copy, which no other process can change before it is used.
 
     Args:
-        checkpoint: The checkpoint directory.
-        described: The `bytes` and `sha256` that the state must have.
+        checkpoint: Checkpoint directory.
+        described: `bytes` and `sha256` that the state must have.
 
     Raises:
         OSError: The state cannot be read.
-        ValueError: It differs from its description.
+        ValueError: The state differs from `described`.
     """
     with open_plain(checkpoint / STATE) as file:
         data = file.read(described["bytes"] + 1)
@@ -114,11 +114,11 @@ def read_verified(checkpoint: Path, described: Mapping[str, Any]) -> BinaryIO:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Opens a regular file to be read; never waits, as a pipe would have it, and follows no link.
+    """Opens a regular file for reading. Does not block on a pipe and follows no symbolic link.
 
     Raises:
-        OSError: It cannot be opened.
-        ValueError: It is not a regular file.
+        OSError: The file cannot be opened.
+        ValueError: The path is not a regular file.
     """
     if path.is_symlink():
         raise ValueError(f"{path} is a link, not a file")
@@ -130,7 +130,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first; one that is still being written is not among them."""
+    """Returns the checkpoints in a folder, oldest first, without those that are still being written."""
     if not folder.is_dir():
         return []
     found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
@@ -138,10 +138,10 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint in a folder that verifies.
+    """Finds the newest checkpoint in a folder that passes verification.
 
     Returns:
-        Its path, or None; and why each newer one was refused.
+        Path of the checkpoint or None, and the reason for refusing each newer one.
     """
     refused = []
     for checkpoint in reversed(checkpoints_in(folder)):
@@ -155,10 +155,10 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def clean(folder: Path) -> list[Path]:
-    """Removes what saves and deletions left behind that did not come to their end. Nothing may be saving there.
+    """Removes the leftovers of interrupted saves and deletions. No save may be running in this folder.
 
     Returns:
-        What was removed.
+        Removed paths.
     """
     leftovers = [path for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name)] if folder.is_dir() else []
     for path in checkpoints_in(folder):
@@ -170,7 +170,7 @@ def clean(folder: Path) -> list[Path]:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether there is a checkpoint that verifies."""
+    """Returns whether the checkpoint exists and passes verification."""
     try:
         verify(checkpoint)
     except (OSError, ValueError):
@@ -179,7 +179,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def is_finished(checkpoint: Path) -> bool:
-    """Whether there is a checkpoint whose manifest, the last thing to be written, is whole."""
+    """Returns whether the checkpoint exists and has a valid manifest, which is written last."""
     try:
         read_manifest(checkpoint)
     except ValueError:
@@ -196,7 +196,7 @@ def _hash_of(content: Mapping[str, Any]) -> str:
 
 
 def _check_manifest(content: Any, data: bytes) -> None:
-    """Raises a ValueError that says what is wrong with a manifest, as the end of a sentence."""
+    """Raises a ValueError if a manifest is invalid; the message is the end of a sentence about the manifest."""
     if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise ValueError("names no format")
     if content["format"] != FORMAT:
@@ -231,7 +231,7 @@ def _check_files(files: Any) -> None:
 
 
 def _check_content(file: BinaryIO, size: int, expected: Mapping[str, Any]) -> None:
-    """Raises a ValueError that says how a file differs from what was written, as the end of a sentence."""
+    """Raises a ValueError if a file has changed; the message is the end of a sentence about the file."""
     if size != expected["bytes"]:
         how = "truncated" if size < expected["bytes"] else "longer than it was"
         raise ValueError(f"is not what was written: {how} ({size:,} bytes of {expected['bytes']:,})")

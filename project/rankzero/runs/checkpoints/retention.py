@@ -1,4 +1,4 @@
-"""Which checkpoints are kept. Imports no torch."""
+"""Retention of checkpoints: which ones are kept. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,29 +10,29 @@ from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 
 @dataclass(frozen=True)
 class Retention:
-    """The newest few, and the best by a metric.
+    """Rule that keeps the newest checkpoints, and the best one by a metric.
 
     Args:
-        keep: How many of the newest.
-        best: `min:NAME` or `max:NAME`, the metric that says which is best; None where none is kept for that.
+        keep: Number of newest checkpoints to keep.
+        best: `min:NAME` or `max:NAME` with the metric that selects the best checkpoint; None for no best checkpoint.
     """
 
     keep: int = 3
     best: str | None = None
 
     def surplus(self, folder: Path) -> list[Path]:
-        """The checkpoints that are not kept, oldest first."""
+        """Returns the checkpoints to delete, oldest first."""
         older = checkpoints_in(folder)[: -self.keep]
         best = self.best_in(folder) if older else None
         return [path for path in older if path != best]
 
     @property
     def metric(self) -> str | None:
-        """The name of the metric that says which is best."""
+        """Name of the metric that selects the best checkpoint; None without one."""
         return self.best.partition(":")[2] if self.best else None
 
     def best_in(self, folder: Path) -> Path | None:
-        """The best checkpoint; of equals the oldest, which is the one that the metric was computed for."""
+        """Returns the best checkpoint; among equals the oldest: later ones can repeat a metric computed for it."""
         if self.best is None or self.metric is None:
             return None
         mode = self.best.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Reads checkpoints that anybody may have written: nothing in them is run, and nothing in them surprises."""
+"""Reads checkpoints that may be malformed or malicious, without running code from them."""
 
 import hmac
 import os
@@ -32,19 +32,19 @@ def load(
     trusted_sha256: str = "",
     how_to_trust: str = "--trust_checkpoint yes",
 ) -> dict[str, Any]:
-    """Reads a checkpoint directory, once it is known to be what was written, or a .ckpt file.
+    """Reads a checkpoint directory, after verifying it against its manifest, or a .ckpt file.
 
     Args:
-        path: The checkpoint.
-        map_location: Where its tensors go.
-        trusted: Whether it may hold more than tensors and plain types. Reading such a file can run any code. A
-            directory that a run of this user wrote, which its signature proves, may do so in any case.
-        trusted_sha256: A directory whose state has this sha256 may do so too.
-        how_to_trust: What a person types to have such a file read.
+        path: Path of the checkpoint.
+        map_location: Device for the tensors, as in `torch.load`.
+        trusted: Whether the checkpoint may contain more than tensors and plain types. Reading such a file can run any
+            code. A directory with a valid signature of this user is always trusted.
+        trusted_sha256: sha256 of a directory's state that is trusted as well; empty for none.
+        how_to_trust: Flag or argument that the error message suggests for a checkpoint that is not trusted.
 
     Raises:
-        FileNotFoundError: There is none.
-        RequestError: It cannot be read, or only if it is trusted.
+        FileNotFoundError: There is no checkpoint at `path`.
+        RequestError: The checkpoint cannot be read, or would have to be trusted.
     """
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint at {path}")
@@ -62,7 +62,7 @@ def signed_sha256_of(checkpoint: Path) -> str:
 
 
 def signed_sha256(manifest: Mapping[str, Any]) -> str:
-    """Returns the sha256 of a state that needs code to be read and that a run of this user wrote; otherwise nothing."""
+    """Returns the sha256 of a state that runs code when read and that this user's key has signed; otherwise empty."""
     if not manifest.get("needs") or SIGNATURE not in manifest:
         return ""
     described = manifest["files"][STATE]
@@ -70,7 +70,7 @@ def signed_sha256(manifest: Mapping[str, Any]) -> str:
 
 
 def needs_trust(path: Path, names: Sequence[str], how: str = "--trust_checkpoint yes") -> RequestError:
-    """The error for a checkpoint that holds more than tensors and plain types."""
+    """Returns the error for a checkpoint that contains more than tensors and plain types."""
     shown = [re.sub(r"[^ -~]", "?", name)[:80] for name in names[:8]]
     shown += [f"and {len(names) - 8} more"] * (len(names) > 8)
     return RequestError(
@@ -100,7 +100,7 @@ def _load(path: Path, map_location: Any, trusted: bool, trusted_sha256: str) -> 
 
 
 def _open_signed(path: Path, trusted_sha256: str) -> BinaryIO | None:
-    """Opens the state of a directory that needs code to be read and may run it; None for any other."""
+    """Opens the state of a directory that may run code, by its sha256 or signature; returns None for any other."""
     manifest = read_manifest(path)
     described = manifest["files"][STATE]
     trusted = trusted_sha256 and hmac.compare_digest(trusted_sha256.encode(), described["sha256"].encode())
@@ -110,7 +110,7 @@ def _open_signed(path: Path, trusted_sha256: str) -> BinaryIO | None:
 def _read(path: Path, file: BinaryIO, map_location: Any, trusted: bool) -> Any:
     try:
         return torch.load(file, map_location=map_location, weights_only=not trusted)
-    except Exception as error:  # a hostile file finds any of them
+    except Exception as error:  # a malicious file can cause any exception
         names = [] if trusted else _needs(file)
         if not names:
             raise ValueError(f"{path} cannot be read: {_brief(error)}") from None
@@ -118,10 +118,10 @@ def _read(path: Path, file: BinaryIO, map_location: Any, trusted: bool) -> Any:
 
 
 def needs_of(file: BinaryIO) -> list[str]:
-    """The classes and functions that reading a file would call, beside those that are known to be safe.
+    """Returns the classes and functions that reading a file would call, except those that torch allows by default.
 
     Raises:
-        Exception: The file is none that can be read without calling any.
+        Exception: torch cannot determine them; the type depends on the file.
     """
     file.seek(0)
     return sorted(get_unsafe_globals_in_checkpoint(file))
@@ -135,10 +135,10 @@ def _needs(file: BinaryIO) -> list[str]:
 
 
 def _check_archive(path: Path, file: BinaryIO) -> None:
-    """Refuses what is no zip archive of plain stored entries, and what would unpack to more than it is."""
+    """Raises a ValueError unless the file is a zip archive of uncompressed entries that do not overlap."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _END_BYTES))
-    # With its end at the very end, every reader finds the same list of entries.
+    # With the end record at the very end of the file, every zip reader finds the same list of entries.
     ends_well = file.read(4) == b"PK\x05\x06" and file.read()[-2:] == b"\0\0"
     file.seek(0)
     if not ends_well or file.read(4) != b"PK\x03\x04":
@@ -146,7 +146,7 @@ def _check_archive(path: Path, file: BinaryIO) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-    except Exception as error:  # zipfile raises many kinds
+    except Exception as error:  # zipfile raises many types
         raise ValueError(f"{path} is no whole zip archive: {_brief(error)}") from None
     names = [entry.filename for entry in entries]
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries):
@@ -159,7 +159,7 @@ def _check_archive(path: Path, file: BinaryIO) -> None:
 
 
 def _brief(error: Exception) -> str:
-    """The first line of an error that says something, without colours."""
+    """Returns the type of an error and the first line of its text, without terminal colors."""
     text = str(error)
     if match := re.search(r"WeightsUnpickler error: *([^\n]+)", text):
         text = match[1]

@@ -1,8 +1,8 @@
-"""Proof that a checkpoint was written by a run of the same user. Imports no torch.
+"""Signature that proves that a run of the same user wrote a checkpoint. Does not import torch.
 
-The proof is an HMAC of the state file's name, size and sha256. Its key is a file that only the user can read
-(`~/.config/rankzero/checkpoint.key`, or below XDG_CONFIG_HOME). Without a usable key nothing is signed and nothing
-counts as signed.
+The signature is an HMAC of the state file's name, size and sha256. Its key is a file that only the user can read
+(`~/.config/rankzero/checkpoint.key`, or below XDG_CONFIG_HOME). Without a usable key, no checkpoint is signed and no
+signature is accepted.
 """
 
 import contextlib
@@ -26,24 +26,24 @@ _ONLY_OWNER_WRITES, _ONLY_OWNER_READS = 0o022, 0o077
 
 
 class NoKeyError(Exception):
-    """There is no key that can be used; the message says why."""
+    """Error for a key that is missing or cannot be used; the message states why."""
 
 
 def signature(name: str, described: Mapping[str, Any]) -> str:
-    """Signs a state file with the user's key, which is created if the user has none.
+    """Signs a state file with the user's key, and creates the key if the user has none.
 
     Args:
-        name: The file's name.
-        described: Its `bytes` and `sha256`.
+        name: Name of the file.
+        described: `bytes` and `sha256` of the file.
 
     Raises:
-        NoKeyError: There is no key, and none can be created.
+        NoKeyError: The key cannot be used, or it does not exist and cannot be created.
     """
     return _hmac(_key(create=True), name, described)
 
 
 def is_signed(name: str, described: Mapping[str, Any], claimed: object) -> bool:
-    """Checks whether a signature was made for this file, with this user's key."""
+    """Returns whether `claimed` is the signature of this file with this user's key."""
     if not isinstance(claimed, str) or not claimed.isascii():
         return False
     try:
@@ -53,7 +53,7 @@ def is_signed(name: str, described: Mapping[str, Any], claimed: object) -> bool:
 
 
 def key_problem() -> str | None:
-    """Returns why the user's key cannot be used; None where it can be used or does not exist yet."""
+    """Returns why the user's key cannot be used; None if it can be used or does not exist yet."""
     try:
         _key(create=False)
     except NoKeyError as error:
@@ -85,7 +85,7 @@ def _key(create: bool) -> bytes:
 
 @contextmanager
 def _opened(folder: Path, create: bool) -> Iterator[int]:
-    """Opens the key's folder, which only its owner may change; follows no link to it."""
+    """Opens the key's folder, which must belong to the user and be writable by no other user; follows no link."""
     if create:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -121,12 +121,12 @@ def _letters(mode: int) -> str:
 
 
 def _create(directory: int) -> None:
-    """Creates the key. Several processes may try at once: all of them then use the key of the first."""
+    """Creates the key. If several processes do this at once, all of them use the key of the first."""
     beside = f".{KEY}.{secrets.token_hex(8)}"
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=directory)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)  # whatever the umask is
+            os.fchmod(descriptor, 0o600)  # independent of the umask
             file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""A copy of a state as it is at one moment, to be written while the state goes on changing."""
+"""Copies of a state in memory, which can be written to disk while training changes the original."""
 
 import io
 import pickle
@@ -10,26 +10,25 @@ from torch import UntypedStorage
 from torch.storage import TypedStorage
 
 Pool = dict[tuple[int, bool], list[UntypedStorage]]
-"""Bytes, and whether it is pinned -> memory of that kind."""
+"""Maps (size in bytes, whether pinned) to storages of that kind."""
 
 
 class Snapshots:
-    """Takes copies of states, each into the memory of the one before: only the last one is good.
+    """Takes copies of states. Each copy reuses the memory of the previous copy, so only the last one is valid.
 
-    Memory that is there already is written several times as fast as new memory; where a tensor is on a GPU, its copy
-    is in pinned memory.
+    Reused memory is written several times as fast as new memory. The copy of a GPU tensor is in pinned memory.
     """
 
     def __init__(self) -> None:
         self._spare: Pool = {}
 
     def take(self, state: Any) -> Any:
-        """Copies a state, with its tensors on the CPU; tensors that share memory share it in the copy.
+        """Copies a state to the CPU; tensors that share memory also share it in the copy.
 
-        Like `torch.save`, it goes by what objects say of themselves when they are pickled.
+        Objects are copied through their pickle methods, which `torch.save` uses too.
 
         Raises:
-            Exception: Something in it cannot be pickled, as `torch.save` would find too.
+            Exception: An object cannot be pickled; `torch.save` would fail as well.
         """
         content = io.BytesIO()
         taking = _Taking(content, self._spare)
@@ -42,7 +41,7 @@ class Snapshots:
 
 
 class _Taking(pickle.Pickler):
-    """Pickles all but the storages of tensors, which it copies."""
+    """Pickler that copies the storages of tensors and pickles everything else."""
 
     def __init__(self, content: io.BytesIO, spare: Pool) -> None:
         super().__init__(content, protocol=pickle.HIGHEST_PROTOCOL)
@@ -50,7 +49,7 @@ class _Taking(pickle.Pickler):
         self.used: Pool = defaultdict(list)
         self._spare = spare
         self._numbers: dict[int, int] = {}
-        self._held: list[UntypedStorage] = []  # so that the address of none is used again meanwhile
+        self._held: list[UntypedStorage] = []  # keeps each storage alive, so that no address is reused
 
     def persistent_id(self, item: Any) -> tuple[int, torch.dtype | None] | None:
         if isinstance(item, TypedStorage):
@@ -75,7 +74,7 @@ class _Taking(pickle.Pickler):
 
 
 class _Giving(pickle.Unpickler):
-    """Builds the state again, on the copies."""
+    """Unpickler that rebuilds the state on the copied storages."""
 
     def __init__(self, content: io.BytesIO, copies: list[UntypedStorage]) -> None:
         super().__init__(content)

@@ -1,4 +1,4 @@
-"""Checkpoints that a crash, a full disk or a power cut leave written or not written, and never half."""
+"""Atomic writes of checkpoints: a crash, a full disk or a power cut leaves no partial checkpoint."""
 
 import contextlib
 import hashlib
@@ -25,13 +25,14 @@ from rankzero.runs.checkpoints.signature import NoKeyError, signature
 
 
 class HashedFile:
-    """What `torch.save` writes to: counts and hashes what goes by. Both let other threads run meanwhile.
+    """File object for `torch.save` that counts and hashes the data. Writing and hashing release the GIL.
 
     Args:
-        file: Where it goes.
+        file: File to write to.
 
     Attributes:
-        error: What the disk answered, which torch turns into an error of its own.
+        bytes: Number of bytes written.
+        error: Error of the disk; None without one. torch raises a RuntimeError in its place.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -51,21 +52,21 @@ class HashedFile:
         return len(data)
 
     def flush(self) -> None:
-        """Does nothing: the file is flushed once, when all is written."""
+        """Does nothing: `synced` flushes the file once, after the last write."""
 
     @property
     def sha256(self) -> str:
-        """Of all that was written."""
+        """Hash of all data written, as hexadecimal digits."""
         return self._digest.hexdigest()
 
 
 def write_directory(checkpoint: dict[str, Any], place: Path) -> None:
-    """Writes a checkpoint directory beside its place and renames it into it.
+    """Writes a checkpoint directory to a temporary path and renames it to `place`.
 
-    One that is there already is found, as `.replaced`, until the new one is in its place.
+    An earlier checkpoint at `place` is kept as `.replaced` until the new one has its name.
 
     Raises:
-        OSError: The disk refused; what was there before is there still, and nothing else.
+        OSError: The disk refused a write. An earlier checkpoint is still valid; the new one is removed.
     """
     beside = place.with_name(f".{place.name}{SAVING}")
     try:
@@ -81,18 +82,18 @@ def write_directory(checkpoint: dict[str, Any], place: Path) -> None:
 
 
 def write_state(checkpoint: Any, path: Path) -> HashedFile:
-    """Writes one file with `torch.save`, and waits until it is on the disk."""
+    """Writes one file with `torch.save`, and waits until it is on the disk. Returns its size and sha256."""
     with synced(path) as file:
         hashed = HashedFile(file)
         try:
-            torch.save(checkpoint, hashed)  # type: ignore[arg-type]  # all that it needs of a file
+            torch.save(checkpoint, hashed)  # type: ignore[arg-type]  # torch.save needs no more than write() and flush()
         except RuntimeError as error:
             raise (hashed.error or error) from None
     return hashed
 
 
 def remove_directory(path: Path) -> None:
-    """Removes a checkpoint directory; whatever interrupts this leaves it whole, or nothing that looks like one."""
+    """Removes a checkpoint directory; an interruption leaves either the whole checkpoint or none under its name."""
     dying = path.with_name(f".{path.name}{DELETING}")
     shutil.rmtree(dying, ignore_errors=True)
     path.rename(dying)
@@ -113,7 +114,7 @@ def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
         "files": {STATE: described},
     }
     if manifest["needs"]:
-        with contextlib.suppress(NoKeyError):  # then it is read only with --trust_checkpoint yes
+        with contextlib.suppress(NoKeyError):  # unsigned, it is read only with --trust_checkpoint yes
             manifest[SIGNATURE] = signature(STATE, described)
     with synced(folder / MANIFEST) as file:
         file.write(manifest_text(manifest).encode())
@@ -123,14 +124,14 @@ def _needs(path: Path) -> list[str]:
     with path.open("rb") as file:
         try:
             return needs_of(file)
-        except pickle.UnpicklingError:  # a number of a thousand digits, say
+        except pickle.UnpicklingError:  # for example because of an integer of a thousand digits
             return ["what torch cannot name"]
 
 
 def _move_into_place(beside: Path, place: Path) -> None:
     replaced = place.with_name(place.name + REPLACED)
     if place.exists():
-        if replaced.exists():  # of a save that was cut short: the older one goes, unless the newer one is damaged
+        if replaced.exists():  # left by an interrupted save: keep the newer one unless it is damaged
             remove_directory(replaced if is_whole(place) else place)
         if place.exists():
             place.rename(replaced)
@@ -142,5 +143,5 @@ def _move_into_place(beside: Path, place: Path) -> None:
         raise
     sync_folder(place.parent)
     if replaced.exists():
-        with contextlib.suppress(OSError):  # the new one is safe; the old one goes another time
+        with contextlib.suppress(OSError):  # the new one is safe; `clean` removes the old one later
             remove_directory(replaced)

@@ -1,1 +1,1 @@
-"""Callbacks: progress, throughput, checkpoints, stopping, failures."""
+"""Callbacks for progress, throughput, checkpoints, stops and failures."""

@@ -1,4 +1,4 @@
-"""When checkpoints are saved, and how many are kept."""
+"""Saves checkpoints at an interval and deletes surplus ones."""
 
 import logging
 import re
@@ -27,12 +27,12 @@ from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
 CLOCK_STEPS = 16
-"""How many steps pass between two looks at the clock, which all ranks take together."""
+"""Number of steps between two checks of the clock; each check is a broadcast from rank zero."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """How often to save: every so many epochs, optimiser steps or seconds."""
+    """Interval between saves, in epochs, optimizer steps or seconds; 0 for the units that are not used."""
 
     epochs: int = 0
     steps: int = 0
@@ -40,7 +40,7 @@ class Interval:
 
     @classmethod
     def read(cls, text: str) -> "Interval":
-        """Reads `5`, `200steps`, `90s`, `15min` or `2h`."""
+        """Parses `5` (epochs), `200steps`, `90s`, `15min` or `2h`."""
         match = re.fullmatch(r"([0-9]+)(steps?|s|min|h)?", text)
         assert match, text
         number, unit = int(match[1]), match[2]
@@ -50,21 +50,22 @@ class Interval:
 
 
 class CheckpointCallback(LoopCallback, Checkpoint):
-    """Saves at an interval, and at the end; keeps the newest few. All ranks must have it.
+    """Saves at an interval and at the end of training, and keeps the newest checkpoints. All ranks must have it.
 
-    It saves when nothing is half done. What falls due at an epoch's last step is saved at the epoch's end, which
-    follows at once. Rank zero writes in the background, and deletes an older checkpoint only behind a newer one.
+    It saves between steps, never within one. A save that is due at an epoch's last step happens at the end of the
+    epoch, which follows immediately. Rank zero writes in the background, and deletes an older checkpoint only after it
+    has written a newer one.
 
     Args:
-        run: The run that they belong to.
-        every: The interval.
-        record: Returns what a checkpoint says of the run beside its state: plain types, free of ranks.
-        retention: Which are kept.
-        request_stop: Called with a reason, in another thread, where a checkpoint cannot be written; None to go on.
+        run: The run whose checkpoints are saved.
+        every: The interval between saves.
+        record: Returns a checkpoint's description of the run, in plain types and independent of the rank.
+        retention: Specifies which checkpoints to keep.
+        request_stop: Called with a reason, in another thread, if a checkpoint cannot be written; None to continue.
 
     Attributes:
-        last_seconds: How long the last save took until it was on the disk; None before the first.
-        error: What is wrong with the newest save; None where it is well.
+        last_seconds: Seconds that the last save took until it was on disk; None before the first save.
+        error: Error of the newest save; None if the save succeeded.
     """
 
     def __init__(
@@ -87,12 +88,12 @@ class CheckpointCallback(LoopCallback, Checkpoint):
 
     @property
     def folder(self) -> Path:
-        """Where the checkpoints are."""
+        """The folder that contains the checkpoints."""
         return self.run.checkpoints
 
     @property
     def best_model_path(self) -> str:
-        """The best checkpoint by `keep_best`, as ModelCheckpoint has it; empty where none is kept."""
+        """Path of the best checkpoint by `keep_best`, empty if there is none; named as in ModelCheckpoint."""
         best = self.retention.best_in(self.folder)
         return str(best) if best else ""
 
@@ -112,7 +113,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         return hook != "on_step_done" or bool(self.every.steps or self.every.seconds)
 
     def on_step_done(self, trainer: Trainer) -> None:
-        """All ranks must call."""
+        """Determines whether a save is due. All ranks must call."""
         self._due |= self._falls_due(trainer.global_step, trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -125,14 +126,14 @@ class CheckpointCallback(LoopCallback, Checkpoint):
             self._look_for_the_metric(trainer)
 
     def on_safe_point(self, trainer: Trainer) -> None:
-        """All ranks must call."""
+        """Saves if a save is due or training is over. All ranks must call."""
         loop: Any = trainer.fit_loop.epoch_loop
         self._is_over = loop.may_be_done and (loop.done or loop.is_complete) and trainer.fit_loop.done
         if self._due or self._is_over:
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves once more where a callback has exchanged the weights in this hook. All ranks must call."""
+        """Waits for the last save; saves again if a callback replaced the weights in this hook. All ranks must call."""
         weights = _tensors_of(pl_module.state_dict())
         exchanged = list(weights) == list(self._last_weights) and any(
             not _is_same(value, weights[name].cpu()) for name, value in self._last_weights.items()
@@ -147,26 +148,26 @@ class CheckpointCallback(LoopCallback, Checkpoint):
             weights = _tensors_of(checkpoint["state_dict"])
             self._last_weights = {name: value.detach().cpu().clone() for name, value in weights.items()}
         elif self._last_weights:
-            checkpoint["weights_in_training"] = self._last_weights  # a resumed run of more epochs continues from these
+            checkpoint["weights_in_training"] = self._last_weights  # a resumed run of more epochs starts from these
 
     def save(self, trainer: Trainer) -> None:
-        """Saves, unless this very place is saved. All ranks must call."""
+        """Saves, unless the current position is already saved. All ranks must call."""
         self._due, self.looked_at_clock = False, time.monotonic()
         if self._place(trainer) == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         fit_loop_of(trainer).epoch_loop.flush_metrics()
         if trainer.is_global_zero:
             self.run.assert_owner()
-        for logger in trainer.loggers:  # what the checkpoint comes behind is to be on the disk before it
+        for logger in trainer.loggers:  # values logged before the checkpoint must be on disk before it
             logger.flush() if isinstance(logger, DurableTensorBoardLogger) else logger.save()
         trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
         self.saved_at = self._place(trainer)
 
     def save_and_wait(self, trainer: Trainer) -> None:
-        """Saves, and waits until it is on the disk; what could not be written is tried once more. All ranks must call.
+        """Saves and waits until the checkpoint is on disk; retries a failed save once. All ranks must call.
 
         Raises:
-            SaveError: On all ranks.
+            SaveError: The retry has failed too; raised on all ranks.
         """
         self.save(trainer)
         if self._newest_error(trainer):
@@ -184,13 +185,13 @@ class CheckpointCallback(LoopCallback, Checkpoint):
             )
 
     def _newest_error(self, trainer: Trainer) -> str | None:
-        """What is wrong with the newest save, once it is done. All ranks must call."""
+        """Waits for the newest save and returns its error, if any. All ranks must call."""
         self._io.wait()
         error: str | None = trainer.strategy.broadcast(self.error)
         return error
 
     def _falls_due(self, step: int, trainer: Trainer) -> bool:
-        """Whether this step, the last one, passed an interval. All ranks must call."""
+        """Whether an interval ended between the previous call and this step. All ranks must call."""
         before, self.seen = self.seen, step
         if self.every.steps:
             return step // self.every.steps > before // self.every.steps
@@ -201,11 +202,11 @@ class CheckpointCallback(LoopCallback, Checkpoint):
 
     @staticmethod
     def _place(trainer: Trainer) -> tuple[int, Any]:
-        """How far the run has come; an epoch's end is further than its last step."""
+        """Returns the run's position; the end of an epoch is another position than the epoch's last step."""
         return trainer.global_step, fit_loop_of(trainer).place
 
     def _prune(self, saved: Path) -> None:
-        """Behind a save, in the thread that wrote it."""
+        """Deletes surplus checkpoints after a save; called in the writer thread."""
         self.last_seconds, self.error = self._io.last_seconds, None
         try:
             self.run.assert_owner()
@@ -220,7 +221,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
             rank_zero_warn(needs_code(manifest))
 
     def _tell(self, place: Path, error: Exception) -> None:
-        """In the thread that could not write."""
+        """Reports a failed save; called in the writer thread."""
         self.error, kept = f"{place.name} could not be saved: {error}", []
         with suppress(OSError):
             kept = checkpoints_in(self.folder)
@@ -232,7 +233,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
 
 
 def needs_code(manifest: Mapping[str, Any]) -> str:
-    """The warning for a run whose checkpoints cannot be read without running code; it says who can read them."""
+    """Returns the warning for checkpoints that can run code when read; it states who can read the checkpoints."""
     needs = ", ".join(manifest["needs"])
     holds = f"rankzero: the checkpoints of this run hold more than tensors and plain types ({needs})."
     keep_out = "Keep such things out of state_dict and on_save_checkpoint"
@@ -243,12 +244,12 @@ def needs_code(manifest: Mapping[str, Any]) -> str:
 
 
 def _tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state dict, without what a module's `get_extra_state` put there."""
+    """Returns the tensors of a state dict, without other values that `get_extra_state` adds."""
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _is_same(value: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same numbers; NaN counts as the same as NaN."""
+    """Whether two tensors have the same shape, type and values; NaN equals NaN."""
     if value.shape != other.shape or value.dtype != other.dtype:
         return False
     return bool(((value == other) | ((value != value) & (other != other))).all())

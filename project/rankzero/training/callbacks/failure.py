@@ -1,4 +1,4 @@
-"""A failure is known to all ranks before anything else is done about it."""
+"""Reports a failure to all ranks before anything else handles it."""
 
 import logging
 import socket
@@ -13,11 +13,13 @@ from rankzero.training.hooks import LoopCallback
 
 
 class ReportFailure(LoopCallback):
-    """Tells all ranks at once, as the first callback: one behind it may wait for them, as `OnExceptionCheckpoint` does.
+    """Reports an exception to all ranks at once. Must come before the user's callbacks.
+
+    A later callback may wait for the other ranks, as `OnExceptionCheckpoint` does.
 
     Args:
-        control_channel: Through which they are told.
-        outcome: How the training goes, which this callback fills in.
+        control_channel: Transmits the report.
+        outcome: Receives the error, and whether training began.
     """
 
     def __init__(self, control_channel: ControlChannel, outcome: Outcome) -> None:
@@ -36,7 +38,7 @@ class ReportFailure(LoopCallback):
         if not isinstance(exception, Exception) or isinstance(exception, Stopped) or lost_contact(exception):
             return
         if not self.outcome.begun and user_message(exception) is not None:
-            return  # the run is not begun, and whoever started it is told why
+            return  # training has not begun, and the user gets the error's own message
         self.outcome.error = exception
         logging.getLogger("rankzero").error("".join(traceback.format_exception(exception)))
         self.control_channel.report_failure(

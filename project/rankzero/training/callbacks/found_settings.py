@@ -1,4 +1,4 @@
-"""What Lightning's finders of a batch size and a learning rate have found, which a resumed run keeps."""
+"""Keeps the results of Lightning's batch size and learning rate finders in a resumed run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,10 @@ FINDERS: dict[type[Callback], str] = {BatchSizeFinder: "batch size", LearningRat
 
 
 def check_batch_sizes(plan: SamplingPlan, callbacks: Sequence[Callback]) -> None:
-    """Holds that one thing alone chooses the batch size.
+    """Checks that only one flag or finder chooses the batch size.
 
     Raises:
-        RequestError: Two do.
+        RequestError: Two flags, or a flag and a finder, choose the batch size.
     """
     if plan.batch_size and plan.global_batch_size:
         asked = f"--batch_size {plan.batch_size} and --global_batch_size {plan.global_batch_size}"
@@ -37,9 +37,9 @@ def check_batch_sizes(plan: SamplingPlan, callbacks: Sequence[Callback]) -> None
 
 
 class KeepFound(LoopCallback):
-    """Saves the attributes that finders set. A resumed run sets them, and has no finder run at its start.
+    """Saves the attributes that finders set. A resumed run restores them and runs no finder at its start.
 
-    Trials in a resumed run would find something else, and Lightning (2.6) would then start from nothing.
+    Trials in a resumed run would find other values, and Lightning (2.6) would then start without the checkpoint.
 
     Attributes:
         resumes: Whether the run resumes from a checkpoint.
@@ -65,11 +65,11 @@ class KeepFound(LoopCallback):
             checkpoint["found"] = found
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.resumes:  # and not where a finder undoes its trials
+        if self.resumes:  # a finder that undoes its trials also loads a checkpoint
             self._found = checkpoint.get("found", {})
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Finders run in this hook too: optimizers are configured before it, also in a run that was never stopped."""
+        """Restores the attributes in the hook in which finders set them: after optimizers are configured."""
         self.resumes = False
         for name, value in self._found.items():
             if lightning_hasattr(pl_module, name):
@@ -77,11 +77,11 @@ class KeepFound(LoopCallback):
 
 
 def _do_nothing(*arguments: Any, **settings: Any) -> None:
-    """Takes the place of a finder's hook."""
+    """Replaces a finder's hook."""
 
 
 def _found(trainer: Trainer, module: LightningModule) -> dict[str, int | float]:
-    """The attributes that finders set -> their values now."""
+    """Returns the attributes that finders set -> their current values."""
     names = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, BatchSizeFinder):

@@ -1,4 +1,4 @@
-"""The learning rate in TensorBoard."""
+"""Logs the learning rate to TensorBoard and other loggers."""
 
 from lightning.pytorch import Trainer
 
@@ -6,16 +6,16 @@ from rankzero.training.hooks import LoopCallback
 
 
 class LearningRate(LoopCallback):
-    """Logs `train/lr` (`train/lr-1`, ... for further optimisers and parameter groups) at the logging interval.
+    """Logs `train/lr` (`train/lr-1`, ... for further optimizers and parameter groups) at the logging interval.
 
-    Unlike Lightning's LearningRateMonitor it needs no schedule, and keeps the rate out of the run's metrics.
+    Unlike Lightning's LearningRateMonitor, it needs no schedule and does not add the rate to the run's metrics.
     """
 
     def __init__(self) -> None:
         self._logged_at = -1
 
     def on_logging_step(self, trainer: Trainer) -> None:
-        if trainer.global_step == self._logged_at or not trainer.loggers:  # of several batches a step, the first
+        if trainer.global_step == self._logged_at or not trainer.loggers:  # once per step, at the first micro-batch
             return
         self._logged_at = trainer.global_step
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups if "lr" in group]

@@ -1,4 +1,4 @@
-"""Progress: a bar in a terminal, elsewhere a plain line now and then."""
+"""Progress output: a bar in a terminal, and plain lines at intervals elsewhere."""
 
 import math
 import sys
@@ -17,15 +17,15 @@ from rankzero.training.hooks import LoopCallback
 
 EVERY_SECONDS = 10.0
 LINE_COLUMNS = 120
-"""The longest line."""
+"""Maximum length of a line."""
 
 
 def progress(lightning: Mapping[str, Any], callbacks: Sequence[Callback]) -> list[Callback]:
-    """The progress that a Trainer shows: none where the user has a bar, or does not want any.
+    """Returns the progress callback of a Trainer; none if the user provides a progress bar or has disabled it.
 
     Args:
-        lightning: Lightning's arguments of the Trainer, as far as they were given.
-        callbacks: The user's.
+        lightning: Arguments for Lightning's Trainer that the user has passed.
+        callbacks: The user's callbacks.
     """
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     if has_bar or lightning.get("barebones") or lightning.get("enable_progress_bar") is False:
@@ -34,9 +34,9 @@ def progress(lightning: Mapping[str, Any], callbacks: Sequence[Callback]) -> lis
 
 
 class BarProgress(LoopCallback, RichProgressBar):
-    """Lightning's bar, which counts epochs from 1 as all our other lines do.
+    """Lightning's bar, but it counts epochs from 1, as all other output of Rankzero does.
 
-    It is drawn ten times a second at most: to look at a metric means to wait for the device.
+    It is redrawn at most ten times per second, since reading a metric waits for the device.
     """
 
     on_train_batch_end = Callback.on_train_batch_end
@@ -58,7 +58,7 @@ class BarProgress(LoopCallback, RichProgressBar):
 
     @staticmethod
     def _keep_to_one_line(column: Any) -> None:
-        """Has the text of a column be cut where the terminal ends, not wrapped; its class is Lightning's own."""
+        """Truncates a column's text at the edge of the terminal, where Lightning's class would wrap it."""
         render = column.render
 
         def one_line(task: Any) -> Any:
@@ -74,12 +74,12 @@ class BarProgress(LoopCallback, RichProgressBar):
 
 
 class PlainProgress(LoopCallback, ProgressBar):
-    """Prints a line at the end of an epoch, and within a long one, but none sooner than `every_seconds` after another.
+    """Prints lines at the end of epochs and during long epochs, at least `every_seconds` apart.
 
-    The first and the last epoch always have theirs. A long validation, test or prediction has lines too.
+    The ends of the first and the last epoch always get a line. A long validation, test or prediction gets lines too.
 
     Args:
-        every_seconds: The least time between two lines.
+        every_seconds: Minimum time between two lines, in seconds.
     """
 
     def __init__(self, every_seconds: float = EVERY_SECONDS) -> None:
@@ -89,11 +89,11 @@ class PlainProgress(LoopCallback, ProgressBar):
         self._printed = 0.0
 
     def enable(self) -> None:
-        """Prints, on rank zero; a finder calls this on all ranks."""
+        """Enables printing, only on rank zero; a finder calls this method on all ranks."""
         self.enabled = self._trainer is None or self._trainer.is_global_zero
 
     def disable(self) -> None:
-        """Does not print, on the other ranks."""
+        """Disables printing: on all ranks but zero, and during a finder's trials."""
         self.enabled = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -1,4 +1,4 @@
-"""Holds each epoch to account: was every sample used, and once?"""
+"""Sample ledger: checks for each epoch that every sample was used exactly once."""
 
 import logging
 from typing import Any
@@ -13,14 +13,14 @@ from rankzero.training.strategies import strategy_of
 
 
 class SamplesDifferError(RuntimeError):
-    """An epoch did not use every sample once. Always a bug of ours, never the user's."""
+    """Raised if an epoch did not use every sample once; always a bug in Rankzero, never the user's mistake."""
 
 
 class SampleLedger(LoopCallback):
-    """States at the end of each epoch which samples were used, over all ranks and attempts.
+    """Reports at the end of each epoch which samples were used, over all ranks and attempts.
 
     Args:
-        plan: The order of samples; of several training loaders nothing is stated.
+        plan: The order of samples; with several training loaders, nothing is reported.
     """
 
     def __init__(self, plan: SamplingPlan) -> None:
@@ -33,7 +33,7 @@ class SampleLedger(LoopCallback):
 
     @property
     def statements(self) -> list[str]:
-        """One for each epoch since the run began, and one for an epoch that was cut short."""
+        """One line for each epoch since the run began, and one for an epoch that was cut short."""
         return self._statements + ([self._so_far] if self._so_far else [])
 
     def on_ready(self, trainer: Trainer) -> None:
@@ -43,13 +43,13 @@ class SampleLedger(LoopCallback):
         self._trainer, self._batches = trainer, order.first_batch
         order.on_many_in_flight = self._settle
         if not order.start_position.samples:
-            self._ledger = Ledger()  # an epoch from its beginning, whatever was used of it before
+            self._ledger = Ledger()  # the epoch starts from its beginning; earlier uses of its samples do not count
         elif not self._kept and self.plan.rank == 0:
-            # A checkpoint that knows of no ledger: what came before it is taken on trust.
+            # The checkpoint has no ledger: assume that each sample before its position was used once.
             self._ledger = Ledger(expected(order.order(), order.count, order.start_position.samples))
 
     def _settle(self) -> None:
-        """Notes the samples of all batches that have been trained on since it was last called."""
+        """Adds to the ledger the samples of all batches that were trained on since the previous call."""
         order = self.plan.only_order
         assert order is not None and self._trainer is not None
         loop = fit_loop_of(self._trainer)
@@ -61,14 +61,14 @@ class SampleLedger(LoopCallback):
         self._batches = loop.epoch_loop.batches_trained
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if order := self.plan.only_order:  # another one than in the last epoch, where its length has changed
+        if order := self.plan.only_order:  # a new object if the loaders were created again since the last epoch
             order.on_many_in_flight = self._settle
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """All ranks must call.
+        """Checks the samples of the epoch over all ranks and logs the result. All ranks must call.
 
         Raises:
-            SamplesDifferError: A sample was left out, or used twice.
+            SamplesDifferError: A sample was left out, or used more than once.
         """
         order = self.plan.only_order
         if order is None:
@@ -85,12 +85,12 @@ class SampleLedger(LoopCallback):
         if fit_loop_of(trainer).epoch_loop.is_complete:
             self._statements.append(statement)
             self._ledger, self._batches = Ledger(), 0
-        else:  # the run ends here, and may be carried on
+        else:  # the run ends here and may be resumed
             self._so_far = f"{statement} so far"
         self._log.info(self.statements[-1])
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """All ranks must call."""
+        """Saves the ledger, summed over ranks. All ranks must call."""
         if self._trainer is not None and fit_loop_of(self._trainer).is_within_epoch:
             self._settle()
         used = strategy_of(trainer).add_up(self._ledger.digest().sums)

@@ -11,11 +11,13 @@ from rankzero.training.hooks import LoopHooks
 
 
 class StopAtSafePoint(LoopHooks):
-    """Saves and leaves at a safe point that all ranks have agreed on. All ranks must have it, behind what saves.
+    """Saves and stops at a safe point that all ranks agreed on.
+
+    All ranks must have it, after the checkpoint callback.
 
     Args:
-        control_channel: Through which they agree.
-        saving: What saves; None where checkpoints are not wanted.
+        control_channel: Connects the ranks, which agree on a safe point through it.
+        saving: The checkpoint callback; None if checkpoints are disabled.
     """
 
     in_trials = True
@@ -24,11 +26,11 @@ class StopAtSafePoint(LoopHooks):
         self.control_channel, self.saving = control_channel, saving
 
     def on_safe_point(self, trainer: Trainer) -> None:
-        """All ranks must call.
+        """Stops here if all ranks have agreed on this safe point. All ranks must call.
 
         Raises:
-            Stopped: On all ranks.
-            SaveError: On all ranks: what they stop with could not be saved.
+            Stopped: The run stops; raised on all ranks.
+            SaveError: The last checkpoint could not be saved; raised on all ranks.
         """
         reason = self.control_channel.check_stop()
         if reason is None or fit_loop_of(trainer).done:
@@ -39,10 +41,10 @@ class StopAtSafePoint(LoopHooks):
 
 
 class NoSignalConnector(_SignalConnector):
-    """Stands in for what handles signals in a Trainer (lightning 2.6).
+    """Replacement for the Trainer's signal connector (lightning 2.6).
 
-    That one has SIGTERM call a collective within the handler, so that a signal to one of two ranks has both wait.
+    Lightning's handler of SIGTERM calls a collective, so a signal to one of two ranks blocks both.
     """
 
     def register_signal_handlers(self) -> None:
-        """Leaves all signals to `rankzero.distributed.process.stop_signals`."""
+        """Does nothing: `rankzero.distributed.process.stop_signals` handles all signals."""

@@ -1,4 +1,4 @@
-"""How many samples a run has trained on, and how fast."""
+"""Measures the number of training samples and the samples per second."""
 
 import time
 from typing import Any
@@ -14,10 +14,10 @@ from rankzero.training.hooks import LoopCallback
 
 
 class Throughput(LoopCallback):
-    """Counts training samples over all ranks, and the seconds spent training on them (validation excluded).
+    """Counts training samples over all ranks, and the seconds spent on training, without validation.
 
     Args:
-        plan: Knows how many samples each global batch holds.
+        plan: The order of samples, which specifies the number of samples in each global batch.
     """
 
     def __init__(self, plan: SamplingPlan) -> None:
@@ -25,36 +25,36 @@ class Throughput(LoopCallback):
         self._samples = self._samples_now = self._consumed = 0
         self._trainer: Trainer | None = None
         self.seconds = 0.0
-        """In this attempt."""
+        """Training time of this attempt, without the interval that is being measured."""
         self._since: float | None = None
 
     @property
     def samples_per_second(self) -> float:
-        """Over all ranks, in this attempt."""
+        """Training speed of this attempt over all ranks."""
         seconds = self.seconds + (time.perf_counter() - self._since if self._since is not None else 0.0)
         return self.samples_now / seconds if seconds > 0 else 0.0
 
     @property
     def samples(self) -> int:
-        """Samples of all attempts."""
+        """Number of samples in all attempts."""
         self._settle()
         return self._samples
 
     @property
     def samples_now(self) -> int:
-        """Samples of this attempt."""
+        """Number of samples in this attempt."""
         self._settle()
         return self._samples_now
 
     def needs(self, hook: str) -> bool:
-        return hook != "on_batch_done" or self.plan.only_order is None  # whose samples are known by their number
+        return hook != "on_batch_done" or self.plan.only_order is None  # otherwise `_settle` counts the batches
 
     def on_ready(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._consumed = self.plan.only_order.start_position.samples if self.plan.only_order else 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._since = time.perf_counter()  # within a resumed epoch Lightning does not call on_train_epoch_start
+        self._since = time.perf_counter()  # Lightning does not call on_train_epoch_start in a resumed epoch
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._consumed = 0
@@ -69,15 +69,15 @@ class Throughput(LoopCallback):
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         orders = self.plan.training
-        share = getattr(trainer.strategy, "share", EVEN)  # of the batch, where the run's own strategy deals it
+        share = getattr(trainer.strategy, "share", EVEN)  # set for each batch by Rankzero's strategies
         if share is not EVEN:
             count = share.total
         elif orders:
             count = sum(order.samples_in(batch_idx) for order in orders)
-        else:  # somebody else's order: this rank's share stands for the others'
+        else:  # a user's order: assume that all ranks have as many samples as this rank
             try:
                 count = extract_batch_size(batch) * trainer.world_size
-            except MisconfigurationException:  # a batch of a kind of its own, whose samples nobody can count
+            except MisconfigurationException:  # Lightning cannot determine the size of a batch of a custom type
                 count = 0
         self._add(count)
 
@@ -86,7 +86,7 @@ class Throughput(LoopCallback):
         self._samples_now += count
 
     def _settle(self, at_end: bool = False) -> None:
-        """Counts the batches of the epoch that is under way, or ends here, that were not counted before."""
+        """Counts new samples of the current epoch, or with `at_end` of the epoch that has just ended."""
         order, loop = self.plan.only_order, fit_loop_of(self._trainer) if self._trainer else None
         if order is not None and loop is not None and (at_end or loop.is_within_epoch):
             consumed = order.consumed(loop.epoch_loop.batches_trained)
@@ -96,7 +96,7 @@ class Throughput(LoopCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(at_end=True)
         self._pause()
-        # At the step at which Lightning logs the epoch's other metrics: a run that is resumed keeps them all.
+        # Lightning logs the epoch's other metrics at this step too. A resumed run keeps it, but hides later steps.
         step = max(0, trainer.global_step - 1)
         for logger in trainer.loggers:
             logger.log_metrics({"train/samples_per_second": self.samples_per_second}, step)

@@ -1,4 +1,4 @@
-"""A run stops at the last safe step before its time is up, as long as that can be foreseen."""
+"""Stops a run at the last safe point before its time limit, as far as step durations can be predicted."""
 
 import math
 import time
@@ -17,15 +17,18 @@ from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopHooks
 
 MEASURED_AT = 10
-"""The step behind which a run whose time is limited saves for the first time, whatever `--save_every` says."""
+"""Step after which a run with a time limit saves in order to measure a save, whatever `--save_every` specifies."""
 
 
 def end_of_time(time_limit: str | None, launch: Launch) -> float:
-    """When this attempt has to be over, by `time.monotonic`: by `time_limit` or the scheduler's, whichever is earlier.
+    """Returns when this attempt must end: at `time_limit` or at the end of the scheduler's job, whichever is earlier.
 
     Args:
-        time_limit: Counted from the start of this process; None for none.
-        launch: Where this process stands. Rank zero alone knows; infinity for the others.
+        time_limit: Duration since the start of this process, such as `2h`; None for no limit.
+        launch: The rank and the launcher of this process.
+
+    Returns:
+        A time of `time.monotonic`, in seconds; infinity without a limit and on all ranks but zero, which decides.
     """
     if launch.rank != 0:
         return math.inf
@@ -36,12 +39,14 @@ def end_of_time(time_limit: str | None, launch: Launch) -> float:
 
 
 class TimeLimit(LoopHooks):
-    """Measures steps, validations and saves, and has all ranks stop in time. All ranks must have it, behind what saves.
+    """Measures steps, validations and saves, and stops all ranks before the time limit.
+
+    All ranks must have it, after the checkpoint callback.
 
     Args:
-        control_channel: Through which all are asked to stop.
-        wall_time: What is left; rank zero's counts.
-        saving: What saves; None where checkpoints are not wanted.
+        control_channel: Transmits the request to stop to all ranks.
+        wall_time: Decides whether the time left suffices; only rank zero has a limit.
+        saving: The checkpoint callback; None if checkpoints are disabled.
     """
 
     def __init__(self, control_channel: ControlChannel, wall_time: WallTime, saving: CheckpointCallback | None) -> None:
@@ -54,10 +59,10 @@ class TimeLimit(LoopHooks):
         return hook == "on_ready" or self._limited
 
     def on_ready(self, trainer: Trainer) -> None:
-        """All ranks must call.
+        """Stops the run if the time left is too short to begin. All ranks must call.
 
         Raises:
-            Stopped: On all ranks, where there is no time to begin.
+            Stopped: The time is too short; raised on all ranks.
         """
         is_over, self._limited = trainer.strategy.broadcast(
             (self.wall_time.is_over([Kind.PLAIN]), math.isfinite(self.wall_time.end))
@@ -69,7 +74,7 @@ class TimeLimit(LoopHooks):
 
     def on_step_done(self, trainer: Trainer) -> None:
         self._steps += 1
-        # Behind an epoch's last step its end belongs to it.
+        # The last step of an epoch is measured together with the end of the epoch.
         if not fit_loop_of(trainer).epoch_loop.is_complete:
             self._note(trainer, Kind.PLAIN)
 
@@ -77,9 +82,9 @@ class TimeLimit(LoopHooks):
         self._note(trainer, Kind.EPOCH)
 
     def on_safe_point(self, trainer: Trainer) -> None:
-        """All ranks must call."""
+        """Requests a stop if the next two steps and a save may not fit into the time left. All ranks must call."""
         if self.saving and self._steps == MEASURED_AT:
-            self.saving.save(trainer)  # so that it is known how long that takes
+            self.saving.save(trainer)  # to measure how long a save takes
         self._since = time.monotonic()
         if self.saving and self.saving.last_seconds:
             self.wall_time.note_save(self.saving.last_seconds)
@@ -97,15 +102,15 @@ class TimeLimit(LoopHooks):
 
 
 def next_steps(trainer: Trainer) -> list[Kind]:
-    """What belongs to the next two steps; the second is the one after which all ranks can agree to stop.
+    """Returns the kinds of the next two steps; all ranks may be able to stop only after the second one.
 
-    A margin for a validation at every step would stop runs earlier: with validations of 5 s and a limit of 60 s, they
-    would take 0.75 as many steps (`benchmarks/tricks.py --which validation-schedule`).
+    Reserving time for a validation in every step would stop runs earlier. With validations of 5 s and a limit of 60 s,
+    runs would take 0.75 times as many steps (`benchmarks/tricks.py --which validation-schedule`).
     """
     loop, last, batches = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches, trainer.accumulate_grad_batches
     done, kinds = 0 if loop.is_complete else loop.batches_done, []
     for _ in range(2):
-        begun = int(last) if done >= last else 0  # the batches of the epoch after this one are counted on
+        begun = int(last) if done >= last else 0  # the count continues through the next epoch
         end = begun + int(min((done - begun) // batches * batches + batches, last))
         kinds.append(max((_kind(trainer, batch) for batch in range(done + 1, end + 1)), key=list(Kind).index))
         done = end
@@ -113,17 +118,17 @@ def next_steps(trainer: Trainer) -> list[Kind]:
 
 
 def _kind(trainer: Trainer, batch: int) -> Kind:
-    """What belongs to a batch, counted from 1 in the epoch that is under way or comes next (lightning 2.6)."""
+    """Returns the kind of a batch, counted from 1 in the current epoch or continued into the next (lightning 2.6)."""
     loop, last, every = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches, trainer.val_check_batch
     beyond, within = batch > last, batch - last if batch > last else batch
     plain, every_epochs = Kind.EPOCH if within == last else Kind.PLAIN, trainer.check_val_every_n_epoch
     if not trainer.enable_validation or (every_epochs and (trainer.current_epoch + beyond + 1) % every_epochs):
         return plain
-    if every is None:  # they go by the clock
+    if every is None:  # validations are due at intervals of time
         return Kind.VALIDATION
     if every == math.inf:
         return Kind.VALIDATION if within == last else Kind.PLAIN
-    if every_epochs is None:  # counted over all epochs
+    if every_epochs is None:  # validations are due at intervals over all epochs
         progress = loop.batch_progress
         within = batch + progress.total.ready - (0 if loop.is_complete else progress.current.ready)
     return plain if within % every else Kind.VALIDATION

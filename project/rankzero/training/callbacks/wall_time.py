@@ -1,4 +1,4 @@
-"""Whether the time that is left is enough for the next steps and for saving what they learn. Imports no torch."""
+"""Decides whether the time left suffices for the next steps and a save. Does not import torch."""
 
 import time
 from collections import deque
@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 REMEMBERED = 32
-"""How many steps of a kind are remembered: what has been slow once may be so again, but not for ever."""
+"""Number of recent steps of each kind to remember. The slowest is the estimate, until it is no longer among them."""
 
 UNMEASURED_SAVE_SECONDS = 5.0
-"""What saving is taken to need before it has been measured."""
+"""Estimate for a save before one has been measured."""
 
 
 class Kind(Enum):
-    """What belongs to a step beside itself."""
+    """Kinds of steps, by what a step includes in addition to its batches."""
 
     PLAIN = "nothing"
     EPOCH = "the end of an epoch"
@@ -21,15 +21,15 @@ class Kind(Enum):
 
 
 class WallTime:
-    """Decides from what was measured whether the next safe point can still be reached.
+    """Decides from measured durations whether the next steps and a save fit into the time left.
 
     Args:
-        end: When the time is up, by the clock.
-        margin_seconds: What must be left over.
-        clock: Tells the time in seconds.
+        end: Time of `clock` at which the limit is reached, in seconds.
+        margin_seconds: Seconds that must remain.
+        clock: Returns the current time in seconds.
 
     Attributes:
-        validation_guess: What a validation is taken to need before one has been measured, in seconds.
+        validation_guess: Estimate for a validation before one has been measured, in seconds.
     """
 
     def __init__(self, end: float, margin_seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,28 +41,28 @@ class WallTime:
 
     @property
     def seconds_left(self) -> float:
-        """The time that is left; below zero where it is up."""
+        """Seconds until the limit; negative after the limit."""
         return self.end - self._clock()
 
     def note_step(self, seconds: float, kind: Kind) -> None:
-        """Notes how long a step took, with what belonged to it, without saving."""
+        """Records the seconds of a step, including everything that belongs to its kind, but no save."""
         self._steps[kind].append(seconds)
 
     def note_save(self, seconds: float) -> None:
-        """Notes how long saving took."""
+        """Records the seconds of a save."""
         self._longest_save = max(seconds, self._longest_save or 0.0)
 
     def is_over(self, next_steps: Sequence[Kind]) -> bool:
-        """Whether the next steps and a save behind them may take longer than the time that is left."""
+        """Whether the next steps and a save after them may take longer than the time left."""
         return self.seconds_left < sum(map(self._step, next_steps)) + self.save_seconds + self.margin_seconds
 
     @property
     def save_seconds(self) -> float:
-        """What a save is taken to need: twice the longest one, since file systems of clusters have slow moments."""
+        """Estimate for a save: twice the longest one, since cluster file systems are slow at times."""
         return UNMEASURED_SAVE_SECONDS if self._longest_save is None else 2 * self._longest_save
 
     def _step(self, kind: Kind) -> float:
-        """What a step is taken to need."""
+        """Returns the estimated seconds of a step."""
         if self._steps[kind]:
             return max(self._steps[kind])
         if kind is Kind.VALIDATION:

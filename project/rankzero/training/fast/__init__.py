@@ -1,1 +1,1 @@
-"""The fast path through an epoch: what it leaves out of Lightning and torch, and when it may."""
+"""The fast path through an epoch: which calls of Lightning and torch it skips, and under which conditions."""

@@ -1,4 +1,4 @@
-"""Lightning's hooks of a training batch, called as Lightning calls them, without the calls that do nothing."""
+"""Calls Lightning's hooks of a training batch in Lightning's order, and skips hooks that no code overrides."""
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -16,15 +16,16 @@ BATCH_HOOKS = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-"""The hooks of a batch that callbacks and modules share."""
+"""The hooks of a training batch that both `Callback` and `LightningModule` define."""
 
 _STOCK = {hook: getattr(LightningModule, hook) for hook in BATCH_HOOKS}
 
 
 def has_any(*names: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Returns a function that tells whether a mapping has one of some keys.
+    """Returns a function that checks whether a mapping contains at least one of the given keys.
 
-    It is called several times a step: an expression that names the keys takes a third of the time of a loop over them.
+    The check runs several times per step. A generated expression that names the keys takes a third of the time of a
+    loop over them.
     """
     return eval("lambda found: " + " or ".join(f"{name!r} in found" for name in names))  # type: ignore[no-any-return]
 
@@ -36,13 +37,13 @@ _sets = has_any(*_METHODS)
 
 
 class BatchHooks:
-    """Calls the hooks of a batch: the callbacks' in their order, then the module's (lightning 2.6.6).
+    """Caller of the hooks of a batch: first those of the callbacks in list order, then the module's (lightning 2.6.6).
 
-    The list of callbacks and the methods of callbacks and module are looked up at every call, as Lightning does, since
+    Like Lightning, it looks up the list of callbacks and the methods of callbacks and module at every call, because
     any of them may change in the middle of a batch.
 
     Args:
-        trainer: The trainer whose callbacks and module are called.
+        trainer: Trainer whose callbacks and module are called.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -50,13 +51,13 @@ class BatchHooks:
         self._of_module = vars(self._module)
         self._seen: list[Callback] | None = None
         self._users: list[tuple[int, Callback]] = []
-        """The callbacks that are not the run's own, with their places in the trainer's list."""
+        """The callbacks to call, with their indices in the trainer's list. `_is_own` defines which are left out."""
 
     @property
     def have_no_observers(self) -> bool:
-        """Whether there are no user callbacks, and the module overrides no hook that a batch calls.
+        """Whether there are no callbacks to call and the module overrides no method that a batch calls.
 
-        One check replaces several hook calls as long as no user code runs between them.
+        As long as no user code runs in between, this check replaces several hook calls.
         """
         return (
             self._trainer.callbacks == self._seen  # type: ignore[attr-defined]
@@ -66,7 +67,7 @@ class BatchHooks:
         )
 
     def call(self, hook: str, *arguments: Any) -> Any:
-        """Calls a hook of all callbacks and of the module; returns what the module's hook returns."""
+        """Calls a hook of all callbacks and of the module, and returns the result of the module's hook."""
         if not self.has_observers(hook):
             return None
         module, of_module = self._module, self._of_module
@@ -83,7 +84,7 @@ class BatchHooks:
         return answer
 
     def has_observers(self, hook: str) -> bool:
-        """Whether a call of this hook would reach any code of the user's."""
+        """Returns whether a hook may have subscribers: callbacks to call, or a module that overrides the hook."""
         if self._trainer.callbacks != self._seen:  # type: ignore[attr-defined]
             self._look()
         return (
@@ -96,7 +97,7 @@ class BatchHooks:
     def _look(self) -> None:
         callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
         self._users = [(place, callback) for place, callback in enumerate(callbacks) if not _is_own(callback)]
-        # Callbacks that compare equal to others could be exchanged without a difference: those are looked up each time.
+        # A custom `__eq__` could hide the exchange of a callback, so every call then looks up the callbacks again.
         comparable = all(type(callback).__eq__ is object.__eq__ for callback in callbacks)
         self._seen = list(callbacks) if comparable else None
 
@@ -109,7 +110,7 @@ class BatchHooks:
                 return
 
     def _call_from(self, place: int, callbacks: list[Callback], hook: str, arguments: tuple[Any, ...]) -> None:
-        """Calls the callbacks from this place on, as an iteration over a list that changes meanwhile finds them."""
+        """Calls the callbacks from index `place` on; like a `for` loop, it sees changes to the list made meanwhile."""
         while place < len(callbacks):
             if not isinstance(callbacks[place], HookBridge):
                 self._call_one(callbacks[place], hook, arguments)
@@ -122,13 +123,13 @@ class BatchHooks:
 
 
 def _is_own(callback: Callback) -> bool:
-    """Whether a callback belongs to the run itself and implements none of the hooks of a batch."""
+    """Returns whether a callback is Rankzero's and needs no call here, because it overrides none of `BATCH_HOOKS`."""
     if isinstance(callback, HookBridge):
         return True
     return isinstance(callback, LoopHooks) and not any(overrides(callback, hook, Callback) for hook in BATCH_HOOKS)
 
 
 def overrides(instance: Any, method_name: str, parent: type) -> bool:
-    """Whether an object or its class has a method of its own in place of the parent's."""
+    """Returns whether an object or its class replaces a method of `parent`."""
     method = getattr(instance, method_name, None)
     return callable(method) and getattr(method, "__func__", method) is not getattr(parent, method_name)

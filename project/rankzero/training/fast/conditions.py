@@ -1,4 +1,4 @@
-"""Whether the fast path through an epoch does the same as Lightning's own loop, and what that depends on."""
+"""Conditions under which the fast path through an epoch is equivalent to Lightning's own loop."""
 
 import lightning
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -33,11 +33,11 @@ PRECISION_METHODS = (
     *("train_step_context", "forward_context", "_wrap_closure", "_after_closure", "_clip_gradients"),
 )
 PROFILER_METHODS = ("profile", "start", "stop")
-"""Methods that a step leaves out unless a class, or a program that replaced one, has its own."""
+"""Each tuple above lists methods that a step skips unless a class overrides them or a program has replaced them."""
 
 
 def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
-    """Why Lightning's own loop has to train, or None."""
+    """Returns why Lightning's own loop has to train, or None if the fast path can."""
     module = trainer.lightning_module
     if changed := replaced.changed_in_lightning():
         more = f" and {len(changed) - 3} more" * (len(changed) > 3)
@@ -59,7 +59,7 @@ def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
 
 
 def optimizes_plainly(trainer: Trainer, loop: _TrainingEpochLoop) -> bool:
-    """Whether neither the module, nor a plugin, nor a program that replaced a function steps in its own way."""
+    """Returns whether the optimizer step is stock Lightning's, neither overridden nor replaced at run time."""
     module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
     optimizers = strategy._lightning_optimizers
     return (
@@ -78,7 +78,7 @@ def optimizes_plainly(trainer: Trainer, loop: _TrainingEpochLoop) -> bool:
 
 
 def needs_transfer(trainer: Trainer) -> bool:
-    """Whether even a batch of tensors on the CPU has to be converted, moved or given to a hook."""
+    """Returns whether even a batch of CPU tensors has to be converted, moved or passed to a hook."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
     return (

@@ -1,4 +1,4 @@
-"""The fast path through an epoch: Lightning's loop over batches, without the calls that do nothing."""
+"""The fast path through an epoch: Lightning's loop over batches without hook calls that have no subscriber."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -38,20 +38,20 @@ _methods_of_precision = attrgetter(*PRECISION_METHODS)
 _functions_of_call = attrgetter("_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook")
 _functions_of_loop = attrgetter("advance", "update_lr_schedulers")
 _methods_of_connector = attrgetter("on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics")
-_sets_on_module = has_any(*(name for name in MODULE_METHODS if name != "log"))  # where FastLog stands in
+_sets_on_module = has_any(*(name for name in MODULE_METHODS if name != "log"))  # FastLog sets "log" itself
 _sets_on_data = has_any(*TRANSFER_HOOKS)
 
 
 class FastEpoch:
-    """Trains on the batches of an epoch, as `_TrainingEpochLoop.advance` and all that it calls (lightning 2.6.6).
+    """Fast replacement for `_TrainingEpochLoop.advance` and everything that it calls (lightning 2.6.6).
 
-    It is made for what it has found (the module's own hooks, the plugins, functions that were replaced) and has to be
-    made anew once `is_current` is false.
+    An instance is valid only for the overridden hooks, plugins and replaced functions that it found when it was
+    created. Once `is_current` is false, a new instance is needed.
 
     Args:
-        loop: The loop over batches.
-        subscribers: The run's own hooks.
-        data_fetcher: Where the batches come from.
+        loop: The loop over the batches of an epoch.
+        subscribers: The subscribers to Rankzero's hooks.
+        data_fetcher: Source of the batches.
     """
 
     def __init__(self, loop: Any, subscribers: Subscribers, data_fetcher: _DataFetcher) -> None:
@@ -77,14 +77,14 @@ class FastEpoch:
 
     @property
     def is_current(self) -> bool:
-        """Whether all that the fast path depends on is as it was found."""
+        """Whether everything that the fast path depends on is unchanged since this instance was created."""
         return look(self.trainer) == self._found
 
     def train_on_next(self) -> None:
         """Trains on the next batch.
 
         Raises:
-            StopIteration: There is none, or `on_train_batch_start` has returned -1.
+            StopIteration: No batch is left, or `on_train_batch_start` returned -1.
         """
         loop, trainer, hooks = self.loop, self.trainer, self.hooks
         connector, results = self.connector, self.results
@@ -139,7 +139,7 @@ class FastEpoch:
             self.loop.show_metrics(reduces=False)
 
     def end_step(self) -> None:
-        """Ends a batch after which no validation is due."""
+        """Finishes a batch after which no validation is due: steps plateau schedulers and counts the optimizer step."""
         for config in self.strategy.lr_scheduler_configs:
             if config.reduce_on_plateau:
                 self.loop.update_lr_schedulers("step", update_plateau_schedulers=True)
@@ -148,7 +148,7 @@ class FastEpoch:
             self.loop._batches_that_stepped += 1
 
     def _optimize(self, batch: Any, batch_idx: int, is_quiet: bool) -> Any:
-        # A hook of the user's, called since the look before this batch, may have changed how a step is taken.
+        # A user's `on_train_batch_start` may have changed the optimization since the check before this batch.
         is_current = is_quiet or not self.hooks.has_observers("on_train_batch_start") or self.is_current
         if self.step is not None and is_current:
             return self.step.run(batch, batch_idx, self.accumulates)
@@ -159,7 +159,7 @@ class FastEpoch:
 
     @property
     def accumulates(self) -> bool:
-        """Whether more batches belong to the optimizer step of the last batch."""
+        """Whether the optimizer step of the last batch needs more batches."""
         return bool(self.trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate())
 
     def _skip_the_rest(self) -> None:
@@ -172,7 +172,7 @@ class FastEpoch:
         raise StopIteration
 
     def _update_schedules(self, batch_idx: int) -> None:
-        """Steps the schedules, but for those that watch a metric."""
+        """Steps the learning rate schedulers, except those that monitor a metric."""
         loop = self.loop
         if self._own_schedules:
             loop.update_lr_schedulers("step", update_plateau_schedulers=False)
@@ -191,7 +191,7 @@ class FastEpoch:
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
 
     def _logs(self) -> bool:
-        """Whether the logging interval ends with the last batch."""
+        """Returns whether the last batch ends a logging interval."""
         if self.accumulates:
             return False
         trainer = self.trainer
@@ -201,7 +201,7 @@ class FastEpoch:
 
 
 def _is_plain(batch: Any) -> bool:
-    """Whether a batch is made of tensors on the CPU and nothing else."""
+    """Returns whether a batch is a CPU tensor, or a tuple or list of CPU tensors."""
     for part in batch if type(batch) is tuple or type(batch) is list else (batch,):
         if type(part) is not Tensor or not part.is_cpu:
             return False
@@ -209,7 +209,7 @@ def _is_plain(batch: Any) -> bool:
 
 
 def _fetch_from(data_fetcher: _DataFetcher) -> Callable[[], Any]:
-    """What returns the next batch: the only loader's own iterator, without the layers for several loaders."""
+    """Returns a function that reads the next batch; it reads a single loader directly, not through a CombinedLoader."""
     combined = data_fetcher.combined_loader
     cycle = combined._iterator
     if not (
@@ -227,7 +227,7 @@ def _fetch_from(data_fetcher: _DataFetcher) -> Callable[[], Any]:
         if data_fetcher.done:
             raise StopIteration
         try:
-            # Looked up each time: a reference to the iterator would keep its loader processes alive.
+            # Looked up in each step: a stored reference to the iterator would keep its worker processes alive.
             batch = next(cycle.iterators[0])
         except StopIteration:
             data_fetcher.done = cycle._consumed[0] = True
@@ -241,10 +241,10 @@ def _fetch_from(data_fetcher: _DataFetcher) -> Callable[[], Any]:
 
 
 def look(trainer: Trainer) -> tuple[Any, ...]:
-    """All that the functions above depend on and that the user's code may change in the middle of an epoch.
+    """Returns everything that the fast path depends on and that user code may change in the middle of an epoch.
 
-    This runs in each step, so attributes are read without the properties around them. Of Lightning's own objects the
-    number of their attributes is enough: it grows when one gets a method of its own.
+    This runs in every step and therefore reads attributes directly, not through properties. For Lightning's own
+    objects the number of attributes is enough: it grows when a method is replaced on an instance.
     """
     strategy: Any = trainer._accelerator_connector.strategy
     module, precision = strategy._lightning_module, strategy._precision_plugin

@@ -1,4 +1,4 @@
-"""What makes a step faster without another model or other data: `--fast yes`."""
+"""Precision and memory layout with which `--fast yes` speeds up a step, for the same model and data."""
 
 from pathlib import Path
 from typing import Any
@@ -9,27 +9,27 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 CPU_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
-"""What Linux calls arithmetic in bfloat16: of Intel and AMD, of Intel alone, of Arm."""
+"""Linux's names for bfloat16 arithmetic: on Intel and AMD, on Intel only, on Arm."""
 
 CPUINFO = Path("/proc/cpuinfo")
 
 ONEDNN_BLOCK = 16
-"""Channels that oneDNN computes together with AVX-512; 8 with AVX2."""
+"""Number of channels that oneDNN processes together with AVX-512; it is 8 with AVX2."""
 
 
 def choose_precision(accelerator: str, bf16: bool, asked: object) -> tuple[Any, str]:
-    """Chooses the precision that pays; `benchmarks/resnet_step.py` compares it with loops written by hand.
+    """Chooses the fastest precision; `benchmarks/resnet_step.py` compares the result with hand-written loops.
 
-    `torch.compile` takes a minute at each start, and a few steps of a ResNet-18 on the CPU hardly gained by it: it is
-    left out.
+    `torch.compile` is not used: it takes a minute at each start, and hardly sped up a few steps of a ResNet-18 on the
+    CPU.
 
     Args:
         accelerator: `cuda`, `mps` or `cpu`.
-        bf16: Whether all processes compute in bfloat16 without emulating it.
-        asked: The precision that was asked for, which stays; None where none was.
+        bf16: Whether all processes compute in bfloat16 without emulation.
+        asked: The requested precision, which is kept; None if no precision was requested.
 
     Returns:
-        The precision, as the Trainer takes it, and the reason in words.
+        The precision as an argument of the Trainer, and the reason as text.
     """
     if asked is not None:
         return asked, f"precision {asked}, as asked"
@@ -39,10 +39,10 @@ def choose_precision(accelerator: str, bf16: bool, asked: object) -> tuple[Any, 
 
 
 def apply_layout(model: nn.Module, accelerator: str) -> str:
-    """Lays out the model's weights in the way that pays; what it computes of them follows.
+    """Converts the model's weights to the fastest memory layout; activations take the same layout.
 
     Returns:
-        The layout and the reason, in words.
+        The layout and the reason, as text.
     """
     channels_last, words = choose_layout(model, accelerator)
     if channels_last:
@@ -51,9 +51,10 @@ def apply_layout(model: nn.Module, accelerator: str) -> str:
 
 
 def choose_layout(model: nn.Module, accelerator: str) -> tuple[bool, str]:
-    """Whether to use channels_last, and the layout in words.
+    """Returns whether to use channels_last, and the layout with its reason as text.
 
-    One layer that must not have it decides for the whole model, because each layer hands its layout to the next.
+    One layer that must not use channels_last rules it out for the whole model, because each layer passes its layout on
+    to the next.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
         return False, "the layout as it is, because of layers whose shapes are not known yet"
@@ -68,11 +69,11 @@ def choose_layout(model: nn.Module, accelerator: str) -> tuple[bool, str]:
 
 
 def layer_unsafe_in_channels_last(model: nn.Module) -> str | None:
-    """The name of the first layer for whose weight gradient oneDNN writes beyond its workspace; None without any.
+    """Returns the name of the first layer for whose weight gradient oneDNN writes beyond its workspace, or None.
 
-    These are strided 1x1 convolutions in channels_last with fewer input channels in a group than a block
-    (uxlfoundation/oneDNN#6035, seen with oneDNN 3.13). The gradient is wrong then, or the heap is corrupted.
-    A 1x1 weight outside a convolution module counts too, because its stride is not known.
+    Affected are strided 1x1 convolutions in channels_last with fewer input channels per group than `ONEDNN_BLOCK`
+    (uxlfoundation/oneDNN#6035, seen with oneDNN 3.13). The gradient is wrong, or the heap is corrupted.
+    A 1x1 weight outside a convolution module counts as unsafe, because its stride is unknown.
     """
     for name, module in model.named_modules():
         if isinstance(module, _ConvNd):
@@ -86,28 +87,32 @@ def layer_unsafe_in_channels_last(model: nn.Module) -> str | None:
 
 
 def _is_unsafe(layer: _ConvNd) -> bool:
-    """A transposed convolution is computed as the convolution from its output to its input."""
+    """Returns whether oneDNN's bug affects a layer.
+
+    oneDNN computes a transposed convolution as the convolution from its output to its input, so that its output
+    channels count as input channels.
+    """
     channels = layer.out_channels if layer.transposed else layer.in_channels
     strided_1x1 = set(layer.kernel_size) == {1} and set(layer.stride) != {1}
     return len(layer.kernel_size) == 2 and strided_1x1 and channels // layer.groups < ONEDNN_BLOCK
 
 
 def computes_in_bf16(accelerator: str) -> bool:
-    """Whether this process's device computes in bfloat16, rather than emulate it."""
+    """Returns whether the device of this process computes in bfloat16 without emulation."""
     if accelerator == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return accelerator == "cpu" and bool(CPU_FEATURES & _cpu_features()) and _onednn_computes_in_bf16()
 
 
 def _onednn_computes_in_bf16() -> bool:
-    """Whether oneDNN, which computes torch's convolutions and products, may use such instructions.
+    """Returns whether oneDNN, which runs torch's convolutions and matrix products, may use bfloat16 instructions.
 
-    `ONEDNN_MAX_CPU_ISA` and builds for older processors leave them out.
+    `ONEDNN_MAX_CPU_ISA` and builds for older processors disable them.
     """
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _cpu_features() -> set[str]:
-    """What the kernel says that this machine's processors have; nothing where it is not Linux."""
+    """Returns the processor features that the Linux kernel reports; on other systems, an empty set."""
     lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
     return {word for line in lines if line.startswith(("flags", "Features")) for word in line.split()}

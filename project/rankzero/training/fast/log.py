@@ -1,4 +1,4 @@
-"""`self.log` in a training step, without checking anew in each step what was checked the step before."""
+"""`self.log` in a training step, without repeating the checks of the step before."""
 
 from typing import Any
 
@@ -16,15 +16,16 @@ Settings = tuple[Any, ...]
 
 
 class FastLog:
-    """Stands in for a module's `log` within `training_step`, once a name has been logged by Lightning in an epoch.
+    """Replacement for a module's `log` within `training_step`, for names that Lightning has logged in this epoch.
 
-    Lightning (2.6) checks and describes each call anew. Here a call with the same settings as before updates the
-    metric at once. A call from any other hook, also by a reference that `training_step` has kept, is Lightning's.
+    Lightning (2.6) checks every call again and builds a new description of it. Here, a call with the same settings as
+    before updates the metric directly. Lightning handles calls from all other hooks, even through a reference to `log`
+    that `training_step` has stored.
 
     Args:
         trainer: The trainer.
-        strategy: Its strategy.
-        results: The collection that gathers the values.
+        strategy: The trainer's strategy.
+        results: Collection that gathers the logged values.
     """
 
     def __init__(self, trainer: Trainer, strategy: RunStrategy, results: Results) -> None:
@@ -46,7 +47,7 @@ class FastLog:
             del self._of_module["log"]
 
     def __reduce__(self) -> Any:
-        return getattr, (self.module, "log")  # a copy of the module has its own
+        return getattr, (self.module, "log")  # a copy of the module gets that copy's `log`
 
     def __call__(
         self,
@@ -65,7 +66,7 @@ class FastLog:
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """As `LightningModule.log`."""
+        """Logs a value; takes the same arguments as `LightningModule.log`."""
         settings = (
             *(prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist, sync_dist_group),
             *(add_dataloader_idx, metric_attribute, rank_zero_only),
@@ -82,7 +83,7 @@ class FastLog:
         self._log_in_full(name, value, settings, batch_size)
 
     def _log_in_full(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
-        """Logs by Lightning, and remembers the metric if the next call can update it directly."""
+        """Logs through Lightning, and stores the metric if the next call can update it directly."""
         self._log_by_lightning(name, value, settings, batch_size)
         self._known.pop(name, None)
         metric = self.results.get(f"training_step.{name}")
@@ -94,7 +95,7 @@ class FastLog:
         LightningModule.log(self.module, name, value, *plain, batch_size, attribute, rank_zero_only)  # type: ignore[call-arg]
 
     def _number(self, value: Any) -> Tensor | None:
-        """A value as Lightning keeps it, or None where that needs a closer look."""
+        """Returns a value as Lightning stores it, or None if only Lightning's own `log` can convert it."""
         if type(value) is Tensor and value.is_floating_point() and value.numel() == 1:
             number = value.detach().clone()
             if number.ndim:
@@ -105,13 +106,13 @@ class FastLog:
         return None
 
     def _update(self, name: str, metric: _ResultMetric, value: Tensor, batch_size: int | None) -> None:
-        """As `_ResultMetric.update`."""
+        """Updates a metric as `_ResultMetric.update` does."""
         meta = metric.meta
         metric._computed = None
         metric._update_count += 1
         if meta.on_step:
             self.results.averages.key = f"training_step.{name}"
-            cache = meta.sync(value.clone()) if meta.sync.should else value  # reducing is in place
+            cache = meta.sync(value.clone()) if meta.sync.should else value  # `sync` reduces in place
             self.results.averages.key = ""
             metric._forward_cache = cache
             if not meta.on_epoch:

@@ -1,9 +1,9 @@
-"""The functions of Lightning and torch that the fast path replaces or leaves out.
+"""The functions of Lightning and torch that the fast path replaces or skips.
 
-The fast path is used only while each of them is what the fast path was compared with. There are two ways in which one
-can be another: a release changed it (the digest of its source is not in `known_sources.py`), or a program replaced it
-at run time, as tools do that measure or trace (the attribute is another object). A release that leaves all of them
-alone keeps the fast path, whatever its version number.
+The fast path is used only while all of these functions are the ones with which it was compared. A function can differ
+in two ways. A release may have changed it: the digest of its source is then not in `known_sources.py`. Or a program,
+such as a profiler or tracer, may have replaced it at run time: the attribute is then another object. A release that
+changes none of these functions keeps the fast path, whatever its version number.
 
 `python -m rankzero.training.fast.replaced` prints `known_sources.py` for the installed libraries.
 """
@@ -47,7 +47,7 @@ from torch.utils import _contextlib
 from rankzero.training.fast.known_sources import KNOWN_SOURCES
 
 Table = Mapping[Any, str]
-"""A class or module -> the names of functions in it, with blanks between them."""
+"""Class or module -> the names of its functions, separated by spaces."""
 
 LOOP: Table = {
     _TrainingEpochLoop: "run on_run_start advance on_advance_end _should_accumulate _accumulated_batches_reached "
@@ -64,14 +64,14 @@ LOOP: Table = {
     PassThroughProfiler: "start stop",
     Profiler: "profile",
 }
-"""Replaced by `fast/epoch.py`. Where one of these is another, Lightning's own loop trains."""
+"""Functions replaced by `fast/epoch.py`. If one differs, Lightning's own loop trains."""
 
 LOGGING: Table = {
     LightningModule: "log",
     _ResultCollection: "log update_metrics _extract_batch_size",
     _ResultMetric: "update forward",
 }
-"""Replaced by `fast/log.py`. Where one is another, `LightningModule.log` is called each time."""
+"""Functions replaced by `fast/log.py`. If one differs, `LightningModule.log` is always called."""
 
 TRANSFER: Table = {
     Precision: "convert_input",
@@ -80,7 +80,7 @@ TRANSFER: Table = {
     "on_before_batch_transfer transfer_batch_to_device on_after_batch_transfer",
     core_hooks: "move_data_to_device",
 }
-"""Left out for tensors that are where they belong. Where one is another, all are called."""
+"""Functions skipped for tensors that are already on the right device. If one differs, all are called."""
 
 OPTIMIZATION: Table = {
     _TrainingEpochLoop: "_build_kwargs",
@@ -98,7 +98,7 @@ OPTIMIZATION: Table = {
     MixedPrecision: "pre_backward optimizer_step clip_gradients forward_context",
     utilities: "_block_parallel_sync_behavior",
 }
-"""Replaced by `training/step.py`. Where one is another, Lightning's own optimization runs in the fast loop."""
+"""Functions replaced by `training/step.py`. If one differs, the fast loop uses Lightning's own optimization."""
 
 INNER: Table = {
     fit_loop._FitLoop: "run advance on_run_start on_advance_start on_advance_end reset",
@@ -117,30 +117,30 @@ INNER: Table = {
     Trainer: "callback_metrics global_step",
     fabric_precision.Precision: "convert_input backward optimizer_step",
 }
-"""Not replaced, but relied on: a release that changes one of these may not be compatible."""
+"""Functions that are not replaced but relied on: a release that changes one may be incompatible."""
 
 BACKWARD: Table = {torch.Tensor: "backward", torch.autograd: "backward", graph: "_engine_run_backward"}
 ZERO_GRAD: Table = {Optimizer: "zero_grad"}
 STEP: Table = {Optimizer: "profile_hook_step"}
-"""Replaced by `fast/torch_calls.py`. Where one is another, torch's own function is called."""
+"""`BACKWARD`, `ZERO_GRAD` and `STEP` are replaced by `fast/torch_calls.py`, unless a function in them differs."""
 
 
 class Functions:
-    """A group of functions, as they were when this was imported.
+    """Group of functions, as they were when this module was imported.
 
     Args:
-        tables: Where they are. A name that the installed version lacks counts as changed.
+        tables: The functions by class or module. A name that the installed version lacks counts as changed.
     """
 
     def __init__(self, *tables: Table) -> None:
         self._names = [(owner, name) for table in tables for owner, names in table.items() for name in names.split()]
         self._originals = [getattr(owner, name, None) for owner, name in self._names]
         self.are_same = _comparison(self._names, self._originals)
-        """Whether none has been replaced since, by another object under its name; raises if one was deleted."""
+        """Returns whether no function has been replaced since the import; raises AttributeError if one was deleted."""
 
     @property
     def are_original(self) -> bool:
-        """Whether none has been replaced since, by another object under its name."""
+        """Whether no function has been replaced or deleted since the import."""
         try:
             return self.are_same()
         except AttributeError:
@@ -148,7 +148,7 @@ class Functions:
 
     @property
     def replaced_names(self) -> list[str]:
-        """The names of those that have been replaced."""
+        """The names of the functions that have been replaced or deleted since the import."""
         if self.are_original:
             return []
         return [
@@ -168,7 +168,7 @@ class Functions:
 
     @property
     def digests(self) -> dict[tuple[str, str], str]:
-        """Class or module, and name -> digest of the source, as it was when this was imported."""
+        """Class or module, and function name -> digest of the function's source at the time of the import."""
         return {
             (_path(owner), name): source_digest(original)
             for (owner, name), original in zip(self._names, self._originals, strict=True)
@@ -176,9 +176,10 @@ class Functions:
 
 
 def _comparison(names: list[tuple[Any, str]], originals: list[Any]) -> Callable[[], bool]:
-    """Returns a function that tells whether all attributes are what they were.
+    """Returns a function that checks whether all attributes still equal the originals.
 
-    It is called in each step: an expression that names them takes a third of the time of a loop over them.
+    The check runs in every step. A generated expression that names the attributes takes a third of the time of a loop
+    over them.
     """
     found = {f"owner_{number}": owner for number, (owner, _) in enumerate(names)}
     found |= {f"original_{number}": original for number, original in enumerate(originals)}
@@ -187,15 +188,15 @@ def _comparison(names: list[tuple[Any, str]], originals: list[Any]) -> Callable[
 
 
 def source_digest(function: Any) -> str:
-    """The digest of a function's source, and of the wrappers around it; `missing` without one."""
+    """Returns the digest of the source of a function and of the functions it wraps; `missing` without source."""
     sources = "".join(map(_source, _layers(function)))
     return hashlib.sha256(sources.encode()).hexdigest()[:16] if sources else "missing"
 
 
 def _source(code: CodeType) -> str:
-    """The lines of a function: its decorators, its head, and what is indented further.
+    """Returns the source lines of a function: its decorators, its signature and its body.
 
-    `inspect.getsource` finds the same by tokenizing, which would take a quarter of a second for all.
+    `inspect.getsource` finds the same lines by tokenizing, which would take a quarter of a second for all functions.
     """
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     indent = len(lines[0]) - len(lines[0].lstrip()) if lines else 0
@@ -203,16 +204,17 @@ def _source(code: CodeType) -> str:
     for number, line in enumerate(lines):
         if line.startswith(deeper) or not line.strip():
             continue
-        if has_head and line[indent] != ")":  # which may close the head
+        if has_head and line[indent] != ")":  # ")" at this indent may close the signature
             return "".join(lines[:number]).rstrip()
         has_head = has_head or line.lstrip().startswith(("def ", "async def ", "class "))
     return "".join(lines).rstrip()
 
 
 def _layers(function: Any) -> Iterator[CodeType]:
-    """The code of a function and of what it wraps.
+    """Yields the code objects of a function and of the functions that it wraps.
 
-    Decorators of Python's own library are left out, and so is `torch.no_grad`, which changes with torch's releases.
+    Wrappers from Python's standard library are skipped, and so is `torch.no_grad`, which changes between releases of
+    torch.
     """
     function = getattr(function, "fget", None) or getattr(function, "__func__", function)
     library, no_grad = Path(contextlib.__file__).parent, Path(_contextlib.__file__)
@@ -241,12 +243,12 @@ OF_TORCH = (backward, zero_grad, step)
 
 
 def changed_in_lightning() -> list[str]:
-    """The functions of Lightning that are not known."""
+    """Returns the names of Lightning's functions whose source has no known digest."""
     return [name for functions in OF_LIGHTNING for name in functions.changed]
 
 
 def _print_known_sources(write: Callable[[str], Any] = print) -> None:
-    """Adds the digests of the installed libraries to those that are known, as Python source."""
+    """Prints the known digests and those of the installed libraries, as Python source."""
     known = {owner: {name: list(found) for name, found in names.items()} for owner, names in KNOWN_SOURCES.items()}
     for functions in (*OF_LIGHTNING, *OF_TORCH):
         for (owner, name), digest in functions.digests.items():

@@ -1,10 +1,10 @@
-"""torch's backward pass and optimizer step, without their checks for observers (torch 2.15).
+"""torch's backward pass and optimizer step without the checks for hooks, profilers and subclasses (torch 2.15).
 
-`Tensor.backward`, `Optimizer.step` and `Optimizer.zero_grad` look for tensor subclasses, function transforms, debug
-logs, profilers and hooks each time. Without any of them, the function that torch would then call is called directly.
-With one of them, or if one of torch's functions has changed or was replaced (see `replaced.py`), torch's own function
-is called. A step of a small model (MLP, 32 samples) takes 0.84 times as long with `fast_step` (0.55 to 0.91;
-`benchmarks/tricks.py --which optimizer-step`).
+`Tensor.backward`, `Optimizer.step` and `Optimizer.zero_grad` check for tensor subclasses, function transforms, debug
+logs, profilers and hooks at every call. If none is in use, the functions here directly call the function that torch
+would call in the end. Otherwise, or if a release or a program has changed one of torch's functions (see
+`replaced.py`), they call torch's own function. A step of a small model (MLP, 32 samples) takes 0.84 times as long with
+`fast_step` (0.55 to 0.91; `benchmarks/tricks.py --which optimizer-step`).
 """
 
 import logging
@@ -25,13 +25,13 @@ from rankzero.training.fast import replaced
 
 
 def fast_backward(loss: Tensor) -> None:
-    """As `loss.backward()`, without 50,000 of the 690,000 instructions of a small step (4 microseconds).
+    """Does what `loss.backward()` does, but saves 50,000 of a small step's 690,000 instructions (4 microseconds).
 
     Args:
-        loss: One number.
+        loss: Tensor with one element.
 
     Raises:
-        RuntimeError: As that does.
+        RuntimeError: The same errors as from `loss.backward()`.
     """
     if (
         not _is_stock(replaced.backward)
@@ -43,14 +43,14 @@ def fast_backward(loss: Tensor) -> None:
     ):
         loss.backward()
         return
-    # A seed of its own for each pass: it may become the gradient of a parameter, and then change.
+    # Each pass needs a new seed: autograd may store it as the gradient of a parameter, which is modified later.
     seed = torch.ones_like(loss, memory_format=torch.preserve_format)
     engine = torch.autograd.Variable._execution_engine
     engine.run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def fast_step(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
-    """What takes an optimiser's steps: as `optimizer.step(closure=closure)`."""
+    """Returns a function that does what `optimizer.step(closure=closure)` does."""
     hooked, own = type(optimizer).step, vars(optimizer).get("step")
     is_known = _is_stock(replaced.step) and _code_of(hooked) is _HOOKED_STEP
     if not (is_known and (own is None or (_code_of(own) is _step_of_schedule() and own.__wrapped__ is hooked))):
@@ -63,17 +63,17 @@ def fast_step(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
         listens = before or after or before_all or after_all or _is_profiled()
         if listens or vars(optimizer).get("step") is not own or type(optimizer).step is not hooked:
             return optimizer.step(closure=closure)
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # for the schedule, which warns otherwise
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # otherwise the learning rate scheduler warns
         return plain(optimizer, closure=closure)
 
     return step
 
 
 def zero_gradients(optimizer: Optimizer) -> bool:
-    """As `optimizer.zero_grad()`.
+    """Sets the gradients to None, as `optimizer.zero_grad()` does.
 
     Returns:
-        Whether no code but torch's has run.
+        False if this called `optimizer.zero_grad()`, which may have run user code; otherwise True.
     """
     if (
         type(optimizer).zero_grad is not _zero_grad
@@ -94,7 +94,7 @@ _zero_grad = Optimizer.zero_grad
 
 
 def _is_stock(functions: replaced.Functions) -> bool:
-    """Whether functions of torch are those that this was compared with."""
+    """Returns whether torch's functions are the ones with which this module was compared."""
     return not functions.changed and functions.are_same()
 
 
@@ -107,12 +107,12 @@ def _code_of(function: Any) -> CodeType | None:
 
 
 _HOOKED_STEP = _code_of(Optimizer.profile_hook_step(Optimizer.step))
-"""The code of the wrapper that torch puts around the `step` of every optimizer class."""
+"""Code object of the wrapper that torch puts around the `step` of every optimizer class."""
 
 
 @cache
 def _step_of_schedule() -> CodeType | None:
-    """The code of the `step` that torch's schedules give an optimizer, which only notes that it was called."""
+    """Returns the code object of the wrapper that torch's schedulers put around `optimizer.step` to record calls."""
     optimizer = SGD([torch.zeros(1)])
     LambdaLR(optimizer, lambda step: 1.0)
     return _code_of(vars(optimizer)["step"])

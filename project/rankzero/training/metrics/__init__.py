@@ -1,1 +1,1 @@
-"""What `self.log` gathers: averages over ranks, and values that a resumed run keeps."""
+"""Values logged by `self.log`: their averages over ranks, and their restoration in a resumed run."""

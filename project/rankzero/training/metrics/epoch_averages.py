@@ -1,8 +1,8 @@
-"""What `self.log` has gathered over an epoch: made whole over ranks, and carried from one attempt to the next.
+"""Values that `self.log` gathers over an epoch: combined over all ranks, and carried from one attempt to the next.
 
-Lightning (2.6) has the ranks talk metric by metric, and waits for ever where one of them has logged something that
-another has not. Here they tell each other once, at the end of an epoch, what each has gathered; sums and counts are
-added up, whether or not `sync_dist` was asked for.
+Lightning (2.6) reduces metric by metric, and hangs if one rank has logged a metric that another rank has not. Here the
+ranks exchange all gathered values once, at the end of an epoch. Sums and counts are added up, with or without
+`sync_dist`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from rankzero.training.metrics.step_averages import StepAverages
 from rankzero.training.strategies import strategy_of
 
 Gathered = dict[str, dict[str, Any]]
-"""Key -> how it was logged, and, but for a torchmetrics metric, `value` and `weight`."""
+"""Key -> the arguments with which it was logged; except for a torchmetrics metric, also `value` and `weight`."""
 
 _PLAIN = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph")
 _PLACE = ("add_dataloader_idx", "dataloader_idx", "metric_attribute")
@@ -38,15 +38,15 @@ _BUILT_IN = {"built-in sum": sum, "built-in max": max, "built-in min": min}
 
 
 class Results(_ResultCollection):
-    """Lightning's collection for training, which resumes the metrics of an epoch that an earlier attempt began.
+    """Lightning's result collection for training, with the metrics of an epoch that an earlier attempt began.
 
     Args:
-        averages: What averages the values of a step over ranks.
+        averages: Averages the values of a step over ranks.
 
     Attributes:
-        carried: What that attempt had gathered, key by key until it is logged again. Metrics of torchmetrics keep their
-            state themselves.
-        is_watched: Whether a read of the metrics is one of the user's code, in the middle of an epoch.
+        carried: The values that the earlier attempt gathered; a key is removed when it is logged again. A torchmetrics
+            metric saves its state itself.
+        is_watched: Whether reads of the metrics count as reads by user code in the middle of an epoch.
     """
 
     def __init__(self, averages: StepAverages) -> None:
@@ -75,15 +75,15 @@ class Results(_ResultCollection):
         return super().metrics(on_step)
 
     def unwatched_metrics(self, on_step: bool) -> Any:
-        """The metrics, read by the run itself."""
+        """Returns the metrics; the read does not count as one by user code."""
         return super().metrics(on_step)
 
     def reduce(self) -> None:
-        """Averages over ranks the values that wait for it. All ranks must call."""
+        """Reduces the values that `StepAverages` has deferred. All ranks must call."""
         self.averages.reduce(self)
 
     def take_up(self, key: str) -> None:
-        """Adds what is carried to what has been logged since."""
+        """Adds the value of the earlier attempt to the value that has been logged since."""
         carried, metric = self.carried.pop(key, None), self.get(key)
         if carried is None or metric is None or "value" not in carried:
             return
@@ -97,14 +97,14 @@ class Results(_ResultCollection):
 
 
 class LoggerConnector(_LoggerConnector):
-    """Lightning's, with metrics that are exact over ranks.
+    """Lightning's logger connector with metrics that are exact over ranks.
 
     Args:
-        trainer: The Trainer.
+        trainer: The trainer.
     """
 
     def on_batch_end(self) -> None:
-        """Lightning's place after the hooks of a batch, in its own loop."""
+        """Records a read if user code holds the metrics; Lightning's own loop calls this after the hooks of a batch."""
         results = self.trainer._results
         is_held = max(map(getrefcount, shown_metrics_of(self))) > NOT_HELD
         if isinstance(results, Results) and results.is_watched and is_held:
@@ -113,7 +113,7 @@ class LoggerConnector(_LoggerConnector):
             super().on_batch_end()
 
     def update_train_step_metrics(self) -> None:
-        """Lightning's place to log the metrics of a step, in its own loop. All ranks must call."""
+        """Reduces deferred values and logs a step's metrics; called by Lightning's own loop. All ranks must call."""
         results = self.trainer._results
         logs = self.should_update_logs or self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if logs and isinstance(results, Results) and not self.trainer.fit_loop._should_accumulate():
@@ -122,7 +122,7 @@ class LoggerConnector(_LoggerConnector):
             super().update_train_step_metrics()
 
     def epoch_end_reached(self) -> None:
-        """Lightning's place between the last batch and the epoch's metrics. All ranks must call."""
+        """Combines the epoch's metrics over ranks; Lightning calls this after the last batch. All ranks must call."""
         super().epoch_end_reached()
         results = self.trainer._results
         if isinstance(results, Results):
@@ -136,14 +136,14 @@ class LoggerConnector(_LoggerConnector):
             _add_up(self.trainer)
 
     def on_epoch_end(self) -> None:
-        """Lightning's place behind the hooks of an epoch's end. All ranks must call."""
+        """Warns if ranks have logged different values; called after the epoch's end hooks. All ranks must call."""
         if self.trainer.world_size > 1:
             _warn_of_own_values(self.trainer)
         super().on_epoch_end()
 
 
 shown_metrics_of = attrgetter("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
-"""The dictionaries of a connector that Lightning brings up to date in each batch."""
+"""Function that returns the dictionaries of a connector that Lightning updates in every batch."""
 
 
 class _Holder:
@@ -153,12 +153,12 @@ class _Holder:
 
 _holder = _Holder()
 NOT_HELD = max(map(getrefcount, attrgetter("metrics", "metrics")(_holder))) - 1
-"""What `getrefcount` counts for a dictionary that only its object and a tuple refer to."""
+"""The `getrefcount` of a dictionary that is referenced only by its object and by one tuple."""
 
 
 @contextmanager
 def _unwatched(trainer: Trainer) -> Iterator[None]:
-    """Marks reads of the metrics as the run's own."""
+    """Makes reads of the metrics within the block not count as reads by user code."""
     results = trainer._results
     watched = isinstance(results, Results) and results.is_watched
     if isinstance(results, Results):
@@ -171,12 +171,12 @@ def _unwatched(trainer: Trainer) -> Iterator[None]:
 
 
 def install(trainer: Trainer) -> None:
-    """Puts the connector in the place of Lightning's."""
+    """Replaces Lightning's logger connector."""
     trainer._logger_connector = LoggerConnector(trainer)
 
 
 def gathered(results: _ResultCollection) -> Gathered:
-    """What this rank has gathered since the epoch began, and is to be reduced over it."""
+    """Returns the values that this rank has gathered for the reduction at the epoch's end, including carried ones."""
     own = {
         key: _description(metric)
         for key, metric in results.valid_items()
@@ -189,7 +189,7 @@ def gathered(results: _ResultCollection) -> Gathered:
 
 
 def merged(of_ranks: Sequence[Gathered]) -> Gathered:
-    """What one rank would have gathered that had seen all that these have."""
+    """Returns the values that a single rank would have gathered from the samples of all given ranks."""
     keys = dict.fromkeys(key for values in of_ranks for key in values)
     return {key: _merged([values[key] for values in of_ranks if key in values]) for key in keys}
 
@@ -205,7 +205,7 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _add_up(trainer: Trainer) -> None:
-    """Gives every metric its value over all ranks. All ranks must call."""
+    """Sets every metric to its value over all ranks. All ranks must call."""
     results = trainer._results
     assert results is not None
     for key, whole in merged(strategy_of(trainer).gather(gathered(results))).items():
@@ -213,17 +213,17 @@ def _add_up(trainer: Trainer) -> None:
         if metric is None or metric.has_reset:
             metric = results[key] = _revived(whole, trainer)
         if not metric.is_tensor:
-            metric.compute()  # torchmetrics talks to the other ranks itself
+            metric.compute()  # torchmetrics reduces over ranks itself
             continue
         value = whole["exact"] / whole["weight"] if metric.meta.is_mean_reduction else whole["exact"]
         metric._computed = value.to(whole["value"].dtype).to(trainer.strategy.root_device)
 
 
 def _from_all_ranks(state: Tensor, group: Any = None) -> list[Tensor]:
-    """A metric's state on each rank. All ranks must call.
+    """Returns a metric's state on each rank. All ranks must call.
 
-    A rank that has seen nothing has no samples to concatenate; torchmetrics (1.9) puts an empty tensor in their place,
-    of a type and form that need not be the others'.
+    On a rank without samples, torchmetrics (1.9) has an empty tensor as state. Its dtype and shape may differ from
+    those on the other ranks, so it is replaced by an empty tensor that can be concatenated with theirs.
     """
     forms: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(forms, (state.shape, state.dtype), group)
@@ -246,7 +246,7 @@ def _description(metric: _ResultMetric) -> dict[str, Any]:
 
 
 def _revived(description: Mapping[str, Any], trainer: Trainer) -> _ResultMetric:
-    """A metric that was logged as described, here as if by this rank."""
+    """Returns a new metric with the described settings, as if this rank had logged it."""
     meta = _Metadata(
         **{name: description[name] for name in (*_PLAIN, *_PLACE)},
         reduce_fx={**_REDUCTIONS, **_BUILT_IN}[description["reduction"]],  # type: ignore[arg-type]
@@ -261,7 +261,7 @@ def _revived(description: Mapping[str, Any], trainer: Trainer) -> _ResultMetric:
 
 
 def _warn_of_own_values(trainer: Trainer) -> None:
-    """Warns where ranks log values of their own at an epoch's end, of which no mean is right. All ranks must call."""
+    """Warns if ranks log different values at an epoch's end, for which no mean is exact. All ranks must call."""
     results = trainer._results
     assert results is not None
     own = {
@@ -272,7 +272,7 @@ def _warn_of_own_values(trainer: Trainer) -> None:
     of_ranks = strategy_of(trainer).gather({key: _own_value(entry) for key, entry in own.items()})
     for key, entry in own.items():
         values = [values_of_rank[key] for values_of_rank in of_ranks if key in values_of_rank]
-        if not max(values) - min(values) > 1e-6 * max(map(abs, values)):  # nor where one is not a number
+        if not max(values) - min(values) > 1e-6 * max(map(abs, values)):  # equal on all ranks, or one is NaN
             continue
         if not entry["sync"]:
             shown = "rank zero's alone is taken"

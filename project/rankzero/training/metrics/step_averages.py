@@ -1,4 +1,4 @@
-"""Averages over ranks of what `training_step` logs with `sync_dist=True`."""
+"""Averages over ranks of the values that `training_step` logs with `sync_dist=True`."""
 
 import warnings
 from collections.abc import Mapping
@@ -12,25 +12,25 @@ from torch import Tensor
 from rankzero.training.strategies import strategy_of
 
 Waiting = tuple[Tensor, str]
-"""This rank's part of a value, and the operation."""
+"""This rank's contribution to a deferred value, and the name of the reduction."""
 
 _MEANS = ("mean", "avg")
 
 
 class StepAverages:
-    """Reduces logged values over ranks: in every step, as Lightning does, until no rank is known to read them.
+    """Reducer of logged values over ranks: in every step, or once per logging interval if no rank reads them earlier.
 
-    Lightning (2.6) reduces each value in each step, although the value is written only once in a logging interval.
-    After an epoch in which no rank has read such a value between two logging steps, values wait for the end of the
-    interval, and are reduced together. If one is read in between after all, all ranks return to Lightning's way for
-    good.
+    Lightning (2.6) reduces each value in every step, although it writes the value only once per logging interval.
+    Here, values are reduced in every step of the first whole epoch. If no rank has read such a value between two
+    logging steps, later values are deferred to the end of the interval and reduced together. If a rank later reads one
+    between two logging steps, all ranks permanently return to a reduction in every step.
 
     Args:
         trainer: The trainer.
 
     Attributes:
-        defers: Whether values wait for the end of the logging interval. The same on all ranks.
-        key: The key of the value that is being logged; empty in between.
+        defers: Whether values are deferred to the end of the logging interval. The same on all ranks.
+        key: The key of the value that is being logged; otherwise empty.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -41,7 +41,7 @@ class StepAverages:
         self._is_fresh = self._is_read = self._observed = self._is_settled = False
 
     def sync(self, value: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
-        """Reduces a value of this step; takes the place of the `reduce` of a strategy. All ranks must call."""
+        """Reduces or defers a value of this step; replaces a strategy's `reduce`. All ranks must call."""
         strategy = strategy_of(self._trainer)
         may_wait = self.key.startswith("training_step.") and group is None
         self._is_fresh |= may_wait
@@ -53,7 +53,7 @@ class StepAverages:
         return reduced
 
     def reduce(self, results: Mapping[str, _ResultMetric]) -> None:
-        """Reduces the values that wait, and puts them into the metrics that they belong to. All ranks must call."""
+        """Reduces the deferred values and stores them in their metrics. All ranks must call."""
         self._is_fresh = False
         alike: dict[Any, list[str]] = {}
         for key in sorted(self._waiting):
@@ -72,7 +72,7 @@ class StepAverages:
                 self._is_read, self.defers = True, False
 
     def note_read(self) -> None:
-        """Notes a read of metrics within a logging interval."""
+        """Records that user code has read metrics within a logging interval."""
         if not self._is_fresh:
             return
         if self._waiting and not self._is_read:
@@ -86,7 +86,7 @@ class StepAverages:
         self._is_read = True
 
     def decide(self) -> None:
-        """Decides, before an epoch begins, whether values may wait from now on. All ranks must call."""
+        """Decides before an epoch whether values are deferred from now on. All ranks must call."""
         if self._is_settled or not self._observed or self._trainer.world_size == 1:
             return
         self._is_settled = True
@@ -94,7 +94,7 @@ class StepAverages:
         self.defers, self._is_read = not readers, bool(readers)
 
     def note_epoch(self) -> None:
-        """Notes that a whole epoch was observed. All ranks must call."""
+        """Records that a whole epoch was observed. All ranks must call."""
         self._observed = True
 
 

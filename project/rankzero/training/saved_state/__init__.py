@@ -1,1 +1,1 @@
-"""Training state that no state dict of torch or Lightning holds, saved in every checkpoint."""
+"""Training state that the state dicts of torch and Lightning omit, saved in every checkpoint."""

@@ -1,4 +1,4 @@
-"""Resolves `ckpt_path` of fit, validate, test and predict. `runs/resume.py` chooses what a fit resumes from."""
+"""Resolves `ckpt_path` of fit, validate, test and predict; `runs/resume.py` chooses where a fit resumes by default."""
 
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,15 @@ from rankzero.training.fit_loop import fit_loop_of
 
 
 class ChosenCheckpoint(_CheckpointConnector):
-    """Loads what `rankzero.runs.resume` has chosen, or what `ckpt_path` names, and nothing else.
+    """Checkpoint connector that only loads the choice of `rankzero.runs.resume` or the checkpoint of `ckpt_path`.
 
-    Lightning (2.6) looks around where it is given none: for what an OnExceptionCheckpoint left, or a Slurm job.
+    Without a path, Lightning (2.6) also searches for files of an OnExceptionCheckpoint or of a Slurm job.
 
     Args:
         trainer: The Trainer.
-        run: The run, whose checkpoints `last` and `best` mean.
-        saving: What saves them, if anything does.
-        coordinator: All processes.
+        run: The run whose checkpoints `last` and `best` refer to.
+        saving: The checkpoint callback; None if checkpoints are disabled.
+        coordinator: Sends rank zero's choice to all ranks.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class ChosenCheckpoint(_CheckpointConnector):
         self.run, self.saving, self.coordinator = run, saving, coordinator
 
     def path_of(self, ckpt_path: str) -> str | None:
-        """The checkpoint that a `ckpt_path` means; None for `last` where there is none. All ranks must call.
+        """Returns the checkpoint that a `ckpt_path` refers to; None if there is no `last` one. All ranks must call.
 
         Raises:
-            RequestError: There is none.
+            RequestError: There is no such checkpoint.
         """
         return self.coordinator.run_on_rank_zero(lambda: self._path_of(ckpt_path))
 
@@ -77,12 +77,12 @@ class ChosenCheckpoint(_CheckpointConnector):
         return path
 
     def restore(self, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
-        """Undoes a finder's trials, from a file that this process wrote before them.
+        """Undoes a finder's trials by loading a file that this process wrote before them; the file is trusted.
 
-        Lightning (2.6) forgets what it had loaded to resume from, and starts from nothing where a finder ran meanwhile.
+        Lightning (2.6) would forget the checkpoint that the run resumes from, and start without it after the finder.
         """
         resumed = self._loaded_checkpoint, self._ckpt_path
-        # After an error in its trials, the LearningRateFinder leaves its own callbacks in place of the run's.
+        # After an error in its trials, the LearningRateFinder does not restore the run's callbacks and loggers.
         self.trainer.callbacks, self.trainer.loggers = fit_loop_of(self.trainer).outside_trials  # type: ignore[attr-defined]
         super().restore(checkpoint_path, weights_only=False)
         self._loaded_checkpoint, self._ckpt_path = resumed

@@ -1,8 +1,8 @@
-"""Settings that callbacks change while a run trains and that no state dict holds.
+"""Settings that callbacks change during training and that no state dict contains.
 
-Lightning (2.6) calls `on_train_epoch_start` only where an epoch begins. What a callback sets there (layers that are
-unfrozen, batches a step, another schedule) is missing in a run that resumes within the epoch or, where the callback
-sets it once, in any later epoch.
+Lightning (2.6) calls `on_train_epoch_start` only at the beginning of an epoch. Settings that a callback changes there
+(unfrozen layers, batches per step, another schedule) are lost in a run that resumes within the epoch. If the callback
+changes them only once, they are lost after a resume in any later epoch too.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ MODULE_FLAGS = ("training", "track_running_stats")
 
 
 class LiveSettings(LoopCallback):
-    """Saves and restores what callbacks have changed of the module, the Trainer and the schedule."""
+    """Saves and restores the settings of the module, the Trainer and the schedule that callbacks have changed."""
 
     def __init__(self) -> None:
         self._flags: dict[str, bool] = {}
@@ -68,7 +68,7 @@ class LiveSettings(LoopCallback):
 
 
 def flags_of(module: nn.Module) -> dict[str, bool]:
-    """What is frozen, and which mode each module is in: `NAME.requires_grad`, `NAME.training`, ..."""
+    """Returns the flags of all parameters and modules, by `NAME.requires_grad`, `NAME.training`, ..."""
     parameters = {f"{name}.requires_grad": owner.requires_grad for name, owner in module.named_parameters()}
     return parameters | {
         f"{name}.{flag}": getattr(owner, flag)
@@ -93,7 +93,7 @@ def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:
 
 
 def _batches_a_step(trainer: Trainer) -> int:
-    """Batches a step, but for what StochasticWeightAveraging sets for an epoch in which it takes no steps."""
+    """Returns the batches per step, not the value that StochasticWeightAveraging sets for an epoch without steps."""
     for callback in _callbacks(trainer, StochasticWeightAveraging):
         if hasattr(callback, "_accumulate_grad_batches"):
             return callback._accumulate_grad_batches
@@ -102,9 +102,9 @@ def _batches_a_step(trainer: Trainer) -> int:
 
 
 def _resume_averaging(trainer: Trainer) -> None:
-    """Has StochasticWeightAveraging put in its schedule, with the state that it has loaded, within an epoch.
+    """Makes StochasticWeightAveraging install its schedule, with the loaded state, in the middle of an epoch.
 
-    It does so in `on_train_epoch_start` (lightning 2.6), which averages no weights twice in an epoch.
+    The callback does this in `on_train_epoch_start` (lightning 2.6), which never averages weights twice in an epoch.
     """
     for callback in _callbacks(trainer, StochasticWeightAveraging):
         if callback._scheduler_state is not None:

@@ -1,7 +1,8 @@
-"""What the flags say of optimisers and schedules wins over what a checkpoint remembers of them.
+"""Gives changed settings of optimizers and schedules precedence over the settings in a checkpoint.
 
-A state dict of torch holds settings (a rate, a momentum) beside progress, and loading it brings back the old settings.
-Here a checkpoint also notes the settings as they were configured; one that is configured differently now is put in.
+A state dict of torch contains settings (learning rate, momentum) in addition to progress, so loading it restores the
+old settings. Here, a checkpoint also records the settings as configured. If a setting is configured differently in a
+resumed run, the new value replaces the restored one.
 """
 
 from contextlib import suppress
@@ -17,7 +18,7 @@ _PROGRESS = ("last_epoch", "_step_count", "_last_lr", "best", "num_bad_epochs", 
 
 
 class OptimizerOverrides(LoopCallback):
-    """Saves the settings of optimisers and schedules, and has those that are changed win."""
+    """Saves the configured settings of optimizers and schedules, and applies changed ones after a resume."""
 
     def __init__(self) -> None:
         self._groups: list[list[Settings]] = []
@@ -53,20 +54,20 @@ class OptimizerOverrides(LoopCallback):
                 _change_group(group, was, now)
         in_place = [config.scheduler for config in trainer.lr_scheduler_configs]
         for schedule, was, now in zip(self._configured, then["schedules"], self._schedules, strict=False):
-            if schedule in in_place:  # a callback may have put another one in its place
+            if schedule in in_place:  # a callback may have replaced the schedule
                 _change_schedule(schedule, was, now)
 
 
 def _change_group(group: Settings, was: Settings, now: Settings) -> None:
     group.update({key: now[key] for key in _changed(was, _plain(now))})
-    # A schedule has moved the rate since: it goes on from where it is, in proportion.
+    # A schedule has changed the rate since then, so the current rate is scaled by the ratio of the configured rates.
     before, after = (settings.get("initial_lr", settings.get("lr")) for settings in (was, now))
     if before != after and before and after is not None:
         group["lr"] = group["lr"] * (after / before)
 
 
 def _change_schedule(schedule: Any, was: Settings, now: Settings) -> None:
-    """Puts in what is changed: `now` is a state dict, and what it holds of other objects is their state."""
+    """Applies changed settings to a schedule; an object within the schedule appears in `was` and `now` as its state."""
     for key in _changed(was, _plain(now)):
         part = vars(schedule).get(key)
         parts, befores, nows = (value if isinstance(value, list) else [value] for value in (part, was[key], now[key]))
@@ -81,12 +82,12 @@ def _change_schedule(schedule: Any, was: Settings, now: Settings) -> None:
 
 
 def _changed(was: Settings, now: Settings) -> list[str]:
-    """The names of settings that are not what they were."""
+    """Returns the names of the settings that differ, without those that record progress."""
     return [key for key in now if key not in _PROGRESS and key in was and was[key] != now[key]]
 
 
 def _plain(settings: Settings) -> Settings:
-    """Those that are numbers, words, or made up of them, as a checkpoint holds them."""
+    """Returns the settings that are plain types (numbers, strings, lists or dicts), as a checkpoint stores them."""
     found = {}
     for key, value in settings.items():
         with suppress(TypeError):
@@ -95,10 +96,10 @@ def _plain(settings: Settings) -> Settings:
 
 
 def _as_plain(value: Any) -> Any:
-    """Raises a TypeError where it is something else."""
+    """Returns a value as plain types; raises a TypeError for any other type."""
     if value is None or isinstance(value, bool):
         return value
-    for kind in (int, float, str):  # and not what is made of them, as numpy's numbers are
+    for kind in (int, float, str):  # also converts subclasses, such as numpy.float64
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Groups of parameters that callbacks add to optimizers while a run trains, as `BaseFinetuning` does."""
+"""Parameter groups that callbacks such as `BaseFinetuning` add to optimizers during training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 
 def group_names(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """The names of the parameters in each group, as they are without pruning."""
+    """Returns the names of the parameters in each group, without the suffix that pruning adds."""
     buffers = dict(module.named_buffers())
     names = {}
     for name, parameter in module.named_parameters():
@@ -18,12 +18,12 @@ def group_names(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
 
 
 def add_missing_groups(module: nn.Module, optimizers: Sequence[Optimizer], saved: Sequence[Sequence[Any]]) -> None:
-    """Adds the groups of parameters that callbacks had added to optimizers; their settings are loaded with the state.
+    """Adds the parameter groups that callbacks had added; the groups' settings are loaded with the optimizer's state.
 
     Args:
-        module: Whose parameters they are.
-        optimizers: As configured.
-        saved: For each optimizer, and each of its groups, the names of the parameters.
+        module: The module that contains the parameters.
+        optimizers: The optimizers as configured.
+        saved: For each optimizer, and for each of its groups, the names of the parameters.
     """
     parameters = dict(module.named_parameters())
     for optimizer, groups in zip(optimizers, saved, strict=False):

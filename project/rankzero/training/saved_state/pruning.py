@@ -1,4 +1,4 @@
-"""Pruned models in checkpoints: torch's pruning renames parameters and keeps masks beside them."""
+"""Pruned models in checkpoints: torch's pruning renames parameters and adds masks as buffers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch.nn.utils import prune
 
 
 def pruned_parameters(module: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Parameters that torch's pruning has put a mask on -> what they are without it, and the mask."""
+    """Returns the names of parameters that torch's pruning has masked -> `orig` (the unmasked values) and `mask`."""
     return {
         f"{name}.{parameter}".lstrip("."): {
             "orig": getattr(one, f"{parameter}_orig").detach(),
@@ -21,12 +21,12 @@ def pruned_parameters(module: nn.Module) -> dict[str, dict[str, Tensor]]:
 
 
 def without_pruning(state: Mapping[str, Any], pruned: Mapping[str, Any], masked: bool) -> dict[str, Any]:
-    """A model's state dict as it would be without pruning, since a new model has no masks yet.
+    """Converts a pruned model's state dict to that of an unpruned model, since a new model has no masks yet.
 
     Args:
-        state: What was saved, with masks beside the parameters or multiplied into them.
-        pruned: As of `pruned_parameters`.
-        masked: Whether the masks are to be multiplied into the parameters.
+        state: The saved state dict, with masks as separate buffers or multiplied into the parameters.
+        pruned: The result of `pruned_parameters`.
+        masked: Whether to multiply the masks into the parameters.
     """
     names = {f"{name}_{part}" for name in pruned for part in ("orig", "mask")}
     dense = {name: part["orig"] * part["mask"] if masked else part["orig"] for name, part in pruned.items()}
@@ -34,7 +34,7 @@ def without_pruning(state: Mapping[str, Any], pruned: Mapping[str, Any], masked:
 
 
 def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Applies masks to parameters; their optimizer keeps updating them, as with pruning during training."""
+    """Applies masks to parameters, whose optimizer continues to update them, as with pruning during training."""
     for path, part in pruned.items():
         owner, _, name = path.rpartition(".")
         if hasattr(of := module.get_submodule(owner), name):
@@ -42,10 +42,10 @@ def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -
 
 
 def tickets_in_use(callback: ModelPruning) -> list[int]:
-    """Which of a callback's copies of initial parameters are in use: numbers in its list of parameters to prune.
+    """Returns which of a callback's copies of initial parameters are in use, as indices of `_parameters_to_prune`.
 
-    To go back to the initial parameters, Lightning (2.6) gives the model the tensors of the copies themselves. From
-    then on, training changes the copies too, so that to go back once more changes nothing.
+    To restore the initial parameters, Lightning (2.6) assigns the copies' tensors to the model. From then on, training
+    changes the copies too, so a second restore has no effect.
     """
     return [
         number
@@ -55,7 +55,7 @@ def tickets_in_use(callback: ModelPruning) -> list[int]:
 
 
 def use_tickets(callback: ModelPruning, numbers: Sequence[int]) -> None:
-    """Has copies of initial parameters be the model's own tensors."""
+    """Makes the copies of initial parameters with these indices share the model's tensors."""
     for number, parameter, initial in _tickets(callback):
         if number in numbers:
             initial.data = parameter.data

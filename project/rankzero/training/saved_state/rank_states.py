@@ -1,4 +1,4 @@
-"""What each rank has of its own, saved with the rest: generators, and what metrics have gathered within an epoch."""
+"""State that differs between ranks: random generators, and metrics accumulated within an epoch."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,12 @@ _SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
 class RankStates(LoopCallback):
-    """Saves and restores them.
+    """Saves and restores the generators and accumulated metrics of each rank.
 
-    At another world size the generators are seeded anew, from seed and step; what metrics have gathered is added up.
+    If the world size has changed, generators are reseeded from seed, step and rank, and metrics are merged.
 
     Args:
-        plan: The plan of samples: seed, rank and world size.
+        plan: The plan of samples, which provides seed, rank and world size.
     """
 
     def __init__(self, plan: SamplingPlan) -> None:
@@ -37,9 +37,9 @@ class RankStates(LoopCallback):
         self._loaded: list[State] | None = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """All ranks must call."""
+        """Saves the states of all ranks. All ranks must call."""
         epoch_loop = fit_loop_of(trainer).epoch_loop
-        epoch_loop.flush_metrics()  # what is shown is a part of it
+        epoch_loop.flush_metrics()  # the shown metrics are saved too
         checkpoint["rank_states"] = strategy_of(trainer).gather(
             {
                 "generators": save_generators(trainer.strategy.root_device),
@@ -55,7 +55,7 @@ class RankStates(LoopCallback):
     def on_ready(self, trainer: Trainer) -> None:
         if not self._loaded:
             return
-        # Its error feedback belongs to buckets that DDP arranges anew in the first step of every start.
+        # Error feedback belongs to DDP's buckets, which DDP rebuilds in the first step after each start.
         for _, state in getattr(trainer.strategy.model, "_comm_hooks", []):
             if hasattr(state, "error_dict"):
                 rank_zero_warn(f"rankzero: the error feedback of {type(state).__name__} begins anew, from nothing")
@@ -69,7 +69,7 @@ class RankStates(LoopCallback):
         else:
             self._seed_anew(trainer.global_step)
         if fit_loop_of(trainer).is_within_epoch:
-            # At another world size rank zero goes on with what all have gathered, the others with nothing.
+            # If the world size has changed, rank zero continues with all ranks' metrics; the other ranks start empty.
             taken_over = [own] if same_world else states if self.plan.rank == 0 else []
             carried = epoch_averages.merged([state["gathered"] for state in taken_over])
             fit_loop_of(trainer).epoch_loop.results.carried = carried
@@ -83,10 +83,10 @@ class RankStates(LoopCallback):
 
 
 def save_generators(device: torch.device) -> State:
-    """The states of the generators of this process, as tensors and plain types."""
+    """Returns the states of this process's random generators, as tensors and plain types."""
     python, numpy = random.getstate(), np.random.get_state(legacy=False)
     state: State = {"python": [python[0], torch.tensor(python[1]), python[2]], "torch": torch.get_rng_state()}
-    if numpy["bit_generator"] == "MT19937":  # another one is somebody's own, to be saved by whom it belongs to
+    if numpy["bit_generator"] == "MT19937":  # the user must save any other generator
         words = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
         state["numpy"] = [words, numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]]
     if device.type == "cuda":
@@ -95,7 +95,7 @@ def save_generators(device: torch.device) -> State:
 
 
 def load_generators(state: Mapping[str, Any], device: torch.device) -> None:
-    """Sets the generators of this process."""
+    """Restores the states of this process's random generators."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     torch.set_rng_state(state["torch"].cpu())
@@ -107,10 +107,10 @@ def load_generators(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def save_metrics(module: LightningModule) -> dict[str, State]:
-    """The states of torchmetrics metrics that are under way, by the module's names for them."""
+    """Returns the states of all torchmetrics metrics that have been updated, by their names in the module."""
     for collection in module.modules():
         if isinstance(collection, MetricCollection):
-            list(collection.values(copy_state=False))  # its groups share one state until somebody looks
+            list(collection.values(copy_state=False))  # makes all metrics of a group refer to one state
     return {
         name: {"updates": metric._update_count, "state": {key: getattr(metric, key) for key in metric._defaults}}
         for name, metric in _metrics(module).items()
@@ -119,13 +119,13 @@ def save_metrics(module: LightningModule) -> dict[str, State]:
 
 
 def load_metrics(module: LightningModule, saved: Sequence[Mapping[str, State]]) -> None:
-    """Restores the states of metrics, those of several ranks merged."""
+    """Restores the states of metrics and merges the states of several ranks."""
     for name, metric in _metrics(module).items():
         states = [of_rank[name] for of_rank in saved if name in of_rank]
         for number, state in enumerate(states):
             if number == 0:
                 for key, value in state["state"].items():
-                    # Metrics of one group share their state, which each of them goes on changing in place.
+                    # Metrics of one group share a saved state, and each metric updates its own in place: copy it.
                     setattr(metric, key, value.clone() if isinstance(value, Tensor) else list(value))
                 metric._update_count = state["updates"]
             else:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the order of samples; `rankzero.sampling.resumed_order` reads it."""
+"""The order of samples as a checkpoint records it; `rankzero.sampling.resumed_order` reads the record."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from rankzero.training.fit_loop import fit_loop_of
 
 
 def order_of(trainer: Trainer, plan: SamplingPlan) -> dict[str, Any] | None:
-    """What the order of samples is made of, and how far it has come. Free of ranks; None where it is not ours."""
+    """Returns the order of samples and the position in it, independent of the rank; None if the order is the user's."""
     if plan.order is None:
         return None
     loop = fit_loop_of(trainer)

@@ -1,4 +1,4 @@
-"""Real processes: a shell is an ancestor whose command line the test chooses."""
+"""Tests on real processes: the ancestor is a shell, whose command line the test chooses."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from rankzero.distributed.environments.ancestors import ancestor_ids, ancestors,
 PRINT = "from rankzero.distributed.environments.ancestors import ancestors; print([*ancestors()])"
 
 
-def test_ancestors_are_those_of_psutil_and_0_after_the_last(monkeypatch):
+def test_ancestor_ids_are_psutils_followed_by_0(monkeypatch):
     monkeypatch.setattr(module, "_GENERATIONS", 1000)
     assert [*ancestor_ids()] == [*(str(parent.pid) for parent in psutil.Process().parents()), "0"]
 
@@ -24,7 +24,7 @@ def test_the_number_of_generations_is_limited(monkeypatch):
     assert len([*ancestors()]) == 1
 
 
-def test_command_lines_are_read_with_every_word():
+def test_command_lines_are_read_with_all_arguments():
     script = f"'{sys.executable}' -c '{PRINT}'; true"
     command = ["sh", "-c", script, "--nnodes", "1:2", "", "two words", "ä"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -37,18 +37,18 @@ def test_a_command_line_need_not_be_utf8():
     assert "'caf\\udce9'" in ran.stdout
 
 
-def test_a_process_that_does_not_exist_ends_the_list(monkeypatch):
+def test_the_ancestors_end_at_a_process_that_does_not_exist(monkeypatch):
     monkeypatch.setattr(module, "ancestor_ids", lambda: iter([str(os.getppid()), "0", str(os.getppid())]))
     assert [*ancestors()] == [command_of(str(os.getppid()))]
 
 
-def test_a_process_that_does_not_exist_has_no_command_line_and_no_environment():
+def test_reading_a_process_that_does_not_exist_raises_an_os_error():
     for read in (command_of, environment_of):
         with pytest.raises(OSError, match="No such file"):
             read("0")
 
 
-def test_the_environment_is_what_the_process_was_started_with():
+def test_the_environment_of_a_process_is_read_as_it_was_at_the_start():
     variables = {b"A": b"1=2", b"EMPTY": b"", b"LINES": b"a\nb", b"BYTES": b"\xff"}
     process = subprocess.Popen(["cat"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     try:
@@ -66,7 +66,7 @@ def test_variables_set_later_are_not_in_the_environment(monkeypatch):
     assert "SET_LATER" not in environment_of("self")
 
 
-def test_options_in_all_their_forms():
+def test_options_are_read_in_all_notations():
     words = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
     assert option(words, "rdzv-endpoint") == "a:1" and option(words, "rdzv-id") == "x"
     assert option(words, "nnodes") is None
@@ -85,5 +85,5 @@ def test_options_in_all_their_forms():
         (["nnodes", "1"], None),
     ],
 )
-def test_only_the_whole_name_of_an_option_counts(words, value):
+def test_an_option_is_matched_by_its_whole_name(words, value):
     assert option(words, "nnodes") == value

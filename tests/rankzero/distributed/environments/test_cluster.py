@@ -35,9 +35,9 @@ VARIABLES = {
 
 
 @pytest.mark.parametrize("launcher", VARIABLES)
-def test_lightnings_trainer_takes_a_detected_launch(launcher, monkeypatch):
+def test_lightnings_trainer_uses_a_detected_launch(launcher, monkeypatch):
     for module in (lightning_rank_zero, fabric_rank_zero):
-        monkeypatch.setattr(module.rank_zero_only, "rank", 0)  # a Trainer sets it for the whole process
+        monkeypatch.setattr(module.rank_zero_only, "rank", 0)  # a Trainer sets the rank for the whole process
     launch = detect(environ=VARIABLES[launcher])
     assert launch.launcher == launcher
     trainer = Trainer(
@@ -54,7 +54,7 @@ def test_lightnings_trainer_takes_a_detected_launch(launcher, monkeypatch):
     assert (environment.main_address, environment.main_port) == ("127.0.0.1", 29530)
 
 
-def test_values_of_a_launch_stay_as_they_are():
+def test_setters_do_not_change_the_values_of_a_launch():
     environment = LaunchEnvironment(
         Launch(rank=5, local_rank=2, world_size=6, node_rank=1, address="10.0.0.1,a", port=7)
     )
@@ -62,5 +62,5 @@ def test_values_of_a_launch_stay_as_they_are():
     environment.set_global_rank(9)
     assert (environment.global_rank(), environment.local_rank(), environment.node_rank()) == (5, 2, 1)
     assert (environment.world_size(), environment.main_address, environment.main_port) == (6, "10.0.0.1", 7)
-    environment.validate_settings(num_devices=1, num_nodes=1)  # the run has compared the numbers already
+    environment.validate_settings(num_devices=1, num_nodes=1)  # no error: `check_world` compares the numbers
     assert not LaunchEnvironment.detect()

@@ -12,7 +12,7 @@ def refusal(environ, launcher="auto", **asked):
     return caught.value
 
 
-def test_nothing_is_one_local_process():
+def test_without_variables_the_launch_is_one_local_process():
     assert detect(environ={}) == Launch()
 
 
@@ -27,7 +27,7 @@ def test_nothing_is_one_local_process():
         (ENV, "env"),
     ],
 )
-def test_each_is_found_by_its_own_variables(variables, launcher):
+def test_each_launcher_is_detected_by_its_own_variables(variables, launcher):
     launch = detect(environ=variables)
     assert launch.launcher == launcher and launch.externally_created
     assert launch.variables and set(launch.variables.items()) <= set(variables.items())
@@ -47,11 +47,11 @@ def test_each_is_found_by_its_own_variables(variables, launcher):
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, {}, "local"),
     ],
 )
-def test_the_more_specific_evidence_wins(outer, inner, launcher):
+def test_the_most_specific_launcher_takes_precedence(outer, inner, launcher):
     assert detect(environ=outer | inner).launcher == launcher
 
 
-def test_mpiruns_own_daemons_are_no_launcher_around_it():
+def test_the_slurm_step_of_mpiruns_daemons_is_no_outer_launcher():
     step = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     daemons = {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://a:1", "OMPI_MCA_orte_local_daemon_uri": "1.1;tcp://b:1"}
     assert detect(environ=step | OPEN_MPI | daemons).launcher == "mpi"
@@ -67,11 +67,11 @@ def test_mpiruns_own_daemons_are_no_launcher_around_it():
         (STEP, OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": "x", "OMPI_MCA_orte_local_daemon_uri": "x"}),
     ],
 )  # fmt: skip
-def test_a_launcher_in_each_of_several_tasks(outer, inner):
+def test_a_launcher_in_each_of_several_tasks_is_refused(outer, inner):
     assert "worlds within a world" in refusal(outer | inner).found
 
 
-def test_a_batch_script_without_srun():
+def test_a_batch_script_for_several_tasks_without_srun_is_refused():
     error = refusal(SBATCH)
     assert "no task has been started" in error.found and "srun --nodes=2 --ntasks-per-node=2" in error.instead
     assert "srun --nodes=2 --ntasks-per-node=8" in refusal(SBATCH, nodes=2, devices=8).instead
@@ -79,7 +79,7 @@ def test_a_batch_script_without_srun():
     assert alone.launcher == "local" and "SLURM_JOB_ID=12 without a SLURM_STEP_ID" in alone.evidence
 
 
-def test_a_batch_script_that_wants_to_be_alone():
+def test_launcher_local_allows_one_process_in_a_batch_script():
     assert detect(RequestedWorld(launcher="local"), environ=SBATCH).world_size == 1
     assert "no task" in refusal(SBATCH, "local", nodes=2).found
 
@@ -90,7 +90,7 @@ def test_the_shell_of_salloc_and_the_batch_script_are_no_tasks(step):
     assert detect(environ=variables).launcher == "local"
 
 
-def test_a_pbs_script(tmp_path):
+def test_a_pbs_script_for_several_nodes_without_a_launcher_is_refused(tmp_path):
     nodes = tmp_path / "nodes"
     variables = PBS_SCRIPT | {"PBS_NODEFILE": str(nodes)}
     nodes.write_text("pbs1\npbs1\npbs2\npbs2\n")
@@ -100,14 +100,14 @@ def test_a_pbs_script(tmp_path):
     assert detect(environ=variables).launcher == "local"
 
 
-def test_local_in_one_of_several_tasks():
+def test_launcher_local_in_one_of_several_tasks_is_refused():
     for variables in (STEP, OPEN_MPI, ENV):
         assert "each would start a run of its own" in refusal(variables, "local").found
     one = STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
     assert detect(RequestedWorld(launcher="local"), environ=one).launcher == "local"
 
 
-def test_a_launcher_that_is_named_but_not_there():
+def test_a_requested_launcher_without_its_variables_is_refused():
     assert "not started by torchrun" in refusal({}, "torchrun").found
     assert detect(RequestedWorld(launcher="slurm"), environ=STEP | ENV).launcher == "slurm"
 
@@ -132,7 +132,7 @@ def test_a_launcher_that_is_named_but_not_there():
         ({"PBS_JOBID": "1", "PBS_TASKNUM": "2", "PBS_NODENUM": "0"}, "RANK is not given"),
     ],
 )
-def test_half_of_the_variables(variables, missing):
+def test_incomplete_or_invalid_variables_are_refused(variables, missing):
     assert missing in refusal(variables).found
 
 
@@ -146,15 +146,15 @@ def test_half_of_the_variables(variables, missing):
         ({"nodes": 2, "node_rank": 2, "address": "a", "port": 1}, "not below"),
     ],
 )
-def test_machines_by_hand_with_half_of_the_flags(asked, missing):
+def test_machines_joined_by_hand_with_incomplete_flags_are_refused(asked, missing):
     assert missing in refusal({}, **asked).found
 
 
-def test_two_nodes_without_a_launcher():
+def test_two_nodes_without_a_launcher_are_refused():
     error = refusal({}, nodes=2)
     assert "no launcher's variables are set" in error.found and "--node_rank 0" in error.instead
 
 
-def test_a_node_rank_under_a_launcher():
+def test_a_node_rank_that_contradicts_the_launcher_is_refused():
     assert detect(asked=RequestedWorld(node_rank=1), environ=STEP).launcher == "slurm"
     assert "says that this is node 1" in refusal(STEP, node_rank=0).found

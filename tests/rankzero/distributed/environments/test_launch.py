@@ -29,7 +29,7 @@ from rankzero.distributed.environments.launch import (
         ({"world_size": 4, "num_nodes": 2, "processes_a_node": (2, 2)}, "2 nodes x 2 processes"),
     ],
 )
-def test_the_shape_counts_nodes_and_processes(launch, shape):
+def test_the_shape_states_the_numbers_of_nodes_and_processes(launch, shape):
     assert Launch(**launch).shape == shape
 
 
@@ -43,11 +43,11 @@ def test_the_shape_counts_nodes_and_processes(launch, shape):
         ({"world_size": 2, "num_nodes": 2, "local_world_size": 1}, False),
     ],
 )
-def test_one_machine_is_known_from_either_number(launch, one_machine):
+def test_one_machine_is_known_from_num_nodes_or_local_world_size(launch, one_machine):
     assert Launch(**launch).one_machine == one_machine
 
 
-def test_a_launch_cannot_be_changed_and_can_be_pickled():
+def test_a_launch_is_immutable_and_can_be_pickled():
     with pytest.raises(AttributeError):
         Launch().rank = 1
     assert pickle.loads(pickle.dumps(Launch())) == Launch()
@@ -72,28 +72,28 @@ def test_only_variables_that_were_read_are_recorded():
 
 
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("7", 7), ("007", 7), ("4294967290", 4294967290)])
-def test_whole_numbers(text, number):
+def test_integers_are_parsed(text, number):
     assert Variables({"A": text}).number("A") == Variables({"A": text}).find_number("A") == number
 
 
 @pytest.mark.parametrize("text", ["-1", "+1", "1.0", "1e3", "0x10", "1_000", " 1", "1\n", "one", "٣", "²"])
-def test_anything_else_is_refused_with_its_name_and_value(text):
+def test_an_invalid_number_is_refused_with_its_name_and_value(text):
     with pytest.raises(ValueError) as caught:
         Variables({"A": text}).number("A")
     assert str(caught.value) == f"A={text!r} is not a whole number of 0 or more"
 
 
-def test_a_number_of_too_many_digits_is_refused_as_well():
+def test_a_number_with_too_many_digits_is_refused():
     with pytest.raises(ValueError, match=r"digits"):
         Variables({"A": "9" * (sys.get_int_max_str_digits() + 1)}).number("A")
 
 
 @given(st.text())
-def test_every_key_has_a_port(key):
+def test_every_key_gives_a_fixed_port_from_20000_to_32767(key):
     assert 20000 <= derived_port(key) < 32768 and derived_port(key) == derived_port(key)
 
 
-def test_ports_are_the_same_in_every_process_and_version():
+def test_derived_ports_are_the_same_in_every_process_and_version():
     assert [derived_port(key) for key in ("", "env", "slurm 12.0")] == [25762, 28575, 26291]
 
 
@@ -101,7 +101,7 @@ def point_of(environ=None, host=None, **asked):
     return meeting_point(Variables(environ or {}), RequestedWorld(**asked), host, "key")
 
 
-def test_flags_win_over_variables_and_variables_over_the_launchers_host():
+def test_flags_override_variables_and_variables_override_the_launchers_host():
     environ = {"MASTER_ADDR": "variable", "MASTER_PORT": "1"}
     assert point_of(environ, "host", address="flag", port=2) == ("flag", 2)
     assert point_of(environ, "host") == ("variable", 1)
@@ -109,12 +109,12 @@ def test_flags_win_over_variables_and_variables_over_the_launchers_host():
     assert point_of({"MASTER_ADDR": "", "MASTER_PORT": ""}, "host") == ("host", derived_port("key"))
 
 
-def test_a_missing_address_is_reported_by_the_variables_name():
+def test_the_error_about_a_missing_address_names_the_variable():
     with pytest.raises(KeyError, match="MASTER_ADDR"):
         point_of({"MASTER_PORT": "1"})
 
 
-def test_the_last_port_is_65535():
+def test_ports_above_65535_are_refused():
     assert point_of({"MASTER_PORT": "65535"}, "host") == ("host", 65535)
     with pytest.raises(ValueError, match=r"^MASTER_PORT=65536 is not a port \(1 to 65535\)$"):
         point_of({"MASTER_PORT": "65536"}, "host")
@@ -137,11 +137,11 @@ def test_the_last_port_is_65535():
         ("x" * 100, "x" * 64),
     ],
 )
-def test_a_jobs_id_becomes_the_name_of_a_folder(job, name):
+def test_a_job_id_becomes_a_valid_folder_name(job, name):
     assert folder_name(job) == name
 
 
 @given(st.text())
-def test_the_name_of_a_folder_stays_below_its_parent(job):
+def test_a_folder_name_cannot_leave_its_parent_folder(job):
     name = folder_name(job)
     assert name is None or (0 < len(name) <= 64 and "/" not in name and not name.startswith((".", "-")))

@@ -37,12 +37,12 @@ def refusal(launch, *arguments):
         (UNEVEN, ()),
         (UNEVEN, ("--nodes", "2")),
         (MPI, ("--nodes", "2", "--devices", "2")),
-        (MPI, ("--devices", "4")),  # not known to be wrong before all are there
+        (MPI, ("--devices", "4")),  # known to be wrong only after the rendezvous
         (Launch(), ("--devices", "7")),
         (Launch(launcher="torchrun", world_size=2, elastic="--nnodes 1:2", externally_created=True), ("--nodes", "2")),
     ],
 )
-def test_what_fits_or_may_fit(launch, arguments):
+def test_requests_that_do_not_contradict_the_launcher_are_accepted(launch, arguments):
     check_world(parse_arguments(FIT, arguments).requested_world, launch)
 
 
@@ -59,12 +59,12 @@ def test_what_fits_or_may_fit(launch, arguments):
         (MPI, ("--devices", "3")),
     ],
 )
-def test_other_numbers_than_the_launchers(launch, arguments):
+def test_requests_that_contradict_the_launcher_are_refused(launch, arguments):
     error = refusal(launch, *arguments)
     assert f"{launch.launcher} started" in error.found
 
 
-def test_what_to_type_instead():
+def test_a_refusal_proposes_flags_and_a_launcher_command():
     error = refusal(TORCHRUN, "--nodes", "2", "--devices", "4")
     assert "--nodes 2 --devices 2, or leave both out" in error.instead
     assert "torchrun --nnodes 2 --nproc-per-node 4 launch/fit.py" in error.instead
@@ -73,7 +73,7 @@ def test_what_to_type_instead():
     assert "--launcher local" in refusal(one_task, "--devices", "2").instead
 
 
-def test_processes_are_started_where_no_launcher_has():
+def test_local_processes_are_started_only_without_a_launcher():
     assert processes_to_start(parse_arguments(FIT, ["--devices", "2"]).requested_world, Launch()) == 2
     assert processes_to_start(parse_arguments(FIT, []).requested_world, Launch()) == 0
     assert processes_to_start(parse_arguments(FIT, ["--devices", "1"]).requested_world, Launch()) == 0

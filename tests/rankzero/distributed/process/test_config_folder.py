@@ -21,7 +21,7 @@ from rankzero.distributed.process.config_folder import config_folder
         ({}, None),
     ],
 )
-def test_the_first_absolute_folder_counts(variables, folder, monkeypatch):
+def test_the_first_absolute_path_is_used(variables, folder, monkeypatch):
     for name in ("XDG_CONFIG_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

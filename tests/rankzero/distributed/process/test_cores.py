@@ -12,16 +12,16 @@ V2 = "41 31 0:38 / {mount} rw,relatime shared:5 master:1 - cgroup2 cgroup2 rw,ns
 
 
 @pytest.mark.parametrize(("text", "cpus"), [("0", {0}), ("0-2,8\n", {0, 1, 2, 8}), ("1,3", {1, 3}), ("", set())])
-def test_cpus_in_the_notation_of_linux(text, cpus):
+def test_linux_cpu_lists_are_parsed_and_formatted(text, cpus):
     assert parse_cpus(text) == cpus
     assert parse_cpus(format_cpus(cpus)) == cpus
 
 
-def test_cpus_are_written_as_ranges():
+def test_consecutive_cpus_are_formatted_as_ranges():
     assert format_cpus([9, 0, 1, 2, 11]) == "0-2,9,11"
 
 
-def test_a_smaller_affinity_leaves_fewer_cores():
+def test_usable_cores_respect_the_cpu_affinity():
     code = "from rankzero.distributed.process.cores import usable_cores; print(sorted(usable_cores()))"
     cpu = max(os.sched_getaffinity(0))
     ran = subprocess.run(["taskset", "-c", str(cpu), sys.executable, "-c", code], capture_output=True, text=True)
@@ -41,7 +41,7 @@ def test_hardware_threads_of_one_core_count_once(tmp_path, monkeypatch):
 
 @pytest.fixture
 def process(tmp_path):
-    """Writes what Linux shows of a process's cgroup: the files in it by path, the mount and the membership."""
+    """Returns a function that writes a process's cgroup files, and the /proc files that locate them."""
 
     def write(mount, membership, files):
         for path, text in files.items():
@@ -70,12 +70,12 @@ def process(tmp_path):
         (V1, "4:cpu,cpuacct:/x", {"cpu.cfs_quota_us": "200000\n", "cpu.cfs_period_us": "100000\n"}, 2),
     ],
 )
-def test_the_lowest_quota_around_a_process_counts(process, mount, membership, files, cpus):
+def test_the_lowest_quota_of_all_enclosing_cgroups_applies(process, mount, membership, files, cpus):
     quota = cpu_quota(process(mount, membership, files))
     assert (quota.cpus if quota else None) == cpus
 
 
-def test_processes_of_one_cgroup_know_that_they_share_its_quota(process):
+def test_processes_under_the_same_quota_report_the_same_cgroup(process):
     files = {"job/cpu.max": "400000 100000\n", "job/a/cpu.max": "max 100000\n", "b/cpu.max": "400000 100000\n"}
     shared = [cpu_quota(process(V2, f"0::{path}", files)).cgroup for path in ("/job", "/job/a")]
     assert shared[0] == shared[1] != cpu_quota(process(V2, "0::/b", files)).cgroup

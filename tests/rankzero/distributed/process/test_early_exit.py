@@ -1,4 +1,4 @@
-"""Each case leaves a process, so each is forked off."""
+"""`os._exit` ends the calling process, so the tests call it in forked processes."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ WITHOUT_AN_EXIT = 99
 
 @pytest.fixture
 def forked():
-    """Runs code in a forked process; returns its exit code and what it has reported."""
+    """Returns a function that runs code in a forked process and returns its exit code and its reports."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
 
@@ -38,11 +38,11 @@ def forked():
 
 
 @pytest.mark.parametrize("status", [0, 1, 3, 75, 255])
-def test_any_status_is_reported_and_becomes_1(forked, status):
+def test_any_exit_code_is_reported_and_replaced_by_1(forked, status):
     assert forked(lambda: os._exit(status)) == (1, f"{status},")
 
 
-def test_the_argument_may_have_its_name(forked):
+def test_the_exit_code_may_be_a_keyword_argument(forked):
     assert forked(lambda: os._exit(status=3)) == (1, "3,")
 
 
@@ -55,12 +55,12 @@ def test_an_exit_from_a_thread_is_reported(forked):
     assert forked(work) == (1, "4,")
 
 
-def test_other_ways_to_end_are_not_reported(forked):
+def test_exits_other_than_os_exit_are_not_reported(forked):
     assert forked(lambda: None) == (WITHOUT_AN_EXIT, "")
     assert forked(lambda: sys.exit(3)) == (WITHOUT_AN_EXIT, "")
 
 
-def test_a_report_that_raises_does_not_keep_the_process():
+def test_the_process_exits_even_if_the_report_raises():
     process = os.fork()
     if process == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -72,8 +72,8 @@ def test_a_report_that_raises_does_not_keep_the_process():
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
 
 
-def test_forked_processes_keep_their_own_status(forked):
-    """Loader processes of torch are such: multiprocessing ends them by `os._exit`."""
+def test_forked_processes_keep_their_exit_code(forked):
+    """torch's loader processes rely on this: multiprocessing ends them with `os._exit`."""
 
     def work():
         process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(7,))
@@ -84,7 +84,7 @@ def test_forked_processes_keep_their_own_status(forked):
     assert forked(work) == (1, "7,")
 
 
-def test_closing_restores_the_function_of_the_os_module():
+def test_close_restores_os_exit():
     early_exit = EarlyExit(lambda status: None)
     early_exit.close()
     assert os._exit is LEAVE
@@ -96,7 +96,7 @@ def test_closing_restores_the_function_of_the_os_module():
     assert os._exit is LEAVE and LEAVE.__module__ == "posix"
 
 
-def test_closing_keeps_a_function_that_somebody_else_put_there(monkeypatch):
+def test_close_keeps_a_later_replacement_of_os_exit(monkeypatch):
     early_exit = EarlyExit(lambda status: None)
     early_exit.watch()
     others = print

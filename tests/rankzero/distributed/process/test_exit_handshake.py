@@ -9,7 +9,7 @@ from rankzero.distributed.process.exit_handshake import REPORT, ExitHandshake, r
 from rankzero.distributed.process.spawn import run_processes
 
 REPORTING = "from rankzero.distributed.process.exit_handshake import report_exit; report_exit()\n"
-"""What a process does before it ends on purpose."""
+"""Code that a process runs before an intended exit."""
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def report():
 
 @pytest.fixture
 def started_by(monkeypatch):
-    """Makes the test a process that was started by a process of this id, with these variables."""
+    """Returns a function that sets variables as if the parent process with the given id had started this process."""
 
     def start(parent, variables):
         for name, value in {local.MARK: str(parent), **variables}.items():
@@ -36,18 +36,18 @@ def run(code, report):
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_process_that_reports_before_it_ends(report, code):
+def test_a_reported_exit_is_detected_with_any_exit_code(report, code):
     assert run(f"{REPORTING}raise SystemExit({code})", report) == code
     assert report.is_there()
 
 
 @pytest.mark.parametrize("end", ["pass", "import os; os._exit(0)", "import os; os.kill(os.getpid(), 9)"])
-def test_a_process_that_ends_without_a_report(report, end):
+def test_an_exit_without_a_report_is_detected(report, end):
     run(end, report)
     assert not report.is_there()
 
 
-def test_reports_of_two_processes_are_kept_apart(report):
+def test_reports_of_two_processes_are_separate(report):
     other = ExitHandshake()
     run(REPORTING, other)
     assert (report.is_there(), other.is_there()) == (False, True)
@@ -55,20 +55,20 @@ def test_reports_of_two_processes_are_kept_apart(report):
     other.close()
 
 
-def test_a_report_is_read_once(report, started_by):
+def test_a_report_can_be_read_only_once(report, started_by):
     started_by(os.getppid(), report.variables)
     report_exit()
     assert [report.is_there(), report.is_there()] == [True, False]
 
 
-def test_only_a_child_of_the_watching_process_reports(report, started_by):
+def test_only_a_child_of_the_supervising_process_reports(report, started_by):
     for parent in (os.getpid(), 0, ""):
         started_by(parent, report.variables)
         report_exit()
         assert not report.is_there()
 
 
-def test_a_process_that_nobody_watches_reports_nothing(report, started_by, monkeypatch):
+def test_a_process_without_both_handshake_variables_reports_nothing(report, started_by, monkeypatch):
     started_by(os.getppid(), {REPORT: ""})
     report_exit()
     monkeypatch.delenv(REPORT)
@@ -79,7 +79,7 @@ def test_a_process_that_nobody_watches_reports_nothing(report, started_by, monke
     assert not report.is_there()
 
 
-def test_a_descriptor_that_is_closed_raises_nothing(started_by):
+def test_a_report_to_a_closed_pipe_raises_nothing(started_by):
     report = ExitHandshake()
     started_by(os.getppid(), report.variables)
     report.close()
@@ -87,7 +87,7 @@ def test_a_descriptor_that_is_closed_raises_nothing(started_by):
     assert not report.is_there()
 
 
-def test_closing_closes_both_ends():
+def test_close_closes_both_ends_of_the_pipe():
     report = ExitHandshake()
     ends = [report.writing, report._reading]
     report.close()
@@ -96,8 +96,8 @@ def test_closing_closes_both_ends():
             os.fstat(descriptor)
 
 
-def test_a_process_of_a_process_reports_nothing(capfd):
-    """It may have another file open under the same number."""
+def test_a_child_of_a_local_process_reports_nothing(capfd):
+    """The child may have opened another file under the same descriptor."""
     child = (
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', {REPORTING!r}], close_fds=False, check=True)"
     )

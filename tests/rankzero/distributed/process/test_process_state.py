@@ -1,4 +1,4 @@
-"""Compared with psutil, on real processes."""
+"""Tests on real processes; psutil provides the expected start times."""
 
 import ctypes
 import os
@@ -26,12 +26,12 @@ def seconds_of_birth(state):
     return int(state[1]) / os.sysconf("SC_CLK_TCK") + psutil.boot_time()
 
 
-def test_the_time_of_birth_is_psutils(child):
+def test_the_start_time_equals_psutils(child):
     for pid in (os.getpid(), child.pid):
         assert seconds_of_birth(process_state(pid)) == pytest.approx(psutil.Process(pid).create_time(), abs=2)
 
 
-def test_a_process_is_stopped_then_a_zombie_then_gone(child):
+def test_stopped_zombie_and_missing_processes_are_distinguished(child):
     _, born = process_state(child.pid)
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
@@ -44,7 +44,7 @@ def test_a_process_is_stopped_then_a_zombie_then_gone(child):
 
 
 @pytest.mark.parametrize("name", [b"", b"a b", b"a) S 1 2 (b", b"a\nb", "ä".encode()])
-def test_a_name_is_not_mistaken_for_fields(name):
+def test_a_process_name_is_not_mistaken_for_fields(name):
     libc, comm = ctypes.CDLL(None), Path("/proc/self/comm").read_bytes().strip()
     _, born = process_state(os.getpid())
     libc.prctl(15, name, 0, 0, 0)  # PR_SET_NAME
@@ -55,9 +55,9 @@ def test_a_name_is_not_mistaken_for_fields(name):
         libc.prctl(15, comm, 0, 0, 0)
 
 
-def test_a_name_that_the_kernel_cut_within_a_letter():
+def test_a_process_name_cut_within_a_utf8_character_is_accepted():
     libc, comm = ctypes.CDLL(None), Path("/proc/self/comm").read_bytes().strip()
-    libc.prctl(15, "ä".encode() * 8, 0, 0, 0)  # of which it keeps 15 bytes
+    libc.prctl(15, "ä".encode() * 8, 0, 0, 0)  # the kernel keeps 15 bytes
     try:
         assert process_state(os.getpid())
     finally:
@@ -76,7 +76,7 @@ def test_without_proc_only_existence_is_known(without_proc, child):
     assert process_state(child.pid) is None
 
 
-def test_the_namespace_is_that_of_process_ids():
+def test_the_namespace_is_the_pid_namespace():
     assert process_namespace() == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
 
 

@@ -28,7 +28,7 @@ REMARKS = "GPU available|TPU available|.*Tip|`Trainer.fit` stopped|`weights_only
 
 
 def module_of(folder):
-    """The tests' model in a folder, without what it takes from the tests."""
+    """Writes the tests' model into a folder as `nets.py`, without imports from the tests."""
     text = NET.read_text()
     head, body = text.split("class Net", 1)
     body = body.split("class Record", 1)[0]
@@ -38,8 +38,8 @@ def module_of(folder):
 
 
 def lines(result):
-    """Printed lines, without numbers, warnings and the rows of tables."""
-    text = re.sub(r"Finding best initial lr:[^\]]*\]", "\n", result.out + result.err)  # a bar that ends no line
+    """Returns the printed lines, with `#` for each number and without warnings and table rows."""
+    text = re.sub(r"Finding best initial lr:[^\]]*\]", "\n", result.out + result.err)  # a bar without a newline
     texts = text.replace(str(result.folder), "").splitlines()
     found = [re.sub(r"[\d.,]+(e-?\d+)?", "#", line).strip() for line in texts if "site-packages" not in line]
     found = [line for line in found if line != "warning(val)" and not line.startswith("Unable to serialize instance")]
@@ -47,7 +47,7 @@ def lines(result):
 
 
 @pytest.mark.system
-def test_everything_that_was_requested_is_printed(tmp_path):
+def test_all_output_that_the_user_requested_is_printed(tmp_path):
     ours, stock = tmp_path / "ours", tmp_path / "stock"
     for folder in (ours, stock):
         folder.mkdir()
@@ -64,7 +64,7 @@ def test_everything_that_was_requested_is_printed(tmp_path):
 
 
 @pytest.mark.system
-def test_a_plain_run_prints_a_line_an_epoch_and_a_table(tmp_path):
+def test_a_run_of_one_epoch_prints_three_lines_and_a_table(tmp_path):
     module_of(tmp_path)
     result = fit("--model", "nets.Net", "--epochs", "1", folder=tmp_path)
     first, second, third, *table = result.out.splitlines()
@@ -73,7 +73,7 @@ def test_a_plain_run_prints_a_line_an_epoch_and_a_table(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_on_other_ranks_only_warnings_are_printed(rank):
+def test_ranks_other_than_zero_print_only_warnings(rank):
     logger, level = logging.getLogger("lightning.pytorch"), logging.getLogger("lightning.pytorch").level
     fabric = logging.getLogger("lightning.fabric")
     before = fabric.level

@@ -11,7 +11,7 @@ from rankzero.distributed.process import spawn as processes
 from rankzero.distributed.process.spawn import run_processes
 
 REPORTING = "from rankzero.distributed.process.exit_handshake import report_exit; report_exit()\n"
-"""What a process does before it ends on purpose."""
+"""Code that a process runs before an intended exit."""
 
 
 def run(code, count=2):
@@ -25,19 +25,19 @@ pathlib.Path(e["RANK"]).write_text(f"{e['LOCAL_RANK']} {e['WORLD_SIZE']} {e['MAS
 """
 
 
-def test_every_process_knows_its_place(here):
+def test_every_process_receives_its_rank_world_size_and_rendezvous_address(here):
     assert run(PLACE + REPORTING, count=3) == 0
     texts = [(here / str(rank)).read_text().split() for rank in range(3)]
     assert [text[0] for text in texts] == ["0", "1", "2"] and {text[1] for text in texts} == {"3"}
     assert len({(text[2], text[3]) for text in texts}) == 1 and texts[0][2] == "127.0.0.1"
 
 
-def test_all_well():
+def test_the_exit_code_is_0_if_all_processes_succeed():
     assert run(REPORTING) == 0
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 75])
-def test_an_exit_code_without_a_report_is_a_failure(code, capfd):
+def test_any_exit_code_without_a_report_is_a_failure(code, capfd):
     leaves = f"import os; os._exit({code} if os.environ['RANK'] == '1' else 0)"
     reports = "import os\nif os.environ['RANK'] == '0':\n    " + REPORTING
     assert run(reports + leaves) == 1
@@ -48,19 +48,19 @@ def test_an_exit_code_without_a_report_is_a_failure(code, capfd):
 
 
 @pytest.mark.parametrize("code", [1, 2, 75])
-def test_an_exit_code_that_was_reported_is_kept(code, capfd):
+def test_a_reported_exit_code_is_kept(code, capfd):
     assert run(REPORTING + f"import os; os._exit({code})") == code
     assert capfd.readouterr().err == ""
 
 
-def test_the_first_failure_is_the_exit_code_and_ends_the_others(monkeypatch):
+def test_the_first_failure_sets_the_exit_code_and_ends_the_other_processes(monkeypatch):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
     begun = time.monotonic()
     assert run(REPORTING + "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
     assert time.monotonic() - begun < 30
 
 
-def test_a_process_that_is_killed_is_named(monkeypatch, capfd):
+def test_a_killed_process_is_named(monkeypatch, capfd):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
     code = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
     assert run(code) == 1
@@ -82,7 +82,7 @@ sys.exit(run_processes([sys.executable, "-c", child], 2))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_is_left_when_the_first_one_is_ended(signum):
+def test_no_local_process_survives_its_parent(signum):
     parent = subprocess.Popen([sys.executable, "-c", WATCHED], stdout=subprocess.PIPE, text=True)
     assert parent.stdout
     assert parent.stdout.read(4) == "upup"

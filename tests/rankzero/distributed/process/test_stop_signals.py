@@ -1,4 +1,4 @@
-"""Each in a process of its own: signals belong to the whole process."""
+"""Signal handlers belong to the whole process, so each test runs in a separate process."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def run(code, seconds=30):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
-def test_a_signal_asks_and_ends_nothing(name):
+def test_a_signal_requests_a_stop_without_ending_the_process(name):
     done = run(f"""
 heard = threading.Event()
 SIGNALS.subscribe(lambda signum: (print(signum.name, flush=True), heard.set()))
@@ -31,7 +31,7 @@ print(SIGNALS.asked)
     assert (done.returncode, done.stdout.split()) == (0, [name, name]), done.stderr
 
 
-def test_it_is_heard_while_the_main_thread_does_not_come_back_to_python():
+def test_a_signal_is_read_while_the_main_thread_is_blocked_outside_python():
     done = run("""
 import ctypes
 SIGNALS.subscribe(lambda signum: os._exit(7))
@@ -43,7 +43,7 @@ for _ in range(2):  # the second waits without Python's lock, as a collective do
     assert done.returncode == 7
 
 
-def test_what_came_before_somebody_listened_is_told():
+def test_a_subscriber_receives_earlier_signals():
     done = run("""
 os.kill(os.getpid(), signal.SIGUSR1)
 time.sleep(0.3)
@@ -52,7 +52,7 @@ SIGNALS.subscribe(lambda signum: print(signum.name))
     assert done.stdout.split() == ["SIGUSR1"]
 
 
-def test_ctrl_c_twice_stops_now_but_not_where_one_press_comes_twice():
+def test_a_second_ctrl_c_exits_at_once_unless_one_press_arrives_twice():
     once = run("""
 for _ in range(2): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)
 print("goes on")
@@ -67,7 +67,7 @@ time.sleep(20)
     assert twice.returncode == 130
 
 
-def test_what_is_forked_off_goes_by_its_own_handlers():
+def test_forked_processes_restore_the_previous_handlers():
     done = run("""
 import multiprocessing
 def handlers(queue):
@@ -80,7 +80,7 @@ print(SIGNALS.asked)
     assert done.stdout.split() == ["True", "None"], done.stderr
 
 
-def test_whoever_waits_for_others_does_not_wait_for_long():
+def test_waiting_for_other_ranks_ends_soon_after_a_signal():
     done = run("""
 import rankzero.distributed.process.stop_signals
 rankzero.distributed.process.stop_signals.PATIENCE_SECONDS = 0.2

@@ -12,7 +12,7 @@ from running import BIN
 
 
 def members(*cores, machines=None, quotas=None):
-    """All processes: the cores of each, on one machine unless `machines` names others."""
+    """Returns one process for each given set of cores, all on one machine unless `machines` is given."""
     machines = machines or ["a"] * len(cores)
     quotas = quotas or [(None, "")] * len(cores)
     return [
@@ -50,12 +50,12 @@ def test_ranks_divide_the_cores_that_they_share(masks, counts, reason):
     assert chosen(everyone)[1] == reason
 
 
-def test_other_machines_are_not_counted():
+def test_ranks_on_other_machines_share_no_cores():
     everyone = members("0-5", "0-5", "0-1", machines=["a", "a", "b"])
     assert [chosen(everyone, rank) for rank in range(3)] == [(3, "6 cores / 2 ranks")] * 2 + [(2, "2 cores")]
 
 
-def test_a_quota_is_divided_by_the_ranks_of_its_cgroup():
+def test_a_quota_is_divided_among_the_ranks_of_its_cgroup():
     together = members(*["0-63"] * 2, quotas=[(6.0, "job")] * 2)
     assert chosen(together) == (3, "CPU quota of 6 cores / 2 ranks")
     apart = members(*["0-63"] * 2, quotas=[(6.0, "one"), (4.0, "two")])
@@ -68,17 +68,17 @@ def test_a_quota_is_rounded_to_whole_cores(cpus, count):
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_the_users_number_of_threads_stays(name):
+def test_the_users_number_of_threads_is_kept(name):
     assert chosen(members(*["0-11"] * 4), **{name: "7"}) == (None, f"{name}=7")
     assert chosen(members("0-1"), **{name: ""}) == (2, "2 cores")
 
 
-def test_a_number_that_an_outer_process_of_ours_set_is_not_the_users():
+def test_a_number_of_threads_set_by_a_rankzero_parent_is_not_the_users():
     assert chosen(members("0-7"), OMP_NUM_THREADS="3", **{MARK: "3"}) == (8, "8 cores")
     assert chosen(members("0-7"), OMP_NUM_THREADS="4", **{MARK: "3"}) == (None, "OMP_NUM_THREADS=4")
 
 
-def test_pbs_sets_the_cores_of_a_chunk_which_its_ranks_divide():
+def test_the_number_of_threads_set_by_pbs_is_only_an_upper_limit():
     job = {"PBS_JOBID": "1.pbs", "NCPUS": "12", "OMP_NUM_THREADS": "12"}
     assert chosen(members(*["0-11"] * 4), **job) == (3, "12 cores / 4 ranks")
     assert chosen(members("0-63"), **job) == (12, "PBS set NCPUS=12")
@@ -86,19 +86,19 @@ def test_pbs_sets_the_cores_of_a_chunk_which_its_ranks_divide():
 
 
 def alone(local_ranks, launcher="torchrun", cores="0-11"):
-    """The choice of one of several ranks that does not know the others yet."""
+    """Returns the choice of one of several ranks before the rendezvous."""
     launch = Launch(launcher=launcher, world_size=local_ranks, local_world_size=local_ranks, externally_created=True)
     return choose_threads(launch, members(cores), {})
 
 
-def test_a_rank_that_does_not_know_the_others_yet_expects_them_to_share_its_cores(monkeypatch):
+def test_before_the_rendezvous_local_ranks_are_assumed_to_share_cores_unless_bound(monkeypatch):
     monkeypatch.setattr(threads, "usable_cores", lambda process: frozenset(range(12)))
     assert alone(4) == Threads(3, "12 cores / 4 ranks")
     assert alone(4, cores="0-1") == Threads(2, "bound to 2 cores", all_cores=True)
     assert alone(4, launcher="local", cores="0-1") == Threads(1, "2 cores / 4 ranks")
 
 
-def test_variables_are_set_only_where_the_default_differs():
+def test_omp_num_threads_is_set_only_if_the_default_differs():
     environ = {}
     set_threads(Threads(2, "2 cores", all_cores=True), environ)
     set_threads(Threads(None, "OMP_NUM_THREADS=7"), environ)
@@ -122,7 +122,7 @@ os.write(1, f"rank {os.environ['RANK']}: {found}\\n".encode())  # at once: both 
 @pytest.mark.parametrize(
     ("users", "setting", "wrapped"), [(None, "None", True), ("1", "OMP_NUM_THREADS=1", False)], ids=["torchrun", "user"]
 )
-def test_the_default_of_a_real_torchrun_is_not_the_users(tmp_path, users, setting, wrapped):
+def test_the_default_of_a_real_torchrun_is_not_taken_for_the_users_setting(tmp_path, users, setting, wrapped):
     (tmp_path / "worker.py").write_text(SETTING)
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environ |= {"OMP_NUM_THREADS": users} if users else {}

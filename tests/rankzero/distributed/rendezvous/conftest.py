@@ -1,4 +1,4 @@
-"""The server runs in a thread; tests speak the protocol to it through sockets."""
+"""The rendezvous server runs in a thread; the tests connect to it through sockets."""
 
 import json
 import socket
@@ -15,7 +15,7 @@ from rankzero.messages import RequestError
 
 
 class Caller:
-    """A process that calls rank zero."""
+    """Connection of a process to rank zero."""
 
     def __init__(self, port):
         self.connection = socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -36,7 +36,7 @@ class Caller:
 
 
 class Rendezvous:
-    """Rank zero of a world on this machine, which waits in a thread."""
+    """Rank zero of a world on this machine; a thread waits for the other processes."""
 
     def __init__(self, pool, size, seconds=10.0, refusal=None):
         self.listening = network.listen("127.0.0.1", 0)
@@ -55,7 +55,7 @@ class Rendezvous:
         return caller
 
     def member(self, rank, **more):
-        """What the process of this rank sends."""
+        """Returns the description that the process of this rank sends."""
         return self.me._replace(**{"rank": rank, "local_rank": rank, "pid": 1000 + (rank or 0), **more})._asdict()
 
     def wait_until_there_are(self, count):
@@ -76,7 +76,7 @@ class Rendezvous:
 
 @pytest.fixture
 def call():
-    """Calls a port of this machine as a process does that looks for rank zero."""
+    """Returns a function that connects to a port of this machine, as a process that looks for rank zero does."""
     callers = []
 
     def start(port):
@@ -90,7 +90,7 @@ def call():
 
 @pytest.fixture
 def rendezvous():
-    """Starts rank zero of a world of this size."""
+    """Returns a function that starts rank zero of a world of a given size."""
     started = []
 
     def start(size, **more):

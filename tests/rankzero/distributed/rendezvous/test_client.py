@@ -1,4 +1,4 @@
-"""Several processes are threads here: the roll call knows nothing of either."""
+"""Processes are threads here; the rendezvous does not distinguish the two."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ def launches(port, count=4, nodes=2, **more):
 
 
 def call(all_launches, start_timeout=5.0):
-    """What each of them gets: a Meeting or an error."""
+    """Performs the rendezvous of all launches; returns the result or the error of each."""
 
     def one(launch):
         try:
@@ -53,14 +53,14 @@ def call(all_launches, start_timeout=5.0):
     return results
 
 
-def test_all_are_here(port):
+def test_every_process_receives_all_members_by_rank(port):
     results = call(launches(port))
     assert all([member.rank for member in result.members] == [0, 1, 2, 3] for result in results)
     assert [result.launch.processes_a_node for result in results] == [(2, 2)] * 4
     assert [bool(result.listening) for result in results] == [True, False, False, False]
 
 
-def test_what_the_launcher_does_not_say(port, monkeypatch):
+def test_positions_that_the_launcher_omits_follow_from_host_names(port, monkeypatch):
     place = threading.local()
     monkeypatch.setattr(members.socket, "gethostname", lambda: place.host)
     untold = [
@@ -80,7 +80,7 @@ def test_what_the_launcher_does_not_say(port, monkeypatch):
     assert results[0].launch.hosts == ("b", "a") and results[0].launch.processes_a_node == (3, 2)
 
 
-def test_ranks_are_handed_out_host_by_host(port):
+def test_ranks_are_assigned_host_by_host(port):
     orders = [(0, 3), (1, 0x20000001), (0, 2), (1, 0x20000002)]
     tasks = [
         Launch(
@@ -95,46 +95,46 @@ def test_ranks_are_handed_out_host_by_host(port):
     assert sum(bool(result.listening) for result in results) == 1
 
 
-def test_a_rank_is_missing(port):
+def test_a_missing_rank_is_named_on_all_ranks(port):
     begun = time.monotonic()
     errors = call(launches(port)[:3], start_timeout=1)
     assert time.monotonic() - begun < 8
     assert all("missing rank 3; " in error.found for error in errors)
-    assert [error.reported_elsewhere for error in errors] == [None, True, True]  # rank zero tells it
+    assert [error.reported_elsewhere for error in errors] == [None, True, True]  # rank zero reports the error
 
 
-def test_a_machine_is_missing(port):
+def test_a_missing_machine_is_named(port):
     first, second, *_ = launches(port, hosts=(socket.gethostname(), "gone"))
     assert "missing ranks 2, 3; nobody from gone" in call([first, second], start_timeout=0.5)[0].found
     first, second, *_ = launches(port)
     assert "nobody from node 1" in call([first, second], start_timeout=0.5)[0].found
 
 
-def test_rank_zero_is_missing(port):
+def test_a_missing_rank_zero_is_reported_once_per_machine(port):
     errors = call(launches(port)[1:3], start_timeout=0.5)
     assert all("missing rank 0" in error.found for error in errors)
-    assert [error.reported_elsewhere for error in errors] == [True, False]  # once a machine, by its local rank zero
+    assert [error.reported_elsewhere for error in errors] == [True, False]  # local rank zero, once per machine
 
 
-def test_a_rank_twice(port):
+def test_two_processes_with_the_same_rank_are_refused(port):
     first, second, *_ = launches(port)
     errors = call([first, second, second])
     assert all("two: process" in error.found and "of rank 1" in error.asked for error in errors)
 
 
-def test_rank_zero_twice(port):
+def test_two_processes_with_rank_zero_are_refused(port):
     first = launches(port)[0]
     errors = call([first, first])
     assert all("of rank 0" in error.asked for error in errors)
 
 
-def test_worlds_of_different_size(port):
+def test_different_world_sizes_are_refused(port):
     first, second, *_ = launches(port)
     errors = call([first, second._replace(world_size=8)])
     assert all("rank 1" in error.found and "was told of 8" in error.found for error in errors)
 
 
-def test_another_run_on_the_port(port):
+def test_another_run_on_the_port_is_named(port):
     first, *_ = launches(port, count=2, nodes=1)
     stranger = launches(port, count=2, nodes=1)[1]._replace(world_id="another")
     found = [error.found for error in call([first, stranger], start_timeout=1)]
@@ -142,7 +142,7 @@ def test_another_run_on_the_port(port):
 
 
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", f"{GREETING} 3\n".encode()])
-def test_a_port_in_use_names_who_holds_it(port, reply):
+def test_the_process_on_a_port_in_use_is_named(port, reply):
     with network.listen("127.0.0.1", port) as other, contextlib.suppress(OSError):
         held = threading.Thread(target=answer, args=(other, reply), daemon=True)
         held.start()
@@ -163,13 +163,13 @@ def answer(listening, reply):
 
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "a b", "é" * 70, "..", "host\nname"])
-def test_an_address_that_does_not_resolve(port, name):
+def test_an_address_that_does_not_resolve_is_refused(port, name):
     errors = call(launches(port, count=2, address=name), start_timeout=1)
     assert all("does not resolve" in error.found for error in errors)
 
 
-def test_an_address_that_is_not_rank_zeros(port, monkeypatch):
-    monkeypatch.setattr(roll_call.network, "resolve", lambda address: ["192.0.2.1"])  # RFC 5737: nobody's
+def test_an_address_of_another_machine_is_refused(port, monkeypatch):
+    monkeypatch.setattr(roll_call.network, "resolve", lambda address: ["192.0.2.1"])  # documentation only (RFC 5737)
     monkeypatch.setattr(roll_call, "NO_ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(roll_call.socket, "create_connection", unreachable)
     first, second = call(launches(port, count=2, address="elsewhere"), start_timeout=9)
@@ -181,7 +181,7 @@ def unreachable(address, timeout):
     raise OSError(113, "No route to host")
 
 
-def test_more_processes_than_were_told(port):
+def test_processes_beyond_the_world_size_are_refused(port):
     tasks = [
         Launch(
             launcher="pbs", rank=None, local_rank=None, world_size=2, local_world_size=None, num_nodes=1,

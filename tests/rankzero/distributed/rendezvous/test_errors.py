@@ -23,7 +23,7 @@ def launch(size=4, **more):
 
 
 def came(*ranks, hosts="a", nodes=None):
-    """Processes of these ranks, on these hosts (all on the same one where only one is given) and nodes."""
+    """Returns processes with these ranks, hosts and nodes; a single host applies to all of them."""
     hosts = hosts * len(ranks) if len(hosts) == 1 else hosts
     nodes = [None] * len(ranks) if nodes is None else nodes
     return [Peer(rank, None, node, 4, host, 1) for rank, host, node in zip(ranks, hosts, nodes, strict=True)]
@@ -40,16 +40,16 @@ def came(*ranks, hosts="a", nodes=None):
         (1000, [0, 5], "missing ranks 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 982 more"),
     ],
 )
-def test_missing_ranks_are_listed_up_to_16(size, ranks, text):
+def test_at_most_16_missing_ranks_are_listed(size, ranks, text):
     assert missing_ranks(launch(size), came(*ranks)) == text
 
 
-def test_a_rank_that_is_alone_misses_rank_zero():
+def test_a_rank_without_contact_reports_rank_zero_as_missing():
     assert missing_ranks(launch(rank=2), came(2)).startswith("missing rank 0, ")
     assert missing_ranks(launch(rank=2), came(2)).endswith(" at a:29500")
 
 
-def test_tasks_without_ranks_are_counted():
+def test_missing_tasks_without_ranks_are_counted():
     assert missing_ranks(launch(rank=None), came(None, None)) == "missing 2 of 4 tasks"
 
 
@@ -70,7 +70,7 @@ def test_tasks_without_ranks_are_counted():
         ({"num_nodes": 2, "hosts": ("a", "a")}, came(0, nodes=[0]), "node 1"),
     ],
 )
-def test_absent_machines_are_named(more, members, absent):
+def test_missing_machines_are_named(more, members, absent):
     text = missing(launch(local_world_size=None, **more), members, 5).found
     if absent is None:
         assert "nobody from" not in text
@@ -78,7 +78,7 @@ def test_absent_machines_are_named(more, members, absent):
         assert f"; nobody from {absent}; " in text
 
 
-def test_a_missing_rank_names_the_shape_the_numbers_and_the_port():
+def test_the_error_about_missing_ranks_states_the_shape_counts_hosts_and_port():
     error = missing(launch(num_nodes=None), came(0, 1, hosts="ba"), 0.5)
     assert error.asked == "4 processes within 0.5 s (--start_timeout)"
     assert error.found == "missing ranks 2, 3; 2 of 4 came, from a, b"
@@ -86,14 +86,14 @@ def test_a_missing_rank_names_the_shape_the_numbers_and_the_port():
     assert "--start_timeout 1200 " in missing(launch(), came(0), 300.0).instead
 
 
-def test_the_address_of_another_machine_as_rank_zero_sees_it():
+def test_rank_zero_proposes_its_own_host_for_an_address_of_another_machine():
     error = not_rank_zeros(launch(rank=0), ["192.0.2.1", "192.0.2.2"])
     assert error.asked == "to meet at a:29500, rank 0's machine"
     assert error.found == f"rank 0 is on {HERE}, and a (192.0.2.1, 192.0.2.2) is another machine or none"
     assert error.instead == f"--master_addr {HERE}"
 
 
-def test_the_address_of_another_machine_as_another_rank_sees_it():
+def test_a_rank_at_the_given_address_reports_that_rank_zero_is_elsewhere():
     error = not_rank_zeros(launch(rank=3), ["192.0.2.1"])
     assert error.found == f"a (192.0.2.1) is {HERE}, and rank 0 is not on it: this is rank 3"
     assert error.instead == "--master_addr HOST"
@@ -107,12 +107,12 @@ def test_the_address_of_another_machine_as_another_rank_sees_it():
         ("slurm", "", 1),
     ],
 )
-def test_what_to_type_depends_on_the_launcher(launcher, before, lines):
+def test_the_proposed_command_depends_on_the_launcher(launcher, before, lines):
     instead = not_rank_zeros(launch(rank=0, launcher=launcher), ["192.0.2.1"]).instead
     assert instead == f"{before}--master_addr {HERE}" and len(instead.splitlines()) == lines
 
 
-def test_rank_zero_cannot_listen_on_a_port_that_another_process_holds():
+def test_rank_zeros_error_names_the_process_that_uses_its_port():
     with network.listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         error = no_answer(launch(rank=0, port=port), ["127.0.0.1"])
@@ -121,7 +121,7 @@ def test_rank_zero_cannot_listen_on_a_port_that_another_process_holds():
     assert error.instead.startswith("--master_port PORT")
 
 
-def test_an_address_that_does_not_answer():
+def test_an_address_that_does_not_answer_is_named():
     error = no_answer(launch(rank=1), ["192.0.2.1", "192.0.2.2"])
     assert error.asked.startswith("to meet at a:29500 (")
     assert error.found == f"a (192.0.2.1, 192.0.2.2) does not answer {HERE}"
@@ -136,13 +136,13 @@ def test_another_run_on_the_port_is_named():
 
 
 @pytest.mark.parametrize("greeting", ["", "HTTP/1.1 400 Bad Request", "RANKZERO", "\x1b[2J"])
-def test_another_program_of_this_machine_on_the_port_is_named(greeting):
+def test_an_unrelated_program_on_a_local_port_is_named_by_its_process_id(greeting):
     with network.listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         error = wrong_listener(launch(rank=1, address="127.0.0.1", port=port), greeting)
     assert error.found.startswith(f"that port is in use by process {os.getpid()} (")
 
 
-def test_another_program_of_another_machine_is_not_looked_up():
+def test_an_unrelated_program_on_another_machine_is_not_looked_up():
     text = wrong_listener(launch(rank=1, address="192.0.2.1"), "SSH-2.0").found
     assert text.startswith("on that port is ") and "in use by" not in text

@@ -16,7 +16,7 @@ WORLD = Launch(launcher="env", num_nodes=None, externally_created=True)
 
 
 def tasks(*places):
-    """Processes of a world: rank, local rank, node rank and host of each."""
+    """Returns the processes of a world from the rank, local rank, node rank and host of each."""
     return [
         Peer(rank, local, node, len(places), host, pid=100 + i)
         for i, (rank, local, node, host) in enumerate(places)
@@ -33,7 +33,7 @@ def places(members):
     return [(member.rank, member.local_rank, member.node_rank, member.host) for member in members]
 
 
-def test_this_process_is_described_as_the_system_does():
+def test_this_process_describes_itself_with_the_systems_values():
     me = Peer.this(Launch(rank=2, local_rank=1, node_rank=0, world_size=3, rank_order=9))
     assert (me.rank, me.local_rank, me.node_rank, me.world_size, me.rank_order) == (2, 1, 0, 3, 9)
     assert (me.host, me.pid) == (socket.gethostname(), os.getpid())
@@ -42,7 +42,7 @@ def test_this_process_is_described_as_the_system_does():
     assert parse_cpus(me.cores) == set(usable_cores())
 
 
-def test_a_quota_of_the_cgroup_is_included(monkeypatch):
+def test_the_description_includes_the_cgroups_quota(monkeypatch):
     monkeypatch.setattr(peers, "cpu_quota", lambda: None)
     assert (Peer.this(Launch()).quota, Peer.this(Launch()).cgroup) == (None, "")
     monkeypatch.setattr(peers, "cpu_quota", lambda: peers_quota(1.5, "/job"))
@@ -53,7 +53,7 @@ def peers_quota(cpus, cgroup):
     return type("Quota", (), {"cpus": cpus, "cgroup": cgroup})
 
 
-def test_a_system_without_proc_leaves_ids_empty(monkeypatch, tmp_path):
+def test_boot_id_and_pid_namespace_are_empty_without_proc(monkeypatch, tmp_path):
     for module in (peers, process_state):
         monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.lstrip("/"))
     me = Peer.this(Launch())
@@ -61,19 +61,19 @@ def test_a_system_without_proc_leaves_ids_empty(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, None])
-def test_a_process_arrives_as_json_unchanged(rank):
+def test_a_description_is_unchanged_by_json(rank):
     me = Peer.this(Launch(rank=rank, local_rank=None, node_rank=None))
     assert Peer(**json.loads(json.dumps(me._asdict()))) == me
 
 
-def test_machines_of_one_name_are_told_apart():
+def test_machines_with_the_same_name_are_distinguished():
     launch = Launch(world_size=2, externally_created=True, num_nodes=None)
     there = [Peer(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
     assert assign_ranks(launch, there[1], there)[0].num_nodes == 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_one_machine_of_any_size(size):
+def test_on_one_machine_local_ranks_equal_ranks(size):
     members = tasks(*[(rank, None, None, "a") for rank in range(size)])
     for seen_by in range(size):
         launch, everyone = assigned(members, seen_by)
@@ -83,7 +83,7 @@ def test_one_machine_of_any_size(size):
         assert launch.hosts == ("a",) and launch.one_machine
 
 
-def test_every_order_of_arrival_gives_the_same_places():
+def test_the_order_of_arrival_does_not_change_the_positions():
     members = tasks((0, None, None, "b"), (1, None, None, "a"), (2, None, None, "b"))
     expected = [(0, 0, 0, "b"), (1, 0, 1, "a"), (2, 1, 0, "b")]
     for arrived in permutations(members):
@@ -93,7 +93,7 @@ def test_every_order_of_arrival_gives_the_same_places():
         assert (launch.processes_a_node, launch.hosts, launch.local_world_size) == ((2, 1), ("b", "a"), 2)
 
 
-def test_node_ranks_of_the_launcher_count_more_than_names():
+def test_node_ranks_of_the_launcher_override_host_names():
     members = tasks((0, 0, 1, "a"), (1, 0, 0, "a"))
     launch, everyone = assigned(members)
     assert places(everyone) == [(0, 0, 1, "a"), (1, 0, 0, "a")]
@@ -107,7 +107,7 @@ def test_node_ranks_with_gaps_become_consecutive():
     assert (launch.node_rank, launch.local_world_size) == (1, 2)
 
 
-def test_names_count_where_a_node_rank_is_missing():
+def test_host_names_determine_the_nodes_if_a_node_rank_is_missing():
     _, everyone = assigned(tasks((0, None, 5, "a"), (1, None, None, "b"), (2, None, 5, "b")))
     assert [member.node_rank for member in everyone] == [0, 1, 1]
 
@@ -117,7 +117,7 @@ def test_local_ranks_of_the_launcher_are_kept():
     assert [member.local_rank for member in everyone] == [1, 0, 2]
 
 
-def test_tasks_without_ranks_are_ordered_by_node_then_number_then_process():
+def test_tasks_without_ranks_are_ordered_by_node_then_rank_order_then_process_id():
     members = [
         Peer(None, None, node, 4, host, pid, rank_order=order)
         for node, host, pid, order in [(1, "b", 1, 2), (0, "a", 9, 3), (0, "a", 8, 3), (0, "a", 10, 2)]

@@ -27,13 +27,13 @@ REFUSAL = RequestError("asked", "found", "instead")
 UNKNOWN = b'{"rank": 1, "local_rank": 1, "node_rank": 0, "world_size": 2, "host": "a", "pid": 1, "order": 0}\n'
 
 
-def test_a_world_of_one_waits_for_nobody(rendezvous):
+def test_a_world_of_one_process_is_complete_at_once(rendezvous):
     one = rendezvous(1)
     assert one.members.result(10) == [one.me]
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_process_is_answered_with_all_members(rendezvous, size):
+def test_every_process_receives_the_list_of_all_members(rendezvous, size):
     world = rendezvous(size)
     callers = [world.call(world.member(rank)) for rank in range(1, size)]
     members = world.members.result(10)
@@ -55,7 +55,7 @@ def test_a_line_may_arrive_in_pieces(rendezvous):
     assert len(world.members.result(10)) == 2 and len(caller.answer()["members"]) == 2
 
 
-def test_strangers_do_not_disturb(rendezvous):
+def test_unrelated_clients_do_not_disturb_the_rendezvous(rendezvous):
     world, generator = rendezvous(2), random.Random(0)
     for _ in range(50):
         with (
@@ -73,7 +73,7 @@ NESTED = b"[" * 3000 + b"\n"
 @pytest.mark.parametrize(
     "line", [b"", b"\n", b"{}\n", b"null\n", b"[1]\n", UNKNOWN, b"\xff\n", b"{", b"7\n", NESTED], ids=len
 )
-def test_a_malformed_line_admits_nobody(rendezvous, line):
+def test_a_malformed_line_admits_no_process(rendezvous, line):
     world = rendezvous(2)
     stranger = world.call(line)
     world.call(world.member(1))
@@ -81,7 +81,7 @@ def test_a_malformed_line_admits_nobody(rendezvous, line):
     assert "more processes" in stranger.answer()["refused"][1]
 
 
-def test_a_line_that_does_not_end_is_hung_up_on(rendezvous, monkeypatch):
+def test_a_client_that_sends_too_long_a_line_is_disconnected(rendezvous, monkeypatch):
     monkeypatch.setattr(module, "LONGEST_LINE", 1000)
     world = rendezvous(2)
     assert world.call(b"x" * 1001).answer() is None
@@ -89,7 +89,7 @@ def test_a_line_that_does_not_end_is_hung_up_on(rendezvous, monkeypatch):
     assert len(world.members.result(10)) == 2
 
 
-def test_a_process_that_leaves_while_it_waits_is_missing(rendezvous):
+def test_a_process_that_disconnects_while_waiting_is_missing(rendezvous):
     world = rendezvous(3)
     caller = world.call(world.member(1))
     world.wait_until_there_are(2)
@@ -99,7 +99,7 @@ def test_a_process_that_leaves_while_it_waits_is_missing(rendezvous):
     assert "missing ranks 1, 2;" in world.refused().found
 
 
-def test_a_process_that_leaves_may_come_again(rendezvous):
+def test_a_process_that_disconnects_may_connect_again(rendezvous):
     world = rendezvous(3)
     caller = world.call(world.member(1))
     world.wait_until_there_are(2)
@@ -110,7 +110,7 @@ def test_a_process_that_leaves_may_come_again(rendezvous):
     assert all(len(caller.answer()["members"]) == 3 for caller in callers)
 
 
-def test_processes_beyond_the_size_of_the_world_are_refused(rendezvous):
+def test_processes_beyond_the_world_size_are_refused(rendezvous):
     world = rendezvous(2)
     late = world.call()
     world.call(world.member(1))
@@ -118,7 +118,7 @@ def test_processes_beyond_the_size_of_the_world_are_refused(rendezvous):
     assert late.answer() == {"refused": ["a world of 2", "more processes than that", "fewer of them"]}
 
 
-def test_another_size_of_the_world_refuses_all(rendezvous):
+def test_all_processes_are_refused_if_the_world_sizes_differ(rendezvous):
     world = rendezvous(3)
     callers = [world.call(world.member(1))]
     world.wait_until_there_are(2)
@@ -131,7 +131,7 @@ def test_another_size_of_the_world_refuses_all(rendezvous):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_twice_names_both_processes(rendezvous, rank):
+def test_two_processes_with_the_same_rank_are_both_named(rendezvous, rank):
     world = rendezvous(4)
     other = world.me
     if rank:
@@ -145,14 +145,14 @@ def test_a_rank_twice_names_both_processes(rendezvous, rank):
     assert caller.answer() == {"refused": [*error.args]}
 
 
-def test_tasks_without_ranks_are_not_counted_twice(rendezvous):
+def test_several_tasks_without_ranks_are_no_duplicates(rendezvous):
     world = rendezvous(3)
     for _ in range(2):
         world.call(world.member(None))
     assert [member.rank for member in world.members.result(10)] == [0, None, None]
 
 
-def test_at_the_deadline_all_learn_who_is_missing(rendezvous):
+def test_at_the_deadline_all_processes_receive_the_missing_ranks(rendezvous):
     world = rendezvous(4)
     callers = [world.call(world.member(rank)) for rank in (1, 3)]
     world.wait_until_there_are(3)
@@ -163,7 +163,7 @@ def test_at_the_deadline_all_learn_who_is_missing(rendezvous):
 
 
 @pytest.mark.parametrize(("size", "seconds"), [(2, 10.0), (3, 0.3)], ids=["complete", "at the deadline"])
-def test_a_refusal_is_the_answer_instead(rendezvous, size, seconds):
+def test_a_given_refusal_is_sent_instead_of_the_members(rendezvous, size, seconds):
     world = rendezvous(size, seconds=seconds, refusal=REFUSAL)
     caller = world.call(world.member(1))
     assert world.refused() is REFUSAL
@@ -183,19 +183,19 @@ def listen(port, **more):
     )
 
 
-def test_rank_zero_listens_at_the_address_of_the_world():
+def test_rank_zero_listens_on_the_rendezvous_address():
     with reserved_port() as port, listen(port) as listening:
         assert listening.getsockname() == ("127.0.0.1", port)
-        assert listen(port) is None  # the second process to start calls the first
+        assert listen(port) is None  # the port is in use, so a second process connects to it
 
 
-def test_an_inherited_socket_is_used_as_it_is():
+def test_an_inherited_socket_is_used():
     with network.listen("127.0.0.1", 0) as inherited, listen(1, listening=inherited.fileno()) as listening:
         assert listening.getsockname() == inherited.getsockname()
         inherited.detach()
 
 
-def test_a_port_that_may_not_be_listened_on(monkeypatch):
+def test_a_port_without_permission_to_listen_is_refused(monkeypatch):
     def refuse(ip, number):
         raise PermissionError(13, "Permission denied")
 
@@ -207,7 +207,7 @@ def test_a_port_that_may_not_be_listened_on(monkeypatch):
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """An address of another machine, or of a container's host: this machine has no such address."""
+    """Makes every address belong to another machine, or to a container's host."""
     monkeypatch.setattr(network, "is_mine", lambda ip: False)
 
 
@@ -228,7 +228,7 @@ def test_the_address_of_another_machine_is_refused(elsewhere, monkeypatch, hosts
         with pytest.raises(RequestError, match="another machine or none") as caught:
             listen(port, address="192.0.2.1", hosts=hosts)
         network.listen("127.0.0.1", port).close()
-    assert called == ([caught.value] if hosts else [])  # the other ranks call the first host next
+    assert called == ([caught.value] if hosts else [])  # the other ranks connect to the first host next
 
 
 SEVERAL = {"num_nodes": 2, "local_world_size": 1}
@@ -249,14 +249,14 @@ SEVERAL = {"num_nodes": 2, "local_world_size": 1}
         ({"launcher": "pbs"}, ["10.0.0.1"], None, "10.0.0.1"),
     ],
 )
-def test_one_address_is_listened_on_where_it_is_known(monkeypatch, launch, own, interface, where):
+def test_rank_zero_listens_on_one_address_only_if_it_is_unambiguous(monkeypatch, launch, own, interface, where):
     for name in (network.GLOO, network.NCCL):
         monkeypatch.setenv(name, "")
     whole = {"launcher": "env", "world_size": 2, "local_world_size": 2, "address": "x", **launch}
     assert where_to_listen(Launch(**whole), own, interface) == where
 
 
-def test_callers_of_the_wrong_machine_are_told(monkeypatch, call):
+def test_processes_that_connect_to_the_wrong_machine_receive_the_error(monkeypatch, call):
     monkeypatch.setattr(module, "TURN_AWAY_SECONDS", 0.5)
     with reserved_port() as port, ThreadPoolExecutor(1) as pool:
         launch = Launch(launcher="env", rank=1, world_size=3, port=port, world_id="k")
@@ -269,10 +269,10 @@ def test_callers_of_the_wrong_machine_are_told(monkeypatch, call):
         assert caller.answer() == {"refused": ["asked", "found", "instead"]}
         assert rejecting.result(10) is None
         with network.listen("127.0.0.1", port):
-            assert reject_callers(launch, ["127.0.0.1"], REFUSAL) is None  # another rank of this machine does it
+            assert reject_callers(launch, ["127.0.0.1"], REFUSAL) is None  # another local rank rejects callers
 
 
-def test_progress_is_reported_after_a_while_and_then_as_often(monkeypatch, capsys):
+def test_progress_is_printed_at_intervals(monkeypatch, capsys):
     progress = Progress(20)
     progress.print_if_due(lambda: pytest.fail("it is too early"))
     monkeypatch.setattr(module, "PROGRESS_SECONDS", -1)

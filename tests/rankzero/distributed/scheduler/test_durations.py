@@ -20,17 +20,17 @@ SECONDS = {
 
 
 @pytest.mark.parametrize(("text", "seconds"), SECONDS.items())
-def test_times_as_slurm_and_people_write_them(text, seconds):
+def test_durations_in_slurms_formats_and_with_units_are_parsed(text, seconds):
     assert seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "0:00", "0s", "-5", "1:2:3:4", "1:60", "1.5h", "2d", "٣", "UNLIMITED", "1-"])
-def test_what_is_no_time(text):
+def test_invalid_durations_are_refused(text):
     with pytest.raises(ValueError, match="a time"):
         seconds_of(text)
 
 
 @given(st.integers(1, 10**8))
-def test_every_time_is_read_back(seconds):
+def test_formatted_durations_are_parsed_to_the_same_seconds(seconds):
     days, rest = divmod(seconds, 86400)
     assert seconds_of(f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}") == seconds

@@ -1,4 +1,4 @@
-"""What programs print is as recorded: squeue of Slurm 22.05, `qstat -f` of OpenPBS (no PBS can be installed here)."""
+"""The output of squeue (Slurm 22.05) and `qstat -f` (OpenPBS) is recorded; no PBS can be installed here."""
 
 import time
 
@@ -18,12 +18,12 @@ ALONE, SLURM, PBS = Launch(), Launch(launcher="slurm"), Launch(launcher="pbs")
 
 @pytest.fixture
 def now(monkeypatch):
-    """The time is a minute after the jobs started."""
+    """Sets the clock to one minute after the jobs' start; returns that time in seconds since 1970."""
     monkeypatch.setattr(time, "time", lambda: STARTED_SECONDS + 60.0)
     return STARTED_SECONDS + 60.0
 
 
-def test_outside_of_a_job_there_is_no_end(programs):
+def test_the_end_is_unknown_outside_a_job(programs):
     assert end_of_allocation(ALONE, {}) is None
     assert end_of_allocation(ALONE, TORCHRUN) is None
 
@@ -31,35 +31,35 @@ def test_outside_of_a_job_there_is_no_end(programs):
 @pytest.mark.parametrize(
     ("left", "seconds"), [("0:33", 33), ("4:59", 299), ("1:00:00", 3600), ("23:59:59", 86399), ("6-23:59:58", 604798)]
 )
-def test_slurm_says_what_is_left(programs, now, left, seconds):
+def test_the_end_of_a_slurm_job_follows_from_squeues_remaining_time(programs, now, left, seconds):
     programs(squeue=f'[ "$*" = "--noheader --jobs=12 --format=%L" ] && echo "{left}"')
     assert end_of_allocation(SLURM, STEP) == now + seconds
 
 
 @pytest.mark.parametrize("left", ["UNLIMITED", "INVALID", "NOT_SET", "N/A", "", "0:00", "?", "12"])
-def test_slurm_says_no_time(programs, left):
+def test_the_end_is_unknown_without_a_valid_remaining_time_from_squeue(programs, left):
     programs(squeue=f'echo "{left}"')
     assert end_of_allocation(SLURM, STEP) is None
 
 
-def test_a_slurm_that_says_its_end_by_a_variable_is_not_asked(programs, now):
+def test_slurms_end_time_variable_takes_precedence_over_squeue(programs, now):
     programs(squeue="echo 9:00")
     assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": str(STARTED_SECONDS + 3600)}) == now + 3540
 
 
-def test_what_a_person_has_set_for_squeue_does_not_count(programs, now, monkeypatch):
+def test_the_users_settings_for_squeue_are_ignored(programs, now, monkeypatch):
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     programs(squeue='[ -z "$SQUEUE_STATES" ] && echo 0:33')
     assert end_of_allocation(SLURM, STEP) == now + 33
 
 
 @pytest.mark.parametrize("told", ["1", "0", str(STARTED_SECONDS)])
-def test_an_end_in_the_past_is_none(programs, now, told):
+def test_an_end_in_the_past_is_ignored(programs, now, told):
     assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": told}) is None
 
 
 @pytest.mark.parametrize("told", ["soon", "-1", "1.5e9", "٣"])
-def test_a_variable_that_is_no_time_is_left_aside(programs, now, told):
+def test_an_invalid_end_time_variable_is_ignored(programs, now, told):
     programs(squeue="echo 0:33")
     assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": told}) == now + 33
 
@@ -74,26 +74,26 @@ def test_a_variable_that_is_no_time_is_left_aside(programs, now, told):
     ],
     ids=["an error", "noise", "no answer", "no squeue"],
 )
-def test_a_scheduler_that_does_not_answer_says_no_end(programs, monkeypatch, squeue):
+def test_the_end_is_unknown_if_the_scheduler_does_not_answer(programs, monkeypatch, squeue):
     monkeypatch.setattr(answer, "PATIENCE_SECONDS", 0.2)
     programs(**({"squeue": squeue} if squeue else {}))
     assert end_of_allocation(SLURM, STEP) is None
 
 
-def test_pbs_tells_start_and_walltime(programs, now):
+def test_the_end_of_a_pbs_job_is_its_start_plus_its_walltime(programs, now):
     programs(qstat=qstat("0.pbs1", stime=STARTED, walltime="01:00:00"))
     assert end_of_allocation(PBS, PBS_TASK) == STARTED_SECONDS + 3600
 
 
-def test_the_time_zone_of_the_machine_does_not_count(programs, now, monkeypatch):
-    """qstat prints the start in the zone that it is told, as this program does."""
+def test_the_machines_time_zone_does_not_change_the_end(programs, now, monkeypatch):
+    """qstat prints the start in the time zone of its TZ variable, as the replacement in this test does."""
     monkeypatch.setenv("TZ", "America/New_York")
     start = f'$(date -d @{STARTED_SECONDS} "+%a %b %e %T %Y")'
     programs(qstat=qstat("0.pbs1", stime=start, walltime="01:00:00"))
     assert end_of_allocation(PBS, PBS_TASK) == STARTED_SECONDS + 3600
 
 
-def test_a_start_that_is_missing_once_is_asked_for_again(programs, now, tmp_path, monkeypatch):
+def test_qstat_is_called_again_if_the_start_is_missing_once(programs, now, tmp_path, monkeypatch):
     monkeypatch.setattr(allocation, "MOMENT_SECONDS", 0.0)
     first = qstat("0.pbs1", stime=None, walltime="100:00:00")
     later = qstat("0.pbs1", stime=STARTED, walltime="100:00:00")
@@ -112,13 +112,13 @@ def test_a_start_that_is_missing_once_is_asked_for_again(programs, now, tmp_path
     ],
     ids=["no start", "no limit", "no time", "no job"],
 )
-def test_pbs_says_no_end(programs, monkeypatch, said):
+def test_the_end_is_unknown_without_a_valid_start_and_walltime_from_qstat(programs, monkeypatch, said):
     monkeypatch.setattr(allocation, "MOMENT_SECONDS", 0.0)
     programs(qstat=said)
     assert end_of_allocation(PBS, PBS_TASK) is None
 
 
-def test_a_member_of_a_pbs_array_asks_for_itself(programs, now):
+def test_the_end_of_a_pbs_array_member_is_its_own(programs, now):
     programs(qstat=qstat("15[3].pbs1", stime=STARTED, walltime="00:20:00"))
     assert end_of_allocation(PBS, PBS_TASK | {"PBS_JOBID": "15[3].pbs1"}) == STARTED_SECONDS + 1200
 
@@ -134,6 +134,6 @@ def test_a_member_of_a_pbs_array_asks_for_itself(programs, now):
         ("slurm", STEP | PBS_SCRIPT, "slurm", "12"),
     ],
 )
-def test_the_job_counts_whatever_launcher_is_within_it(launcher, variables, scheduler, name):
+def test_the_job_is_found_under_any_launcher(launcher, variables, scheduler, name):
     job = job_around(Launch(launcher=launcher), variables)
     assert job is not None and (job.scheduler, job.name) == (scheduler, name)

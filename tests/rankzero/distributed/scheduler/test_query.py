@@ -17,7 +17,7 @@ from rankzero.distributed.scheduler.query import Answer, ask
     ],
     ids=["a line", "space around", "nothing", "a warning", "no UTF-8"],
 )
-def test_what_a_program_prints_is_the_answer(programs, script, text):
+def test_the_answer_is_the_programs_output(programs, script, text):
     programs(squeue=script)
     assert ask("squeue") == Answer(True, text)
 
@@ -32,19 +32,19 @@ def test_what_a_program_prints_is_the_answer(programs, script, text):
     ],
     ids=["stderr", "stdout", "silent", "killed"],
 )
-def test_a_failure_says_why(programs, script, why):
+def test_a_failed_answer_states_the_reason(programs, script, why):
     programs(squeue=script)
     assert ask("squeue") == Answer(False, why)
 
 
-def test_every_argument_arrives_as_it_is(programs):
+def test_arguments_are_passed_unchanged(programs):
     programs(qstat='for word in "$@"; do echo "[$word]"; done')
     assert ask("qstat", "-f", "15[3].pbs1", "", "a b", "$HOME;", "*").text.splitlines() == [
         *("[-f]", "[15[3].pbs1]", "[]", "[a b]", "[$HOME;]", "[*]")
     ]
 
 
-def test_a_missing_program_and_a_file_that_is_no_program(programs, tmp_path):
+def test_a_missing_or_non_executable_program_gives_a_failed_answer(programs, tmp_path):
     answer = ask("squeue")
     assert not answer.ok and "No such file or directory: 'squeue'" in answer.text
     (tmp_path / "programs" / "squeue").touch(0o644)
@@ -52,12 +52,12 @@ def test_a_missing_program_and_a_file_that_is_no_program(programs, tmp_path):
     assert not answer.ok and "Permission denied" in answer.text
 
 
-def test_an_argument_that_cannot_be_passed_raises_nothing(programs):
+def test_an_argument_that_cannot_be_passed_gives_a_failed_answer(programs):
     programs(squeue="true")
     assert ask("squeue", "a\0b") == Answer(False, "embedded null byte")
 
 
-def test_a_program_that_does_not_end_is_killed(programs, monkeypatch, tmp_path):
+def test_a_program_that_does_not_exit_is_killed(programs, monkeypatch, tmp_path):
     monkeypatch.setattr(query, "PATIENCE_SECONDS", 0.2)
     programs(squeue=f"echo $$ > {tmp_path}/pid; echo early; exec sleep 60")
     assert ask("squeue") == Answer(False, "no answer within 0.2 s")
@@ -65,12 +65,12 @@ def test_a_program_that_does_not_end_is_killed(programs, monkeypatch, tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_a_program_reads_nothing_from_the_runs_input(programs):
+def test_a_program_cannot_read_the_runs_standard_input(programs):
     programs(squeue="cat; echo end")
     assert ask("squeue") == Answer(True, "end")
 
 
-def test_times_are_in_utc_and_formats_those_of_the_program(programs, monkeypatch):
+def test_programs_run_in_utc_and_without_the_users_squeue_settings(programs, monkeypatch):
     for name, value in {"TZ": "America/New_York", "SQUEUE_FORMAT": "%i", "SQUEUE_STATES": "PD", "KEPT": "1"}.items():
         monkeypatch.setenv(name, value)
     programs(squeue='echo "$TZ,$SQUEUE_FORMAT,$SQUEUE_STATES,$KEPT,$(date +%Z)"')

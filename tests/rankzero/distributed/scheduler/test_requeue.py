@@ -1,6 +1,6 @@
-"""What scontrol prints is as recorded with Slurm 22.05, in states that cannot be held for a test on the real one.
+"""The output of scontrol is recorded with Slurm 22.05, for job states that a test cannot maintain on a real Slurm.
 
-Those that can be are in tests/system/test_slurm_requeue.py. qrerun is a stand-in: no PBS can be installed here.
+tests/system/test_slurm_requeue.py tests the other states. qrerun is a replacement: no PBS can be installed here.
 """
 
 import pytest
@@ -25,7 +25,10 @@ SLURM, PBS = Launch(launcher="slurm"), Launch(launcher="pbs")
 
 @pytest.fixture
 def scontrol(programs, tmp_path):
-    """Puts a scontrol in place that shows the job in this state; returns the file with what it was told to do."""
+    """Returns a function that installs a scontrol, which shows the job in a given state.
+
+    The function returns the path of the file to which scontrol writes its requeue commands.
+    """
     told = tmp_path / "told"
 
     def add(state="RUNNING", reason="None", restarts=0, preempt="", requeue="exit 0"):
@@ -39,7 +42,7 @@ def scontrol(programs, tmp_path):
     return add
 
 
-def test_outside_of_a_job_there_is_nothing_to_do(programs):
+def test_nothing_is_requeued_outside_a_job(programs):
     assert requeue(Launch(), environ={}).requeue is Requeue.NO_JOB
     assert requeue(Launch(launcher="torchrun"), environ=TORCHRUN).requeue is Requeue.NO_JOB
 
@@ -54,14 +57,14 @@ def test_outside_of_a_job_there_is_nothing_to_do(programs):
     ],
     ids=["running", "preempted, in its grace", "past its limit, in KillWait", "past its limit"],
 )
-def test_slurm_requeues(scontrol, shown):
+def test_slurm_requeues_running_preempted_and_timed_out_jobs(scontrol, shown):
     told = scontrol(**shown)
     assert requeue(SLURM, environ=STEP).requeue is Requeue.DONE
     assert told.read_text() == "requeue 12\n"
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING"])
-def test_what_was_cancelled_is_left_alone(scontrol, state):
+def test_a_canceled_job_is_not_requeued(scontrol, state):
     told = scontrol(state)
     outcome = requeue(SLURM, environ=STEP)
     assert outcome.requeue is Requeue.ENDING and "cancelled" in outcome.message
@@ -69,8 +72,8 @@ def test_what_was_cancelled_is_left_alone(scontrol, state):
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "PENDING", "RUNNING"])
-def test_what_slurm_requeues_itself_is_left_alone(scontrol, state):
-    """After preemption, a node's failure or an order from outside; RUNNING to tasks left behind on a lost node."""
+def test_a_job_that_slurm_has_requeued_itself_is_not_requeued(scontrol, state):
+    """Slurm requeues after preemption, a node failure or a user's command; tasks on a lost node see RUNNING."""
     told = scontrol(state, restarts=1)
     assert requeue(SLURM, environ=STEP).requeue is Requeue.ENDING
     assert not told.exists()
@@ -81,12 +84,12 @@ def test_a_later_attempt_is_requeued_like_the_first(scontrol):
     assert requeue(SLURM, environ=STEP | {"SLURM_RESTART_COUNT": "2"}).requeue is Requeue.DONE
 
 
-def test_a_torchrun_in_a_batch_job_requeues_it_too(scontrol):
+def test_a_batch_job_is_requeued_under_torchrun_too(scontrol):
     scontrol()
     assert requeue(Launch(launcher="torchrun"), environ=TORCHRUN | SBATCH).requeue is Requeue.DONE
 
 
-def test_a_refusal_says_what_to_type(scontrol):
+def test_a_refusal_states_the_command_to_type(scontrol):
     scontrol(requeue="echo 'Requested operation is presently disabled for job 12' >&2; exit 1")
     outcome = requeue(SLURM, "my-run", STEP)
     assert outcome.requeue is Requeue.REFUSED
@@ -98,7 +101,7 @@ def test_a_refusal_says_what_to_type(scontrol):
     ]
 
 
-def test_no_scontrol_and_none_that_answers(programs, monkeypatch):
+def test_a_missing_or_silent_scontrol_is_a_refusal(programs, monkeypatch):
     monkeypatch.setattr(answer, "PATIENCE_SECONDS", 0.2)
     assert requeue(SLURM, environ=STEP).requeue is Requeue.REFUSED
     programs(scontrol="exec sleep 60")
@@ -106,7 +109,7 @@ def test_no_scontrol_and_none_that_answers(programs, monkeypatch):
     assert outcome.requeue is Requeue.REFUSED and "no answer within 0.2 s" in outcome.message
 
 
-def test_pbs_mostly_refuses(programs):
+def test_a_refusal_of_pbs_states_the_command_to_type(programs):
     programs(qstat=qstat("0.pbs1"), qrerun='echo "qrerun: Unauthorized Request $1" >&2; exit 159')
     outcome = requeue(PBS, "my-run", PBS_TASK)
     assert outcome.requeue is Requeue.REFUSED
@@ -114,16 +117,16 @@ def test_pbs_mostly_refuses(programs):
     assert "type   qsub JOB_SCRIPT" in outcome.message and "--name my-run" in outcome.message
 
 
-def test_pbs_reruns_for_an_operator(programs):
+def test_a_pbs_job_is_requeued_if_qrerun_succeeds(programs):
     programs(qstat=qstat("15[3].pbs1"), qrerun='[ "$*" = "15[3].pbs1" ]')
     assert requeue(PBS, environ=PBS_TASK | {"PBS_JOBID": "15[3].pbs1"}).requeue is Requeue.DONE
 
 
-def test_a_pbs_job_that_ends_is_left_alone(programs, tmp_path):
+def test_an_ending_pbs_job_is_not_requeued(programs, tmp_path):
     programs(qstat=qstat("0.pbs1", state="E"), qrerun=f"touch {tmp_path}/told")
     assert requeue(PBS, environ=PBS_TASK).requeue is Requeue.ENDING
     assert not (tmp_path / "told").exists()
 
 
-def test_an_interactive_pbs_job_is_left_alone(programs):
+def test_an_interactive_pbs_job_is_not_requeued(programs):
     assert requeue(PBS, environ=PBS_TASK | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}).requeue is Requeue.NO_JOB

@@ -1,4 +1,4 @@
-"""A control server whose ranks are sockets of the test."""
+"""Provides a control server whose ranks are sockets of the test."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ from rankzero.distributed.stop_and_failure.server import ControlServer, JsonLine
 
 
 class World:
-    """A server and its ranks."""
+    """A control server and the connections to it."""
 
     def __init__(self, size, quiet=False, how_ended=lambda rank: ""):
         listening = network.listen("127.0.0.1", 0)
@@ -37,7 +37,7 @@ class World:
         return [self.rank(rank) for rank in range(self.size)]
 
     def close(self):
-        """Lets the server end: every rank that has not left is lost."""
+        """Makes the server exit: absent ranks connect and leave, and all connections close."""
         for rank in set(range(self.size)) - self.server._ranks.keys():
             self.connect({"rank": rank, "token": self.server.token}).send({"leaving": True})
         for connection in self.opened:
@@ -48,7 +48,7 @@ class World:
 
 @pytest.fixture
 def world():
-    """Starts a server of a world of this size."""
+    """Returns a function that starts a control server for a given number of ranks."""
     started = []
 
     def start(size, **more):

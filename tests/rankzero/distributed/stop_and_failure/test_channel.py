@@ -1,4 +1,4 @@
-"""Ranks are processes here: one that ends another cannot share a process with the test."""
+"""Ranks are separate processes here, because a failed rank makes the other ranks terminate."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from rankzero.distributed.stop_and_failure.channel import ControlChannel
 
 
 def rank_of(rank, world, pipes, work, result):
-    """One rank: exchanges through pipes, as a team does through its store."""
+    """Runs one rank, which exchanges values through pipes instead of a coordinator's store."""
 
     def all_gather_object(value):
         for other in range(world):
@@ -34,7 +34,7 @@ def rank_of(rank, world, pipes, work, result):
 
 
 def run(world, work):
-    """Runs the work on all ranks; returns what each made of it, and its exit code."""
+    """Runs `work` on all ranks; returns the results and the exit codes, each by rank."""
     context = multiprocessing.get_context("fork")
     pipes = {pair: context.SimpleQueue() for pair in product(range(world), repeat=2)}
     result = context.Queue()
@@ -43,7 +43,7 @@ def run(world, work):
         process.start()
     deadline = time.monotonic() + 40
     while any(process.exitcode is None for process in ranks) and time.monotonic() < deadline:
-        time.sleep(0.02)  # and not join(), which waits for what a rank has forked off as well
+        time.sleep(0.02)  # join() would also wait for processes that a rank has forked
     found = {}
     while not result.empty():
         rank, value = result.get()
@@ -60,14 +60,14 @@ def steps_until_asked(control_channel, rank, seconds):
 
 
 @pytest.mark.parametrize("asking", [(0,), (1,), (2,), (0, 1, 2), (1, 2)])
-def test_all_stop_at_one_safe_point(asking):
-    """Ranks that are in step, as those of one training are, but that hear of it at different times."""
+def test_all_ranks_stop_at_the_same_safe_point(asking):
+    """The ranks run in step, as in training, but receive the request at different times."""
 
     def work(control_channel, rank, all_gather_object):
         for step in range(10_000):
             if step == 20 and rank in asking:
                 control_channel.request_stop(f"rank {rank}")
-            all_gather_object(step)  # like a collective: nobody is more than a step ahead
+            all_gather_object(step)  # like a collective: no rank is more than one step ahead
             if reason := control_channel.check_stop():
                 return step, reason
         return None
@@ -78,7 +78,7 @@ def test_all_stop_at_one_safe_point(asking):
     assert step >= 20 and reason in {f"rank {rank}" for rank in asking}
 
 
-def test_a_rank_that_is_slow_to_come_is_waited_for_without_hurry():
+def test_ranks_agree_on_a_stop_before_one_of_them_reaches_a_safe_point():
     def work(control_channel, rank, all_gather_object):
         if rank == 0:
             control_channel.request_stop("now")
@@ -88,10 +88,10 @@ def test_a_rank_that_is_slow_to_come_is_waited_for_without_hurry():
     found, codes = run(2, work)
     assert codes == [0, 0]
     (steps, reason), other = found
-    assert other == (steps, reason) and reason == "now" and steps < 100  # which take the time that rank 1 sleeps
+    assert other == (steps, reason) and reason == "now" and steps < 100  # 100 steps take 1 s; rank 1 sleeps longer
 
 
-def test_one_that_is_done_holds_up_nobody():
+def test_a_rank_that_has_finished_does_not_delay_a_stop():
     def work(control_channel, rank, all_gather_object):
         if rank == 1:
             return "done"
@@ -105,7 +105,7 @@ def test_one_that_is_done_holds_up_nobody():
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_the_first_cause_is_told_once_and_the_others_are_ended(failing, capfd):
+def test_a_failure_is_reported_once_and_the_other_ranks_are_terminated(failing, capfd):
     def work(control_channel, rank, all_gather_object):
         if rank == failing:
             print("tells" if control_channel.report_failure(f"rank {rank} says why") else "is silent", flush=True)
@@ -124,10 +124,10 @@ def test_the_first_cause_is_told_once_and_the_others_are_ended(failing, capfd):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_one_that_is_killed_is_missed_though_its_children_live_on(lost, capfd, tmp_path):
+def test_a_killed_rank_is_detected_although_its_children_survive(lost, capfd, tmp_path):
     def work(control_channel, rank, all_gather_object):
         if rank == lost:
-            if os.fork() == 0:  # as loader processes are
+            if os.fork() == 0:  # like a loader process
                 while tmp_path.exists():
                     time.sleep(0.1)
                 os._exit(0)
@@ -140,7 +140,7 @@ def test_one_that_is_killed_is_missed_though_its_children_live_on(lost, capfd, t
     assert capfd.readouterr().err.count(f"rank {lost} on {socket.gethostname()} is gone") == 1
 
 
-def test_alone_there_is_nobody_to_agree_with(capsys):
+def test_a_single_process_needs_no_agreement_to_stop(capsys):
     control_channel = ControlChannel(Launch(), [Peer.this(Launch())], lambda value: [value])
     assert control_channel.check_stop() is None
     control_channel.request_stop("SIGINT")

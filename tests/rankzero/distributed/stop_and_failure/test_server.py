@@ -1,4 +1,4 @@
-"""Ranks are sockets of the test, which speak the protocol to a real server."""
+"""Ranks are sockets of the test, which exchange messages with a real control server."""
 
 import fcntl
 import json
@@ -18,28 +18,28 @@ from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, JsonL
 
 @pytest.fixture
 def pair():
-    """Two connected ends."""
+    """Both ends of a connection."""
     one, other = socket.socketpair()
     with one, other:
         yield JsonLineConnection(one), JsonLineConnection(other)
 
 
 def all_messages(connection, count):
-    """The next messages, without signs of life; fewer where the connection ends or nothing comes."""
+    """Returns the next messages without heartbeats; fewer if the connection ends or 10 seconds pass."""
     found, deadline = [], time.monotonic() + 10
     while len(found) < count and time.monotonic() < deadline and (received := connection.receive(1)) is not None:
         found += [message for message in received if message]
     return found
 
 
-def test_messages_arrive_as_they_were_sent(pair):
+def test_messages_arrive_unchanged(pair):
     messages = [{"stop": "SIGTERM"}, {"position": -1}, {"failed": "a\nb ä \x00"}, {"deep": {"list": [1, None]}}]
     for message in messages:
         pair[0].send(message)
     assert all_messages(pair[1], len(messages)) == messages
 
 
-def test_a_sign_of_life_is_an_empty_message(pair):
+def test_a_heartbeat_is_received_as_an_empty_message(pair):
     pair[0].send(None)
     assert pair[1].receive(10) == [{}]
 
@@ -52,21 +52,21 @@ def test_a_message_may_arrive_in_pieces(pair):
     assert found == [[], [], [{"stop": "now"}, {"position": 1}], [{"position": 2}]]
 
 
-def test_without_a_message_receive_returns_after_the_time_given(pair):
+def test_receive_returns_after_the_given_time_without_a_message(pair):
     assert pair[1].receive(0.01) == []
 
 
 @pytest.mark.parametrize(
     "line", [b"GET / HTTP/1.1\r", b"\xff", b"[]", b"7", b"null", b'"a"', b"{", b"9" * 5000, b"[" * 5000], ids=len
 )
-def test_lines_that_are_no_messages_are_skipped(pair, line):
+def test_invalid_lines_are_skipped(pair, line):
     pair[0].connection.sendall(line + b'\n{"position": 1}\n')
     assert pair[1].receive(10) == [{"position": 1}]
 
 
-def test_lines_of_several_threads_are_not_mixed(pair):
+def test_messages_of_several_threads_are_not_interleaved(pair):
     count, text = 8, "x" * 20_000
-    pair[0].connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that a line takes several calls
+    pair[0].connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # one line takes several system calls
     threads = [threading.Thread(target=pair[0].send, args=({"failed": f"{n}{text}"},)) for n in range(count)]
     for thread in threads:
         thread.start()
@@ -76,14 +76,14 @@ def test_lines_of_several_threads_are_not_mixed(pair):
     assert found == {f"{n}{text}" for n in range(count)}
 
 
-def test_the_end_of_a_connection_is_none_with_a_reason(pair):
+def test_receive_returns_none_and_records_a_reason_when_the_connection_ends(pair):
     pair[0].connection.close()
     assert pair[1].receive(10) is None and pair[1].why == " (killed? out of memory?)"
     pair[0].send({"stop": "nobody reads it"})
     pair[1].send(None)
 
 
-def test_an_error_of_the_connection_is_its_reason():
+def test_receive_records_a_connection_error_as_the_reason():
     with network.listen("127.0.0.1", 0) as listening:
         one = socket.create_connection(listening.getsockname())
         other, _ = listening.accept()
@@ -104,7 +104,7 @@ def test_a_connection_may_have_a_descriptor_above_1023(pair):
         assert JsonLineConnection(high).receive(10) == [{"position": 1}]
 
 
-def test_a_forked_process_holds_no_connection(pair):
+def test_connections_are_closed_in_a_forked_process(pair):
     process = os.fork()
     if process == 0:
         os._exit(0 if pair[0].connection.fileno() == -1 else 1)
@@ -112,12 +112,12 @@ def test_a_forked_process_holds_no_connection(pair):
     assert pair[0].connection.fileno() != -1
 
 
-def test_a_process_forked_while_a_connection_is_accepted_holds_it_no_longer(world, monkeypatch):
+def test_a_process_forked_during_accept_does_not_keep_the_connection_open(world, monkeypatch):
     accepted = threading.Event()
 
     def keep_alive_late(connection):
         accepted.set()
-        time.sleep(0.5)  # in which the main thread forks
+        time.sleep(0.5)  # the main thread forks meanwhile
         keep_alive(connection)
 
     monkeypatch.setattr(module, "keep_alive", keep_alive_late)
@@ -131,14 +131,14 @@ def test_a_process_forked_while_a_connection_is_accepted_holds_it_no_longer(worl
     try:
         caller.sendall(b"no rank's greeting\n")
         caller.settimeout(10)
-        assert caller.recv(1) == b""  # the server has hung up, and it was the only one that held the connection
+        assert caller.recv(1) == b""  # the server closed the connection, and the forked process has no copy
     finally:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         caller.close()
 
 
-def test_the_kernel_looks_for_lost_connections():
+def test_tcp_options_detect_a_lost_connection_within_15_seconds():
     with socket.socket() as connection:
         keep_alive(connection)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -154,7 +154,7 @@ def expect(ranks, *messages):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_stop_after_the_foremost_rank(world, size):
+def test_all_ranks_stop_at_the_safe_point_after_the_most_advanced_position(world, size):
     ranks = world(size).all_ranks()
     ranks[-1].send({"stop": "SIGTERM"})
     expect(ranks, {"stop_requested": "SIGTERM"})
@@ -163,7 +163,7 @@ def test_all_stop_after_the_foremost_rank(world, size):
     expect(ranks, {"stop_at": 10 + size})
 
 
-def test_before_the_first_step_all_stop_at_0(world):
+def test_before_the_first_step_all_ranks_stop_at_safe_point_0(world):
     ranks = world(2).all_ranks()
     ranks[0].send({"stop": "SIGINT"})
     expect(ranks, {"stop_requested": "SIGINT"})
@@ -172,7 +172,7 @@ def test_before_the_first_step_all_stop_at_0(world):
     expect(ranks, {"stop_at": 0})
 
 
-def test_only_the_first_request_to_stop_counts(world):
+def test_later_stop_requests_are_ignored(world):
     ranks = world(2).all_ranks()
     ranks[0].send({"stop": "SIGTERM"})
     expect(ranks, {"stop_requested": "SIGTERM"})
@@ -182,7 +182,7 @@ def test_only_the_first_request_to_stop_counts(world):
     expect(ranks, {"stop_at": 5})
 
 
-def test_a_rank_that_has_left_is_not_waited_for(world):
+def test_a_stop_does_not_wait_for_a_rank_that_has_left(world):
     ranks = world(3).all_ranks()
     ranks[0].send({"stop": "SIGTERM"})
     expect(ranks, {"stop_requested": "SIGTERM"})
@@ -192,7 +192,7 @@ def test_a_rank_that_has_left_is_not_waited_for(world):
     expect(ranks[:2], {"stop_at": 4})
 
 
-def test_a_rank_that_connects_late_learns_of_the_stop(world):
+def test_a_rank_that_connects_late_receives_the_stop_request(world):
     there = world(2)
     early = there.rank(0)
     early.send({"stop": "SIGTERM"})
@@ -200,7 +200,7 @@ def test_a_rank_that_connects_late_learns_of_the_stop(world):
     expect([there.rank(1)], {"stop_requested": "SIGTERM"})
 
 
-def test_the_first_failure_is_passed_on_with_the_rank_that_reports_it(world):
+def test_the_first_failure_is_sent_to_all_ranks_with_its_reporting_rank(world):
     there = world(3)
     ranks = [there.rank(0), there.rank(1)]
     ranks[1].send({"failed": "out of memory"})
@@ -209,7 +209,7 @@ def test_the_first_failure_is_passed_on_with_the_rank_that_reports_it(world):
     ranks[0].send({"failed": "connection closed by peer"})
     expect([there.rank(2)], failure)
     ranks[0].send({"stop": "SIGTERM"})
-    expect(ranks, {"stop_requested": "SIGTERM"})  # and no second failure before it
+    expect(ranks, {"stop_requested": "SIGTERM"})  # without a second failure before it
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_lost_rank_is_a_failure(world, quiet, how, text, by):
     expect([ranks[0], ranks[2]], {"failed": f"rank 1 on b {text}", "by": by})
 
 
-def test_a_rank_that_has_left_may_hang_up(world):
+def test_a_rank_that_has_left_may_disconnect(world):
     ranks = world(2).all_ranks()
     ranks[1].send({"leaving": True})
     ranks[1].connection.close()
@@ -239,7 +239,7 @@ def test_a_rank_that_does_not_connect_is_a_failure(world, monkeypatch):
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
     there = world(3)
     ranks = [there.rank(0), there.rank(2)]
-    assert ranks[0].receive(10) == [{}]  # signs of life
+    assert ranks[0].receive(10) == [{}]  # heartbeats
     monkeypatch.setattr(module, "ABSENT_SECONDS", 0.0)
     expect(ranks, {"failed": "rank 1 on b did not open its control connection", "by": 0})
 
@@ -261,7 +261,7 @@ def test_a_rank_that_does_not_connect_is_a_failure(world, monkeypatch):
         {"token": "right"},
     ],
 )
-def test_strangers_are_hung_up_on(world, hello):
+def test_unknown_clients_are_disconnected(world, hello):
     there = world(2)
     if isinstance(hello, dict) and hello.get("token") == "right":
         hello = {**hello, "token": there.server.token}
@@ -270,14 +270,14 @@ def test_strangers_are_hung_up_on(world, hello):
     while (messages := stranger.receive(10)) is not None:
         assert messages == [{}]
     rank.send({"stop": "SIGTERM"})
-    expect([rank], {"stop_requested": "SIGTERM"})  # and no failure
+    expect([rank], {"stop_requested": "SIGTERM"})  # without a failure before it
 
 
 def test_a_greeting_may_arrive_in_two_packets(world):
     there = world(1)
     greeting = json.dumps({"rank": 0, "token": there.server.token}).encode() + b"\n"
     rank = there.connect(greeting[:9])
-    time.sleep(0.2)  # for the server to read the first
+    time.sleep(0.2)  # the server reads the first packet meanwhile
     rank.connection.sendall(greeting[9:] + b'{"stop": "SIGTERM"}\n')
     expect([rank], {"stop_requested": "SIGTERM"})
 
@@ -287,7 +287,7 @@ def test_every_server_has_its_own_token(world):
     assert len(tokens) == 3 and all(len(token) >= 16 for token in tokens)
 
 
-def test_at_the_end_ranks_learn_that_rank_zero_leaves(world):
+def test_finish_announces_rank_zeros_exit_and_waits_for_the_other_ranks(world):
     there = world(2)
     ranks = there.all_ranks()
     ranks[0].send({"leaving": True})
@@ -300,7 +300,7 @@ def test_at_the_end_ranks_learn_that_rank_zero_leaves(world):
     assert not finishing.is_alive() and there.server.listening.fileno() == -1
 
 
-def test_rank_zero_does_not_wait_long_for_the_others(world, monkeypatch):
+def test_finish_waits_a_limited_time_for_the_other_ranks(world, monkeypatch):
     monkeypatch.setattr(module, "FINISH_SECONDS", 0.01)
     there = world(2)
     there.all_ranks()

@@ -24,7 +24,7 @@ def in_a_hurry(monkeypatch):
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
 
 
-def test_one_that_is_stopped_is_ended_and_the_others_are_not(asleep, capfd):
+def test_only_a_suspended_rank_is_killed(asleep, capfd):
     stopped, other = asleep
     stopped.send_signal(signal.SIGSTOP)
     watching = threading.Thread(target=watch, args=("here", {0: other.pid, 3: stopped.pid}))
@@ -33,12 +33,12 @@ def test_one_that_is_stopped_is_ended_and_the_others_are_not(asleep, capfd):
     assert other.poll() is None
     other.kill()
     other.wait()
-    watching.join(20)  # it leaves when nobody is left
+    watching.join(20)  # the watchdog exits after the last rank
     assert not watching.is_alive()
     assert "rank 3 on here was stopped (SIGSTOP)" in capfd.readouterr().err
 
 
-def test_one_that_goes_on_in_time_is_left_alone(asleep):
+def test_a_suspended_rank_that_continues_in_time_is_not_killed(asleep):
     stopped, _ = asleep
     watching = threading.Thread(target=watch, args=("here", {0: stopped.pid}))
     watching.start()
@@ -53,8 +53,8 @@ def test_one_that_goes_on_in_time_is_left_alone(asleep):
     watching.join(20)
 
 
-def test_a_guard_that_was_stopped_itself_knows_nothing(asleep, monkeypatch):
-    """As by Ctrl-Z, which stops all: time has passed, but nobody was left behind."""
+def test_a_rank_is_not_killed_if_the_watchdog_was_suspended_too(asleep, monkeypatch):
+    """Ctrl-Z suspends all processes: time passes, but no rank has waited for another."""
     stopped, _ = asleep
     clock = {"skew": 0.0}
     real = time.monotonic
@@ -73,7 +73,7 @@ def test_a_guard_that_was_stopped_itself_knows_nothing(asleep, monkeypatch):
     watching.join(20)
 
 
-def test_another_process_of_the_same_number_is_none_of_its_business(asleep, monkeypatch):
+def test_a_process_with_a_reused_process_id_is_not_killed(asleep, monkeypatch):
     stopped, _ = asleep
     births = iter(["1", "2"])
     monkeypatch.setattr(module, "_stat", lambda pid: ("T", next(births, "2")))

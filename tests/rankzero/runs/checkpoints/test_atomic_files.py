@@ -3,12 +3,12 @@ import pytest
 from rankzero.runs.checkpoints.atomic_files import write_text
 
 
-def test_a_disk_that_refuses_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+def test_a_write_error_keeps_the_old_file_and_leaves_no_other_file(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_text(path, "old")
 
     def refuse(descriptor):
-        assert path.read_text() == "old"  # what is written is not there before it is on the disk
+        assert path.read_text() == "old"  # the new content is not visible before it is on the disk
         raise OSError("no space")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):

@@ -35,7 +35,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_saved_is_read_again(saved):
+def test_a_saved_checkpoint_is_read_with_its_content_and_manifest(saved):
     path = saved / "step-00000020"
     assert torch.equal(load(path)["w"], torch.full((3,), 20))
     manifest = read_manifest(path)
@@ -45,12 +45,12 @@ def test_what_is_saved_is_read_again(saved):
     assert [entry.name for entry in checkpoints_in(saved)] == ["step-00000010", "step-00000020"]
 
 
-def test_one_that_is_removed_is_gone_with_its_name_first(saved):
+def test_remove_checkpoint_removes_the_directory(saved):
     DirectoryCheckpointIO().remove_checkpoint(saved / "step-00000010")
     assert names(saved) == ["step-00000020"]
 
 
-def test_what_needs_more_than_tensors_says_so_when_it_is_saved(saved, tmp_path, monkeypatch):
+def test_the_manifest_lists_classes_that_need_trust_and_loading_requires_trust(saved, tmp_path, monkeypatch):
     path = save(saved, 30, own={"batches": range(3)})
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another user"))
     assert read_manifest(path)["needs"] == ["builtins.range"]
@@ -59,7 +59,7 @@ def test_what_needs_more_than_tensors_says_so_when_it_is_saved(saved, tmp_path, 
     assert DirectoryCheckpointIO(trusted=True).load_checkpoint(path)["own"] == {"batches": range(3)}
 
 
-def test_a_ckpt_is_one_file_as_lightnings_own(tmp_path):
+def test_a_ckpt_checkpoint_is_one_file_as_in_stock_lightning(tmp_path):
     plugin = DirectoryCheckpointIO()
     for value in (4, 5):
         plugin.save_checkpoint({"w": value}, tmp_path / "deep" / "best.ckpt")
@@ -69,7 +69,7 @@ def test_a_ckpt_is_one_file_as_lightnings_own(tmp_path):
 
 
 class Gate:
-    """Holds up whoever pickles it in another thread, until it is opened."""
+    """Blocks the background save that calls `commit` until `open` is set."""
 
     def __init__(self):
         self.open, self.maker = threading.Event(), threading.get_ident()
@@ -78,7 +78,7 @@ class Gate:
         self.open.wait()
 
 
-def test_what_is_saved_in_the_background_is_what_was_there_at_the_call(tmp_path):
+def test_a_background_save_writes_the_state_at_the_time_of_the_call(tmp_path):
     gate = Gate()
     plugin = DirectoryCheckpointIO()
     plugin.on_committed = gate.commit
@@ -93,7 +93,7 @@ def test_what_is_saved_in_the_background_is_what_was_there_at_the_call(tmp_path)
     assert load(tmp_path / "step-2")["w"].sum() == 1000 and load(tmp_path / "step-1")["w"].sum() == 0
 
 
-def test_a_save_in_the_background_returns_before_it_is_done_and_the_next_one_waits(tmp_path):
+def test_save_returns_before_the_background_save_ends_and_the_next_save_waits(tmp_path):
     gate, done = Gate(), []
     plugin = DirectoryCheckpointIO()
     plugin.on_committed = lambda path: (gate.commit(path), done.append(path.name))
@@ -107,7 +107,7 @@ def test_a_save_in_the_background_returns_before_it_is_done_and_the_next_one_wai
     assert done == ["step-1", "step-2"]
 
 
-def test_an_error_in_the_background_is_told_by_the_thread_at_once(tmp_path):
+def test_an_error_in_a_background_save_is_reported_by_the_writer_thread(tmp_path):
     (tmp_path / "file").touch()
     told = []
     plugin = DirectoryCheckpointIO()
@@ -121,7 +121,7 @@ def test_an_error_in_the_background_is_told_by_the_thread_at_once(tmp_path):
 
 
 @pytest.mark.system
-def test_a_process_does_not_end_before_what_it_saves(tmp_path):
+def test_a_process_exits_only_after_its_background_save(tmp_path):
     (tmp_path / "late.py").write_text(
         "import threading, torch\n"
         "from pathlib import Path\n"
@@ -137,14 +137,14 @@ def test_a_process_does_not_end_before_what_it_saves(tmp_path):
     verify(tmp_path / "step-2")
 
 
-def test_what_cannot_be_copied_is_an_error_at_once(tmp_path):
+def test_a_state_that_cannot_be_copied_raises_an_error_immediately(tmp_path):
     plugin = DirectoryCheckpointIO()
     with pytest.raises(TypeError, match="cannot pickle"):
         plugin.save_checkpoint({"lock": threading.Lock()}, tmp_path / "step-1")
     assert names(tmp_path) == []
 
 
-def test_a_copy_is_what_torch_would_have_written(tmp_path):
+def test_a_background_save_writes_the_same_content_as_torch_save(tmp_path):
     whole = torch.arange(10.0)
     layer = torch.nn.Linear(3, 3)
     state = OrderedDict(whole=whole, part=whole[2:6], again=whole, turned=layer.weight.t(), own=layer.weight)

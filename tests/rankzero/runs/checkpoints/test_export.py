@@ -1,4 +1,4 @@
-"""Weights alone, for others to read."""
+"""Export of weights for other programs."""
 
 import pytest
 import safetensors.torch
@@ -29,7 +29,7 @@ def model():
 
 @pytest.mark.parametrize("suffix", READ)
 @pytest.mark.parametrize("of", ["run", "checkpoint"])
-def test_weights_are_written_and_load_into_the_same_model(run, here, capsys, suffix, of):
+def test_exported_weights_load_into_the_same_model(run, here, capsys, suffix, of):
     which = ("--root", str(run.parent), "--run", "x") if of == "run" else ("--checkpoint", str(run))
     assert evaluate_here(*which, "--export", f"deep/model{suffix}") == 0
     file = here / "deep" / f"model{suffix}"
@@ -45,7 +45,7 @@ def test_weights_are_written_and_load_into_the_same_model(run, here, capsys, suf
 
 
 @pytest.mark.parametrize("suffix", READ)
-def test_tensors_that_share_memory_and_parts_of_tensors(tmp_path, suffix):
+def test_shared_tensors_and_views_are_exported(tmp_path, suffix):
     whole = torch.arange(12.0).reshape(3, 4)
     state = {"embedding": whole, "head": whole, "turned": whole.t(), "part": whole[1, 1:3], "none": torch.empty(0, 2)}
     write_directory({"state_dict": state}, tmp_path / "step-1")
@@ -54,7 +54,7 @@ def test_tensors_that_share_memory_and_parts_of_tensors(tmp_path, suffix):
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
 
 
-def test_what_is_no_tensor_is_left_out_of_safetensors_alone(tmp_path):
+def test_values_other_than_tensors_are_omitted_only_from_safetensors(tmp_path):
     torch.save({"state_dict": {"w": torch.ones(2), "_extra_state": {"seen": 3}}}, tmp_path / "x.ckpt")
     for suffix in READ:
         assert "1 tensors, 2 parameters" in export_weights(tmp_path / "x.ckpt", tmp_path / f"x{suffix}")
@@ -62,7 +62,7 @@ def test_what_is_no_tensor_is_left_out_of_safetensors_alone(tmp_path):
     assert list(READ[".safetensors"](tmp_path / "x.safetensors")) == ["w"]
 
 
-def test_an_older_file_is_there_until_the_new_one_is(tmp_path):
+def test_a_failed_export_keeps_existing_files_and_leaves_no_partial_file(tmp_path):
     torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "x.ckpt")
     (tmp_path / "x.pt").mkdir()
     with pytest.raises(CannotStart, match="folder you may write to"):
@@ -81,7 +81,7 @@ def test_an_older_file_is_there_until_the_new_one_is(tmp_path):
         (("--export", "x.pt", "--run", "y"), "type   --name x"),
     ],
 )
-def test_mistakes(run, here, arguments, message):
+def test_a_wrong_file_checkpoint_or_run_is_refused(run, here, arguments, message):
     torch.save({"epoch": 3}, "bare.ckpt")
     torch.save([], "list.ckpt")
     with pytest.raises(CannotStart, match=message):

@@ -1,4 +1,4 @@
-"""`load_from_checkpoint` with a directory, whatever is imported first."""
+"""`load_from_checkpoint` with a checkpoint directory, for any order of imports."""
 
 import pytest
 import torch
@@ -32,26 +32,26 @@ def saved(tmp_path):
 
 @pytest.mark.system
 @pytest.mark.parametrize("order", [("import rankzero", ""), ("", "import rankzero")])
-def test_the_order_of_imports_does_not_matter(saved, tmp_path, order):
+def test_a_directory_is_loaded_for_any_order_of_imports(saved, tmp_path, order):
     first, second = order
     code = LOAD.format(first=first, second=second)
     assert float(run("python", "-c", code, str(saved[0]), folder=tmp_path).out) == pytest.approx(saved[1].sum().item())
 
 
 @pytest.mark.system
-def test_stock_lightning_reads_the_state(saved, tmp_path):
+def test_stock_lightning_reads_state_pt_but_not_the_directory(saved, tmp_path):
     code = LOAD.format(first="", second="assert 'rankzero' not in sys.modules")
     out = run("python", "-c", code, str(saved[0] / "state.pt"), folder=tmp_path).out
     assert float(out) == pytest.approx(saved[1].sum().item())
     failed = run("python", "-c", code, str(saved[0]), folder=tmp_path, code=1)
-    assert "IsADirectoryError" in failed.err  # why Lightning's function is replaced
+    assert "IsADirectoryError" in failed.err  # the reason why Rankzero replaces Lightning's function
 
 
-def test_import_of_our_package_loads_neither_torch_nor_lightning(tmp_path):
+def test_importing_rankzero_imports_neither_torch_nor_lightning(tmp_path):
     run("python", "-c", "import sys, rankzero; assert not {'torch', 'lightning'} & set(sys.modules)", folder=tmp_path)
 
 
-def test_the_function_is_replaced_once():
+def test_a_second_install_does_not_replace_the_function_again():
     from lightning.pytorch.core import saving
 
     before = saving.pl_load
@@ -66,12 +66,12 @@ def test_a_damaged_directory_is_refused(saved):
         BoringModel.load_from_checkpoint(saved[0])
 
 
-def test_a_folder_that_is_no_checkpoint_is_named(tmp_path):
+def test_a_folder_without_a_manifest_is_refused(tmp_path):
     with pytest.raises(RequestError, match=r"manifest\.json"):
         BoringModel.load_from_checkpoint(tmp_path)
 
 
-def test_a_file_of_lightning_is_read_as_before(tmp_path):
+def test_a_checkpoint_file_of_lightning_is_still_read(tmp_path):
     trainer = Trainer(
         max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu"
     )

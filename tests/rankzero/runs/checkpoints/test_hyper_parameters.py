@@ -1,4 +1,4 @@
-"""Hyperparameters that are objects make no checkpoint one that needs trust, and change nothing else."""
+"""Hyperparameters that are objects are stored as text, so that a checkpoint can be read without trust."""
 
 import argparse
 import collections
@@ -47,7 +47,7 @@ class Unprintable:
 
 
 class LikeOmegaconf(collections.abc.MutableMapping):
-    """Looks its values up on access, as `omegaconf.DictConfig` does, which is no dict."""
+    """Mapping that resolves values on access and is not a dict, like `omegaconf.DictConfig`."""
 
     def __init__(self, **content):
         self.content = content
@@ -177,7 +177,7 @@ class Data(LightningDataModule):
 
 
 class Configured(BoringModel):
-    """Takes one object with all settings, as many public modules do."""
+    """Module that takes one object with all settings, like many public modules."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -186,7 +186,7 @@ class Configured(BoringModel):
 
 
 def saved_by(tmp_path, module):
-    """A checkpoint directory of a module, and stock Lightning's checkpoint of the same module."""
+    """Returns a module's checkpoint directory and stock Lightning's checkpoint of the same module."""
     from lightning.pytorch import Trainer
 
     trainer = Trainer(
@@ -199,7 +199,7 @@ def saved_by(tmp_path, module):
     return tmp_path / "step-00000001", tmp_path / "stock.ckpt"
 
 
-def test_a_module_is_loaded_as_from_a_stock_checkpoint_and_runs_no_code(tmp_path):
+def test_a_module_is_loaded_as_from_a_stock_checkpoint_without_running_code(tmp_path):
     ours, stock = saved_by(tmp_path, Net(width=5))
     assert read_manifest(ours)["needs"] == []
     theirs = Net.load_from_checkpoint(stock, weights_only=False)
@@ -212,7 +212,7 @@ def test_a_module_is_loaded_as_from_a_stock_checkpoint_and_runs_no_code(tmp_path
             assert Data.load_from_checkpoint(path).hparams.batch_size == 4
 
 
-def test_an_object_is_given_to_load_from_checkpoint(tmp_path):
+def test_an_omitted_object_can_be_passed_to_load_from_checkpoint(tmp_path):
     ours, _ = saved_by(tmp_path, Net(net=torch.nn.ReLU()))
     with pytest.warns(UserWarning, match="net=ReLU"):
         loaded = Net.load_from_checkpoint(ours, net=torch.nn.Tanh())
@@ -245,7 +245,7 @@ class Net(BoringModel):
 
 
 @pytest.mark.system
-def test_a_run_with_objects_as_hyperparameters_resumes_by_the_same_command(here):
+def test_a_run_with_objects_as_hyperparameters_resumes_with_the_same_command(here):
     (here / "hydra_nets.py").write_text(HYDRA)
     script = str(REPOSITORY / "launch/fit.py")
     for epochs in ("1", "2"):
@@ -263,7 +263,7 @@ def test_a_run_with_objects_as_hyperparameters_resumes_by_the_same_command(here)
 TOY = ("--model", "MLP", "--data", "Toy")
 
 
-def test_our_own_modules_are_loaded_from_a_directory(here):
+def test_an_included_model_is_loaded_from_a_directory(here):
     from lightning_modules import MLP
 
     fit_here(*TOY, "--epochs", "1", "--run", "x")

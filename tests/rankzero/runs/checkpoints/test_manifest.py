@@ -29,18 +29,18 @@ def saved(tmp_path):
     return tmp_path
 
 
-def test_the_newest_comes_first(saved):
+def test_newest_valid_returns_the_newest_checkpoint(saved):
     assert newest_valid(saved) == (saved / "step-00000020", [])
 
 
-def test_steps_are_in_order_and_a_replaced_one_comes_before_its_own(tmp_path):
+def test_checkpoints_are_sorted_by_step_and_a_replaced_one_precedes_its_replacement(tmp_path):
     order = ["step-9", "step-00000010", "step-11.replaced", "step-11", "step-100000000"]
     for name in (*reversed(order), "step-x", "step-", "step-5.saving", ".step-6.saving", "step-7 ", "other"):
         (tmp_path / name).mkdir()
     assert [path.name for path in checkpoints_in(tmp_path)] == order
 
 
-def test_any_plain_content_is_sealed_and_read_again(saved):
+def test_any_json_content_survives_writing_and_reading_a_manifest(saved):
     record = {"text": 'ä\n"\ud800', 5: [1.5, None, True, -(10**30)], "10": {}, "9": 1e-300}
     write_directory({"global_step": 7, "rankzero": record}, saved / "step-7")
     assert read_manifest(saved / "step-7")["rankzero"] == json.loads(json.dumps(record))
@@ -71,30 +71,30 @@ HOW += [f"is of format 99; this version knows format {FORMAT}"]
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_damaged_checkpoint_is_passed_over_and_the_message_says_how(saved, how):
+def test_a_damaged_checkpoint_is_skipped_and_the_message_states_the_damage(saved, how):
     damage(saved / "step-00000020", how)
     newest, refused = newest_valid(saved)
     assert newest == saved / "step-00000010"
     assert len(refused) == 1 and "step-00000020" in refused[0] and how in refused[0]
 
 
-def test_a_checkpoint_of_an_earlier_version_is_told_from_a_damaged_one(saved):
+def test_the_error_for_a_checkpoint_of_an_earlier_version_names_both_formats(saved):
     old = {"format": 2, "epoch": 1, "step": 20, "rankzero": {}, "files": {}}
     (saved / "step-00000020" / MANIFEST).write_text(json.dumps(old, indent=2))
     with pytest.raises(ValueError, match=f"is of format 2; this version knows format {FORMAT}"):
         verify(saved / "step-00000020")
 
 
-def test_one_that_is_being_written_is_none(saved):
+def test_a_checkpoint_that_is_being_written_is_ignored(saved):
     (saved / "step-00000020").rename(saved / ".step-00000030.saving")
     assert newest_valid(saved) == (saved / "step-00000010", [])
 
 
-def test_no_folder_has_no_checkpoints(tmp_path):
+def test_a_missing_folder_has_no_checkpoints(tmp_path):
     assert newest_valid(tmp_path / "none") == (None, []) and clean(tmp_path / "none") == []
 
 
-def test_cleaning_takes_what_nothing_needs(saved):
+def test_clean_removes_only_leftovers_of_saves_and_removals(saved):
     shutil.copytree(saved / "step-00000020", saved / "step-00000020.replaced")
     shutil.copytree(saved / "step-00000020", saved / "step-00000030.replaced")
     ours = [".step-00000030.saving", ".step-00000005.deleting", ".step-00000005.replaced.deleting"]
@@ -107,19 +107,19 @@ def test_cleaning_takes_what_nothing_needs(saved):
     verify(newest_valid(saved)[0])
 
 
-def test_manifests_are_read_without_torch():
+def test_the_manifest_module_does_not_import_torch():
     code = "import sys, rankzero.runs.checkpoints.manifest; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
-def test_a_manifest_that_is_truncated_anywhere(good, refused):
+def test_a_manifest_truncated_at_any_byte_is_refused(good, refused):
     whole = (good / MANIFEST).read_bytes()
     for size in range(len(whole)):
         (good / MANIFEST).write_bytes(whole[:size])
         refused(good)
 
 
-def test_one_flipped_bit_anywhere(good, refused):
+def test_one_flipped_bit_in_any_file_is_refused(good, refused):
     chance = random.Random(5)
     files = [good / STATE, good / MANIFEST]
     for _ in range(200):
@@ -153,7 +153,7 @@ MANIFESTS = {
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_file_that_is_no_manifest(good, name, refused):
+def test_a_file_that_is_not_a_manifest_is_refused(good, name, refused):
     (good / MANIFEST).write_bytes(MANIFESTS[name])
     assert MANIFEST in refused(good)
 
@@ -179,25 +179,25 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_sealed_manifest_that_says_what_it_must_not(good, name, refused, seal):
+def test_an_invalid_field_in_a_manifest_with_a_valid_checksum_is_refused(good, name, refused, seal):
     seal(good, **CHANGES[name])
     assert MANIFEST in refused(good) or STATE in refused(good)
 
 
 @pytest.mark.parametrize("lacking", ["epoch", "step", "rankzero", "contents", "needs", "files"])
-def test_a_sealed_manifest_that_lacks_something(good, lacking, refused):
+def test_a_missing_field_in_a_manifest_with_a_valid_checksum_is_refused(good, lacking, refused):
     content = {key: value for key, value in read_manifest(good).items() if key not in (lacking, "sha256")}
     (good / MANIFEST).write_text(manifest_text(content))
     refused(good)
 
 
 @pytest.mark.parametrize("name", ["../x", "../../../etc/passwd", "/etc/passwd", "a/b", ".", "..", "", "x\0y"])
-def test_a_name_that_leads_elsewhere(good, name, refused, seal):
+def test_a_file_name_other_than_state_pt_is_refused(good, name, refused, seal):
     seal(good, files={name: {"bytes": 1, "sha256": "0"}})
     assert "where state.pt alone belongs" in refused(good)
 
 
-def test_a_manifest_that_was_written_another_way(good, refused):
+def test_a_manifest_with_other_formatting_is_refused(good, refused):
     content = json.loads((good / MANIFEST).read_text())
     for text in (json.dumps(content), json.dumps(content, indent=2, sort_keys=True) + "\n\n"):
         (good / MANIFEST).write_text(text)
@@ -206,7 +206,7 @@ def test_a_manifest_that_was_written_another_way(good, refused):
 
 @pytest.mark.parametrize("name", [STATE, MANIFEST])
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "directory", "nothing"])
-def test_what_is_no_regular_file(good, tmp_path, name, kind, refused):
+def test_a_state_or_manifest_that_is_not_a_regular_file_is_refused(good, tmp_path, name, kind, refused):
     file = good / name
     moved = file.rename(tmp_path / "moved")
     if kind == "link":

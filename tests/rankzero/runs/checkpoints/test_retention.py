@@ -16,23 +16,23 @@ def steps(paths):
     return [int(path.name.removeprefix("step-")) for path in paths]
 
 
-def test_the_newest_stay(folder):
+def test_the_newest_checkpoints_are_kept(folder):
     assert steps(Retention(keep=2).surplus(folder)) == [1, 2, 3, 4]
     assert Retention(keep=6).surplus(folder) == Retention(keep=9).surplus(folder) == []
 
 
 @pytest.mark.parametrize(("best", "stays"), [("min:val/loss", 2), ("max:val/loss", 1), ("min:val/accuracy", 1)])
-def test_the_best_stays_too(folder, best, stays):
+def test_the_best_checkpoint_is_kept_too(folder, best, stays):
     retention = Retention(keep=1, best=best)
     assert steps([retention.best_in(folder)]) == [stays]
     assert steps(retention.surplus(folder)) == [step for step in range(1, 6) if step != stays]
 
 
-def test_the_best_may_be_among_the_newest_and_may_be_unknown(folder):
+def test_no_further_checkpoint_is_kept_if_the_best_is_the_newest_or_unknown(folder):
     assert steps(Retention(keep=1, best="max:val/accuracy").surplus(folder)) == [1, 2, 3, 4, 5]
     assert steps(Retention(keep=1, best="min:other").surplus(folder)) == [1, 2, 3, 4, 5]
 
 
-def test_a_damaged_manifest_is_no_best(folder):
+def test_a_checkpoint_with_a_damaged_manifest_is_never_the_best(folder):
     (folder / "step-00000002/manifest.json").write_text("{}")
     assert steps([Retention(best="min:val/loss").best_in(folder)]) == [3]

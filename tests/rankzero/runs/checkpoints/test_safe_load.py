@@ -25,7 +25,7 @@ def load(path, **options):
 
 
 class Touches:
-    """Leaves a file where it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -41,7 +41,7 @@ def saved(content) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["directory", "ckpt"])
-def test_code_in_a_pickle_does_not_run(good, tmp_path, kind, message_of, seal):
+def test_code_in_a_pickle_runs_only_if_the_checkpoint_is_trusted(good, tmp_path, kind, message_of, seal):
     ran = tmp_path / "ran"
     state = saved({"state_dict": {}, "loops": Touches(ran)})
     path = good
@@ -58,7 +58,7 @@ def test_code_in_a_pickle_does_not_run(good, tmp_path, kind, message_of, seal):
     assert ran.exists()
 
 
-def test_a_pickle_without_its_zip_does_not_run(tmp_path, message_of):
+def test_a_pickle_outside_a_zip_archive_is_refused_and_runs_no_code(tmp_path, message_of):
     ran, path = tmp_path / "ran", tmp_path / "legacy.ckpt"
     path.write_bytes(pickle.dumps({"w": Touches(ran)}))
     assert "no zip archive" in message_of(path)
@@ -67,19 +67,19 @@ def test_a_pickle_without_its_zip_does_not_run(tmp_path, message_of):
 
 
 @pytest.mark.parametrize("content", [torch.ones(3), [1, 2], "text", None])
-def test_what_holds_no_dict_is_refused(tmp_path, content, message_of):
+def test_a_file_without_a_dict_is_refused(tmp_path, content, message_of):
     (tmp_path / "x.ckpt").write_bytes(saved(content))
     assert "where a checkpoint holds a dict" in message_of(tmp_path / "x.ckpt")
 
 
-def test_many_and_strange_names_of_classes_stay_one_message(tmp_path, message_of):
+def test_many_class_names_with_control_characters_give_one_short_message(tmp_path, message_of):
     pickled = b"\x80\x02(" + b"".join(b"cm\x1b[2J%i\nKind\n" % i for i in range(30)) + b"t."
     path = tmp_path / "x.ckpt"
     path.write_bytes(archive({"data.pkl": pickled, "version": b"3\n", "byteorder": b"little"}))
     assert "and 22 more" in message_of(path)
 
 
-def test_a_state_that_is_truncated_anywhere(good, message_of, refused, seal):
+def test_the_state_of_a_checkpoint_truncated_at_many_positions_is_refused(good, message_of, refused, seal):
     whole = (good / STATE).read_bytes()
     manifest = (good / MANIFEST).read_bytes()
     ckpt = good.parent / "x.ckpt"
@@ -94,7 +94,7 @@ def test_a_state_that_is_truncated_anywhere(good, message_of, refused, seal):
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_a_flipped_bit_in_a_file_without_a_manifest_is_read_or_refused(good, tmp_path):
+def test_a_file_with_a_flipped_bit_is_read_or_refused_with_a_message(good, tmp_path):
     chance = random.Random(6)
     whole, path = (good / STATE).read_bytes(), tmp_path / "x.ckpt"
     outcomes = collections.Counter()
@@ -112,7 +112,7 @@ def test_a_flipped_bit_in_a_file_without_a_manifest_is_read_or_refused(good, tmp
     assert outcomes["refused"] > 20 and outcomes.total() == 200
 
 
-def test_a_pipe_or_a_file_in_place_of_a_checkpoint(good, tmp_path, message_of, refused):
+def test_a_pipe_or_a_file_in_place_of_a_checkpoint_is_refused(good, tmp_path, message_of, refused):
     shutil.rmtree(good)
     os.mkfifo(good)
     message_of(good)
@@ -138,7 +138,7 @@ def entries_of(state: bytes) -> dict[str, bytes]:
 
 @pytest.fixture
 def both(message_of, seal):
-    """Returns the message about a state that is read as a file with a valid manifest and without one."""
+    """Returns a function that checks that a state is refused with and without a manifest, and returns the message."""
 
     def read(good: Path, state: bytes) -> str:
         seal(good, state)
@@ -149,14 +149,14 @@ def both(message_of, seal):
     return read
 
 
-def test_the_archives_made_here_are_such_as_are_read(good, seal):
+def test_a_rebuilt_archive_with_unchanged_entries_is_read(good, seal):
     state = archive(entries_of((good / STATE).read_bytes()))
     seal(good, state)
     assert load(good)["state_dict"]["w"].tolist() == list(range(64))
 
 
 @pytest.mark.system
-def test_a_zip_bomb_of_zeros(good, both):
+def test_a_zip_bomb_of_zeros_is_refused(good, both):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
         with file.open("archive/data/0", "w", force_zip64=True) as entry:
@@ -167,7 +167,7 @@ def test_a_zip_bomb_of_zeros(good, both):
     assert "compressed" in both(good, buffer.getvalue())
 
 
-def test_a_zip_bomb_of_entries_that_overlap(good, both):
+def test_a_zip_bomb_of_entries_that_overlap_is_refused(good, both):
     """Each of a thousand entries claims the same bytes."""
     whole = bytearray(archive({"data/0": bytes(100_000)}))
     end = whole.rindex(b"PK\x05\x06")
@@ -179,7 +179,7 @@ def test_a_zip_bomb_of_entries_that_overlap(good, both):
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/x"])
-def test_an_entry_that_leads_elsewhere(good, name, both):
+def test_an_archive_entry_with_an_outside_path_is_refused(good, name, both):
     buffer = io.BytesIO((good / STATE).read_bytes())
     with zipfile.ZipFile(buffer, "a") as file:
         file.writestr(name, b"x")
@@ -187,14 +187,14 @@ def test_an_entry_that_leads_elsewhere(good, name, both):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_an_entry_that_is_there_twice(good, both):
+def test_a_duplicate_archive_entry_is_refused(good, both):
     buffer = io.BytesIO((good / STATE).read_bytes())
     with zipfile.ZipFile(buffer, "a") as file:
         file.writestr(file.namelist()[0], b"another")
     assert "twice" in both(good, buffer.getvalue())
 
 
-def test_a_second_list_of_entries_behind_the_first(good, both):
+def test_data_after_the_archive_is_refused(good, both):
     both(good, archive({"x": bytes(10)}) + b"trailing")
     assert "no zip archive" in both(good, (good / STATE).read_bytes() + b"PK\x05\x06" + bytes(16) + b"\5\0hello")
 
@@ -215,7 +215,7 @@ PICKLES = {
 
 
 @pytest.mark.parametrize("name", PICKLES)
-def test_a_pickle_that_is_none(good, name, both):
+def test_a_malformed_pickle_is_refused(good, name, both):
     entries = entries_of((good / STATE).read_bytes())
     both(good, archive({**entries, "data.pkl": PICKLES[name]}))
 
@@ -231,7 +231,7 @@ def run(here):
 
 @pytest.fixture
 def with_code(seal):
-    """Puts code into a checkpoint, under a valid manifest."""
+    """Returns a function that puts code into a checkpoint and writes a valid manifest for it."""
 
     def put(checkpoint: Path, ran: Path) -> None:
         content = torch.load(checkpoint / STATE, weights_only=True)
@@ -240,7 +240,7 @@ def with_code(seal):
     return put
 
 
-def test_a_run_and_an_evaluation_refuse_what_runs_code_and_say_how_to_read_it_anyway(run, here, capsys, with_code):
+def test_fit_and_evaluate_refuse_a_checkpoint_with_code_and_name_trust_checkpoint(run, here, capsys, with_code):
     with_code(run, here / "ran")
     for work in (
         lambda: fit_here(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run)),
@@ -255,14 +255,14 @@ def test_a_run_and_an_evaluation_refuse_what_runs_code_and_say_how_to_read_it_an
     assert (here / "ran").exists()
 
 
-def test_a_run_carries_on_from_what_runs_code_if_it_is_told_to(run, here, with_code):
+def test_a_run_resumes_from_a_checkpoint_with_code_if_trusted(run, here, with_code):
     with_code(run, here / "ran")
     assert fit_here(*TOY, "--epochs", "2", "--run", "x", "--trust_checkpoint", "yes") == 0
     assert "trust" not in (here / "runs/x/config.yaml").read_text()
 
 
 @pytest.mark.system
-def test_a_person_sees_a_message_and_no_traceback(run, here):
+def test_a_refused_checkpoint_prints_a_message_without_a_traceback(run, here):
     bomb = archive({"data/0": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
     (here / "bomb.ckpt").write_bytes(bomb)
     result = fit(*TOY, "--epochs", "2", "--resume", "bomb.ckpt", folder=here, code=2)

@@ -1,4 +1,4 @@
-"""A checkpoint that needs code is read without a flag only where this user's own run wrote it."""
+"""A checkpoint that needs code is read without `--trust_checkpoint` only if a run of the same user wrote it."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from running import REPOSITORY, evaluate_here, fit, fit_here
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    """The folder of a user who has no key yet."""
+    """The configuration folder of a user who has no key yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config/rankzero"
 
@@ -47,7 +47,7 @@ def saved(settings, tmp_path):
 
 
 def reseal(checkpoint, **changes):
-    """Gives a checkpoint a valid manifest, as an attacker can."""
+    """Changes a manifest and keeps its checksum valid, as an attacker can."""
     content = {key: value for key, value in read_manifest(checkpoint).items() if key != "sha256"}
     (checkpoint / MANIFEST).write_text(manifest_text({**content, **changes}))
 
@@ -59,18 +59,18 @@ def refused(checkpoint, **options):
     return str(error.value)
 
 
-def test_own_checkpoints_are_read_without_a_flag(saved, tmp_path):
+def test_a_checkpoint_of_the_same_user_is_read_without_trust_checkpoint(saved, tmp_path):
     assert read_manifest(saved)["needs"] == ["os.makedirs"]
     load(saved)
     assert (tmp_path / "ran").is_dir()
 
 
-def test_a_copy_is_still_ones_own(saved, tmp_path):
+def test_a_moved_checkpoint_is_still_read_without_trust_checkpoint(saved, tmp_path):
     shutil.move(saved, tmp_path / "elsewhere")
     load(tmp_path / "elsewhere")
 
 
-def test_a_checkpoint_without_code_is_not_signed_and_reads_no_key(settings, tmp_path):
+def test_a_checkpoint_without_code_is_not_signed_and_creates_no_key(settings, tmp_path):
     write_directory({"state_dict": {"w": torch.ones(2)}}, tmp_path / "step-00000002")
     load(tmp_path / "step-00000002")
     assert SIGNATURE not in read_manifest(tmp_path / "step-00000002") and not settings.exists()
@@ -86,14 +86,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_another_signature_is_refused(saved, name):
+def test_a_missing_or_wrong_signature_is_refused(saved, name):
     content = {key: value for key, value in read_manifest(saved).items() if key not in ("sha256", SIGNATURE)}
     changed = {} if CHANGES[name] is None else {SIGNATURE: CHANGES[name]}
     (saved / MANIFEST).write_text(manifest_text({**content, **changed}))
     assert "os.makedirs" in refused(saved)
 
 
-def test_another_state_under_a_valid_signature_is_refused(saved, tmp_path):
+def test_another_state_with_the_original_signature_is_refused(saved, tmp_path):
     other = tmp_path / "other.pt"
     torch.save({"state_dict": {}, "callbacks": Touches(tmp_path / "ran"), "more": 1}, other)
     shutil.copy(other, saved / STATE)
@@ -105,7 +105,7 @@ def test_another_state_under_a_valid_signature_is_refused(saved, tmp_path):
     refused(saved)
 
 
-def test_one_flipped_byte_is_refused(saved):
+def test_one_flipped_bit_is_refused(saved):
     data = bytearray((saved / STATE).read_bytes())
     data[len(data) // 2] ^= 1
     (saved / STATE).write_bytes(data)
@@ -114,7 +114,7 @@ def test_one_flipped_byte_is_refused(saved):
     assert not (saved.parent / "ran").exists()
 
 
-def test_another_users_key_is_refused(saved, settings, monkeypatch, tmp_path):
+def test_a_checkpoint_of_another_user_is_refused(saved, settings, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     refused(saved)
     signature.signature(STATE, {"bytes": 1, "sha256": "0"})  # creates a key of the other user
@@ -129,7 +129,7 @@ def test_the_file_name_and_the_size_are_signed(settings):
     assert not signature.is_signed(STATE, {**described, "bytes": 4}, signed)
 
 
-def test_the_key_is_private_whatever_the_umask_is(settings):
+def test_the_key_is_private_for_any_umask(settings):
     for umask in (0, 0o777):
         before = os.umask(umask)
         try:
@@ -184,7 +184,7 @@ def another_owner(settings):
 @pytest.mark.parametrize(
     "change", [open_to_others, folder_open_to_others, a_link, a_linked_folder, a_pipe, damaged, another_owner]
 )
-def test_a_key_that_others_may_know_counts_for_nothing_and_the_reason_is_given(saved, settings, change):
+def test_an_unsafe_key_is_not_used_and_the_reason_is_reported(saved, settings, change):
     reason = change(settings)
     assert signature.key_problem() is not None
     with pytest.raises(RequestError, match=reason):
@@ -206,7 +206,7 @@ def test_without_a_home_directory_checkpoints_are_written_unsigned(home, monkeyp
 SIGN = "from rankzero.runs.checkpoints.signature import signature; print(signature('a', {'bytes': 1, 'sha256': '0'}))"
 
 
-def test_ranks_that_create_the_key_at_once_share_one(settings):
+def test_ranks_that_create_the_key_concurrently_share_one_key(settings):
     def sign(_):
         return subprocess.run([sys.executable, "-c", SIGN], cwd=REPOSITORY, capture_output=True, text=True).stdout
 
@@ -215,7 +215,7 @@ def test_ranks_that_create_the_key_at_once_share_one(settings):
     assert [path.name for path in settings.iterdir()] == [signature.KEY]
 
 
-def test_a_rank_without_the_key_follows_rank_zero_and_checks_its_own_bytes(saved, monkeypatch, tmp_path):
+def test_a_rank_without_the_key_trusts_rank_zeros_digest_and_verifies_its_own_file(saved, monkeypatch, tmp_path):
     sha256 = signed_sha256_of(saved)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another host"))
     assert sha256 and signed_sha256_of(saved) == ""
@@ -230,8 +230,8 @@ def test_a_rank_without_the_key_follows_rank_zero_and_checks_its_own_bytes(saved
     assert (tmp_path / "ran").exists()
 
 
-def test_what_is_unpickled_is_the_copy_that_was_checked(saved, tmp_path):
-    """The state is replaced in place after it was opened; the old content is read."""
+def test_the_verified_content_is_unpickled_even_if_the_file_changes(saved, tmp_path):
+    """The file is overwritten after it was opened; the old content is still read."""
     from rankzero.runs.checkpoints.safe_load import _open_signed
 
     with _open_signed(saved, "") as file:
@@ -264,7 +264,7 @@ def test_the_same_command_resumes_on_any_number_of_ranks(here, settings):
     assert json.loads((here / "runs/x/summary.json").read_text())["attempts"] == 2
 
 
-def test_evaluation_reads_ones_own_checkpoint_and_refuses_an_edited_one(here, settings):
+def test_evaluate_reads_a_users_own_checkpoint_and_refuses_an_edited_checkpoint(here, settings):
     fit_here("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
     newest = here / "runs/x/checkpoints/step-00000064"
     content = torch.load(newest / STATE, weights_only=True)

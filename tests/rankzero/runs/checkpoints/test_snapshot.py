@@ -1,11 +1,11 @@
-"""A copy of a state as it is at one moment."""
+"""Copies of a state in memory."""
 
 import torch
 
 from rankzero.runs.checkpoints.snapshot import Snapshots
 
 
-def test_a_copy_stays_as_the_state_was_and_the_next_one_is_as_it_is():
+def test_a_copy_does_not_change_with_the_state_and_the_next_copy_is_current():
     snapshots, weights = Snapshots(), torch.zeros(5)
     first = snapshots.take({"w": weights})
     weights.fill_(1)
@@ -15,7 +15,7 @@ def test_a_copy_stays_as_the_state_was_and_the_next_one_is_as_it_is():
     assert second["w"].sum() == 5
 
 
-def test_memory_is_used_again_where_it_fits():
+def test_memory_is_reused_for_a_copy_of_the_same_size():
     snapshots = Snapshots()
     places = {snapshots.take({"w": torch.zeros(1000)})["w"].data_ptr() for _ in range(5)}
     assert len(places) == 1
@@ -24,7 +24,7 @@ def test_memory_is_used_again_where_it_fits():
 
 
 class Made:
-    """Makes its tensor when it is pickled."""
+    """Creates its tensor only when it is pickled."""
 
     def __init__(self, value):
         self.value = value
@@ -33,12 +33,12 @@ class Made:
         return torch.clone, (torch.full((1000,), self.value),)
 
 
-def test_tensors_that_are_made_on_the_way_stay_apart():
+def test_tensors_created_during_pickling_do_not_share_memory():
     copies = Snapshots().take([Made(float(value)) for value in range(50)])
     assert [copy[0].item() for copy in copies] == list(range(50))
 
 
-def test_what_is_no_tensor_is_copied_too():
+def test_values_other_than_tensors_are_copied_too():
     state = {"list": [1, {"x": (2,)}], "dtype": torch.float16, "shape": torch.Size([2])}
     copy = Snapshots().take(state)
     state["list"][1]["x"] = None

@@ -1,4 +1,4 @@
-"""A checkpoint is written whole or not at all, whatever interrupts the save."""
+"""A checkpoint is written completely or not at all, even if the save is interrupted."""
 
 import errno
 import hashlib
@@ -45,14 +45,14 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_saving_the_same_step_again_replaces_it(saved):
+def test_saving_the_same_step_again_replaces_the_checkpoint(saved):
     save(saved, 20, w=5)
     assert load(saved / "step-00000020")["w"] == 5
     assert names(saved) == ["step-00000010", "step-00000020"]
 
 
 @pytest.mark.parametrize("left", [["step-00000020.replaced"], ["step-00000020", "step-00000020.replaced"]])
-def test_a_step_whose_replacement_was_cut_short_is_saved_again(saved, left):
+def test_a_step_with_an_interrupted_replacement_can_be_saved_again(saved, left):
     (saved / "step-00000020").rename(saved / "step-00000020.replaced")
     if "step-00000020" in left:
         save(saved, 20)
@@ -60,7 +60,7 @@ def test_a_step_whose_replacement_was_cut_short_is_saved_again(saved, left):
     assert names(saved) == ["step-00000010", "step-00000020"] and load(saved / "step-00000020")["w"] == 7
 
 
-def test_of_two_checkpoints_of_a_step_the_damaged_one_is_removed(saved):
+def test_a_damaged_checkpoint_is_removed_if_the_step_has_another_checkpoint(saved):
     place = saved / "step-00000020"
     shutil.copytree(place, saved / "step-00000020.replaced")
     (place / STATE).write_bytes(b"")
@@ -69,7 +69,7 @@ def test_of_two_checkpoints_of_a_step_the_damaged_one_is_removed(saved):
     assert newest_valid(saved) == (place, [])
 
 
-def test_a_replaced_checkpoint_counts_until_the_new_one_is_in_its_place(saved):
+def test_a_replaced_checkpoint_is_valid_until_the_new_checkpoint_exists(saved):
     (saved / "step-00000020").rename(saved / "step-00000020.replaced")
     assert newest_valid(saved) == (saved / "step-00000020.replaced", [])
     assert clean(saved) == []
@@ -82,20 +82,20 @@ def test_a_missing_folder_is_created(tmp_path):
     assert load(save(folder, 3))["w"].tolist() == [3, 3, 3]
 
 
-def test_what_torch_cannot_write_leaves_nothing(saved):
+def test_a_state_that_torch_cannot_write_leaves_no_files(saved):
     with pytest.raises(Exception, match="pickle"):
         save(saved, 30, f=lambda: None)
     assert names(saved) == ["step-00000010", "step-00000020"]
 
 
-def test_what_torch_cannot_name_is_saved_nevertheless(saved):
+def test_a_state_whose_classes_torch_cannot_list_is_saved(saved):
     path = save(saved, 30, large=1 << 9000)
     assert read_manifest(path)["needs"] == ["what torch cannot name"]
     assert load(path, trusted=True)["large"] == 1 << 9000
 
 
 @pytest.mark.parametrize("record", [{"x": float("nan")}, {"x": {1, 2}}, {"x": float("inf")}])
-def test_what_json_cannot_say_is_refused_when_it_is_saved(saved, record):
+def test_a_record_that_json_cannot_represent_is_refused_on_save(saved, record):
     with pytest.raises((TypeError, ValueError)):
         write_directory({"rankzero": record}, saved / "step-7")
     assert len(list(saved.iterdir())) == 2
@@ -128,7 +128,7 @@ def test_the_manifest_describes_the_state_that_was_written(tmp_path):
     assert manifest["files"] == {STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
 
 
-def test_the_manifest_of_an_empty_checkpoint_and_of_keys_that_are_not_text(tmp_path):
+def test_manifests_of_empty_checkpoints_and_of_keys_other_than_text_are_written(tmp_path):
     write_directory({}, tmp_path / "step-1")
     manifest = read_manifest(tmp_path / "step-1")
     assert (manifest["epoch"], manifest["step"], manifest["rankzero"]) == (None, None, {})
@@ -138,14 +138,14 @@ def test_the_manifest_of_an_empty_checkpoint_and_of_keys_that_are_not_text(tmp_p
 
 
 @pytest.mark.parametrize("size", [1, 100_000])
-def test_a_full_disk_is_the_error_of_the_disk_and_not_of_torch(size):
-    """`torch.save` turns it into a RuntimeError about its archive."""
+def test_a_full_disk_raises_an_os_error_instead_of_torchs_error(size):
+    """`torch.save` turns the OSError into a RuntimeError about its archive."""
     with pytest.raises(OSError, match="No space left") as error:
         write_state({"w": torch.zeros(size)}, Path("/dev/full"))
     assert error.value.errno == errno.ENOSPC
 
 
-def test_a_full_disk_keeps_the_older_checkpoint_and_leaves_nothing_else(tmp_path):
+def test_a_full_disk_keeps_the_older_checkpoint_and_leaves_no_partial_files(tmp_path):
     with disk_at(tmp_path / "disk", "64k") as disk:
         save(disk, 10)
         for step in (10, 20):
@@ -155,7 +155,7 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_leaves_nothing_else(tmp_path
         save(disk, 20)
 
 
-def test_what_a_killed_save_left_does_not_get_into_the_next_one(saved):
+def test_files_left_by_a_killed_save_do_not_enter_the_next_checkpoint(saved):
     left = saved / ".step-00000030.saving"
     left.mkdir()
     (left / "other").write_text("half")
@@ -164,7 +164,7 @@ def test_what_a_killed_save_left_does_not_get_into_the_next_one(saved):
 
 
 def ends_at_call(number, work):
-    """Does the work in a process that ends at a sync or a rename of files; returns whether it got to the end."""
+    """Runs `work` in a process that exits at the given fsync or rename call; returns whether `work` completed."""
     child = os.fork()
     if child == 0:
         calls = iter(range(10_000))
@@ -182,7 +182,7 @@ def ends_at_call(number, work):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_process_that_ends_anywhere_in_a_save_leaves_a_whole_checkpoint(saved):
+def test_a_process_that_exits_anywhere_in_a_save_leaves_a_valid_checkpoint(saved):
     found, number = [], 0
     while not ends_at_call(number, lambda: save(saved, 20, w=7)):
         newest, damaged = newest_valid(saved)
@@ -193,10 +193,10 @@ def test_a_process_that_ends_anywhere_in_a_save_leaves_a_whole_checkpoint(saved)
         assert names(saved) == ["step-00000010", "step-00000020"]
         number += 1
     assert load(saved / "step-00000020")["w"] == 7
-    assert found == sorted(found) and set(found) == {False, True}  # the old checkpoint, and later the new one
+    assert found == sorted(found) and set(found) == {False, True}  # first the old checkpoint, later the new one
 
 
-def test_a_process_that_ends_anywhere_in_a_removal_leaves_no_damaged_checkpoint(saved):
+def test_a_process_that_exits_anywhere_in_a_removal_leaves_no_damaged_checkpoint(saved):
     number = 0
     while not ends_at_call(number, lambda: remove_directory(saved / "step-00000020")):
         newest, damaged = newest_valid(saved)
@@ -207,7 +207,7 @@ def test_a_process_that_ends_anywhere_in_a_removal_leaves_no_damaged_checkpoint(
     assert number > 0 and names(saved) == ["step-00000010"]
 
 
-def test_an_interrupted_removal_hides_the_checkpoint_and_the_next_one_finishes_it(saved, monkeypatch):
+def test_an_interrupted_removal_hides_the_checkpoint_and_the_next_removal_deletes_it(saved, monkeypatch):
     removed = []
 
     def interrupted(path, ignore_errors=False):
@@ -224,7 +224,7 @@ def test_an_interrupted_removal_hides_the_checkpoint_and_the_next_one_finishes_i
     assert names(saved) == ["step-00000010"]
 
 
-def test_a_checkpoint_that_is_missing_cannot_be_removed(saved):
+def test_removing_a_missing_checkpoint_raises_an_error(saved):
     with pytest.raises(FileNotFoundError):
         remove_directory(saved / "step-00000030")
     verify(saved / "step-00000020")

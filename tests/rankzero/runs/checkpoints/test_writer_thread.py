@@ -8,7 +8,7 @@ from rankzero.runs.checkpoints.writer_thread import BackgroundWriter
 from running import REPOSITORY
 
 SECONDS = 10
-"""Any wait of these tests ends long before."""
+"""Timeout of the waits in these tests in seconds; every wait ends long before."""
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def writer():
     writer.wait()
 
 
-def test_a_writer_without_work_does_not_wait(writer):
+def test_wait_returns_immediately_without_work(writer):
     writer.wait()
     writer.start(lambda: None)
     writer.wait()
@@ -34,7 +34,7 @@ def test_work_runs_in_another_thread_while_the_caller_continues(writer):
     assert waited and thread is not threading.current_thread() and not thread.is_alive()
 
 
-def test_the_next_work_begins_after_the_one_before_has_ended(writer):
+def test_the_next_work_begins_after_the_previous_work_has_ended(writer):
     steps, first_may_end = [], threading.Event()
 
     def first():
@@ -83,7 +83,7 @@ sys.exit(3)
 """
 
 
-def test_a_process_does_not_end_before_its_work(here):
+def test_a_process_exits_only_after_its_work(here):
     environment = {"PYTHONPATH": f"{REPOSITORY}/project"}
     assert subprocess.run([sys.executable, "-c", LATE], cwd=here, env=environment, timeout=60).returncode == 3
     assert (here / "written").exists()

@@ -19,7 +19,7 @@ from running import train_here
         ("2h", Interval(seconds=7200)),
     ],
 )
-def test_intervals(text, interval):
+def test_interval_is_read_from_text(text, interval):
     assert Interval.read(text) == interval
 
 
@@ -45,7 +45,7 @@ def test_saves_at_the_interval_and_at_the_end(tmp_path, every, steps):
     assert steps_saved(tmp_path, every, max_epochs=3) == steps
 
 
-def test_keeps_the_newest(tmp_path):
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert steps_saved(tmp_path, Interval(steps=2), keep=3, max_epochs=2) == [10, 12, 14]
 
 

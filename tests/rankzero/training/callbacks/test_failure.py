@@ -17,7 +17,7 @@ from running import train_here
 
 
 class Channel(ControlChannel):
-    """Keeps what is reported: a channel with a listening rank would end this process."""
+    """Unconnected channel that records its reports; a connected channel would terminate this process."""
 
     def __init__(self):
         super().__init__(Launch(), [Peer.this(Launch())], lambda value: [value])
@@ -34,7 +34,7 @@ def failure():
 
 
 def own_data():
-    """An error that a data module of ours raises on purpose."""
+    """Returns an error that one of Rankzero's data modules raises on purpose."""
     try:
         at_least(1, "batch_size", 0)
     except ValueError as error:
@@ -49,7 +49,7 @@ def report(failure, error):
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     try:
         raise error
-    except BaseException as raised:  # with its traceback
+    except BaseException as raised:  # the raised error has a traceback
         failure.on_exception(trainer, BoringModel(), raised)
     return failure.control_channel.reported
 
@@ -64,12 +64,12 @@ def test_an_error_after_the_first_batch_is_reported_with_rank_and_host(failure, 
 
 
 @pytest.mark.parametrize("error", EXPLAINED, ids=repr)
-def test_an_error_before_the_first_batch_that_its_message_explains_is_not_a_failure(failure, error):
+def test_self_explanatory_error_before_the_first_batch_is_not_reported(failure, error):
     assert report(failure, error) == [] and failure.outcome.error is None
 
 
 @pytest.mark.parametrize("error", UNEXPLAINED, ids=repr)
-def test_any_other_error_before_the_first_batch_is_reported(failure, error):
+def test_unexplained_error_before_the_first_batch_is_reported(failure, error):
     assert len(report(failure, error)) == 1 and failure.outcome.error is error
 
 
@@ -82,7 +82,7 @@ def test_any_other_error_before_the_first_batch_is_reported(failure, error):
     ],
     ids=repr,
 )
-def test_a_stop_and_an_error_of_another_rank_are_not_reported(failure, error, begun):
+def test_stop_exit_and_failure_of_another_rank_are_not_reported(failure, error, begun):
     failure.outcome.begun = begun
     assert report(failure, error) == [] and failure.outcome.error is None
 
@@ -99,7 +99,7 @@ class Fails(BoringModel):
 
 
 class Waits(Callback):
-    """What a callback of the user sees that waits for all ranks, as `OnExceptionCheckpoint` does."""
+    """User's callback that could wait for all ranks, as `OnExceptionCheckpoint` does; records earlier reports."""
 
     def __init__(self, channel):
         self.channel = channel
@@ -109,7 +109,7 @@ class Waits(Callback):
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
-def test_a_failure_in_training_is_reported_before_any_other_callback_hears_of_it(failure, place):
+def test_failure_in_training_is_reported_before_other_callbacks_are_called(failure, place):
     waits = Waits(failure.control_channel)
     with pytest.raises(ZeroDivisionError) as error:
         train_here(failure, waits, model=Fails(place), loops=True, max_epochs=1, limit_train_batches=5)
@@ -117,6 +117,6 @@ def test_a_failure_in_training_is_reported_before_any_other_callback_hears_of_it
     assert waits.seen == failure.control_channel.reported and "in the step" in waits.seen[0]
 
 
-def test_training_without_a_failure_has_begun_and_reports_nothing(failure):
+def test_training_without_a_failure_reports_nothing(failure):
     train_here(failure, loops=True, max_epochs=1, limit_train_batches=1)
     assert failure.outcome == Outcome(begun=True) and failure.control_channel.reported == []

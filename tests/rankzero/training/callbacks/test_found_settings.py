@@ -18,13 +18,13 @@ DATA = ("--model.samples=160", "--model.shuffle=false", "--model.dropout=0")
 
 
 def files(folder):
-    """What a run left, without names that hold a time or a process."""
+    """Returns the paths of a run's files, without event files (named after time and process) and step numbers."""
     paths = {path.relative_to(folder) for path in folder.rglob("*") if "events.out" not in path.name}
     return {str(path).replace(path.name, "step") if path.name.startswith("step-") else str(path) for path in paths}
 
 
 @pytest.mark.parametrize("finders", [SIZE, RATE, SIZE + RATE], ids=["batch size", "rate", "both"])
-def test_trials_do_not_count_and_what_is_found_is_used(tmp_path, finders):
+def test_trials_do_not_count_and_found_settings_are_used(tmp_path, finders):
     ours = fit_in(tmp_path / "ours", *finders, *DATA)
     stock = fit_stock(tmp_path / "stock", *finders, *DATA)
     assert same(ours["record"], stock["record"], "record") == []
@@ -42,12 +42,12 @@ def test_trials_do_not_count_and_what_is_found_is_used(tmp_path, finders):
 
 
 def fail(self, batch, batch_idx):
-    """A `training_step` that fails."""
+    """Replacement for `training_step` that fails."""
     raise RuntimeError("no such layer")
 
 
 @pytest.mark.parametrize("finder", [SIZE, RATE], ids=["batch size", "rate"])
-def test_an_error_in_a_trial_is_the_run_s_error(here, finder, monkeypatch):
+def test_error_in_a_trial_fails_the_run(here, finder, monkeypatch):
     monkeypatch.setattr(Net, "training_step", fail)
     with pytest.raises(RuntimeError, match="no such layer"):
         fit_here("--model", "resuming.Net", "--run", "x", *finder)
@@ -57,7 +57,7 @@ def test_an_error_in_a_trial_is_the_run_s_error(here, finder, monkeypatch):
 
 
 def stop_in_a_trial(self, batch, batch_idx):
-    """A `training_step` that asks the run to stop in the third batch of a trial, once."""
+    """Replacement for `training_step` that requests one stop, in the third batch of a trial."""
     loop = fit_loop_of(self.trainer)
     if loop.is_trial and batch_idx == 2 and not Path("asked").exists():
         Path("asked").touch()
@@ -66,7 +66,7 @@ def stop_in_a_trial(self, batch, batch_idx):
 
 
 @pytest.mark.parametrize("finder", [SIZE, RATE], ids=["batch size", "rate"])
-def test_a_run_that_is_stopped_in_a_trial_saves_nothing_and_starts_over(here, finder, monkeypatch):
+def test_run_stopped_in_a_trial_saves_nothing_and_restarts(here, finder, monkeypatch):
     monkeypatch.setattr(Net, "training_step", stop_in_a_trial)
     steps = ("--trainer.callbacks.steps_per_trial=6",) if finder == SIZE else ()
     command = ("--model", "resuming.Net", "--run", "x", "--epochs", "1", *finder, *steps)
@@ -77,7 +77,7 @@ def test_a_run_that_is_stopped_in_a_trial_saves_nothing_and_starts_over(here, fi
 
 
 @pytest.mark.parametrize("flag", ["--batch_size", "--global_batch_size"])
-def test_a_flag_and_a_finder_cannot_both_choose_the_batch_size(here, flag):
+def test_batch_size_flag_with_a_batch_size_finder_is_refused(here, flag):
     with pytest.raises(RequestError, match=f"{flag} 16 with a BatchSizeFinder"):
         fit_here("--model", "resuming.Net", *SIZE, flag, "16")
     assert not list(here.iterdir())

@@ -29,11 +29,11 @@ def logged(folder, *rates, every=1):
     return {name: float(value) for row in rows for name, value in row.items() if name.startswith("train/lr") and value}
 
 
-def test_each_group_has_a_curve(tmp_path):
+def test_each_parameter_group_has_its_own_curve(tmp_path):
     assert logged(tmp_path, 0.5, 0.25) == {"train/lr": 0.5, "train/lr-1": 0.25}
 
 
-def test_every_logger_gets_the_rate(tmp_path):
+def test_every_logger_receives_the_learning_rate(tmp_path):
     loggers = [CSVLogger(tmp_path / name, name="", version="") for name in ("first", "second")]
     train_here(LearningRate(), model=Optimizers(0.5), loops=True, logger=loggers, limit_train_batches=2, max_epochs=1,
                log_every_n_steps=1)  # fmt: skip
@@ -42,9 +42,9 @@ def test_every_logger_gets_the_rate(tmp_path):
         assert {row["train/lr"] for row in rows} == {"0.5"}
 
 
-def test_a_module_without_an_optimizer_trains(tmp_path):
+def test_module_without_an_optimizer_logs_no_learning_rate(tmp_path):
     assert logged(tmp_path) == {}
 
 
-def test_nothing_is_logged_at_an_interval_of_zero(tmp_path):
+def test_log_every_n_steps_of_zero_logs_nothing(tmp_path):
     assert logged(tmp_path, 0.5, every=0) == {}

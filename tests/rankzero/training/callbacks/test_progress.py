@@ -21,27 +21,27 @@ def output(callback, capsys, **options):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
 
 
-def test_first_and_last_epoch_have_a_line_and_no_other_sooner_than_asked(capsys):
+def test_only_first_and_last_epoch_print_a_line_within_the_interval(capsys):
     lines = output(PlainProgress(every_seconds=3600), capsys, max_epochs=5)
     assert [line.split("  ")[0] for line in lines] == ["epoch 1/5 done", "epoch 5/5 done"]
     assert "step 15" in lines[-1] and "train/loss 0.25" in lines[-1]
 
 
-def test_a_long_epoch_has_lines_within(capsys, monkeypatch):
+def test_long_epoch_prints_progress_lines(capsys, monkeypatch):
     for module in ("hooks", "fast.epoch"):
         monkeypatch.setattr(f"rankzero.training.{module}.TICK_SECONDS", 0)
     lines = output(PlainProgress(every_seconds=0), capsys, max_epochs=1)
     assert [line.split("  ")[0] for line in lines][:3] == [f"epoch 1/1 batch {n}/3" for n in (1, 2, 3)]
 
 
-def test_other_ranks_print_nothing(capsys):
+def test_disabled_progress_prints_nothing(capsys):
     callback = PlainProgress(every_seconds=0)
     callback.disable()
     assert output(callback, capsys, max_epochs=1) == []
 
 
 @pytest.mark.parametrize("what", ["validate", "test", "predict"])
-def test_a_long_evaluation_has_lines_within(capsys, what):
+def test_long_evaluation_prints_progress_lines(capsys, what):
     trainer = Trainer(
         callbacks=[PlainProgress(every_seconds=0)], accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_model_summary=False, **{f"limit_{'val' if what == 'validate' else what}_batches": 2}
@@ -52,7 +52,7 @@ def test_a_long_evaluation_has_lines_within(capsys, what):
     assert lines == [f"{name} batch {number}/2" for number in (1, 2)]
 
 
-def test_a_long_validation_has_lines_within_an_epoch(capsys):
+def test_long_validation_within_an_epoch_prints_progress_lines(capsys):
     lines = output(PlainProgress(every_seconds=0), capsys, max_epochs=1, limit_val_batches=2)
     assert [line.split("  ")[0] for line in lines if "validation" in line][-2:] == [
         f"epoch 1/1 validation batch {number}/2" for number in (1, 2)
@@ -70,7 +70,7 @@ class LoggingMuch(BoringModel):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_plain_line_has_120_columns_at_most(capsys):
+def test_plain_line_has_at_most_120_columns(capsys):
     train_here(PlainProgress(0), model=LoggingMuch(), enable_progress_bar=True, max_epochs=2, limit_train_batches=3)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
     assert all(len(line) <= 120 for line in lines)
@@ -79,7 +79,7 @@ def test_a_plain_line_has_120_columns_at_most(capsys):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_the_bar_takes_one_line_of_a_terminal(columns):
+def test_bar_fits_on_one_terminal_line(columns):
     from lightning.pytorch.callbacks import RichProgressBar
 
     class Height(Callback):

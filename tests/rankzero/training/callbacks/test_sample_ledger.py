@@ -21,7 +21,7 @@ class Stream(IterableDataset):
 
 
 class Net(BoringModel):
-    """Trains on 29 samples, or on the loaders that are given."""
+    """Module that trains on 29 samples, or on the given loaders."""
 
     def __init__(self, *loaders, **settings):
         super().__init__()
@@ -46,11 +46,11 @@ def train(model=None, plan=None, save=None, **settings):
     return ledger
 
 
-def test_each_epoch_has_a_statement():
+def test_ledger_has_a_line_for_each_epoch():
     assert train().statements == [f"epoch {number}: 29 of 29 samples, each once" for number in (1, 2)]
 
 
-def test_samples_of_a_short_batch_that_is_dropped_were_not_used():
+def test_samples_of_a_dropped_last_batch_count_as_unused():
     assert train(Net(drop_last=True), max_epochs=1).statements == ["epoch 1: 24 of 29 samples, each once"]
 
 
@@ -61,7 +61,7 @@ def test_samples_of_a_short_batch_that_is_dropped_were_not_used():
         ({"limit_train_batches": 2, "max_epochs": 1}, "epoch 1: 16 of 29 samples, each once"),
     ],
 )
-def test_an_epoch_that_ends_early_says_how_many_samples_were_used(settings, statement):
+def test_ledger_of_an_epoch_that_ends_early_states_the_number_of_used_samples(settings, statement):
     ledger = train(**settings)
     assert ledger.statements[-1] == statement
     checkpoint = {}
@@ -69,7 +69,7 @@ def test_an_epoch_that_ends_early_says_how_many_samples_were_used(settings, stat
     assert (statement in checkpoint["ledger"]["statements"]) == (not statement.endswith("so far"))
 
 
-def test_accumulated_batches_count_too():
+def test_accumulated_micro_batches_are_counted():
     plan = SamplingPlan(global_batch_size=24, max_device_batch_size=5)
     assert train(plan=plan, max_epochs=1).statements == ["epoch 1: 29 of 29 samples, each once"]
     assert plan.only_order.micro_batches == 5
@@ -79,13 +79,13 @@ def test_accumulated_batches_count_too():
 @pytest.mark.parametrize(
     "loaders", [(Net.loader(), Net.loader(count=16)), (DataLoader(Stream(), batch_size=2),)], ids=["two", "a stream"]
 )
-def test_of_several_loaders_and_of_another_order_nothing_is_stated(loaders):
+def test_ledger_is_empty_for_several_loaders_or_an_unmanaged_order(loaders):
     ledger = train(Net(*loaders), max_epochs=1)
     assert ledger.statements == []
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_a_long_epoch_is_counted_while_it_runs(fast, monkeypatch):
+def test_long_epoch_is_counted_before_it_ends(fast, monkeypatch):
     monkeypatch.setattr("rankzero.sampling.batch_sampler.MANY_IN_FLIGHT", 7)
     plan, most = SamplingPlan(), []
 
@@ -93,13 +93,13 @@ def test_a_long_epoch_is_counted_while_it_runs(fast, monkeypatch):
         def on_train_batch_end(self, *arguments):
             most.append(len(plan.only_order.in_flight))
 
-    profiler = None if fast else "simple"  # for which Lightning's own loop trains
+    profiler = None if fast else "simple"  # with this profiler, Lightning's own loop trains
     ledger = train(Net(count=99, batch_size=2), plan, InFlight(), profiler=profiler)
     assert ledger.statements == [f"epoch {number}: 99 of 99 samples, each once" for number in (1, 2)]
     assert 7 <= max(most) <= 9 and len(most) == 100
 
 
-def test_a_batch_that_a_hook_skips_was_not_used():
+def test_samples_of_a_batch_that_a_hook_skips_count_as_unused():
     class Skips(Net):
         def on_train_batch_start(self, batch, batch_idx):
             return -1 if batch_idx == 2 else None
@@ -108,7 +108,7 @@ def test_a_batch_that_a_hook_skips_was_not_used():
 
 
 @pytest.mark.parametrize("error", ["a sample twice", "a sample left out", "a batch twice"])
-def test_an_epoch_that_does_not_use_each_sample_once_is_an_error(monkeypatch, error):
+def test_epoch_that_repeats_or_omits_a_sample_raises_an_error(monkeypatch, error):
     batches = ElasticBatchSampler._batches
 
     def wrong(self, given):
@@ -134,7 +134,7 @@ def trainer_of(plan):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_a_saved_ledger_is_resumed_on_any_number_of_ranks(world):
-    """Rank zero continues with the sums of all ranks, the others with nothing."""
+    """Rank zero continues with the sums of all ranks, the other ranks with zeros."""
     saved, checkpoint = train(max_steps=6), {}
     saved.on_save_checkpoint(trainer_of(saved.plan), BoringModel(), checkpoint)
     content = json.loads(json.dumps(checkpoint))
@@ -159,8 +159,8 @@ class Save(Callback):
 
 
 @pytest.mark.parametrize("has_ledger", [False, True])
-def test_an_epoch_that_was_resumed_is_stated_as_one(tmp_path, has_ledger):
-    """Without a ledger, what was used before the checkpoint is taken on trust."""
+def test_resumed_epoch_is_stated_as_one_epoch(tmp_path, has_ledger):
+    """Without a saved ledger, the samples before the checkpoint are assumed to have been used once."""
     file = tmp_path / "x.ckpt"
     train(save=Save(file), max_steps=6)
     if not has_ledger:
@@ -172,7 +172,7 @@ def test_an_epoch_that_was_resumed_is_stated_as_one(tmp_path, has_ledger):
     assert ledger.statements == [f"epoch {number}: 29 of 29 samples, each once" for number in epochs]
 
 
-def test_an_epoch_that_begins_anew_after_a_resume_counts_from_nothing(tmp_path):
+def test_epoch_restarted_after_a_resume_counts_from_zero(tmp_path):
     train(save=Save(tmp_path / "x.ckpt"), max_steps=6)
     plan = SamplingPlan()
     plan.start = [Position(1)]
@@ -180,7 +180,7 @@ def test_an_epoch_that_begins_anew_after_a_resume_counts_from_nothing(tmp_path):
     assert ledger.statements == [f"epoch {number}: 29 of 29 samples, each once" for number in (1, 2, 3)]
 
 
-def test_a_saved_ledger_of_other_samples_is_an_error(tmp_path):
+def test_saved_ledger_of_different_samples_raises_an_error(tmp_path):
     file = tmp_path / "x.ckpt"
     train(save=Save(file), max_steps=6)
     content = torch.load(file)
@@ -199,7 +199,7 @@ def test_a_checkpoint_without_a_ledger_changes_nothing(checkpoint):
     assert ledger.statements == []
 
 
-def test_a_run_with_a_wrong_ledger_has_failed(here, monkeypatch):
+def test_run_with_an_incorrect_ledger_fails(here, monkeypatch):
     batches = ElasticBatchSampler._batches
 
     def one_twice(self, given):

@@ -18,7 +18,7 @@ from running import train_here
 
 
 class Ask(Callback):
-    """Installs the hook, and requests a stop in a hook of Lightning's."""
+    """Installs `StopAtSafePoint`, and requests a stop in one of Lightning's hooks."""
 
     def __init__(self, stop, hook, place=0):
         self.stop, self.seen = stop, []
@@ -57,7 +57,7 @@ def saving(tmp_path):
 
 
 def train(channel, saving, hook="", place=0, **settings):
-    """Trains 2 epochs of 4 batches; returns what was called, and why and after which step it stopped."""
+    """Trains 2 epochs of 4 batches; returns the hooks that were called, and the reason and step of the stop."""
     ask, model, reason = Ask(StopAtSafePoint(channel, saving), hook, place), BoringModel(), None
     settings = {"limit_train_batches": 4, "max_epochs": 2, "num_sanity_val_steps": 0, **settings}
     settings |= {"plugins": [DirectoryCheckpointIO()], "enable_checkpointing": saving is not None}
@@ -72,7 +72,7 @@ def steps_saved(saving):
     return [int(path.name.removeprefix("step-")) for path in checkpoints_in(saving.folder)]
 
 
-def test_a_run_without_a_request_trains_to_its_end(channel, saving):
+def test_run_without_a_stop_request_trains_to_the_end(channel, saving):
     assert train(channel, saving)[1] == (None, 8) and steps_saved(saving) == [8]
 
 
@@ -87,36 +87,36 @@ def test_a_run_without_a_request_trains_to_its_end(channel, saving):
         ("on_train_batch_end", 5, 6),
     ],
 )
-def test_a_run_stops_after_the_step_that_is_under_way_and_saves_it(channel, saving, hook, place, step):
-    """The first reason counts. A validation and an epoch that are under way come to their end."""
+def test_run_stops_after_the_current_step_and_saves_it(channel, saving, hook, place, step):
+    """The first reason counts. A validation or the end of an epoch that has begun is completed before the stop."""
     seen, stopped = train(channel, saving, hook, place)
     assert stopped == ("SIGTERM", step) and steps_saved(saving) == [step]
     assert seen.count("on_train_batch_end") == step
     assert seen.count("on_validation_end") == seen.count("on_train_epoch_end") == step // 4
 
 
-def test_a_request_before_the_first_step_stops_before_it(channel, saving):
+def test_stop_request_before_the_first_step_stops_before_training(channel, saving):
     channel.request_stop("SIGINT")
     assert train(channel, saving) == ([], ("SIGINT", 0)) and steps_saved(saving) == [0]
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2])
-def test_a_step_of_several_batches_is_finished_first(channel, saving, batch):
+def test_accumulated_step_is_finished_before_the_stop(channel, saving, batch):
     _, stopped = train(channel, saving, "on_train_batch_end", batch, accumulate_grad_batches=3)
     assert stopped == ("SIGTERM", 1) and steps_saved(saving) == [1]
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end", "on_validation_end"])
-def test_a_request_in_the_last_step_of_the_run_lets_it_finish(channel, saving, hook):
+def test_stop_request_in_the_last_step_lets_the_run_finish(channel, saving, hook):
     place = 1 if hook == "on_validation_end" else 7
     assert train(channel, saving, hook, place)[1] == (None, 8) and steps_saved(saving) == [8]
 
 
-def test_a_run_without_checkpoints_stops_all_the_same(channel):
+def test_run_without_checkpoints_stops_after_the_current_step(channel):
     assert train(channel, None, "on_train_batch_end", 1)[1] == ("SIGTERM", 2)
 
 
-def test_a_run_that_cannot_save_ends_with_that_error(channel, saving, capsys):
+def test_run_that_cannot_save_raises_a_save_error(channel, saving, capsys):
     saving.folder.parent.mkdir()
     saving.folder.write_text("a file")
     with pytest.raises(SaveError, match="step-00000002 could not be saved"):
@@ -134,7 +134,7 @@ def handlers():
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_trainer_leaves_signals_alone_unlike_the_one_of_lightning(ours):
+def test_trainer_keeps_signal_handlers_unlike_stock_lightning(ours):
     before, seen = handlers(), Handlers()
     trainer = Trainer(
         max_steps=1, callbacks=[seen], accelerator="cpu", logger=False, enable_checkpointing=False,

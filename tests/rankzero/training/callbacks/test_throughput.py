@@ -20,7 +20,7 @@ def train(throughput, **options):
     train_here(throughput, SlowValidation(), limit_train_batches=4, max_epochs=1, loops=True, **options)
 
 
-def test_counts_the_samples_of_our_own_order():
+def test_samples_of_a_managed_order_are_counted():
     plan = SamplingPlan(world_size=2)
     plan.training = [ElasticBatchSampler(25, 8, world_size=2)]
     throughput = Throughput(plan)
@@ -28,20 +28,20 @@ def test_counts_the_samples_of_our_own_order():
     assert throughput.samples == 25
 
 
-def test_counts_batches_of_somebody_elses_order():
+def test_batches_of_an_unmanaged_order_are_counted():
     throughput = Throughput(SamplingPlan())
     train(throughput)
-    assert throughput.samples == 4  # BoringModel's loaders have batches of one
+    assert throughput.samples == 4  # BoringModel's loaders have a batch size of one
 
 
-def test_validation_is_no_training_time():
+def test_validation_does_not_count_as_training_time():
     throughput = Throughput(SamplingPlan())
     train(throughput)
     assert throughput.seconds < 0.3
     assert throughput.samples_per_second == pytest.approx(4 / throughput.seconds)
 
 
-def test_every_logger_gets_the_samples_per_second(tmp_path):
+def test_every_logger_receives_samples_per_second(tmp_path):
     loggers = [CSVLogger(tmp_path / name, name="", version="") for name in ("first", "second")]
     train(Throughput(SamplingPlan()), logger=loggers)
     for name in ("first", "second"):
@@ -49,7 +49,7 @@ def test_every_logger_gets_the_samples_per_second(tmp_path):
         assert any(float(row["train/samples_per_second"] or 0) > 0 for row in rows)
 
 
-def test_the_count_goes_on_in_the_next_attempt():
+def test_sample_count_continues_in_the_next_attempt():
     first, second = Throughput(SamplingPlan()), Throughput(SamplingPlan())
     first.load_state_dict({"samples": 100})
     second.load_state_dict(first.state_dict())

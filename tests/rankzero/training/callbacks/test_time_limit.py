@@ -9,7 +9,7 @@ from running import train_here
 
 
 class Compare(LoopCallback):
-    """Notes what was foreseen of each step, and what it was."""
+    """Records the predicted kind and the actual kind of each step."""
 
     def __init__(self):
         self.foreseen, self.was, self.validated = [], [], False
@@ -50,7 +50,7 @@ class Compare(LoopCallback):
     ],
     ids=str,
 )
-def test_what_belongs_to_a_step_is_foreseen_two_steps_before(settings):
+def test_kinds_of_the_next_two_steps_are_predicted(settings):
     compare = Compare()
     train_here(compare, loops=True, max_epochs=4, limit_train_batches=8, **settings)
     assert len(compare.was) == 4 * math.ceil(8 / settings.get("accumulate_grad_batches", 1))
@@ -58,7 +58,7 @@ def test_what_belongs_to_a_step_is_foreseen_two_steps_before(settings):
     assert [second for _, second in compare.foreseen][: len(compare.was) - 1] == compare.was[1:]
 
 
-def test_behind_a_resumption_a_validation_of_the_run_before_is_none_of_this_one(tmp_path):
+def test_validation_of_the_previous_attempt_does_not_count_after_a_resume(tmp_path):
     class Save(Compare):
         def on_train_end(self, trainer, module):
             trainer.save_checkpoint(tmp_path / "a.ckpt")

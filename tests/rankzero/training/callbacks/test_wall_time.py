@@ -6,7 +6,7 @@ PLAIN, EPOCH, VALIDATION = Kind
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """Clock whose time, in seconds, is set by the test."""
 
     def __init__(self):
         self.now = 0.0
@@ -22,7 +22,7 @@ def clock():
 
 @pytest.fixture
 def wall_time(clock):
-    """1000 seconds, of which 10 must be left over; a save of 20 and a step of 3 have been seen."""
+    """Limit of 1000 s with a margin of 10 s, after a save of 20 s and a step of 3 s."""
     made = WallTime(1000.0, margin_seconds=10.0, clock=clock)
     made.note_save(20.0)
     made.note_step(3.0, PLAIN)
@@ -30,7 +30,7 @@ def wall_time(clock):
 
 
 def last_moment(wall_time, clock, next_steps):
-    """The latest whole second at which the next steps still fit."""
+    """Returns the latest whole second at which the next steps still fit."""
     times = range(1001)
     fits = []
     for clock.now in times:
@@ -39,48 +39,48 @@ def last_moment(wall_time, clock, next_steps):
     return sum(fits) - 1
 
 
-def test_it_is_over_when_the_next_steps_and_a_slow_save_no_longer_fit(wall_time, clock):
+def test_time_is_over_when_the_next_steps_and_a_slow_save_no_longer_fit(wall_time, clock):
     assert last_moment(wall_time, clock, [PLAIN]) == 1000 - 10 - 2 * 20 - 3
     assert last_moment(wall_time, clock, [PLAIN, PLAIN]) == 1000 - 10 - 2 * 20 - 2 * 3
 
 
-def test_a_validation_ahead_counts_as_soon_as_it_is_ahead(wall_time, clock):
+def test_validation_counts_only_if_it_is_among_the_next_steps(wall_time, clock):
     wall_time.note_step(100.0, VALIDATION)
     assert last_moment(wall_time, clock, [PLAIN, VALIDATION]) == 1000 - 10 - 2 * 20 - 3 - 100
     assert last_moment(wall_time, clock, [PLAIN, PLAIN]) == 1000 - 10 - 2 * 20 - 2 * 3
 
 
-def test_the_first_validation_is_a_guess(wall_time, clock):
+def test_guess_is_used_until_a_validation_is_measured(wall_time, clock):
     wall_time.validation_guess = 60.0
     assert last_moment(wall_time, clock, [VALIDATION]) == 1000 - 10 - 2 * 20 - 3 - 60
     wall_time.note_step(7.0, VALIDATION)
     assert last_moment(wall_time, clock, [VALIDATION]) == 1000 - 10 - 2 * 20 - 7
 
 
-def test_the_end_of_an_epoch_says_nothing_of_a_validation(wall_time, clock):
-    """As where only every second epoch has one."""
+def test_epoch_end_does_not_replace_the_validation_guess(wall_time, clock):
+    """For example, only every second epoch may have a validation."""
     wall_time.validation_guess = 60.0
     wall_time.note_step(5.0, EPOCH)
     assert last_moment(wall_time, clock, [EPOCH]) == 1000 - 10 - 2 * 20 - 5
     assert last_moment(wall_time, clock, [VALIDATION]) == 1000 - 10 - 2 * 20 - 5 - 60
 
 
-def test_before_anything_is_measured_there_is_time_to_save(clock):
+def test_time_for_a_save_is_reserved_before_any_measurement(clock):
     assert last_moment(WallTime(1000.0, margin_seconds=10.0, clock=clock), clock, [PLAIN]) == 1000 - 10 - 5
 
 
 @pytest.mark.parametrize(
     ("saves", "expected"), [([0.5], 1.0), ([2.0, 9.0, 1.0], 18.0), ([2.5], 5.0), ([2.5, 1.0], 5.0)]
 )
-def test_a_save_may_take_twice_as_long_as_the_longest(clock, saves, expected):
+def test_save_estimate_is_twice_the_longest_save(clock, saves, expected):
     wall_time = WallTime(1000.0, clock=clock)
     for seconds in saves:
         wall_time.note_save(seconds)
     assert wall_time.save_seconds == expected
 
 
-def test_a_slow_step_is_forgotten_in_the_end(wall_time, clock):
-    wall_time.note_step(300.0, PLAIN)  # the first one, say, which compiles
+def test_slow_step_is_forgotten_after_enough_steps(wall_time, clock):
+    wall_time.note_step(300.0, PLAIN)  # for example the first step, which compiles
     for _ in range(REMEMBERED - 1):
         wall_time.note_step(3.0, PLAIN)
     assert last_moment(wall_time, clock, [PLAIN]) == 1000 - 10 - 2 * 20 - 300
@@ -88,6 +88,6 @@ def test_a_slow_step_is_forgotten_in_the_end(wall_time, clock):
     assert last_moment(wall_time, clock, [PLAIN]) == 1000 - 10 - 2 * 20 - 3
 
 
-def test_the_time_that_is_left(wall_time, clock):
+def test_seconds_left_is_the_time_until_the_limit(wall_time, clock):
     clock.now = 990.0
     assert wall_time.seconds_left == 10.0 and wall_time.is_over([])

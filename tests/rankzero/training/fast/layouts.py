@@ -1,6 +1,6 @@
-"""Prints the gradients of ResNets that differ between the layout that --fast chooses and the contiguous one.
+"""Prints the ResNets whose gradients differ between the layout that --fast chooses and the contiguous layout.
 
-A program of its own, because an error of oneDNN's can corrupt the heap.
+This is a separate program, because a bug in oneDNN can corrupt the heap.
 """
 
 import sys
@@ -23,16 +23,16 @@ STEPS, BATCH, TOLERANCE = 2, 8, 1e-3
 
 
 def gradients(network: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """The gradients of all parameters."""
+    """Returns the gradients of all parameters."""
     network.zero_grad()
     F.cross_entropy(network(images), labels).backward()
     return {name: parameter.grad.clone() for name, parameter in network.named_parameters()}
 
 
 def largest_difference(depth: int, width: int, stem: str, pixels: int, force: bool) -> float:
-    """The largest difference of a gradient, as a part of the largest value of its tensor."""
+    """Returns the largest difference between gradients, relative to the largest value of the same tensor."""
     torch.manual_seed(0)
-    network = ResidualNetwork(depth, width, stem, channels=3, classes=10).eval()  # with BatchNorm as a constant
+    network = ResidualNetwork(depth, width, stem, channels=3, classes=10).eval()  # keeps BatchNorm constant
     images, labels = torch.randn(BATCH, 3, pixels, pixels), torch.randint(10, (BATCH,))
     expected = gradients(network, images, labels)
     network = network.to(memory_format=torch.channels_last) if force else network

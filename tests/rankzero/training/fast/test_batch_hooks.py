@@ -1,4 +1,4 @@
-"""The hooks of a batch: called as Lightning calls them, also while callbacks and hooks change."""
+"""Batch hooks: called as by Lightning, even while callbacks and hooks change."""
 
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -60,12 +60,12 @@ CHANGES = [
 
 @pytest.mark.parametrize("hook", CHANGED_IN)
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_callbacks_and_hooks_take_effect_at_once(change, hook):
+def test_changed_callbacks_and_hooks_take_effect_immediately(change, hook):
     assert_same_after_change(change, hook)
 
 
 class EqualToAll(Counts):
-    """A callback that compares equal to every other one, as dataclasses with the same fields do."""
+    """Callback that compares equal to every other instance, as dataclasses with the same fields do."""
 
     def __eq__(self, other):
         return isinstance(other, EqualToAll)
@@ -86,7 +86,7 @@ def test_callbacks_that_compare_equal_are_distinguished():
     assert observe(True) == observe(False) and observe(True)[1]
 
 
-def test_all_hooks_observe_the_same_while_callbacks_are_added_and_removed():
+def test_all_hooks_are_called_as_by_lightning_while_callbacks_change():
     def observe(ours):
         seen = []
         callbacks = [AtBatch(remove_itself), every_hook(seen), AtBatch(append_another, "on_before_zero_grad")]
@@ -99,21 +99,21 @@ def test_all_hooks_observe_the_same_while_callbacks_are_added_and_removed():
 
 
 class Own(LoopCallback):
-    """A callback of the run itself, without hooks of a batch."""
+    """Rankzero callback without batch hooks."""
 
     def on_step_done(self, trainer):
         pass
 
 
 class OwnWithHook(LoopCallback):
-    """A callback of the run itself that implements a hook of a batch."""
+    """Rankzero callback that implements a batch hook."""
 
     def on_after_backward(self, trainer, pl_module):
         pass
 
 
 def attached(module=None, *callbacks):
-    """A module and the trainer that it is attached to."""
+    """Returns a trainer, and the module that is attached to the trainer."""
     module = module or LightningModule()
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer.callbacks[:] = [HookBridge(print), *callbacks]
@@ -123,12 +123,12 @@ def attached(module=None, *callbacks):
 
 
 def observers(hooks):
-    """The hooks whose calls reach code of the user's."""
+    """Returns the hooks whose calls reach user code."""
     return {hook for hook in BATCH_HOOKS if hooks.has_observers(hook)}
 
 
 def overriding(*names):
-    """A module whose class overrides some methods."""
+    """Returns a module whose class overrides some methods."""
     return type("Overrides", (LightningModule,), {name: lambda self, *arguments: None for name in names})()
 
 
@@ -145,7 +145,7 @@ def overriding(*names):
         (overriding("on_train_epoch_end", "training_step"), [], set()),
     ],
 )
-def test_the_hooks_that_reach_code_of_the_user(module, callbacks, observed):
+def test_observers_are_the_hooks_that_reach_user_code(module, callbacks, observed):
     trainer, _ = attached(module, *callbacks)
     hooks = BatchHooks(trainer)
     assert observers(hooks) == observed
@@ -154,7 +154,7 @@ def test_the_hooks_that_reach_code_of_the_user(module, callbacks, observed):
 
 @pytest.mark.parametrize("name", [*BATCH_HOOKS, "optimizer_zero_grad", "backward"])
 @pytest.mark.parametrize("on_instance", [False, True])
-def test_a_method_that_a_module_gets_later_is_an_observer(name, on_instance):
+def test_method_that_is_later_set_on_a_module_is_an_observer(name, on_instance):
     trainer, module = attached(overriding())
     hooks = BatchHooks(trainer)
     assert not observers(hooks) and hooks.have_no_observers
@@ -164,7 +164,7 @@ def test_a_method_that_a_module_gets_later_is_an_observer(name, on_instance):
     assert not observers(hooks) and hooks.have_no_observers
 
 
-def test_an_added_and_a_removed_callback_count_at_once():
+def test_added_or_removed_callback_changes_observers_immediately():
     trainer, _ = attached()
     hooks = BatchHooks(trainer)
     assert not observers(hooks)
@@ -175,7 +175,7 @@ def test_an_added_and_a_removed_callback_count_at_once():
 
 
 class Notes(Callback):
-    """Notes its calls, with the hook that the module is told to be in."""
+    """Records its calls, with the module's current hook name."""
 
     def __init__(self, seen, name, change=None):
         self.seen, self.name, self.change = seen, name, change
@@ -202,7 +202,7 @@ CALLBACK_CHANGES = {
 
 
 @pytest.mark.parametrize("change", CALLBACK_CHANGES)
-def test_a_call_is_lightnings_call_of_all_callbacks_and_of_the_module(change):
+def test_call_runs_callbacks_and_module_hook_as_lightning_does(change):
     def observe(ours):
         seen = []
         first, last = Notes(seen, "first", CALLBACK_CHANGES[change]), Notes(seen, "last")
@@ -233,13 +233,13 @@ def test_an_error_in_a_hook_is_raised():
         BatchHooks(attached(module)[0]).call("on_after_backward")
 
 
-def test_has_any_looks_for_keys():
+def test_has_any_finds_any_of_its_keys():
     find = has_any("a", "b c", "it's")
     assert not find({}) and not find({"c": 1})
     assert find({"a": None}) and find({"b c": 0, "x": 1}) and find({"it's": 2})
 
 
-def test_overrides_compares_with_the_parents_method():
+def test_overrides_compares_with_the_parent_method():
     module = LightningModule()
     assert not overrides(module, "backward", LightningModule)
     assert overrides(overriding("backward"), "backward", LightningModule)

@@ -1,4 +1,4 @@
-"""What the fast path depends on: whether it may be used, and what is found to have changed."""
+"""Conditions of the fast path: when it may be used, and which changes are detected."""
 
 import pytest
 import torch
@@ -35,12 +35,12 @@ def exchange_zero_grad(callback, trainer, module):
 
 @pytest.mark.parametrize("hook", CHANGED_IN)
 @pytest.mark.parametrize("change", [set_optimizer_hooks, set_transfer_hook, exchange_zero_grad])
-def test_hooks_of_the_optimizer_step_and_the_transfer_take_effect_at_once(change, hook):
+def test_new_hooks_of_optimizer_step_and_transfer_take_effect_immediately(change, hook):
     assert_same_after_change(change, hook)
 
 
 class TurnsManual(Net):
-    """Switches to manual optimization in the middle of an epoch."""
+    """Module that switches to manual optimization in the middle of an epoch."""
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -111,7 +111,7 @@ def test_a_wrapped_method_of_an_instance_is_called_as_often_as_by_lightning(patc
 
 @pytest.fixture
 def trainer():
-    """A trainer after a batch of training with our loop."""
+    """Trainer after one batch of training with Rankzero's loop."""
     return trained(Net())
 
 
@@ -179,13 +179,13 @@ def change_five(trainer, monkeypatch):
         (change_five, ": a.b, a.c, a.d and 2 more changed since this was tested"),
     ],
 )
-def test_the_reason_for_a_fallback(trainer, monkeypatch, change, reason):
+def test_fallback_reason_names_the_cause(trainer, monkeypatch, change, reason):
     change(trainer, monkeypatch)
     assert fallback_reason(trainer, FETCHER).endswith(reason)
     assert fallback_reason(trainer, FETCHER).count(",") <= 2
 
 
-def test_a_step_that_takes_the_iterator_needs_a_fallback(trainer):
+def test_training_step_with_dataloader_iter_needs_a_fallback(trainer):
     assert fallback_reason(trainer, _DataLoaderIterDataFetcher()) == "training_step takes dataloader_iter"
 
 
@@ -213,7 +213,7 @@ PLAIN_STEPS = {
 
 
 @pytest.mark.parametrize("case", PLAIN_STEPS)
-def test_steps_that_are_taken_plainly(case):
+def test_optimizes_plainly_only_with_known_step_and_precision(case):
     make, settings, is_plain = PLAIN_STEPS[case]
     trainer = trained(make(), **settings)
     assert optimizes_plainly(trainer, trainer.fit_loop.epoch_loop) == is_plain
@@ -233,7 +233,7 @@ CHANGES_OF_STEP = {
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_STEP)
-def test_a_replaced_part_of_a_step_is_not_left_out(trainer, monkeypatch, change):
+def test_replaced_part_of_a_step_prevents_plain_optimization(trainer, monkeypatch, change):
     loop = trainer.fit_loop.epoch_loop
     assert optimizes_plainly(trainer, loop)
     monkeypatch.setattr(*CHANGES_OF_STEP[change](trainer), lambda *arguments: None)
@@ -251,12 +251,12 @@ CHANGES_OF_TRANSFER = {
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_TRANSFER)
-def test_a_replaced_part_of_the_transfer_is_not_left_out(trainer, monkeypatch, change):
+def test_replaced_part_of_the_batch_transfer_requires_the_transfer(trainer, monkeypatch, change):
     trainer.datamodule = LightningDataModule()
     assert not needs_transfer(trainer)
     monkeypatch.setattr(*CHANGES_OF_TRANSFER[change](trainer), lambda *arguments: None)
     assert needs_transfer(trainer)
 
 
-def test_another_precision_needs_the_transfer():
+def test_double_precision_requires_the_transfer():
     assert needs_transfer(trained(Net(), precision="64-true"))

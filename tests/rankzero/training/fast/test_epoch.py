@@ -1,4 +1,4 @@
-"""The fast path through an epoch: changes in the middle of an epoch and metrics are as in stock Lightning."""
+"""The fast path through an epoch: changes within an epoch take effect, and metrics match stock Lightning."""
 
 import functools
 import sys
@@ -22,11 +22,11 @@ def change_accumulation(callback, trainer, module):
 
 
 @pytest.mark.parametrize("hook", CHANGED_IN)
-def test_a_changed_accumulation_takes_effect_at_once(hook):
+def test_changed_accumulation_takes_effect_immediately(hook):
     assert_same_after_change(change_accumulation, hook)
 
 
-def test_a_step_makes_no_call_of_lightning_that_does_nothing():
+def test_step_makes_no_lightning_hook_calls_without_subscribers():
     called, generic = [], {getattr(call, name).__code__ for name in dir(call) if name.startswith("_call_")}
 
     def spy(frame, event, argument):
@@ -43,7 +43,7 @@ def test_a_step_makes_no_call_of_lightning_that_does_nothing():
 
 
 class ReadsMetrics(Net):
-    """Reads what was logged, in the same step, and by dictionaries that it holds."""
+    """Module that reads metrics in the same step, and from dictionaries that it has stored."""
 
     def on_train_start(self):
         self.held = self.trainer.callback_metrics, self.trainer.logged_metrics, self.trainer.progress_bar_metrics
@@ -59,7 +59,7 @@ class ReadsMetrics(Net):
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_metrics_are_as_fresh_as_in_lightning(reads):
+def test_metrics_are_as_current_as_in_lightning(reads):
     def observe(ours):
         module = ReadsMetrics()
         if not reads:
@@ -82,7 +82,7 @@ def test_unobserved_metrics_are_updated_only_at_logging_steps(monkeypatch):
 
 @pytest.fixture
 def trainer():
-    """Of a training that is over, with its strategy and its wrapped optimizer."""
+    """Trainer after training on two batches, with its strategy and wrapped optimizer."""
     module = Net()
     train(True, module, max_epochs=1, limit_train_batches=2, limit_val_batches=0)
     module.trainer.datamodule = LightningDataModule()
@@ -106,7 +106,7 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("part", REPLACED)
-def test_a_look_finds_a_replaced_function(trainer, monkeypatch, part):
+def test_look_detects_a_replaced_function(trainer, monkeypatch, part):
     before = look(trainer)
     assert look(trainer) == before
     monkeypatch.setattr(*REPLACED[part](trainer), lambda *arguments: None)
@@ -114,7 +114,7 @@ def test_a_look_finds_a_replaced_function(trainer, monkeypatch, part):
 
 
 @pytest.mark.parametrize("name", ["strategy", "profiler", "datamodule", "automatic_optimization", "_skip_backward"])
-def test_a_look_finds_an_exchanged_object(trainer, name):
+def test_look_detects_a_replaced_object(trainer, name):
     before = look(trainer)
     if name == "strategy":
         other = Net()

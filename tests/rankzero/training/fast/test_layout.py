@@ -1,4 +1,4 @@
-"""`--fast yes`: what it chooses, and that a run with it is a run like any other."""
+"""`--fast yes`: the chosen layout and precision, and runs that use them."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def has_bf16(monkeypatch):
         (nn.Linear(2, 2), False, "16-mixed", False, None),
     ],
 )
-def test_what_is_chosen(model, bf16, asked, channels_last, precision):
+def test_layout_and_precision_depend_on_model_and_device(model, bf16, asked, channels_last, precision):
     chosen, layout = choose_layout(model, "cpu")
     kept, reason = choose_precision("cpu", bf16, asked)
     assert (chosen, kept) == (channels_last, precision or asked)
@@ -50,12 +50,12 @@ def test_what_is_chosen(model, bf16, asked, channels_last, precision):
 
 
 def conv(*arguments, **settings):
-    """A model whose second layer is a convolution."""
+    """Returns a model whose second layer is the given convolution."""
     return nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(*arguments, **settings))
 
 
 class Functional(nn.Module):
-    """Has a weight whose use its type does not show."""
+    """Module with a weight whose use is not visible from the module's type."""
 
     def __init__(self, *shape):
         super().__init__()
@@ -87,14 +87,14 @@ class Functional(nn.Module):
         (nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1, stride=2))), "0"),
     ],
 )
-def test_layers_whose_gradient_onednn_gets_wrong(model, unsafe):
+def test_layer_with_a_wrong_onednn_gradient_prevents_channels_last_on_the_cpu(model, unsafe):
     assert layer_unsafe_in_channels_last(model) == unsafe
     assert choose_layout(nn.Sequential(CONVOLVES, model), "cuda")[0]
     channels_last, words = choose_layout(nn.Sequential(CONVOLVES, model), "cpu")
     assert channels_last == (unsafe is None) == ("oneDNN" not in words)
 
 
-def test_layers_of_unknown_shape_stay_as_they_are():
+def test_model_with_layers_of_unknown_shape_keeps_its_layout():
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.LazyConv2d(16, 3))
     assert "not known yet" in apply_layout(model, "cpu") and not choose_layout(model, "cpu")[0]
 
@@ -103,7 +103,7 @@ def test_layers_of_unknown_shape_stay_as_they_are():
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("processor", "threads"), [("AVX2", 1), ("AVX2", 2), (None, 2)])
 def test_both_layouts_have_the_same_gradients(processor, threads):
-    """On one thread oneDNN's error corrupts the heap, on two the gradients are wrong."""
+    """With one thread, oneDNN's bug corrupts the heap; with two threads, gradients are wrong."""
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
     if processor:
         environment |= {"ONEDNN_MAX_CPU_ISA": processor, "ATEN_CPU_CAPABILITY": processor.lower()}
@@ -121,7 +121,7 @@ def test_both_layouts_have_the_same_gradients(processor, threads):
         ("", False),
     ],
 )
-def test_a_cpu_is_asked_of_the_kernel(monkeypatch, tmp_path, words, has):
+def test_bf16_support_of_the_cpu_is_read_from_the_kernel(monkeypatch, tmp_path, words, has):
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : bf16\n{words}\n")
     monkeypatch.setattr(tuning, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(tuning, "_onednn_computes_in_bf16", lambda: True)
@@ -131,13 +131,13 @@ def test_a_cpu_is_asked_of_the_kernel(monkeypatch, tmp_path, words, has):
     assert not computes_in_bf16("mps")
 
 
-def test_a_limit_of_onednn_counts():
+def test_isa_limit_of_onednn_disables_bf16():
     asks = "from rankzero.training.fast.layout import _onednn_computes_in_bf16; print(_onednn_computes_in_bf16())"
     limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
     assert subprocess.check_output([sys.executable, "-c", asks], env=limited, text=True) == "False\n"
 
 
-def test_a_machine_that_says_nothing_has_none(monkeypatch, tmp_path):
+def test_cpu_without_reported_features_has_no_bf16(monkeypatch, tmp_path):
     monkeypatch.setattr(tuning, "CPUINFO", tmp_path / "nothing")
     assert not computes_in_bf16("cpu")
 
@@ -146,7 +146,7 @@ def config(folder):
     return yaml.safe_load((folder / "runs/x/config.yaml").read_text())
 
 
-def test_a_run_says_what_it_chose_and_keeps_it(here, capsys, has_bf16):
+def test_run_prints_and_saves_the_chosen_layout_and_precision(here, capsys, has_bf16):
     assert fit_here(*SMALL, "--epochs", "1") == 0
     assert "rankzero: --fast: channels_last" in capsys.readouterr().out
     assert (config(here)["fast"], config(here)["trainer"]["precision"]) == ("yes", "bf16-mixed")
@@ -161,17 +161,17 @@ def test_a_narrow_network_keeps_its_layout(here, capsys):
     assert weights(here / "runs/x")["network.layer1.0.conv1.weight"].is_contiguous()
 
 
-def test_a_run_that_was_not_asked_stays_as_it_is(here, capsys, has_bf16):
+def test_run_without_the_fast_flag_is_unchanged(here, capsys, has_bf16):
     assert fit_here(*SMALL[:-2], "--epochs", "1") == 0
     assert "--fast" not in capsys.readouterr().out and config(here)["trainer"]["precision"] is None
 
 
-def test_the_precision_that_was_asked_for_stays(here, has_bf16):
+def test_requested_precision_is_kept(here, has_bf16):
     assert fit_here(*SMALL, "--precision", "32", "--epochs", "1") == 0
     assert str(config(here)["trainer"]["precision"]) == "32"
 
 
-def test_carried_on_it_ends_with_the_same_weights(here, has_bf16, capsys):
+def test_resumed_fast_run_ends_with_the_same_weights(here, has_bf16, capsys):
     fit_here(*SMALL, "--epochs", "2", "--model.schedule", "Constant")
     whole = weights(here / "runs/x")
     for epochs in ("1", "2"):
@@ -181,7 +181,7 @@ def test_carried_on_it_ends_with_the_same_weights(here, has_bf16, capsys):
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-def test_carried_on_where_there_is_no_bf16_it_is_told(here, has_bf16, monkeypatch, capsys):
+def test_resume_without_bf16_reports_the_changed_precision(here, has_bf16, monkeypatch, capsys):
     fit_here(*SMALL, "--epochs", "1")
     monkeypatch.setattr(tuning, "computes_in_bf16", lambda accelerator: False)
     fit_here(*SMALL, "--epochs", "2")
@@ -189,7 +189,7 @@ def test_carried_on_where_there_is_no_bf16_it_is_told(here, has_bf16, monkeypatc
 
 
 @pytest.mark.system
-def test_two_processes_choose_once_and_are_evaluated_as_any_other(here):
+def test_two_processes_print_the_choice_once_and_can_be_evaluated(here):
     arguments = (*SMALL, "--epochs", "1", "--devices", "2", "--data.count", "41", "--accelerator", "cpu")
     result = fit(*arguments, folder=here)
     assert result.out.count("rankzero: --fast: ") == 1

@@ -1,4 +1,4 @@
-"""`self.log` in a training step: the same values and errors as Lightning's, without its calls."""
+"""`self.log` in a training step: the same values and errors as in Lightning, with few calls of Lightning's `log`."""
 
 import copy
 import sys
@@ -13,7 +13,7 @@ from rankzero.training.fast.log import FastLog
 
 
 class KeepsLog(Net):
-    """Keeps `self.log` and calls it from other places."""
+    """Module that stores `self.log` and calls it from other hooks."""
 
     def training_step(self, batch, batch_idx):
         log = self.kept = self.log
@@ -23,20 +23,20 @@ class KeepsLog(Net):
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.kept("at the end", float(batch_idx))
-        self.kept("number", batch_idx + 7.0)  # a name and settings of training_step
+        self.kept("number", batch_idx + 7.0)  # the same name and settings as in training_step
 
     def on_train_epoch_end(self):
         self.kept("of the epoch", 3.0)
 
 
-def test_a_kept_log_logs_for_the_hook_that_calls_it():
+def test_stored_log_logs_for_the_hook_that_calls_it():
     (ours, trainer), (stock, stock_trainer) = (train(way, KeepsLog()) for way in (True, False))
     assert same(ours, stock)
     keys = [list(one.fit_loop.epoch_loop._results) for one in (trainer, stock_trainer)]
     assert keys[0] == keys[1] and "backward.gradient" in keys[0] and "on_train_batch_end.at the end" in keys[0]
 
 
-def test_a_copy_of_a_module_made_within_its_step_logs_for_itself():
+def test_copy_of_a_module_made_within_its_step_uses_its_own_log():
     copies = []
 
     class Copies(Net):
@@ -58,7 +58,7 @@ class LogsInBackward(Net):
         return loss
 
 
-def test_a_value_logged_in_the_backward_pass_is_lightnings():
+def test_value_logged_in_the_backward_pass_equals_lightnings():
     ours, stock = (train(way, LogsInBackward())[0] for way in (True, False))
     assert same(ours, stock)
 
@@ -98,7 +98,7 @@ SETTINGS = {
 
 
 class LogsValues(Net):
-    """Logs each value with the same settings; some of them twice in a step, or not in every step."""
+    """Module that logs all values with the same settings, one of them twice per step, and another not in every step."""
 
     def __init__(self, settings):
         super().__init__()
@@ -120,7 +120,7 @@ class LogsValues(Net):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_values_are_gathered_as_by_lightning(settings):
+def test_logged_values_equal_lightnings(settings):
     def observe(ours):
         module = LogsValues(SETTINGS[settings])
         result, trainer = train(ours, module, max_epochs=2, limit_train_batches=5, limit_val_batches=0)
@@ -131,7 +131,7 @@ def test_values_are_gathered_as_by_lightning(settings):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_values_are_gathered_as_by_lightning_with_another_default_type():
+def test_logged_values_equal_lightnings_with_another_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
         results = [train(way, LogsValues(SETTINGS["both"]), max_epochs=1)[0]["metrics"] for way in (True, False)]
@@ -141,7 +141,7 @@ def test_values_are_gathered_as_by_lightning_with_another_default_type():
 
 
 def calls_of(function, work):
-    """How often a function is called during some work."""
+    """Returns the argument `name` of each call of a function while `work` runs."""
     calls = []
 
     def spy(frame, event, argument):
@@ -165,7 +165,7 @@ class LogsOnce(Net):
         return loss
 
 
-def test_lightnings_log_is_called_once_in_an_epoch_for_each_plain_value():
+def test_lightnings_log_is_called_once_per_epoch_for_each_plain_value():
     def work():
         train(True, LogsOnce(), max_epochs=2, limit_val_batches=0)
 
@@ -174,7 +174,7 @@ def test_lightnings_log_is_called_once_in_an_epoch_for_each_plain_value():
 
 
 class LogsAMetric(Net):
-    """Logs a metric under a name of a number, and a number again."""
+    """Module that logs a metric under the name of a number, and then a number again."""
 
     def training_step(self, batch, batch_idx):
         self.log("x", self.error if batch_idx == 2 else 1.0)
@@ -206,7 +206,7 @@ class LogsText(Net):
 
 
 @pytest.mark.parametrize("kind", [LogsAMetric, ChangesSettings, LogsTwoNumbers, LogsNowhere, LogsText])
-def test_errors_in_a_later_batch_are_lightnings(kind):
+def test_log_errors_in_a_later_batch_equal_lightnings(kind):
     errors = []
     for ours in (True, False):
         module = kind()
@@ -221,7 +221,7 @@ class HasOwnLog(Net):
         super().log(f"own {name}", value, **settings)
 
 
-def test_a_log_of_the_modules_class_or_instance_is_called():
+def test_log_overridden_in_the_class_or_instance_is_called():
     ours, stock = (train(way, HasOwnLog())[0] for way in (True, False))
     assert same(ours, stock) and "own loss" in ours["metrics"]
     module = Net()
@@ -231,7 +231,7 @@ def test_a_log_of_the_modules_class_or_instance_is_called():
     assert called.count("loss") == BATCHES and "loss" not in trainer.callback_metrics
 
 
-def test_the_module_has_its_own_log_again_after_the_block_also_after_an_error():
+def test_module_log_is_restored_after_the_block_and_after_an_error():
     module = Net()
     _, trainer = train(True, module, max_epochs=1, limit_train_batches=1, limit_val_batches=0)
     log = FastLog(trainer, trainer.strategy, trainer.fit_loop.epoch_loop.results)
@@ -244,7 +244,7 @@ def test_the_module_has_its_own_log_again_after_the_block_also_after_an_error():
     assert module.log is print
 
 
-def test_a_metric_of_torchmetrics_is_lightnings():
+def test_logged_torchmetrics_metric_equals_lightnings():
     class LogsMetrics(Net):
         def training_step(self, batch, batch_idx):
             loss = self.loss(batch)

@@ -1,4 +1,4 @@
-"""The functions that the fast path replaces: recognized by their sources, and by the objects under their names."""
+"""Functions that the fast path replaces: checked by their sources, and for replacement at run time."""
 
 import contextlib
 import functools
@@ -76,7 +76,7 @@ def test_a_patched_function_is_called_as_often_as_by_lightning(patch, when, monk
 
 
 class Owner:
-    """Has functions of every kind."""
+    """Class with functions of every kind."""
 
     def plain(self):
         return 1
@@ -127,7 +127,7 @@ def test_functions_are_original_until_one_is_replaced():
         assert functions.replaced_names == [f"{__name__}.Owner.{name}" for name in ("plain", "static")]
 
 
-def test_functions_of_a_module_have_its_name():
+def test_replaced_function_of_a_python_module_has_the_modules_name():
     module = ModuleType("a.module")
     module.function = print
     functions = Functions({module: "function"})
@@ -135,7 +135,7 @@ def test_functions_of_a_module_have_its_name():
     assert functions.replaced_names == ["a.module.function"]
 
 
-def test_a_function_without_a_known_digest_is_changed(monkeypatch):
+def test_function_without_a_known_digest_counts_as_changed(monkeypatch):
     name = f"{__name__}.Owner"
     monkeypatch.setitem(KNOWN_SOURCES, name, {"plain": ("0" * 16, source_digest(Owner.plain)), "static": ("0" * 16,)})
     functions = Functions({Owner: "plain static of_class missing"})
@@ -143,7 +143,7 @@ def test_a_function_without_a_known_digest_is_changed(monkeypatch):
     assert functions.digests[name, "missing"] == "missing" and not functions.are_original
 
 
-def test_digests_are_those_of_the_functions_at_the_import():
+def test_digests_do_not_change_when_a_function_is_replaced_later():
     functions = Functions({Owner: "plain"})
     before = functions.digests
     with pytest.MonkeyPatch.context() as patch:
@@ -151,11 +151,11 @@ def test_digests_are_those_of_the_functions_at_the_import():
         assert functions.digests == before and Functions({Owner: "plain"}).digests != before
 
 
-def test_without_a_source_the_digest_is_missing():
+def test_digest_of_a_function_without_source_is_missing():
     assert source_digest(len) == source_digest(None) == source_digest(eval("lambda: 1")) == "missing"
 
 
-def test_a_digest_covers_wrappers_but_those_of_pythons_library_and_no_grad():
+def test_digest_covers_wrappers_except_those_of_the_standard_library_and_no_grad():
     def wrapper_of(function):
         @functools.wraps(function)
         def wrapper(*arguments):
@@ -170,19 +170,19 @@ def test_a_digest_covers_wrappers_but_those_of_pythons_library_and_no_grad():
 
 
 def layers():
-    """The code of every function that the fast path replaces, and of those of this file."""
+    """Returns the code objects of all functions that the fast path replaces, and of the functions of `Owner`."""
     functions = [Functions({Owner: NAMES}), *OF_LIGHTNING, *OF_TORCH]
     return [code for group in functions for original in group._originals for code in replaced._layers(original)]
 
 
-def test_sources_are_found_as_by_inspect():
+def test_sources_are_identical_to_those_from_inspect():
     found = layers()
     assert len(found) >= 7 + 100
     for code in found:
         assert replaced._source(code) == inspect.getsource(code).rstrip(), code
 
 
-def test_the_installed_lightning_is_known():
+def test_installed_lightning_has_only_known_sources():
     assert changed_in_lightning() == []
     assert [name for functions in (*OF_LIGHTNING, *OF_TORCH) for name in functions.replaced_names] == []
 
@@ -202,12 +202,12 @@ def printed():
     return found
 
 
-def test_the_printed_sources_of_known_libraries_are_the_known_ones():
+def test_printed_digests_of_known_libraries_equal_known_sources():
     found = printed()
     assert found["KNOWN_SOURCES"] == KNOWN_SOURCES and found["__doc__"] == known_sources.__doc__
 
 
-def test_a_digest_of_another_release_is_printed_after_the_known_ones(monkeypatch):
+def test_digest_of_another_release_is_printed_after_the_known_digests(monkeypatch):
     name = "lightning.pytorch.trainer.call"
     digest = KNOWN_SOURCES[name]["_call_callback_hooks"][0]
     monkeypatch.setitem(KNOWN_SOURCES, name, {"_call_callback_hooks": ("0" * 16,)})

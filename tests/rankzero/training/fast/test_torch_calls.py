@@ -14,7 +14,7 @@ from rankzero.training.fast.torch_calls import fast_backward, fast_step
 
 
 class Stock:
-    """Counts the calls of `Tensor.backward`, without taking its place."""
+    """Counts the calls of `Tensor.backward` without replacing the method."""
 
     def __init__(self):
         self.backwards = 0
@@ -33,7 +33,7 @@ def stock():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_backward_is_torchs(stock, dtype, shape):
+def test_fast_backward_equals_torchs_backward(stock, dtype, shape):
     def loss(weight):
         return (weight**2).sum().reshape(shape)
 
@@ -43,10 +43,10 @@ def test_backward_is_torchs(stock, dtype, shape):
     fast_backward(loss(weight))
     assert torch.equal(weight.grad, expected) and weight.grad.dtype == dtype and stock.backwards == 0
     fast_backward(loss(weight))
-    assert torch.equal(weight.grad, 2 * expected)  # as torch adds
+    assert torch.equal(weight.grad, 2 * expected)  # gradients accumulate, as in torch
 
 
-def test_a_gradient_that_is_the_seed_is_nobody_elses():
+def test_gradient_that_is_the_seed_is_not_shared():
     weight, other = torch.ones((), requires_grad=True), torch.ones((), requires_grad=True)
     fast_backward(weight.view(()))
     weight.grad.mul_(7)
@@ -54,7 +54,7 @@ def test_a_gradient_that_is_the_seed_is_nobody_elses():
     assert other.grad == 1 and weight.grad == 7
 
 
-def test_errors_of_backward_are_torchs():
+def test_fast_backward_raises_the_same_errors_as_torch():
     for loss in (torch.ones(3, requires_grad=True) * 2, torch.ones(()), torch.ones((), dtype=torch.complex64)):
         with pytest.raises(RuntimeError) as theirs:
             loss.backward()
@@ -72,7 +72,7 @@ class Mode(TorchFunctionMode):
         return function(*arguments, **(settings or {}))
 
 
-def test_who_looks_on_at_backward_sees_torchs(stock, monkeypatch):
+def test_observed_or_changed_backward_calls_torchs_backward(stock, monkeypatch):
     weight = torch.ones(3, requires_grad=True)
 
     def goes_torchs_way(loss=lambda: (weight * 2).sum()):
@@ -107,7 +107,7 @@ class Own(torch.optim.SGD):
 
 
 def after(steps, kind, quick, schedule=False, arrange=lambda optimizer: None):
-    """The weights and losses after some steps, taken as torch does or as we do."""
+    """Returns the weights and losses after some steps, with `fast_step` if `quick`, otherwise with torch's step."""
     weight = torch.nn.Parameter(torch.arange(4.0))
     optimizer = kind([weight])
     rates = ExponentialLR(optimizer, 0.9) if schedule else None
@@ -140,7 +140,7 @@ KINDS = {
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("schedule", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_are_torchs(kind, schedule):
+def test_fast_steps_equal_torchs_steps(kind, schedule):
     assert after(3, KINDS[kind], True, schedule) == after(3, KINDS[kind], False, schedule)
 
 
@@ -148,7 +148,7 @@ def long_way(*arguments):
     raise AssertionError("the long way")
 
 
-def test_a_step_goes_past_what_nobody_listens_to(monkeypatch):
+def test_fast_step_skips_torchs_wrapper_unless_torch_has_changed(monkeypatch):
     monkeypatch.setattr(torch.optim.Optimizer, "_optimizer_step_code", long_way)
     with pytest.raises(AssertionError, match="the long way"):
         after(1, KINDS["SGD"], False)
@@ -158,7 +158,7 @@ def test_a_step_goes_past_what_nobody_listens_to(monkeypatch):
         after(1, KINDS["SGD"], True)
 
 
-def test_who_looks_on_at_a_step_is_called():
+def test_step_hooks_and_profiler_observe_fast_steps():
     seen = []
 
     def listen(optimizer, arguments, settings):
@@ -180,7 +180,7 @@ def test_who_looks_on_at_a_step_is_called():
     assert any(event.key == "Optimizer.step#SGD.step" for event in profile.key_averages())
 
 
-def test_a_step_that_somebody_has_wrapped_is_called_wrapped():
+def test_step_that_is_wrapped_on_an_optimizer_instance_is_called():
     calls = []
 
     def wrap(optimizer):
@@ -202,12 +202,12 @@ def test_a_step_that_somebody_has_wrapped_is_called_wrapped():
     weight.grad = torch.ones(1)
     optimizer = KINDS["SGD"]([weight])
     step = fast_step(optimizer)
-    wrap(optimizer)  # when the run is under way
+    wrap(optimizer)  # during a run
     step(lambda: None)
     assert len(calls) == 5
 
 
-def test_a_kind_of_optimiser_that_somebody_has_wrapped_steps_wrapped(monkeypatch):
+def test_step_that_is_wrapped_on_an_optimizer_class_is_called(monkeypatch):
     calls, step = [], torch.optim.SGD.step
 
     @functools.wraps(step)

@@ -26,7 +26,7 @@ def described(results):
     ("reduction", "whole"),
     [("mean", (1 * 1 + 4 * 2 + 2 * 1 + 7 * 2 + 1 * 3) / 9), ("sum", 15.0), ("max", 7.0), ("min", 1.0)],
 )
-def test_what_ranks_have_gathered_is_what_one_would_have(reduction, whole):
+def test_merged_values_of_several_ranks_equal_those_of_one_process(reduction, whole):
     parts = [
         described(logged(1.0, 4.0, reduce_fx=reduction)),
         described(logged(2.0, 7.0, 1.0, reduce_fx=reduction)),
@@ -37,12 +37,12 @@ def test_what_ranks_have_gathered_is_what_one_would_have(reduction, whole):
     assert float(value) == pytest.approx(whole if reduction != "sum" else 15.0)
 
 
-def test_a_metric_that_only_one_rank_has_logged_is_there():
+def test_metric_logged_on_only_one_rank_is_merged():
     assert set(merged([{}, described(logged(1.0))])) == {"training_step.loss"}
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "max", "min"])
-def test_gathering_goes_on_where_it_left_off(reduction):
+def test_resumed_epoch_values_equal_uninterrupted_values(reduction):
     values = [0.1, 0.7, 0.2, 0.3]
     whole = logged(*values, reduce_fx=reduction)
     rest = Results(StepAverages(None))
@@ -55,5 +55,5 @@ def test_gathering_goes_on_where_it_left_off(reduction):
     assert torch.equal(one["value"], other["value"]) and torch.equal(one["weight"], other["weight"])
 
 
-def test_what_is_not_to_be_reduced_is_left_alone():
+def test_rank_zero_only_metric_is_not_gathered():
     assert not described(logged(1.0, rank_zero_only=True))

@@ -1,4 +1,4 @@
-"""Averages of several ranks, which are processes here, compared with those of stock Lightning value by value."""
+"""Averages over ranks in separate processes, compared value by value with those of stock Lightning."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ INTERVAL = 3
 
 
 class Counting(DataParallel):
-    """Counts how often ranks exchange values."""
+    """Strategy that counts its reductions over ranks."""
 
     def __init__(self):
         super().__init__(SamplingPlan(), None, process_group_backend="gloo")
@@ -43,7 +43,7 @@ class Counting(DataParallel):
 
 
 class Rank:
-    """Logs the same values with `StepAverages` and with stock Lightning, on one rank of several."""
+    """One of several ranks, which logs the same values with `StepAverages` and with stock Lightning."""
 
     def __init__(self, rank, world):
         self.rank, self.world, self.strategy = rank, world, Counting()
@@ -63,7 +63,7 @@ class Rank:
             self.stock.log(fx, prefix + operation, value.clone(), sync_dist_fn=self.stock_strategy.reduce, **settings)
 
     def train(self, steps=INTERVAL, read_at=None, **settings):
-        """Trains for some steps, and averages what waits at the end of each interval."""
+        """Logs values for some steps, and averages deferred values at the end of each interval."""
         for step in range(steps):
             self.log(step, **settings)
             if step == read_at:
@@ -72,7 +72,7 @@ class Rank:
                 self.results.reduce()
 
     def observe(self, read_at=None):
-        """An epoch without a read, or with one, and the decision before the next."""
+        """Logs an epoch with at most one read, decides whether later values are deferred, and resets the counter."""
         self.averages.decide()
         self.train(read_at=read_at)
         self.averages.note_epoch()
@@ -107,7 +107,7 @@ def rank_of(work, rank, world, store, answer):
 
 @pytest.fixture
 def on_ranks(tmp_path):
-    """Does some work on each rank; returns what each rank made of it."""
+    """Returns a function that calls `work` on each rank and returns the ranks' results."""
 
     def run(world, work):
         context = multiprocessing.get_context("fork")
@@ -127,7 +127,7 @@ def on_ranks(tmp_path):
     return run
 
 
-def test_until_an_epoch_was_observed_each_value_is_averaged_in_each_step_as_in_lightning(on_ranks):
+def test_values_are_averaged_in_every_step_until_an_epoch_was_observed(on_ranks):
     def work(rank):
         found = []
         for step in range(2):
@@ -141,8 +141,8 @@ def test_until_an_epoch_was_observed_each_value_is_averaged_in_each_step_as_in_l
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_values_that_no_rank_reads_are_averaged_together_at_the_end_of_the_interval(on_ranks, world):
-    """Means and sums share one exchange; the logged values are those of Lightning."""
+def test_unread_values_are_averaged_together_at_the_end_of_the_interval(on_ranks, world):
+    """Means and sums share one reduction; the logged values equal Lightning's."""
 
     def work(rank):
         rank.observe()
@@ -153,13 +153,13 @@ def test_values_that_no_rank_reads_are_averaged_together_at_the_end_of_the_inter
         rank.averages.note_epoch()
         rank.averages.decide()
         rank.train()
-        rank.results.reduce()  # when nothing waits
+        rank.results.reduce()  # without deferred values
         return results + [rank.strategy.exchanges, rank.is_stock()]
 
     assert on_ranks(world, work) == [[0, 3, True, True, 6, True]] * world
 
 
-def test_each_number_type_is_averaged_in_its_own_precision(on_ranks):
+def test_deferred_values_are_averaged_separately_per_dtype(on_ranks):
     def work(rank):
         rank.observe()
         for step in range(INTERVAL):
@@ -168,24 +168,24 @@ def test_each_number_type_is_averaged_in_its_own_precision(on_ranks):
         rank.results.reduce()
         return rank.is_stock(), rank.averages.defers, rank.strategy.exchanges
 
-    assert on_ranks(2, work) == [(True, True, 2 * 3)] * 2  # Lightning makes float32 of float16
+    assert on_ranks(2, work) == [(True, True, 2 * 3)] * 2  # two dtypes: Lightning converts float16 to float32
 
 
 @pytest.mark.parametrize("reader", [0, 1])
-def test_a_rank_that_reads_in_the_first_epoch_keeps_all_ranks_to_each_step(on_ranks, reader):
+def test_read_on_one_rank_in_the_first_epoch_prevents_deferral_on_all_ranks(on_ranks, reader):
     def work(rank):
         rank.observe(read_at=1 if rank.rank == reader else None)
         rank.log(0)
         found = [rank.averages.defers, rank.is_stock()]
         rank.averages.note_epoch()
-        rank.averages.decide()  # also after an epoch without a read
+        rank.averages.decide()  # even after an epoch without a read
         return found + [rank.averages.defers]
 
     assert on_ranks(2, work) == [[False, True, False]] * 2
 
 
 @pytest.mark.parametrize("operations", [("min",), OPERATIONS])
-def test_a_later_read_is_warned_of_once_and_ends_the_waiting_on_all_ranks(on_ranks, operations):
+def test_later_read_warns_once_and_ends_deferral_on_all_ranks(on_ranks, operations):
     def work(rank):
         rank.observe()
         with warnings.catch_warnings(record=True) as caught:
@@ -202,7 +202,7 @@ def test_a_later_read_is_warned_of_once_and_ends_the_waiting_on_all_ranks(on_ran
         return found + [rank.is_stock()]
 
     first, second = on_ranks(2, work)
-    for rank, (own, *_) in enumerate((first, second)):  # until then, each rank sees its own values
+    for rank, (own, *_) in enumerate((first, second)):  # before the average, each rank sees its own values
         assert own == 1.5 + 10 * rank + OPERATIONS.index(operations[0])
     assert first[1] == [] and len(second[1]) == 1
     assert "rankzero: metrics with sync_dist=True were read between two logging steps" in second[1][0]
@@ -210,13 +210,13 @@ def test_a_later_read_is_warned_of_once_and_ends_the_waiting_on_all_ranks(on_ran
     assert first[2:] == second[2:] == [False, True, True]
 
 
-def test_a_read_of_values_that_have_been_averaged_changes_nothing(on_ranks):
+def test_read_of_already_averaged_values_does_not_end_deferral(on_ranks):
     def work(rank):
         rank.averages.note_read()  # before the first value
         rank.log(0, fx="on_train_batch_end", prefix="other ")
         rank.averages.note_read()
         rank.train()
-        rank.averages.note_read()  # behind the end of an interval
+        rank.averages.note_read()  # after the end of an interval
         rank.averages.note_epoch()
         rank.averages.decide()
         rank.train()
@@ -227,7 +227,7 @@ def test_a_read_of_values_that_have_been_averaged_changes_nothing(on_ranks):
     assert on_ranks(2, work) == [(True, True)] * 2
 
 
-def test_values_of_a_group_or_of_another_hook_never_wait(on_ranks):
+def test_values_of_a_process_group_or_another_hook_are_never_deferred(on_ranks):
     def work(rank):
         rank.observe()
         found = []
@@ -240,8 +240,8 @@ def test_values_of_a_group_or_of_another_hook_never_wait(on_ranks):
     assert on_ranks(2, work) == [[(True, len(OPERATIONS))] * 2] * 2
 
 
-def test_a_step_in_which_a_rank_has_no_sample_is_averaged_at_once(on_ranks):
-    """Its value replaces one that waits under the same name."""
+def test_values_of_a_step_with_an_empty_rank_are_averaged_immediately(on_ranks):
+    """The averaged value replaces a deferred value of the same name."""
 
     def work(rank):
         rank.observe()
@@ -256,7 +256,7 @@ def test_a_step_in_which_a_rank_has_no_sample_is_averaged_at_once(on_ranks):
     assert on_ranks(2, work) == [(len(OPERATIONS), len(OPERATIONS), True)] * 2
 
 
-def test_a_mean_that_waited_is_weighed_by_the_shares_of_its_own_step(on_ranks):
+def test_deferred_mean_is_weighted_by_the_shares_of_its_own_step(on_ranks):
     def work(rank):
         rank.observe()
         rank.strategy._part = (1.5, 0.5)[rank.rank]
@@ -269,8 +269,8 @@ def test_a_mean_that_waited_is_weighed_by_the_shares_of_its_own_step(on_ranks):
         assert found["mean_step"] == 1.5 * 0.75 + 11.5 * 0.25 and found["sum"] == (1.5 + 11.5) + 2
 
 
-def test_epoch_values_are_those_of_each_rank_until_they_are_gathered(on_ranks):
-    """`on_epoch` sums the values of steps up; the sums of ranks are added at the end of the epoch."""
+def test_epoch_values_stay_local_to_each_rank_within_the_epoch(on_ranks):
+    """With `on_epoch`, each rank adds up the values of its steps; the ranks' sums are added at the end of the epoch."""
 
     def work(rank):
         rank.observe()
@@ -284,7 +284,7 @@ def test_epoch_values_are_those_of_each_rank_until_they_are_gathered(on_ranks):
     assert on_ranks(2, work) == [(own[0], shared), (own[1], shared)]
 
 
-def test_one_process_never_waits():
+def test_one_process_never_defers_values():
     averages = StepAverages(SimpleNamespace(world_size=1))
     for _ in range(3):
         averages.decide()

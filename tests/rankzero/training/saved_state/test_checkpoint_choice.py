@@ -55,7 +55,7 @@ def test_ckpt_path_may_be_last_best_or_a_path(script):
     assert other.current_epoch == 3 and other.global_step == 18
 
 
-def test_ckpt_paths_that_are_not_there(script):
+def test_missing_ckpt_path_is_refused(script):
     trainer, model = trained(Trainer, name="x")
     with pytest.raises(RequestError, match="kept none as the best"):
         trainer.test(model, samples(), ckpt_path="best")
@@ -66,7 +66,7 @@ def test_ckpt_paths_that_are_not_there(script):
     assert not (script / "runs/y").exists()
 
 
-def test_the_best_of_a_users_own_model_checkpoint(script):
+def test_ckpt_path_best_uses_a_users_own_model_checkpoint(script):
     own = ModelCheckpoint(dirpath="own", monitor="val_loss")
     trainer = Trainer(name="x", max_epochs=2, callbacks=own, **QUIET)
     model = Net()
@@ -77,7 +77,7 @@ def test_the_best_of_a_users_own_model_checkpoint(script):
     )
 
 
-def test_without_a_model_the_best_checkpoint_is_loaded_if_the_run_keeps_one(script):
+def test_evaluation_without_a_model_loads_the_best_checkpoint_if_the_run_keeps_one(script):
     for name, settings in (("best", {"keep_best": "max:val_loss"}), ("last", {})):
         trainer, model = trained(Trainer, name=name, **settings)
         newest = trainer.test(model, samples(), verbose=False)
@@ -92,7 +92,7 @@ def test_without_a_model_the_best_checkpoint_is_loaded_if_the_run_keeps_one(scri
             assert without == changed != newest
 
 
-def test_last_is_nothing_where_nothing_was_saved_and_the_newest_whole_checkpoint_otherwise(script):
+def test_ckpt_path_last_is_the_newest_complete_checkpoint_or_none(script):
     trainer, _ = trained(Trainer, name="x", keep=10)
     saved = sorted(Path("runs/x/checkpoints").iterdir())
     for name in ("last", "hpc"):
@@ -103,7 +103,7 @@ def test_last_is_nothing_where_nothing_was_saved_and_the_newest_whole_checkpoint
     assert trainer._choice.path_of("last") is None
 
 
-def test_a_path_may_be_a_file_a_checkpoint_or_a_run(script, monkeypatch):
+def test_ckpt_path_may_be_a_file_a_checkpoint_or_a_run(script, monkeypatch):
     trainer, _ = trained(Trainer, name="x")
     trainer.save_checkpoint("own.ckpt")
     Path("own.bin").write_bytes(Path("own.ckpt").read_bytes())
@@ -115,8 +115,8 @@ def test_a_path_may_be_a_file_a_checkpoint_or_a_run(script, monkeypatch):
     assert trainer._choice.path_of("~/own.bin") == str(script / "own.bin")
 
 
-def test_nothing_is_loaded_that_was_not_asked_for_unlike_in_lightning(script):
-    """Lightning loads what an `OnExceptionCheckpoint` has left."""
+def test_fit_without_ckpt_path_loads_nothing_unlike_stock_lightning(script):
+    """Lightning loads the checkpoint that an `OnExceptionCheckpoint` has left."""
     settings = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, **QUIET}
     before = pl.Trainer(**settings)
     before.fit(Net(), samples(), samples())

@@ -1,4 +1,4 @@
-"""Lightning's own callbacks: a run that is stopped and resumed ends as one that was never stopped, to the bit."""
+"""Lightning's callbacks: a run that is stopped and resumed ends bit-identical to an uninterrupted run."""
 
 import pytest
 from resuming import fit_in, fit_stock, same
@@ -53,11 +53,11 @@ CASES = {
 
 
 STOPS = (3, 12, 15)
-"""In the first epoch, in the middle of the second one, and before its last step, so that the run stops at its end."""
+"""Steps after which a run stops: in the first epoch, and in the middle and just before the end of the second epoch."""
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_stopped_and_resumed_is_never_stopped(tmp_path, case):
+def test_resumed_run_is_identical_to_an_uninterrupted_run(tmp_path, case):
     whole = fit_in(tmp_path / "whole", *CASES[case])
     last = whole["summary"]["steps"] - 1
     resumed = fit_in(tmp_path / "resumed", *CASES[case], stops=[step for step in STOPS if step < last])
@@ -80,14 +80,14 @@ STOCK_FAILS = {
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in STOCK_FAILS])
-def test_callbacks_do_what_they_do_in_stock_lightning(tmp_path, case):
-    plain = ("--model.shuffle=false", "--model.dropout=0")  # what stock draws for a loader moves its generators
+def test_callbacks_have_the_same_effect_as_in_stock_lightning(tmp_path, case):
+    plain = ("--model.shuffle=false", "--model.dropout=0")  # stock loaders draw from the global generators
     ours, stock = fit_in(tmp_path / "ours", *CASES[case], *plain), fit_stock(tmp_path / "stock", *CASES[case], *plain)
     for key in ("record", "weights"):
         assert same(ours[key], stock[key], key) == []
 
 
-def test_weights_exchanged_at_the_end_are_saved_and_not_trained_on(tmp_path):
+def test_weights_replaced_at_the_end_are_saved_but_not_trained_further(tmp_path):
     exchanges = ("--trainer.callbacks+=resuming.ZeroAtTheEnd",)
     whole = fit_in(tmp_path / "whole", *exchanges)
     half = fit_in(tmp_path / "half", *exchanges, "--epochs", "2")

@@ -42,7 +42,7 @@ def group(tmp_path, schedule, epochs, resume=None, **settings):
 
 
 @pytest.mark.parametrize("schedule", ["none", "step", "cosine", "lambda"])
-def test_a_changed_setting_wins_and_the_schedule_goes_on_in_proportion(tmp_path, schedule):
+def test_changed_setting_is_used_and_the_schedule_continues_in_proportion(tmp_path, schedule):
     whole, _ = group(tmp_path, schedule, 5)
     _, file = group(tmp_path, schedule, 2)
     same, _ = group(tmp_path, schedule, 5, resume=file)
@@ -53,10 +53,10 @@ def test_a_changed_setting_wins_and_the_schedule_goes_on_in_proportion(tmp_path,
 
 
 class Warm:
-    """A schedule with settings of its own."""
+    """Schedule function that stores its settings as attributes."""
 
     def __init__(self, steps):
-        self.steps, self.most = steps, torch.ones(())  # of which the one is plain
+        self.steps, self.most = steps, torch.ones(())  # a plain value and a tensor
 
     def __call__(self, epoch):
         return min(float(self.most), (epoch + 1) / self.steps)
@@ -87,7 +87,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("kind", NESTED)
-def test_what_is_nested_in_a_schedule_is_changed_too(tmp_path, kind):
+def test_changed_settings_nested_in_a_schedule_are_used(tmp_path, kind):
     schedule, (before, after) = NESTED[kind]
     whole, _ = group(tmp_path, schedule(after), 5)
     _, file = group(tmp_path, schedule(before), 2)

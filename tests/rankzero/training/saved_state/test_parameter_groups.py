@@ -21,7 +21,7 @@ def head_only(module, **settings):
 
 
 def names_of(module, optimizer):
-    """By identity, without the function that is tested."""
+    """Returns parameter names by identity, independently of the tested function."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
@@ -42,7 +42,7 @@ def test_a_shared_parameter_has_its_first_name():
     assert group_names(module, SGD(module.parameters(), lr=0.1)) == [["0.weight", "0.bias", "1.bias"]]
 
 
-def test_a_pruned_parameter_has_the_name_that_it_has_without_pruning():
+def test_pruned_parameter_has_the_same_name_as_without_pruning():
     module = net()
     optimizer = SGD(module.parameters(), lr=0.1)
     prune.l1_unstructured(module[0], "weight", 0.5)
@@ -50,7 +50,7 @@ def test_a_pruned_parameter_has_the_name_that_it_has_without_pruning():
     assert sorted(group_names(module, optimizer)[0]) == sorted([*BACKBONE, *HEAD])
 
 
-def test_groups_are_added_as_lightnings_finetuning_adds_them():
+def test_groups_are_added_as_by_lightnings_base_finetuning():
     stock, ours = net(), net()
     optimizers = head_only(stock), head_only(ours)
     BaseFinetuning.unfreeze_and_add_param_group(stock[0], optimizers[0], lr=0.01)
@@ -59,7 +59,7 @@ def test_groups_are_added_as_lightnings_finetuning_adds_them():
 
 
 def test_the_state_of_an_optimizer_with_added_groups_can_be_loaded():
-    """The settings of the added group come with the state."""
+    """The settings of the added group come from the saved state."""
     before = net()
     optimizer = head_only(before)
     optimizer.add_param_group({"params": list(before[0].parameters()), "lr": 0.01, "weight_decay": 0.5})
@@ -79,11 +79,11 @@ def test_the_state_of_an_optimizer_with_added_groups_can_be_loaded():
 @pytest.mark.parametrize(
     "saved",
     [
-        *([], [[]], [[HEAD]], [[["other"]]]),  # no more groups than there are
-        *([[HEAD, []]], [[HEAD, [""]]], [[HEAD, ["0.weight", "other"]]]),  # a group that cannot be found
+        *([], [[]], [[HEAD]], [[["other"]]]),  # no group is missing
+        *([[HEAD, []]], [[HEAD, [""]]], [[HEAD, ["0.weight", "other"]]]),  # the missing group is empty or unknown
     ],
 )
-def test_nothing_is_added_without_the_name_of_every_parameter(saved):
+def test_no_group_is_added_without_the_name_of_every_parameter(saved):
     module = net()
     optimizer = head_only(module)
     add_missing_groups(module, [optimizer], saved)
@@ -97,7 +97,7 @@ def test_each_optimizer_gets_its_own_groups():
     assert [names_of(module, optimizer) for optimizer in optimizers] == [[HEAD], [["0.bias"], ["0.weight"]]]
 
 
-def test_groups_of_an_optimizer_that_no_longer_exists_are_left_out():
+def test_groups_of_an_optimizer_that_no_longer_exists_are_ignored():
     module = net()
     optimizer = head_only(module)
     add_missing_groups(module, [optimizer], [[HEAD, BACKBONE], [["0.bias"]]])
@@ -105,7 +105,7 @@ def test_groups_of_an_optimizer_that_no_longer_exists_are_left_out():
     add_missing_groups(module, [], [[HEAD]])
 
 
-def test_a_suffix_of_the_users_own_is_kept():
+def test_orig_suffix_in_a_users_parameter_name_is_kept():
     module = net()
     module.register_parameter("scale_orig", torch.nn.Parameter(torch.ones(1)))
     assert group_names(module, SGD([module.scale_orig], lr=0.1)) == [["scale_orig"]]

@@ -1,4 +1,4 @@
-"""Compared with what torch's own functions make of a pruned module."""
+"""Saved and restored pruning, compared with the results of torch's own pruning functions."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def pruned(way):
 
 
 def permanent(module, way):
-    """What torch leaves of a module after its masks have been made permanent: its state dict, sorted by name."""
+    """Returns the state dict, sorted by name, after torch has made the masks permanent."""
     state, module = module.state_dict(), pruned(way)
     module.load_state_dict(state)
     for layer in (module[0], module[1][0]):
@@ -73,7 +73,7 @@ def test_a_module_without_masks_has_no_pruned_parameters():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_pruned_parameters_are_the_ones_that_torch_keeps_with_their_masks(way):
+def test_pruned_parameters_are_those_that_have_masks_in_the_state_dict(way):
     module = pruned(way)
     state = module.state_dict()
     found = pruned_parameters(module)
@@ -83,7 +83,7 @@ def test_pruned_parameters_are_the_ones_that_torch_keeps_with_their_masks(way):
         assert not part["orig"].requires_grad
 
 
-def test_a_layer_that_is_pruned_itself_has_the_name_of_its_parameter():
+def test_pruned_parameter_of_the_root_module_has_no_prefix():
     layer = nn.Linear(2, 2)
     prune.identity(layer, "bias")
     assert list(pruned_parameters(layer)) == ["bias"]
@@ -93,10 +93,10 @@ def test_a_layer_that_is_pruned_itself_has_the_name_of_its_parameter():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_masks_a_state_fits_a_new_model(way):
+def test_state_without_masks_fits_a_new_model(way):
     module = pruned(way)
     expected = permanent(module, way)
-    for state in (module.state_dict(), expected):  # with masks beside the parameters, or multiplied into them
+    for state in (module.state_dict(), expected):  # masks stored separately, or multiplied into the parameters
         found = without_pruning(state, pruned_parameters(module), masked=True)
         assert same(found, {name: expected[name] for name in found}) and found.keys() == expected.keys()
         net().load_state_dict(found)
@@ -106,7 +106,7 @@ def test_without_masks_a_state_fits_a_new_model(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_model_that_is_pruned_again_computes_and_learns_as_before(way):
+def test_model_that_is_pruned_again_computes_and_trains_as_before(way):
     module, resumed = pruned(way), net()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -130,13 +130,13 @@ def test_a_parameter_that_no_longer_exists_is_not_pruned():
 
 
 def callback_of(module, lottery=True):
-    """Lightning's callback as it is after its setup."""
+    """Returns Lightning's pruning callback after its setup."""
     callback = ModelPruning("l1_unstructured", amount=0.3, use_lottery_ticket_hypothesis=lottery)
     callback.setup(None, module, "fit")
     return callback
 
 
-def test_initial_parameters_are_in_use_once_lightning_has_gone_back_to_them():
+def test_lottery_tickets_are_in_use_after_lightning_restores_initial_parameters():
     module = net()
     callback = callback_of(module)
     assert tickets_in_use(callback) == []
@@ -147,8 +147,8 @@ def test_initial_parameters_are_in_use_once_lightning_has_gone_back_to_them():
         assert sorted(tickets_in_use(callback)) == [0, 1, 2, 3]
 
 
-def test_initial_parameters_are_in_use_again_after_a_resume():
-    """Then a step changes the copies too, as in the run that was not stopped."""
+def test_lottery_tickets_are_in_use_again_after_a_resume():
+    """A step then also changes the copies, as in an uninterrupted run."""
     module = net()
     callback = callback_of(module)
     callback.apply_pruning(0.3)
@@ -166,7 +166,7 @@ def test_initial_parameters_are_in_use_again_after_a_resume():
     assert tickets_in_use(callback) == [0, 2]
 
 
-def test_without_the_lottery_ticket_hypothesis_there_are_no_copies():
+def test_no_tickets_are_in_use_without_the_lottery_ticket_hypothesis():
     callback = callback_of(net(), lottery=False)
     assert tickets_in_use(callback) == []
     use_tickets(callback, [0, 1])

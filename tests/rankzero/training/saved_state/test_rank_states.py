@@ -16,8 +16,8 @@ def draw():
     return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(2).tolist()
 
 
-def test_generators_go_on_where_they_were(tmp_path):
-    np.random.randn()  # one of a pair, of which the other one is kept
+def test_generators_continue_from_the_saved_state(tmp_path):
+    np.random.randn()  # NumPy and `random` cache the second value of each pair
     random.gauss(0, 1)
     torch.save(save_generators(CPU), tmp_path / "state.pt")
     expected = draw(), draw()
@@ -49,7 +49,7 @@ def seen(samples):
 
 
 @pytest.mark.parametrize("parts", [[range(9)], [range(4), range(4, 9)], [range(2), range(2), [5], range(4, 9)]])
-def test_metrics_go_on_with_what_all_ranks_have_seen(parts):
+def test_metrics_continue_with_the_samples_of_all_ranks(parts):
     carried_on = Scored()
     load_metrics(carried_on, [save_metrics(seen(part)) for part in parts])
     carried_on.see(range(9, 20))
@@ -59,5 +59,5 @@ def test_metrics_go_on_with_what_all_ranks_have_seen(parts):
         assert torch.allclose(value, expected[name]), name
 
 
-def test_metrics_that_have_seen_nothing_are_not_saved():
+def test_metrics_without_updates_are_not_saved():
     assert save_metrics(Scored()) == {} and "untouched" not in save_metrics(seen([1]))

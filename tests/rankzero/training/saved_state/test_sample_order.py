@@ -37,7 +37,7 @@ class Net(BoringModel):
 
 
 class Notes(LoopCallback):
-    """Notes the order at each safe point, as a checkpoint holds it."""
+    """Records the order at each safe point, as a checkpoint stores it."""
 
     def __init__(self, plan):
         self.plan, self.seen = plan, []
@@ -53,7 +53,7 @@ def orders(plan, loaders=None, **settings):
     return notes.seen
 
 
-def test_the_order_is_plain_and_holds_seed_batch_and_data():
+def test_order_contains_seed_global_batch_size_and_data():
     plan = SamplingPlan(seed=3)
     for order in orders(plan):
         assert {**order, "positions": None} == {
@@ -84,19 +84,19 @@ def test_each_loader_has_its_own_position():
     assert steps_and_passes == [
         [(1, 0), (1, 0)],
         [(2, 0), (2, 0)],
-        [(3, 0), (1, 1)],  # the shorter loader has begun its second round
+        [(3, 0), (1, 1)],  # the shorter loader has begun its second pass
     ]
 
 
 @pytest.mark.filterwarnings("ignore:.*is not promised here", "ignore:.*num_workers", "ignore:.*Total length")
-def test_the_order_of_a_users_own_loader_is_not_ours():
+def test_unmanaged_loader_has_no_saved_order():
     plan = SamplingPlan()
     assert set(map(str, orders(plan, DataLoader(Stream(), batch_size=2), max_epochs=1))) == {"None"}
     assert plan.order is None
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_resumed_run_of_any_size_takes_up_what_was_stored(world):
+def test_saved_order_is_resumed_on_any_number_of_ranks(world):
     for order in orders(SamplingPlan(seed=3)):
         plan = SamplingPlan(0, world, seed=3)
         assert resume_order(plan, {"rankzero": {"order": order}}, "x", False) is None

@@ -1,4 +1,4 @@
-"""The launchers, one per module. Imports no torch."""
+"""The supported launchers, one per module. Does not import torch."""
 
 from rankzero.distributed.environments.launch import Launcher
 from rankzero.distributed.environments.launchers import env, local, mpi, pbs, slurm, torchrun
@@ -6,4 +6,4 @@ from rankzero.distributed.environments.launchers import env, local, mpi, pbs, sl
 LAUNCHERS: dict[str, Launcher] = {
     module.LAUNCHER.name: module.LAUNCHER for module in (local, torchrun, mpi, slurm, pbs, env)
 }
-"""Most specific first: what stands further up may have been started by what stands below it."""
+"""Launchers by name, most specific first: a launcher may itself have been started by one listed after it."""

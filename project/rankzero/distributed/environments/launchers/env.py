@@ -1,6 +1,6 @@
-"""Processes that were given RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: PyTorch's `env://`.
+"""Processes with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their environment: PyTorch's `env://`.
 
-So start containers (Docker, Kubeflow's PyTorchJob), scripts of one's own, and people in a hurry.
+Containers (Docker, Kubeflow's PyTorchJob), custom scripts and manual starts set these variables.
 """
 
 from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, meeting_point
@@ -9,17 +9,17 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def found(variables: Variables) -> bool:
-    """Whether somebody has given this process a place. MASTER_ADDR alone is no evidence; people export it."""
+    """Returns whether a rank or world size is set. MASTER_ADDR alone is no evidence, because users export it."""
     return any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
 
 
 def read(variables: Variables, asked: RequestedWorld) -> Launch:
-    """Reads PyTorch's variables."""
+    """Returns the launch that PyTorch's variables describe."""
     rank, size = variables.number("RANK"), variables.number("WORLD_SIZE")
     local_size = variables.find_number("LOCAL_WORLD_SIZE")
     one_machine = size == 1 or local_size == size
     if size > 1 and not asked.port:
-        variables.number("MASTER_PORT")  # there is nothing to derive one from
+        variables.number("MASTER_PORT")  # required: without a job id, no port can be derived
     address, port = meeting_point(variables, asked, "127.0.0.1" if size == 1 else None, "env")
     node_rank = variables.find_number("GROUP_RANK")
     return Launch(

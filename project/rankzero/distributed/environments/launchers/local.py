@@ -1,25 +1,25 @@
-"""No launcher: one process, the processes that `process/spawn.py` starts, and machines joined by hand."""
+"""No launcher: a single process, local processes started by `process/spawn.py`, and machines joined by hand."""
 
 from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, meeting_point
 
 MARK = "RANKZERO_LOCAL"
-"""Set for the processes that we start, to the process id of the one that watches them."""
+"""Variable set for local processes: the process id of the parent process that supervises them."""
 
 LISTENING = "RANKZERO_LISTENING"
-"""Set for rank zero of one machine: the file descriptor of a socket that listens already on the port."""
+"""Variable set for rank zero of a single machine: file descriptor of a socket that already listens on the port."""
 
 
 EVIDENCE = "RANKZERO_EVIDENCE"
-"""Set for the processes that we start: what the one that watches them has found."""
+"""Variable set for local processes: the evidence that the parent process detected."""
 
 
 def found(variables: Variables) -> bool:
-    """Whether we started this process."""
+    """Returns whether Rankzero started this process."""
     return MARK in variables
 
 
 def read(variables: Variables, asked: RequestedWorld) -> Launch:
-    """Reads the variables that we set."""
+    """Returns the launch that the variables from `process/spawn.py` describe."""
     devices, nodes = variables.number("LOCAL_WORLD_SIZE"), variables.number("GROUP_WORLD_SIZE")
     address, port = variables.text("MASTER_ADDR"), variables.number("MASTER_PORT")
     return Launch(
@@ -40,11 +40,11 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
 
 
 def by_hand(variables: Variables, asked: RequestedWorld) -> Launch:
-    """One of several machines that a person starts by hand, with one process on each until more are started.
+    """Returns the launch of this machine's first process, for machines joined by hand.
 
     Raises:
         KeyError: One of `--nodes`, `--node_rank`, `--master_addr`, `--master_port` is missing.
-        ValueError: They contradict one another.
+        ValueError: The port is not a valid port number.
     """
     if asked.nodes is None:
         raise KeyError("--nodes")

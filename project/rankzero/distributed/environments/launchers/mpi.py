@@ -1,9 +1,9 @@
-"""Processes that mpirun or mpiexec started: Open MPI, MPICH (hydra), Intel MPI, PMIx, without touching MPI or mpi4py.
+"""Processes started by mpirun or mpiexec (Open MPI, MPICH's hydra, Intel MPI, PMIx), without use of MPI or mpi4py.
 
-MPI's variables tell ranks, but not where rank zero is. That is taken from, in this order: --master_addr or MASTER_ADDR;
-this machine, where all processes are on it; the first host of the job, where a scheduler says; and the host on which
-mpirun itself runs, which Open MPI tells by variable and hydra on the command line of its proxy. Rank zero refuses an
-address that is not its own.
+MPI's variables state ranks, but not the host of rank zero. The first known of these is used: --master_addr or
+MASTER_ADDR; this machine, if all processes run on it; the first host of the scheduler's job; the host of mpirun.
+Open MPI states mpirun's host in a variable, hydra on the command line of its proxy. Rank zero refuses an address
+that belongs to another machine.
 """
 
 import os
@@ -26,18 +26,18 @@ NAMES = {
     "PMI": ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
     "PMIx": ("PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
 }
-"""What each calls a process's rank and their number, over all machines and on this one."""
+"""MPI family -> its variables for rank, world size, local rank and local world size."""
 
 
 def found(variables: Variables) -> bool:
-    """Whether this process is one of mpirun's. srun gives PMI's variables to its tasks too, but no local ones."""
+    """Returns whether mpirun started this process. srun sets PMI's variables too, but not those for local ranks."""
     if "OMPI_COMM_WORLD_RANK" in variables or ("PMI_RANK" in variables and "MPI_LOCALNRANKS" in variables):
         return True
     return not slurm.found(variables) and ("PMI_RANK" in variables or "PMIX_RANK" in variables)
 
 
 def read(variables: Variables, asked: RequestedWorld) -> Launch:
-    """Reads MPI's variables."""
+    """Returns the launch that MPI's variables describe."""
     families = [family for family, names in NAMES.items() if names[0] in variables and _fits(family, variables)]
     if not families:
         raise KeyError("OMPI_COMM_WORLD_RANK or PMI_RANK")
@@ -71,7 +71,10 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
 
 
 def runs_within_step(variables: Variables) -> bool:
-    """Whether mpirun itself runs in a Slurm step; the step of its daemons on other machines is of its own making."""
+    """Returns whether a Slurm step around this process also contains mpirun.
+
+    On other machines the result is False: mpirun's daemons run in a Slurm step that mpirun itself created.
+    """
     uri = variables.find("OMPI_MCA_orte_hnp_uri")
     return uri is not None and uri == variables.find("OMPI_MCA_orte_local_daemon_uri")
 
@@ -81,7 +84,7 @@ def _fits(family: str, variables: Variables) -> bool:
 
 
 def _mpirun(variables: Variables) -> tuple[str, str | None]:
-    """What no two mpiruns share, and the host on which this one runs (several addresses where it has several)."""
+    """Returns a unique id of this mpirun, and the address of its host (comma-separated if there are several)."""
     namespace = variables.find("PMIX_NAMESPACE") or variables.find("OMPI_MCA_ess_base_jobid")
     uri = variables.find("OMPI_MCA_orte_hnp_uri") or variables.find("PRTE_MCA_prte_hnp_uri") or ""
     addresses = re.search(r"tcp://([^:;]+):\d+", uri)

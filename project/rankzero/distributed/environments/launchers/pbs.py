@@ -1,8 +1,9 @@
-"""Tasks that `pbsdsh` started, and job scripts, where no task has been started.
+"""Tasks started by `pbsdsh`, and PBS job scripts in which no task has been started.
 
-PBS has no rank variable. PBS_NODENUM is a task's host, and always 0 in the script; PBS_TASKNUM grows with every spawn
-and is 1 in the script. So a task is given its rank on its command line (`pbsdsh -n 3 -- env RANK=3 WORLD_SIZE=4 ...`),
-or all tasks are counted with --nodes and --devices and the roll call hands out ranks, host by host (OpenPBS 23.06).
+PBS sets no rank variable. PBS_NODENUM is the index of a task's host, and always 0 in the job script. PBS_TASKNUM grows
+with every spawn and is 1 in the job script. A task may get its rank on its command line
+(`pbsdsh -n 3 -- env RANK=3 WORLD_SIZE=4 ...`). Otherwise --nodes and --devices specify the number of tasks, and the
+rendezvous assigns ranks host by host (OpenPBS 23.06).
 """
 
 import re
@@ -21,12 +22,12 @@ from rankzero.distributed.environments.launch import (
 
 
 def found(variables: Variables) -> bool:
-    """Whether this process is a task of pbsdsh, not the job script."""
+    """Returns whether this process is a pbsdsh task and not the job script."""
     return "PBS_JOBID" in variables and _task(variables) > 1
 
 
 def read(variables: Variables, asked: RequestedWorld) -> Launch:
-    """Reads a task's variables."""
+    """Returns the launch that a task's variables describe."""
     job, node_rank = variables.text("PBS_JOBID"), variables.number("PBS_NODENUM")
     rank = variables.find_number("RANK")
     asked_size = (asked.nodes or 0) * (asked.devices or 0) or None
@@ -60,7 +61,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
 
 
 def allocation(variables: Variables) -> Allocation | None:
-    """A job in which no task has been started."""
+    """Returns the size of the PBS job around this process; None outside a job."""
     job = variables.find("PBS_JOBID")
     if job is None:
         return None
@@ -69,7 +70,7 @@ def allocation(variables: Variables) -> Allocation | None:
 
 
 def node_file(variables: Variables) -> list[str]:
-    """The lines of PBS_NODEFILE: a host a process. Empty on a host where it is not set (tasks on the first one)."""
+    """Returns the hosts in PBS_NODEFILE, one per process; empty if it is unset, as for tasks on the first host."""
     name = variables.find("PBS_NODEFILE")
     try:
         return Path(name).read_text().split() if name else []
@@ -78,12 +79,12 @@ def node_file(variables: Variables) -> list[str]:
 
 
 def job_id(variables: Variables) -> str | None:
-    """The job's id, as a folder can be called by it."""
+    """Returns the id of the PBS job as a valid folder name; None outside a job."""
     return folder_name(variables.find("PBS_JOBID"))
 
 
 def _task(variables: Variables) -> int:
-    """PBS_TASKNUM, which is hexadecimal; 1 where it is not set, as for the job script."""
+    """Returns the value of PBS_TASKNUM, which is hexadecimal; 1 if it is unset, as for the job script."""
     text = variables.find("PBS_TASKNUM") or "1"
     if not re.fullmatch(r"[0-9a-fA-F]+", text):
         raise ValueError(f"PBS_TASKNUM={text!r} is not a hexadecimal number")

@@ -1,4 +1,4 @@
-"""Tasks of a Slurm step (`srun`), and batch scripts and shells in an allocation, where no task has been started."""
+"""Tasks of a Slurm step (`srun`), and batch scripts and shells in an allocation without a started task."""
 
 import re
 from itertools import product
@@ -14,17 +14,17 @@ from rankzero.distributed.environments.launch import (
 )
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""The steps of batch scripts and of salloc's own shell have numbers from here on (slurm.h)."""
+"""Lowest id of special steps, such as batch scripts and salloc's shell (slurm.h)."""
 
 
 def found(variables: Variables) -> bool:
-    """Whether this process is a task of a step. SLURM_NTASKS is no evidence: a batch script has it too."""
+    """Returns whether this process is a task of a step. SLURM_NTASKS is no evidence: a batch script has it too."""
     step = variables.find("SLURM_STEP_ID") or "batch"
     return step.isdigit() and int(step) < FIRST_SPECIAL_STEP and "SLURM_PROCID" in variables
 
 
 def read(variables: Variables, asked: RequestedWorld) -> Launch:
-    """Reads the step's variables."""
+    """Returns the launch that the step's variables describe."""
     job = variables.find("SLURM_JOB_ID") or "0"
     step = variables.find("SLURM_STEP_ID") or "0"
     tasks = variables.find_number("SLURM_STEP_NUM_TASKS") or variables.number("SLURM_NTASKS")
@@ -57,13 +57,13 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
 
 
 def key(variables: Variables) -> str:
-    """What the tasks of a step share: no other job, step or requeued attempt has the same."""
+    """Returns an id that the tasks of a step share with no other job, step or requeued attempt."""
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     return "slurm " + " ".join(variables.find(name) or "0" for name in names)
 
 
 def allocation(variables: Variables) -> Allocation | None:
-    """An allocation in which no step has been started."""
+    """Returns the size of the Slurm allocation around this process; None outside an allocation."""
     job = variables.find("SLURM_JOB_ID")
     if job is None:
         return None
@@ -73,13 +73,13 @@ def allocation(variables: Variables) -> Allocation | None:
 
 
 def expand_tasks(text: str) -> tuple[int, ...]:
-    """Tasks on each node, from Slurm's notation: `2(x3),1` is 2, 2, 2, 1."""
+    """Returns the number of tasks on each node from Slurm's notation: `2(x3),1` is 2, 2, 2, 1."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return tuple(int(tasks) for tasks, times in found for _ in range(int(times or 1)))
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Host names from Slurm's notation, in its order: `rack[0-1]n[08-10],login` is rack0n08, rack0n09, ... login."""
+    """Expands Slurm's notation of host names, in order: `rack[0-1]n[08-10],login` is rack0n08, rack0n09, ... login."""
     hosts: list[str] = []
     for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         parts = [_expand_range(part) for part in re.findall(r"\[[^\]]*\]|[^\[]+", name)]

@@ -1,4 +1,4 @@
-"""Processes that torchrun started, in any of its forms; `torch.distributed.launch` is one of them."""
+"""Processes started by torchrun in any of its forms, including `torch.distributed.launch`."""
 
 import re
 from pathlib import Path
@@ -8,16 +8,16 @@ from rankzero.distributed.environments.launch import Launch, Launcher, Requested
 from rankzero.messages import RequestError
 
 SEPARATE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-"""The variable with which torchrun's agents keep their store to themselves."""
+"""Setting that makes torchrun's agents use a store that they do not share with the processes they start."""
 
 
 def found(variables: Variables) -> bool:
-    """Whether this process is one of torchrun's."""
+    """Returns whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in variables
 
 
 def read(variables: Variables, asked: RequestedWorld) -> Launch:
-    """Reads torchrun's variables."""
+    """Returns the launch that torchrun's variables describe."""
     run_id = variables.find("TORCHELASTIC_RUN_ID") or "none"
     if drawn(run_id):
         run_id = run_id[:8]
@@ -36,7 +36,7 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         address=address,
         port=port,
         world_id=f"torchrun {run_id} {attempt} {address}:{port}",
-        job_id=None if run_id == "none" else folder_name(run_id),  # older torchrun's word where --rdzv-id was not given
+        job_id=None if run_id == "none" else folder_name(run_id),  # older torchrun's default of --rdzv-id
         restarts=attempt,
         externally_created=True,
         uses_agent_store=(variables.find("TORCHELASTIC_USE_AGENT_STORE") or "False") == "True",
@@ -46,12 +46,15 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
 
 
 def drawn(run_id: str) -> bool:
-    """Whether torchrun drew this run id because `--rdzv-id` was not given."""
+    """Returns whether a run id is a UUID, which torchrun draws if `--rdzv-id` is not given."""
     return bool(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", run_id))
 
 
 def elastic_nodes(variables: Variables) -> str | None:
-    """`--nnodes 1:2` where torchrun was given a range; no variable tells its workers, so its own line is read."""
+    """Returns the setting of an elastic torchrun, such as `--nnodes 1:2`; None for a fixed number of nodes.
+
+    torchrun sets no variable with the range, so it is read from torchrun's command line, or from the user's PET_NNODES.
+    """
     nodes = option(own_command(), "nnodes")
     if nodes:
         return f"--nnodes {nodes}" if _is_range(nodes) else None
@@ -67,11 +70,11 @@ def _is_range(nodes: str) -> bool:
 def check_elastic(launch: Launch) -> None:
     """Refuses an elastic torchrun whose agents share their store with the processes that they start.
 
-    Each agent (torch 2.15.0, `DynamicRendezvousHandler.next_rendezvous`) then keeps the address of its first round,
-    also where rank 0 has moved since, and an agent that joins waits for an address that is never written.
+    Each agent (torch 2.15.0, `DynamicRendezvousHandler.next_rendezvous`) then keeps the address of its first
+    rendezvous round, even after rank 0 has moved. An agent that joins later waits for an address that is never written.
 
     Raises:
-        RequestError: It is one.
+        RequestError: torchrun is elastic and shares its store.
     """
     if launch.elastic and launch.uses_agent_store:
         raise RequestError(
@@ -82,12 +85,12 @@ def check_elastic(launch: Launch) -> None:
 
 
 def own_command() -> list[str]:
-    """The words of the nearest torchrun's own command line; none where it cannot be seen."""
+    """Returns the command-line arguments of the nearest torchrun; empty if they cannot be read."""
     return next((words for words in ancestors() if _is_torchrun(words)), [])
 
 
 def agent_environment() -> dict[str, str] | None:
-    """The variables that the nearest torchrun was started with; None where they cannot be seen."""
+    """Returns the environment that the nearest torchrun was started with; None if it cannot be read."""
     try:
         for process in ancestor_ids():
             if _is_torchrun(command_of(process)):

@@ -30,7 +30,7 @@ def test_an_address_alone_is_no_launcher(variables, found):
 
 
 @pytest.mark.parametrize("variables", [GROUPS, {**ENV, "LOCAL_RANK": "1"}, {**ENV, "RANK": "0", "LOCAL_RANK": "0"}])
-def test_values_are_those_of_lightnings_environment_of_the_same_variables(variables, monkeypatch):
+def test_values_equal_those_of_lightnings_environment(variables, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     launch, lightnings = read(variables), TorchElasticEnvironment()
@@ -41,23 +41,23 @@ def test_values_are_those_of_lightnings_environment_of_the_same_variables(variab
     assert launch.externally_created and launch.launcher == "env" and launch.variables == variables
 
 
-def test_what_the_variables_leave_out_stays_unknown():
+def test_values_without_a_variable_stay_unknown():
     launch = read(ENV)
     assert (launch.local_rank, launch.local_world_size, launch.num_nodes, launch.node_rank) == (None,) * 4
     assert not launch.one_machine and launch.evidence == "RANK=1 WORLD_SIZE=2" and launch.world_id == "env 29500"
 
 
-def test_one_machine_is_known_by_its_number_of_processes():
+def test_one_machine_is_known_from_the_local_world_size():
     launch = read({**NODES, "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "7"})
     assert (launch.num_nodes, launch.node_rank, launch.one_machine) == (1, 0, True)
 
 
-def test_alone_by_variables():
+def test_a_world_size_of_1_needs_no_address():
     launch = detect(environ={"RANK": "0", "WORLD_SIZE": "1"})
     assert (launch.rank, launch.world_size, launch.num_nodes, launch.address) == (0, 1, 1, "127.0.0.1")
 
 
-def test_a_process_that_is_alone_needs_no_other_variable():
+def test_a_world_size_of_1_overrides_local_and_node_variables():
     launch = read({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "3"})
     assert (launch.local_rank, launch.local_world_size, launch.num_nodes, launch.node_rank) == (0, 1, 1, 0)
 
@@ -68,7 +68,7 @@ def test_a_missing_variable_is_named(name):
         read({**ENV, name: ""})
 
 
-def test_the_flags_replace_address_and_port():
+def test_flags_replace_the_address_and_port_variables():
     places = {"RANK": "1", "WORLD_SIZE": "2"}
     launch = read(places, address="flag", port=4000)
     assert (launch.address, launch.port, launch.world_id) == ("flag", 4000, "env 4000")
@@ -78,6 +78,6 @@ def test_the_flags_replace_address_and_port():
         read(places, port=4000)
 
 
-def test_a_port_that_is_no_number_is_refused_with_its_value():
+def test_a_port_that_is_not_a_number_is_refused_with_its_value():
     with pytest.raises(ValueError, match=r"^MASTER_PORT='http' is not a whole number of 0 or more$"):
         read({**ENV, "MASTER_PORT": "http"})

@@ -1,4 +1,4 @@
-"""Each launcher is known wherever a launcher has to be known."""
+"""Every launcher is listed in the flags, the documentation and the error reporter."""
 
 import pkgutil
 
@@ -23,14 +23,14 @@ def test_every_module_is_a_launcher():
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_every_launcher_is_a_choice_and_documented(name):
+def test_every_launcher_is_a_flag_value_and_documented(name):
     (flag,) = [flag for flag in RUNNING if flag.name == "launcher"]
     assert flag.read(name) == name and f" {name}" in flag.help
     assert f"| `{name}` |" in (REPOSITORY / "docs/launchers.md").read_text()
 
 
 @pytest.mark.parametrize("name", STARTED_BY_OTHERS)
-def test_every_launcher_has_a_line_to_type(name):
+def test_every_launcher_has_a_command_to_type(name):
     assert "launch/fit.py" in LAUNCHERS[name].line_for() and "{" not in LAUNCHERS[name].line_for()
     assert any(number in LAUNCHERS[name].line_for(3, 5) for number in ("3", "5", "15"))
     with pytest.raises(RequestError) as refusal:
@@ -39,18 +39,18 @@ def test_every_launcher_has_a_line_to_type(name):
 
 
 @pytest.mark.parametrize("name", STARTED_BY_OTHERS)
-def test_every_launchers_ranks_are_known_before_they_are_read(name):
+def test_the_error_reporter_knows_the_rank_variables_of_every_launcher(name):
     assert {*LAUNCHERS[name].rank_variables} <= {*RANKS}
     assert any(variable in RECORDED[name] for variable in LAUNCHERS[name].rank_variables)
     assert LAUNCHERS[name].found(Variables(RECORDED[name]))
 
 
 @pytest.mark.parametrize("name", [name for name in STARTED_BY_OTHERS if name != "pbs"])
-def test_one_of_several_processes_does_not_train_alone(name):
+def test_launcher_local_is_refused_in_one_of_several_processes(name):
     with pytest.raises(RequestError, match="each would start a run of its own"):
         detect(RequestedWorld(launcher="local"), environ=RECORDED[name])
 
 
-def test_a_line_has_the_numbers_of_the_request():
+def test_a_proposed_command_contains_the_requested_numbers():
     assert LAUNCHERS["mpi"].line_for(2, 4) == "mpirun -np 8 python launch/fit.py ..."
     assert LAUNCHERS["slurm"].line_for(2) == "srun --nodes=2 --ntasks-per-node=N python launch/fit.py ..."

@@ -11,12 +11,12 @@ def by_hand(environ=None, **asked):
     return local.by_hand(Variables(environ or {}), RequestedWorld(**asked))
 
 
-def test_processes_are_found_by_the_mark_alone():
+def test_local_processes_are_detected_only_by_their_mark():
     assert local.found(Variables({local.MARK: "1"})) and local.found(Variables(LOCAL))
     assert not local.found(Variables({**LOCAL, local.MARK: ""})) and not local.found(Variables({}))
 
 
-def test_values_are_those_of_lightnings_environment_of_the_same_variables(monkeypatch):
+def test_values_equal_those_of_lightnings_environment(monkeypatch):
     for name, value in LOCAL.items():
         monkeypatch.setenv(name, value)
     launch, lightnings = local.read(Variables(LOCAL), RequestedWorld()), TorchElasticEnvironment()
@@ -27,7 +27,7 @@ def test_values_are_those_of_lightnings_environment_of_the_same_variables(monkey
     assert launch.launcher == "local" and launch.externally_created and launch.world_id == "local 1234"
 
 
-def test_evidence_and_the_inherited_socket_are_read_where_they_are_set():
+def test_evidence_and_the_inherited_socket_are_read_if_they_are_set():
     launch = local.read(Variables(LOCAL), RequestedWorld())
     assert (launch.listening, launch.evidence) == (None, "--devices 2; no launcher's variables are set")
     more = {local.LISTENING: "5", local.EVIDENCE: "RANK is set"}
@@ -35,7 +35,7 @@ def test_evidence_and_the_inherited_socket_are_read_where_they_are_set():
     assert (launch.listening, launch.evidence) == (5, "--devices 2; RANK is set")
 
 
-def test_flags_do_not_move_the_meeting_point_of_started_processes():
+def test_flags_do_not_change_the_rendezvous_address_of_local_processes():
     launch = local.read(Variables(LOCAL), RequestedWorld(address="elsewhere", port=1, devices=7, node_rank=3))
     assert (launch.address, launch.port, launch.node_rank, launch.world_size) == ("127.0.0.1", 1234, 0, 2)
 
@@ -46,17 +46,17 @@ def test_every_variable_is_required(name):
         local.read(Variables({**LOCAL, name: ""}), RequestedWorld())
 
 
-def test_machines_by_hand():
+def test_detect_reads_machines_joined_by_hand_from_the_flags():
     asked = RequestedWorld(nodes=2, devices=2, node_rank=1, address="a", port=29500)
     launch = detect(asked=asked, environ={})
     assert (launch.rank, launch.world_size, launch.node_rank, launch.port) == (2, 4, 1, 29500)
-    assert not launch.externally_created  # two processes are still to be started
+    assert not launch.externally_created  # two processes still have to be started
     one_each = detect(asked=RequestedWorld(nodes=2, devices=1, node_rank=1, address="a", port=29500), environ={})
     assert one_each.externally_created and one_each.rank == 1
 
 
 @pytest.mark.parametrize("node", range(3))
-def test_the_first_rank_of_each_machine_by_hand(node):
+def test_the_first_rank_of_a_machine_joined_by_hand_follows_from_its_node_rank(node):
     launch = by_hand(nodes=3, devices=2, node_rank=node, address="a", port=1)
     assert (launch.rank, launch.local_rank, launch.node_rank) == (2 * node, 0, node)
     assert (launch.world_size, launch.local_world_size, launch.num_nodes) == (6, 2, 3)
@@ -65,17 +65,17 @@ def test_the_first_rank_of_each_machine_by_hand(node):
 
 
 @pytest.mark.parametrize(("devices", "created"), [(None, False), (1, True), (2, False)])
-def test_a_machine_by_hand_starts_processes_unless_one_device_is_requested(devices, created):
+def test_a_machine_joined_by_hand_starts_processes_unless_one_device_is_requested(devices, created):
     assert by_hand(nodes=2, devices=devices, node_rank=0, address="a", port=1).externally_created == created
     assert not by_hand(nodes=1, devices=devices, node_rank=0).externally_created
 
 
-def test_one_machine_by_hand_needs_no_address():
+def test_a_single_machine_joined_by_hand_needs_no_address():
     launch = by_hand(nodes=1, node_rank=0)
     assert (launch.address, launch.port, launch.world_size) == ("127.0.0.1", derived_port("by hand"), 1)
 
 
-def test_address_and_port_by_hand_may_be_variables():
+def test_address_and_port_of_machines_joined_by_hand_may_be_variables():
     environ = {"MASTER_ADDR": "a", "MASTER_PORT": "29500"}
     launch = by_hand(environ, nodes=2, node_rank=1)
     assert (launch.address, launch.port, launch.variables) == ("a", 29500, environ)

@@ -4,7 +4,7 @@ from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import mpi
 from recorded import HYDRA
 
-OPEN_MPI = {  # as mpirun 4.1.4 sets them on the second of two hosts
+OPEN_MPI = {  # as set by mpirun 4.1.4 on the second of two hosts
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -20,14 +20,14 @@ def read(variables, **asked):
     return mpi.read(Variables(variables), RequestedWorld(**asked))
 
 
-def test_open_mpi():
+def test_open_mpis_variables_are_read():
     launch = read(OPEN_MPI)
     assert (launch.rank, launch.local_rank, launch.world_size, launch.local_world_size) == (3, 1, 4, 2)
-    assert launch.num_nodes is None  # nobody says; the roll call counts them
+    assert launch.num_nodes is None  # unknown from the variables; the rendezvous counts the nodes
     assert launch.address == "10.77.0.1,192.168.1.1"
 
 
-def test_hydra(monkeypatch):
+def test_hydras_variables_and_proxy_are_read(monkeypatch):
     monkeypatch.setattr(mpi, "ancestors", lambda: [["bash", "run.sh"], PROXY])
     launch = read(HYDRA)
     assert (launch.rank, launch.local_rank, launch.world_size, launch.address) == (3, 1, 4, "h1")
@@ -35,18 +35,18 @@ def test_hydra(monkeypatch):
     assert read(HYDRA).port != launch.port  # another mpiexec
 
 
-def test_intel_mpi(monkeypatch):
+def test_intel_mpis_proxy_provides_the_address(monkeypatch):
     proxy = ["hydra_bstrap_proxy", "--upstream-host", "n7", "--upstream-port", "4711"]
     monkeypatch.setattr(mpi, "ancestors", lambda: [proxy])
     assert read(HYDRA | {"I_MPI_MPIRUN": "mpirun"}).address == "n7"
 
 
-def test_one_machine_meets_on_loopback():
+def test_processes_on_one_machine_rendezvous_on_loopback():
     launch = read(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
     assert launch.address == "127.0.0.1" and launch.num_nodes == 1 and launch.node_rank == 0
 
 
-def test_where_rank_zero_is(monkeypatch, tmp_path):
+def test_rank_zeros_address_comes_from_a_flag_a_variable_or_the_scheduler(monkeypatch, tmp_path):
     monkeypatch.setattr(mpi, "ancestors", list)
     nodes = tmp_path / "nodes"
     nodes.write_text("pbs1\npbs1\npbs2\n")
@@ -58,14 +58,14 @@ def test_where_rank_zero_is(monkeypatch, tmp_path):
         read(HYDRA)
 
 
-def test_pmix_alone_does_not_tell_the_size():
+def test_pmix_alone_does_not_provide_the_world_size():
     variables = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "7", "MASTER_ADDR": "a"}
     with pytest.raises(KeyError, match="PMIX_SIZE"):
         read(variables)
     assert read(variables, nodes=2, devices=2).world_size == 4
 
 
-def test_all_ranks_of_one_mpirun_meet_at_one_port_and_no_two_mpiruns_do():
+def test_ranks_of_one_mpirun_share_a_port_and_two_mpiruns_do_not():
     first = read(OPEN_MPI)
     assert read(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}).port == first.port
     assert read(OPEN_MPI | {"PMIX_NAMESPACE": "2774990850"}).port != first.port

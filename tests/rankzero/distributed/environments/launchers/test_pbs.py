@@ -1,4 +1,4 @@
-"""The variables are those that were recorded in real jobs of OpenPBS 23.06 on two hosts."""
+"""The variables were recorded in real jobs of OpenPBS 23.06 on two hosts."""
 
 import pytest
 
@@ -23,12 +23,12 @@ def task(line, node_file, **more):
     return Variables(variables if node == "0" else variables | {"PBS_NODEFILE": node_file})
 
 
-def test_the_script_is_no_task():
+def test_the_job_script_is_not_a_task():
     assert not pbs.found(Variables(SCRIPT))
     assert all(pbs.found(task(line, "")) for line in range(4))
 
 
-def test_tasks_are_counted_by_flags_and_ranked_by_the_roll_call(node_file):
+def test_flags_set_the_number_of_tasks_and_the_rendezvous_assigns_their_ranks(node_file):
     launches = [pbs.read(task(line, node_file), TWO_NODES) for line in range(4)]
     assert [launch.rank for launch in launches] == [None] * 4
     assert [launch.node_rank for launch in launches] == [0, 0, 1, 1]
@@ -38,17 +38,17 @@ def test_tasks_are_counted_by_flags_and_ranked_by_the_roll_call(node_file):
     assert launches[2].address == launches[3].address == "pbs1"  # the node file is set on the second host only
 
 
-def test_a_rank_from_the_command_line(node_file):
+def test_a_rank_from_the_tasks_command_line_is_used(node_file):
     launch = pbs.read(task(2, node_file, RANK="2", WORLD_SIZE="4", LOCAL_RANK="0"), RequestedWorld())
     assert (launch.rank, launch.local_rank, launch.node_rank, launch.world_size) == (2, 0, 1, 4)
 
 
-def test_neither_rank_nor_number():
+def test_a_task_without_a_rank_or_a_number_of_tasks_is_refused():
     with pytest.raises(KeyError, match="RANK"):
         pbs.read(task(0, ""), RequestedWorld())
 
 
-def test_one_machine(node_file):
+def test_tasks_on_one_machine_rendezvous_on_loopback(node_file):
     launch = pbs.read(task(1, node_file), RequestedWorld(nodes=1, devices=2))
     assert launch.address == "127.0.0.1" and launch.num_nodes == 1
 
@@ -57,5 +57,5 @@ def test_one_machine(node_file):
     ("job", "name"),
     [("18.pbs1", "18.pbs1"), ("15[3].pbs1", "15-3.pbs1"), ("15[].pbs1", "15-.pbs1"), ("../../etc/x y", "etc-x-y")],
 )
-def test_a_jobs_id_as_a_folders_name(job, name):
+def test_the_job_id_is_a_valid_folder_name(job, name):
     assert pbs.job_id(Variables({"PBS_JOBID": job})) == name

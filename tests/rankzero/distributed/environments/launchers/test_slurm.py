@@ -11,7 +11,7 @@ def read(**changes):
     return slurm.read(Variables(UNEVEN | changes), RequestedWorld())
 
 
-def test_uneven_tasks_a_node():
+def test_nodes_may_have_different_numbers_of_tasks():
     launch = read()
     assert (launch.rank, launch.local_rank, launch.world_size, launch.node_rank) == (2, 0, 3, 1)
     assert (launch.num_nodes, launch.local_world_size, launch.processes_a_node) == (2, 1, (2, 1))
@@ -30,12 +30,12 @@ def test_no_two_jobs_steps_or_restarts_share_a_port():
     assert read(MASTER_PORT="4000").port == 4000
 
 
-def test_the_hosts_of_the_step_win_over_those_of_the_job():
+def test_the_hosts_of_the_step_override_the_hosts_of_the_job():
     assert read(SLURM_STEP_NODELIST="gpu[07-09],gpu12", SLURM_NODELIST="gpu[01-20]").address == "gpu07"
     assert read(SLURM_STEP_NODELIST="", SLURM_NODELIST="gpu[01-20]").address == "gpu01"
 
 
-def test_one_node_meets_on_loopback():
+def test_tasks_on_one_node_rendezvous_on_loopback():
     launch = read(SLURM_STEP_NUM_NODES="1", SLURM_STEP_NODELIST="n1", SLURM_STEP_TASKS_PER_NODE="3", SLURM_NODEID="0")
     assert launch.address == "127.0.0.1" and launch.one_machine
 
@@ -52,10 +52,10 @@ def test_one_node_meets_on_loopback():
         ("", ()),
     ],
 )
-def test_host_lists(text, hosts):
+def test_host_lists_are_expanded(text, hosts):
     assert slurm.expand_hosts(text) == hosts
 
 
-def test_tasks_of_each_node():
+def test_task_counts_are_expanded():
     assert slurm.expand_tasks("2(x3),1") == (2, 2, 2, 1)
     assert slurm.expand_tasks("4") == (4,)

@@ -11,7 +11,7 @@ def read(**changes):
     return torchrun.read(Variables(TORCHRUN | changes), RequestedWorld())
 
 
-def test_torchrun():
+def test_torchruns_variables_are_read():
     launch = read()
     assert (launch.launcher, launch.rank, launch.local_rank, launch.world_size) == ("torchrun", 3, 1, 4)
     assert (launch.num_nodes, launch.node_rank, launch.local_world_size, launch.job_id) == (2, 1, 2, "job-7")
@@ -21,7 +21,7 @@ def test_torchrun():
 @pytest.mark.parametrize(
     ("run_id", "job_id"), [("none", None), ("221830f4-58ef-4bbe-9de5-a47d32b1b98b", "221830f4"), ("my-job", "my-job")]
 )
-def test_torchruns_id_is_the_jobs(run_id, job_id):
+def test_the_job_id_is_derived_from_torchruns_run_id(run_id, job_id):
     assert read(TORCHELASTIC_RUN_ID=run_id).job_id == job_id
 
 
@@ -36,7 +36,7 @@ def test_torchruns_id_is_the_jobs(run_id, job_id):
         ([], None),
     ],
 )
-def test_elastic_worlds_are_known_by_torchruns_line(monkeypatch, words, elastic):
+def test_an_elastic_torchrun_is_detected_by_its_command_line(monkeypatch, words, elastic):
     monkeypatch.setattr(torchrun, "ancestors", lambda: [["sh", "-c", "x"], words])
     assert read().elastic == elastic
     if not elastic and not words:
