@@ -8,10 +8,10 @@ from importlib.metadata import requires
 from packaging.requirements import Requirement
 
 
-def pinned(line: str) -> str | None:
-    """A requirement at its lower bound; None for a development tool without one."""
+def lowest_pin(line: str) -> str | None:
+    """Returns a requirement at its lower bound, or None for a development tool without one."""
     requirement = Requirement(line)
-    lowest = [part.version for part in requirement.specifier if part.operator == ">="]
+    lowest = [specifier.version for specifier in requirement.specifier if specifier.operator == ">="]
     if not lowest:
         if requirement.marker is None:
             raise SystemExit(f"pyproject.toml: {line} has no lower bound")
@@ -21,4 +21,4 @@ def pinned(line: str) -> str | None:
 
 
 if __name__ == "__main__":
-    print("\n".join(pin for line in requires("rankzero") or () if (pin := pinned(line))))
+    print("\n".join(pin for line in requires("rankzero") or () if (pin := lowest_pin(line))))

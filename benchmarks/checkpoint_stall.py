@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contest import ROOT, Contest, figure, parser, run, spread
+from contest import ROOT, Comparison, format_spread, parser, run, run_for_json
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -91,7 +91,7 @@ class Stopwatch(Callback):
         self.path.write_text(json.dumps([self.times, self.writing]))
 
 
-def ours(folder: Path, saves: int, steps: int, width: int, threads: int) -> list[float]:
+def rankzero_step_times(folder: Path, saves: int, steps: int, width: int, threads: int) -> list[float]:
     """Returns the times, in seconds, at which the steps of a run with `--save_every` begin."""
     command = [sys.executable, str(ROOT / "launch/fit.py"), "--run", "x", "--root", str(folder), "--accelerator", "cpu"]
     command += ["--model", "checkpoint_stall.Wide", f"--model.width={width}", "--epochs", "1"]
@@ -100,12 +100,12 @@ def ours(folder: Path, saves: int, steps: int, width: int, threads: int) -> list
     command += ["--trainer.callbacks", "checkpoint_stall.Stopwatch", "--trainer.callbacks.path", str(folder / "times")]
     run(command, threads)
     times, writing = json.loads((folder / "times").read_text())
-    if late := sum(writing[steps - 1 + steps // 2 :: steps]):
-        print(f"{late} of {saves} saves were still being written half way to the next one: raise --steps")
+    if late_count := sum(writing[steps - 1 + steps // 2 :: steps]):
+        print(f"{late_count} of {saves} saves were still being written half way to the next one: raise --steps")
     return list(times)
 
 
-def theirs(folder: Path, saves: int, steps: int, width: int) -> list[float]:
+def loop_step_times(folder: Path, saves: int, steps: int, width: int) -> list[float]:
     """Returns the times, in seconds, at which the steps of a hand-written loop begin."""
     model = Wide(width)
     optimizer, times = model.configure_optimizers(), []
@@ -119,62 +119,64 @@ def theirs(folder: Path, saves: int, steps: int, width: int) -> list[float]:
     return times
 
 
-def costs(times: list[float], steps: int) -> tuple[float, float]:
+def save_costs(times: list[float], steps: int) -> tuple[float, float]:
     """Returns the costs in milliseconds of the first save and of a later save."""
     half = steps // 2
-    taken = [1000 * (end - begun) for begun, end in pairwise(times[steps - 1 :])]  # the first step ends with a save
-    saves = [taken[start : start + steps] for start in range(0, len(taken) - steps + 1, steps)]
-    quiet = half * statistics.median(one for save in saves for one in save[half:])
-    others = sum(statistics.median(ones) for ones in zip(*(save[:half] for save in saves[1:]), strict=True))
-    return sum(saves[0][:half]) - quiet, others - quiet
+    durations = [1000 * (end - begin) for begin, end in pairwise(times[steps - 1 :])]  # the first step ends with a save
+    saves = [durations[start : start + steps] for start in range(0, len(durations) - steps + 1, steps)]
+    undisturbed = half * statistics.median(duration for save in saves for duration in save[half:])
+    later = sum(
+        statistics.median(step_durations) for step_durations in zip(*(save[:half] for save in saves[1:]), strict=True)
+    )
+    return sum(saves[0][:half]) - undisturbed, later - undisturbed
 
 
 def main() -> None:
     """Measures with each number of threads: by default with one thread, and with one per core."""
-    flags = parser(__doc__)
-    flags.add_argument("--saves", type=int, default=4, help="in a process, beside the first one")
-    flags.add_argument("--steps", type=int, default=30, help="between two saves")
-    flags.add_argument("--width", type=int, default=2048, help="of the layers")
-    flags.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument("--saves", type=int, default=4, help="in a process, beside the first one")
+    argument_parser.add_argument("--steps", type=int, default=30, help="between two saves")
+    argument_parser.add_argument("--width", type=int, default=2048, help="of the layers")
+    argument_parser.add_argument(
         "--threads", type=int, nargs="+", default=sorted({1, os.cpu_count() or 1}), help="that training takes"
     )
-    flags.add_argument("--theirs", action="store_true", help="measure this one alone, in this process")
-    asked = flags.parse_args()
-    count = asked.saves + 1
-    if asked.theirs:
+    argument_parser.add_argument("--theirs", action="store_true", help="measure this one alone, in this process")
+    arguments = argument_parser.parse_args()
+    count = arguments.saves + 1
+    if arguments.theirs:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(theirs(Path(folder), count, asked.steps, asked.width)))
+            print(json.dumps(loop_step_times(Path(folder), count, arguments.steps, arguments.width)))
         return
 
-    for threads in asked.threads:
-        contest(asked, count, threads)
+    for threads in arguments.threads:
+        compare(arguments, count, threads)
 
 
-def contest(asked: argparse.Namespace, count: int, threads: int) -> None:
+def compare(arguments: argparse.Namespace, count: int, threads: int) -> None:
     """Measures both variants in turn, with `threads` threads."""
-    firsts: dict[str, list[float]] = {"ours": [], "torch.save": []}
+    first_costs: dict[str, list[float]] = {"ours": [], "torch.save": []}
 
     def measure(name: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
             if name == "ours":
-                times = ours(Path(folder), count, asked.steps, asked.width, threads)
+                times = rankzero_step_times(Path(folder), count, arguments.steps, arguments.width, threads)
             else:
-                again = [sys.executable, __file__, "--theirs", f"--saves={asked.saves}"]
-                times = figure([*again, f"--steps={asked.steps}", f"--width={asked.width}"], threads)
-        first, cost = costs(times, asked.steps)
-        firsts[name].append(first)
+                command = [sys.executable, __file__, "--theirs", f"--saves={arguments.saves}"]
+                times = run_for_json([*command, f"--steps={arguments.steps}", f"--width={arguments.width}"], threads)
+        first, cost = save_costs(times, arguments.steps)
+        first_costs[name].append(first)
         return cost
 
-    measures: Mapping[str, Any] = {name: lambda name=name: measure(name) for name in firsts}
-    Contest(
+    measures: Mapping[str, Any] = {name: lambda name=name: measure(name) for name in first_costs}
+    Comparison(
         name=f"checkpoint_stall-{threads}",
         title=f"What a save costs training, on {threads} of {os.cpu_count()} cores",
         unit="ms",
         measure=measures,
         targets={"torch.save": 0.05},
-    ).run(asked.pairs, asked.json_dir)
-    for name, figures in firsts.items():
-        print(f"the first save of a process, {name}: {spread(figures)} ms")
+    ).run(arguments.pairs, arguments.json_dir)
+    for name, figures in first_costs.items():
+        print(f"the first save of a process, {name}: {format_spread(figures)} ms")
 
 
 if __name__ == "__main__":

@@ -20,16 +20,16 @@ RESULTS = ROOT / "build/benchmarks"
 
 
 @dataclass
-class Contest:
+class Comparison:
     """Comparison of Rankzero with other implementations. All figures are costs: lower is better.
 
     Args:
         name: Name of the comparison and of its JSON file.
         title: Title of the printed table.
         unit: Unit of the figures.
-        measure: Contestant -> function that measures it once. The first contestant is Rankzero.
-        targets: Contestant -> highest acceptable cost of Rankzero, as a multiple of the contestant's cost.
-        limits: Contestant -> highest acceptable cost of the contestant, in `unit`. It is compared with this limit only.
+        measure: Variant -> function that measures it once. The first variant is Rankzero.
+        targets: Variant -> highest acceptable cost of Rankzero, as a multiple of the variant's cost.
+        limits: Variant -> highest acceptable cost of the variant, in `unit`. It is compared with this limit only.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Contest:
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, pairs: int, folder: Path = RESULTS) -> dict[str, Any]:
-        """Measures all contestants in turn, `pairs` times each; prints a table and writes `folder/NAME.json`.
+        """Measures all variants in turn, `pairs` times each; prints a table and writes `folder/NAME.json`.
 
         Returns:
             The content of the JSON file.
@@ -49,9 +49,9 @@ class Contest:
         for pair in range(pairs):
             names = list(self.measure)
             for name in names[pair % len(names) :] + names[: pair % len(names)]:  # rotated, so none is always first
-                _show(f"{self.name}: {pair + 1}/{pairs} {name}")
+                _print_progress(f"{self.name}: {pair + 1}/{pairs} {name}")
                 measured[name].append(self.measure[name]())
-        _show("")
+        _print_progress("")
         ratios = self._ratios(measured)
         self._print(measured, ratios)
         result = {
@@ -59,7 +59,7 @@ class Contest:
             "title": self.title,
             "unit": self.unit,
             "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
-            **circumstances(),
+            **environment_info(),
             "measured": measured,
             "ratios": ratios,
             "targets": dict(self.targets),
@@ -70,28 +70,31 @@ class Contest:
         return result
 
     def _ratios(self, measured: Mapping[str, list[float]]) -> dict[str, list[float]]:
-        """Returns Rankzero's figures as multiples of each other contestant's, except contestants with a limit."""
-        ours, *others = measured
+        """Returns Rankzero's figures as multiples of each other variant's, except variants with a limit."""
+        rankzero, *other_names = measured
         return {
-            name: [mine / its for mine, its in zip(measured[ours], measured[name], strict=True)]
-            for name in others
+            name: [
+                rankzero_cost / other_cost
+                for rankzero_cost, other_cost in zip(measured[rankzero], measured[name], strict=True)
+            ]
+            for name in other_names
             if name not in self.limits
         }
 
     def _print(self, measured: Mapping[str, list[float]], ratios: Mapping[str, list[float]]) -> None:
         table = Table("", self.unit, "ours is so many times it", "wanted", title=self.title)
         for name, figures in measured.items():
-            wanted = f"<= {self.targets[name]:g} x" if name in self.targets else ""
-            wanted += f"<= {self.limits[name]:g}" if name in self.limits else ""
-            table.add_row(name, spread(figures), spread(ratios[name]) if name in ratios else "", wanted)
+            target = f"<= {self.targets[name]:g} x" if name in self.targets else ""
+            target += f"<= {self.limits[name]:g}" if name in self.limits else ""
+            table.add_row(name, format_spread(figures), format_spread(ratios[name]) if name in ratios else "", target)
         Console(width=120).print(table)
 
 
-def spread(figures: list[float]) -> str:
+def format_spread(figures: list[float]) -> str:
     """Returns the median, the minimum and the maximum as text."""
     median = statistics.median(figures)
-    places = 0 if median >= 100 else 1 if median >= 10 else 2 if median >= 0.5 else 3
-    return f"{median:,.{places}f} ({min(figures):,.{places}f} to {max(figures):,.{places}f})"
+    decimals = 0 if median >= 100 else 1 if median >= 10 else 2 if median >= 0.5 else 3
+    return f"{median:,.{decimals}f} ({min(figures):,.{decimals}f} to {max(figures):,.{decimals}f})"
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
@@ -105,7 +108,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
     return flags
 
 
-def figure(command: list[str], threads: int | None = None) -> Any:
+def run_for_json(command: list[str], threads: int | None = None) -> Any:
     """Runs a command and returns the value of its last line of output, which is JSON; see `run`."""
     return json.loads(run(command, threads).strip().splitlines()[-1])
 
@@ -119,13 +122,15 @@ def run(command: list[str], threads: int | None = None, codes: Collection[int] =
         codes: Exit codes that count as success.
     """
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
-    done = subprocess.run(command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True)
-    if done.returncode not in codes:
-        sys.exit(f"{' '.join(command)}\nexit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return done.stdout
+    process = subprocess.run(command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True)
+    if process.returncode not in codes:
+        sys.exit(
+            f"{' '.join(command)}\nexit code {process.returncode}\n{process.stdout[-2000:]}\n{process.stderr[-4000:]}"
+        )
+    return process.stdout
 
 
-def circumstances() -> dict[str, Any]:
+def environment_info() -> dict[str, Any]:
     """Returns the commit, versions and machine on which the figures depend."""
     import torch
 
@@ -144,7 +149,7 @@ def circumstances() -> dict[str, Any]:
     }
 
 
-def _show(line: str) -> None:
+def _print_progress(line: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
     elif line:

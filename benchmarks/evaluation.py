@@ -52,7 +52,7 @@ class Numbers(LightningDataModule):
         return DataLoader(self.data, batch_size=BATCH)
 
 
-def ours(count: int, world: int) -> float:
+def rankzero_metric(count: int, world: int) -> float:
     """Returns the metric that a run with `world` processes reports."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "launch/fit.py"), "--model", "evaluation.Errors", "--data"]
@@ -63,7 +63,7 @@ def ours(count: int, world: int) -> float:
     return float(summary["metrics"]["error"])
 
 
-def theirs(count: int, world: int) -> float:
+def sampler_metric(count: int, world: int) -> float:
     """Returns the mean over all samples that DistributedSampler assigns, as `sync_dist=True` computes it."""
     data = Numbers(count).data
     sums = torch.zeros(2)
@@ -86,8 +86,10 @@ def main() -> None:
         "processes", "ours", "off by", "DistributedSampler", "off by", title=f"{count:,} samples, {exact:.9f}"
     )
     for world in arguments.worlds:
-        here, there = ours(count, world), theirs(count, world)
-        table.add_row(f"{world}", f"{here:.9f}", f"{here - exact:.1e}", f"{there:.9f}", f"{there - exact:.1e}")
+        rankzero, sampler = rankzero_metric(count, world), sampler_metric(count, world)
+        table.add_row(
+            f"{world}", f"{rankzero:.9f}", f"{rankzero - exact:.1e}", f"{sampler:.9f}", f"{sampler - exact:.1e}"
+        )
     Console(width=100).print(table)
 
 

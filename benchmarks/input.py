@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from contest import Contest, parser
+from contest import Comparison, parser
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from torchvision import datasets, transforms
@@ -35,7 +35,7 @@ LEVELS = {"mean": [value / 255 for value in MEAN], "std": [value / 255 for value
 """Mean and standard deviation for torchvision, where the levels of an image range from 0 to 1."""
 
 
-def ours(folder: Path) -> Iterable[Any]:
+def rankzero_loader(folder: Path) -> Iterable[Any]:
     """Returns the data module's training loader as a run reads it."""
     module = CIFAR10(root=str(folder), verify=False, batch_size=BATCH)
     module.prepare_data()
@@ -60,66 +60,66 @@ class WholeBatches(Dataset[tuple[Tensor, Tensor]]):
     """Data set of images in one tensor, transformed one batch at a time."""
 
     def __init__(self, data: datasets.CIFAR10, transform: Callable[[Tensor], Tensor]) -> None:
-        self.pictures, self.labels = torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
+        self.images, self.labels = torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
         self.transform = transform
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return self.transform(self.pictures[indices]), self.labels[indices]
+        return self.transform(self.images[indices]), self.labels[indices]
 
 
-def theirs(folder: Path, transform: Callable[[Any], Tensor]) -> Iterable[Any]:
+def torchvision_loader(folder: Path, transform: Callable[[Any], Tensor]) -> Iterable[Any]:
     """Returns a loader as in a tutorial."""
     data = Noise(str(folder), transform=transform)
     return DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True)
 
 
-def by_batches(folder: Path, transform: Callable[[Tensor], Tensor]) -> Iterable[Any]:
+def whole_batch_loader(folder: Path, transform: Callable[[Tensor], Tensor]) -> Iterable[Any]:
     """Returns a loader that applies the transforms to whole batches."""
     data = WholeBatches(Noise(str(folder)), transform)
     order = BatchSampler(RandomSampler(data), BATCH, drop_last=False)
     return DataLoader(data, batch_size=None, sampler=order, num_workers=WORKERS, persistent_workers=True)
 
 
-def microseconds(make: Callable[[], Iterable[Any]]) -> Callable[[], float]:
+def epoch_timer(make_loader: Callable[[], Iterable[Any]]) -> Callable[[], float]:
     """Returns a function that reads one epoch and returns microseconds per image; its first call warms up first."""
-    made: list[Iterable[Any]] = []
+    loaders: list[Iterable[Any]] = []
 
     def measure() -> float:
-        if not made:
-            made.append(make())
-            _epoch(made[0])
+        if not loaders:
+            loaders.append(make_loader())
+            _read_epoch(loaders[0])
         started = time.perf_counter()
-        pictures = _epoch(made[0])
-        return (time.perf_counter() - started) / pictures * 1e6
+        count = _read_epoch(loaders[0])
+        return (time.perf_counter() - started) / count * 1e6
 
     return measure
 
 
-def _epoch(loader: Iterable[Any]) -> int:
+def _read_epoch(loader: Iterable[Any]) -> int:
     count = 0
-    for pictures, _ in loader:
-        assert pictures.dtype is torch.float32 and pictures.shape[1:] == (3, 32, 32)
-        count += len(pictures)
+    for images, _ in loader:
+        assert images.dtype is torch.float32 and images.shape[1:] == (3, 32, 32)
+        count += len(images)
     return count
 
 
 def write_noise(folder: Path) -> None:
     """Writes 60,000 images of noise in the format of CIFAR-10's files."""
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     (folder / "cifar-10-batches-py").mkdir()
     for file in FILES:
-        data = random.integers(0, 256, (10_000, 3072), dtype=np.uint8)
-        labels = random.integers(0, 10, 10_000).tolist()
+        data = generator.integers(0, 256, (10_000, 3072), dtype=np.uint8)
+        labels = generator.integers(0, 10, 10_000).tolist()
         (folder / "cifar-10-batches-py" / file.name).write_bytes(pickle.dumps({"data": data, "labels": labels}))
 
 
 def main() -> None:
     """Measures all variants in turn."""
     arguments = parser(__doc__).parse_args()
-    augmented = transforms.Compose(
+    v1_transform = transforms.Compose(
         [
             transforms.RandomCrop(32, padding=4),
             transforms.RandomHorizontalFlip(),
@@ -127,22 +127,28 @@ def main() -> None:
             transforms.Normalize(**LEVELS),
         ]
     )
-    end = [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
-    anew = v2.Compose([v2.ToImage(), *end, v2.Normalize(**LEVELS)])
-    whole = v2.Compose([*end, v2.Normalize(**LEVELS)])
+    v2_steps = [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
+    v2_transform = v2.Compose([v2.ToImage(), *v2_steps, v2.Normalize(**LEVELS)])
+    v2_batch_transform = v2.Compose([*v2_steps, v2.Normalize(**LEVELS)])
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_noise(folder)
-        Contest(
+        Comparison(
             name="input",
             title=f"CIFAR-10 with crop, mirror and normalisation, in batches of {BATCH}",
             unit="microseconds a picture",
             measure={
-                "ours, in the main process": microseconds(lambda: ours(folder)),
-                f"torchvision, {WORKERS} loader processes": microseconds(lambda: theirs(folder, augmented)),
-                f"torchvision v2, {WORKERS} loader processes": microseconds(lambda: theirs(folder, anew)),
-                f"torchvision v2 on whole batches, {WORKERS}": microseconds(lambda: by_batches(folder, whole)),
+                "ours, in the main process": epoch_timer(lambda: rankzero_loader(folder)),
+                f"torchvision, {WORKERS} loader processes": epoch_timer(
+                    lambda: torchvision_loader(folder, v1_transform)
+                ),
+                f"torchvision v2, {WORKERS} loader processes": epoch_timer(
+                    lambda: torchvision_loader(folder, v2_transform)
+                ),
+                f"torchvision v2 on whole batches, {WORKERS}": epoch_timer(
+                    lambda: whole_batch_loader(folder, v2_batch_transform)
+                ),
             },
             targets={f"torchvision, {WORKERS} loader processes": 0.05},
         ).run(arguments.pairs, arguments.json_dir)

@@ -14,13 +14,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contest import ROOT, Contest, figure, parser, run
+from contest import ROOT, Comparison, parser, run, run_for_json
 
 BATCH, PIXELS = 128, 32
-BY_HAND = "by_hand/resnet.py"
+LOOP_SCRIPT = "by_hand/resnet.py"
 
 
-def ours(processes: int, steps: int, threads: int | None, fast: str = "yes", batch: int = BATCH) -> float:
+def rankzero_milliseconds(
+    processes: int, steps: int, threads: int | None, fast: str = "yes", batch: int = BATCH
+) -> float:
     """Returns milliseconds per step of a run; if `threads` is None, the run chooses the number of threads."""
     with tempfile.TemporaryDirectory() as folder:
         clock = Path(folder) / "clock.json"
@@ -33,12 +35,12 @@ def ours(processes: int, steps: int, threads: int | None, fast: str = "yes", bat
         return 1000 * float(json.loads(clock.read_text()))
 
 
-def by_hand(processes: int, steps: int, threads: int, *flags: str) -> float:
+def loop_milliseconds(processes: int, steps: int, threads: int, *flags: str) -> float:
     """Returns milliseconds per step of a hand-written loop."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable] if processes == 1 else command
-    command += [str(ROOT / "benchmarks" / BY_HAND), "--steps", str(1 + steps), "--batch_size", str(BATCH), *flags]
-    return 1000 * float(figure(command, threads))
+    command += [str(ROOT / "benchmarks" / LOOP_SCRIPT), "--steps", str(1 + steps), "--batch_size", str(BATCH), *flags]
+    return 1000 * float(run_for_json(command, threads))
 
 
 def main() -> None:
@@ -51,13 +53,15 @@ def main() -> None:
     for processes in arguments.processes:
         size = (processes, arguments.steps, max(1, (os.cpu_count() or 1) // processes))
         measure = {
-            "ours, --fast yes": lambda size=size: ours(*size),
-            "by hand, well tuned": lambda size=size: by_hand(*size, "--well_tuned"),
-            "by hand, as in a tutorial": lambda size=size: by_hand(*size),
+            "ours, --fast yes": lambda size=size: rankzero_milliseconds(*size),
+            "by hand, well tuned": lambda size=size: loop_milliseconds(*size, "--well_tuned"),
+            "by hand, as in a tutorial": lambda size=size: loop_milliseconds(*size),
         }
         if arguments.compiled:
-            measure["by hand, well tuned, compiled"] = lambda size=size: by_hand(*size, "--well_tuned", "--compiled")
-        Contest(
+            measure["by hand, well tuned, compiled"] = lambda size=size: loop_milliseconds(
+                *size, "--well_tuned", "--compiled"
+            )
+        Comparison(
             name=f"resnet_step-{processes}",
             title=f"ResNet-18, {PIXELS}x{PIXELS} pixels, {processes} x {BATCH} a step, on {size[2]} threads each",
             unit="milliseconds a step",

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from contest import ROOT, Contest, parser
+from contest import ROOT, Comparison, parser
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 sys.path.insert(0, str(ROOT / "project"))
@@ -38,17 +38,17 @@ class Virtual(Dataset[int]):
         return index
 
 
-def ours(count: int, start: int = 0) -> Iterable[torch.Tensor]:
+def rankzero_loader(count: int, start: int = 0) -> Iterable[torch.Tensor]:
     """Returns a user's loader as a run reads it, on rank 3 of 8, starting at position `start` of the epoch."""
     plan = SamplingPlan(rank=3, world_size=WORLD, seed=0)
-    plan.start = [Position(0, start // (BATCH * WORLD), start)]
+    plan.start_positions = [Position(0, start // (BATCH * WORLD), start)]
     loader: Iterable[torch.Tensor] = plan.wrap(  # type: ignore[assignment]
         DataLoader(Virtual(count), batch_size=BATCH, shuffle=True), training=True
     )
     return loader
 
 
-def theirs(count: int) -> Iterable[torch.Tensor]:
+def tutorial_loader(count: int) -> Iterable[torch.Tensor]:
     """Returns a loader as in a DDP tutorial; it can start only at the beginning of an epoch."""
     data = Virtual(count)
     return DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data, num_replicas=WORLD, rank=3))
@@ -57,52 +57,58 @@ def theirs(count: int) -> Iterable[torch.Tensor]:
 Loader = Callable[..., Iterable[torch.Tensor]]
 
 
-def milliseconds(make: Loader, *arguments: int) -> float:
+def milliseconds(make_loader: Loader, *arguments: int) -> float:
     """Returns the milliseconds from creating a loader to its first batch, after a tiny loader as warm-up."""
-    next(iter(make(BATCH * WORLD)))
+    next(iter(make_loader(BATCH * WORLD)))
     gc.collect()
     started = time.perf_counter()
-    next(iter(make(*arguments)))
+    next(iter(make_loader(*arguments)))
     return 1000 * (time.perf_counter() - started)
 
 
-def megabytes(make: Loader, *arguments: int) -> float:
+def megabytes(make_loader: Loader, *arguments: int) -> float:
     """Returns the additional peak memory in megabytes for the first batch; at least 1 kilobyte, Linux's resolution."""
-    next(iter(make(BATCH * WORLD)))
+    next(iter(make_loader(BATCH * WORLD)))
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory that Linux reports
-    before = most_memory()
-    next(iter(make(*arguments)))
-    return max(most_memory() - before, 1 / 1024)
+    previous = peak_memory()
+    next(iter(make_loader(*arguments)))
+    return max(peak_memory() - previous, 1 / 1024)
 
 
-def most_memory() -> float:
+def peak_memory() -> float:
     """Returns the peak memory of this process, in megabytes (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def apart(measure: Callable[..., float], *arguments: object) -> float:
+def in_subprocess(measure: Callable[..., float], *arguments: object) -> float:
     """Returns the result of `measure`, called in a separate process."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(measure, arguments)
 
 
-def contest(measure: Callable[..., float], name: str, title: str, unit: str, limit: float, count: int) -> Contest:
+def make_comparison(
+    measure: Callable[..., float], name: str, title: str, unit: str, limit: float, count: int
+) -> Comparison:
     """Returns a comparison of DistributedSampler with Rankzero, also for ten times as many samples and a late start."""
-    more = 10 * count
+    larger_count = 10 * count
     cases = {
-        f"ours, {count:,} samples": (ours, count),
-        f"ours, {more:,}": (ours, more),
-        f"ours, {more:,}, from {more // 10 * 7:,} on": (ours, more, more // 10 * 7),
+        f"ours, {count:,} samples": (rankzero_loader, count),
+        f"ours, {larger_count:,}": (rankzero_loader, larger_count),
+        f"ours, {larger_count:,}, from {larger_count // 10 * 7:,} on": (
+            rankzero_loader,
+            larger_count,
+            larger_count // 10 * 7,
+        ),
     }
-    return Contest(
+    return Comparison(
         name=name,
         title=f"{title}, on rank 3 of {WORLD}, {BATCH} samples a batch",
         unit=unit,
         measure={
-            name: partial(apart, measure, *case)
-            for name, case in {**cases, f"DistributedSampler, {count:,}": (theirs, count)}.items()
+            name: partial(in_subprocess, measure, *case)
+            for name, case in {**cases, f"DistributedSampler, {count:,}": (tutorial_loader, count)}.items()
         },
         limits=dict.fromkeys(cases, limit),
     )
@@ -114,11 +120,11 @@ def main() -> None:
     flags.add_argument("--count", type=int, default=10**8, help="samples; ours is measured with ten times as many too")
     arguments = flags.parse_args()
     count = arguments.count
-    for one in (
-        contest(milliseconds, "first-batch", "Time to the first batch", "milliseconds", 100, count),
-        contest(megabytes, "first-batch-memory", "Memory for the first batch", "megabytes", 50, count),
+    for comparison in (
+        make_comparison(milliseconds, "first-batch", "Time to the first batch", "milliseconds", 100, count),
+        make_comparison(megabytes, "first-batch-memory", "Memory for the first batch", "megabytes", 50, count),
     ):
-        one.run(arguments.pairs, arguments.json_dir)
+        comparison.run(arguments.pairs, arguments.json_dir)
 
 
 if __name__ == "__main__":

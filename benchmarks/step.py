@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from contest import ROOT, Contest, figure, parser, run
+from contest import ROOT, Comparison, parser, run, run_for_json
 
-TOY = ["--model", "MLP", "--data", "Toy"]
-OWN = ["--model", "step.Module", "--data", "step.Data"]
+TOY_CLASSES = ["--model", "MLP", "--data", "Toy"]
+USER_CLASSES = ["--model", "step.Module", "--data", "step.Data"]
 
 
 class Module(LightningModule):
@@ -54,24 +54,24 @@ class Data(LightningDataModule):
         return DataLoader(self.data, batch_size=32, shuffle=True)
 
 
-def ours(what: list[str], count: int, epochs: int, processes: int = 1) -> float:
+def rankzero_microseconds(classes: list[str], count: int, epochs: int, processes: int = 1) -> float:
     """Returns microseconds per step of a run."""
     with tempfile.TemporaryDirectory() as folder:
         clock = Path(folder) / "clock.json"
-        command = [sys.executable, str(ROOT / "launch/fit.py"), *what, "--data.count", str(count), "--root", folder]
+        command = [sys.executable, str(ROOT / "launch/fit.py"), *classes, "--data.count", str(count), "--root", folder]
         command += ["--batch_size", "32", "--epochs", str(epochs), "--devices", str(processes), "--accelerator", "cpu"]
         command += ["--trainer.callbacks", "clock.Clock", "--trainer.callbacks.path", str(clock)]
         run([*command, "--trainer.limit_val_batches", "0"], threads=1)
         return 1e6 * float(json.loads(clock.read_text()))
 
 
-def by_hand(script: str, count: int, epochs: int, *flags: str, processes: int = 1) -> float:
+def script_microseconds(script: str, count: int, epochs: int, *flags: str, processes: int = 1) -> float:
     """Returns microseconds per step of a script in `by_hand/`."""
-    start = [sys.executable]
+    launcher = [sys.executable]
     if processes > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [
-        *start,
+        *launcher,
         str(ROOT / "benchmarks/by_hand" / script),
         "--count",
         str(count),
@@ -79,7 +79,7 @@ def by_hand(script: str, count: int, epochs: int, *flags: str, processes: int = 
         str(epochs),
         *flags,
     ]
-    return 1e6 * float(figure(command, threads=1))
+    return 1e6 * float(run_for_json(command, threads=1))
 
 
 def main() -> None:
@@ -90,45 +90,45 @@ def main() -> None:
     flags.add_argument("--epochs", type=int, default=5)
     arguments = flags.parse_args()
     size = (arguments.count, arguments.epochs)
-    contests = {
-        "one": Contest(
+    comparisons = {
+        "one": Comparison(
             "step-one",
             f"a step of the tutorial's MLP, {arguments.count:,} samples an epoch",
             "microseconds",
             {
-                "ours": lambda: ours(TOY, *size),
-                "the tutorial's loop": lambda: by_hand("tutorial.py", *size),
-                "a well-tuned loop": lambda: by_hand("tuned.py", *size),
-                "a well-tuned loop, plain SGD": lambda: by_hand("tuned.py", *size, "--plain"),
-                "Lightning, its defaults": lambda: by_hand("lightning_trainer.py", *size),
-                "Lightning, everything off": lambda: by_hand("lightning_trainer.py", *size, "--off"),
+                "ours": lambda: rankzero_microseconds(TOY_CLASSES, *size),
+                "the tutorial's loop": lambda: script_microseconds("tutorial.py", *size),
+                "a well-tuned loop": lambda: script_microseconds("tuned.py", *size),
+                "a well-tuned loop, plain SGD": lambda: script_microseconds("tuned.py", *size, "--plain"),
+                "Lightning, its defaults": lambda: script_microseconds("lightning_trainer.py", *size),
+                "Lightning, everything off": lambda: script_microseconds("lightning_trainer.py", *size, "--off"),
             },
             targets={"the tutorial's loop": 0.7, "a well-tuned loop": 1.1, "Lightning, its defaults": 0.15},
         ),
-        "two": Contest(
+        "two": Comparison(
             "step-two",
             f"the same on two processes, gloo, {arguments.count:,} samples an epoch",
             "microseconds",
             {
-                "ours": lambda: ours(TOY, *size, processes=2),
-                "the DDP tutorial's loop": lambda: by_hand("tutorial.py", *size, processes=2),
-                "a well-tuned loop": lambda: by_hand("tuned.py", *size, processes=2),
+                "ours": lambda: rankzero_microseconds(TOY_CLASSES, *size, processes=2),
+                "the DDP tutorial's loop": lambda: script_microseconds("tutorial.py", *size, processes=2),
+                "a well-tuned loop": lambda: script_microseconds("tuned.py", *size, processes=2),
             },
             targets={"the DDP tutorial's loop": 1.0},
         ),
-        "own": Contest(
+        "own": Comparison(
             "step-own",
             f"a step of a user's LightningModule with one self.log, {arguments.count:,} samples an epoch",
             "microseconds",
             {
-                "ours": lambda: ours(OWN, *size),
-                "the tutorial's loop": lambda: by_hand("tutorial.py", *size),
-                "Lightning, its defaults": lambda: by_hand("lightning_trainer.py", *size),
+                "ours": lambda: rankzero_microseconds(USER_CLASSES, *size),
+                "the tutorial's loop": lambda: script_microseconds("tutorial.py", *size),
+                "Lightning, its defaults": lambda: script_microseconds("lightning_trainer.py", *size),
             },
             targets={"the tutorial's loop": 1.3},
         ),
     }
-    contests[arguments.which].run(arguments.pairs, arguments.json_dir)
+    comparisons[arguments.which].run(arguments.pairs, arguments.json_dir)
 
 
 if __name__ == "__main__":

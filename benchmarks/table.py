@@ -8,22 +8,26 @@ import json
 from pathlib import Path
 from typing import Any
 
-from contest import RESULTS, spread
+from contest import RESULTS, format_spread
 
 
 def rows(result: dict[str, Any]) -> list[str]:
-    """Returns one table row for each contestant with a target or a limit."""
-    ours, measured = next(iter(result["measured"])), result["measured"]
+    """Returns one table row for each variant with a target or a limit."""
+    rankzero, measured = next(iter(result["measured"])), result["measured"]
     found = []
     for name, figures in measured.items():
         if name in result["limits"]:
-            wanted = f"<= {result['limits'][name]:g} {result['unit']}"
-            found.append(f"| {result['title']}: {name} | {spread(figures)} {result['unit']} | | | {wanted} |")
+            target = f"<= {result['limits'][name]:g} {result['unit']}"
+            found.append(f"| {result['title']}: {name} | {format_spread(figures)} {result['unit']} | | | {target} |")
         elif name in result["targets"]:
-            mine, its, ratio = spread(measured[ours]), spread(figures), spread(result["ratios"][name])
-            wanted = f"<= {result['targets'][name]:g} x"
+            cost, other_cost, ratio = (
+                format_spread(measured[rankzero]),
+                format_spread(figures),
+                format_spread(result["ratios"][name]),
+            )
+            target = f"<= {result['targets'][name]:g} x"
             found.append(
-                f"| {result['title']}, beside {name} | {mine} {result['unit']} | {its} | {ratio} x | {wanted} |"
+                f"| {result['title']}, beside {name} | {cost} {result['unit']} | {other_cost} | {ratio} x | {target} |"
             )
     return found
 
@@ -36,7 +40,9 @@ def main() -> None:
     print("| what | ours | the other | ours / the other | wanted |\n|---|---|---|---|---|")
     for result in results:
         print("\n".join(rows(result)))
-    for machine in sorted({f"commit {one['commit']}, {one['machine']}, torch {one['torch']}" for one in results}):
+    for machine in sorted(
+        {f"commit {result['commit']}, {result['machine']}, torch {result['torch']}" for result in results}
+    ):
         print(f"\n{machine}")
 
 

@@ -7,8 +7,8 @@ By default, Rankzero divides the cores among the ranks. torch's own default give
 
 import os
 
-from contest import Contest, parser
-from resnet_step import PIXELS, ours
+from contest import Comparison, parser
+from resnet_step import PIXELS, rankzero_milliseconds
 
 from rankzero.distributed.process.cores import usable_cores
 
@@ -25,17 +25,17 @@ def main() -> None:
         os.environ.pop(name, None)
     processes, steps, cores = arguments.processes, arguments.steps, len(usable_cores())
     share = max(1, cores // processes)
-    all_cores, by_hand = f"OMP_NUM_THREADS={cores}, all cores for each rank", f"OMP_NUM_THREADS={share}"
-    Contest(
+    all_cores, divided_cores = f"OMP_NUM_THREADS={cores}, all cores for each rank", f"OMP_NUM_THREADS={share}"
+    Comparison(
         name=f"threads-{processes}",
         title=f"ResNet-18, {PIXELS}x{PIXELS} pixels, {processes} x {BATCH} a step, {processes} ranks on {cores} cores",
         unit="milliseconds a step",
         measure={
-            "ours": lambda: ours(processes, steps, None, "no", BATCH),
-            all_cores: lambda: ours(processes, steps, cores, "no", BATCH),
-            by_hand: lambda: ours(processes, steps, share, "no", BATCH),
+            "ours": lambda: rankzero_milliseconds(processes, steps, None, "no", BATCH),
+            all_cores: lambda: rankzero_milliseconds(processes, steps, cores, "no", BATCH),
+            divided_cores: lambda: rankzero_milliseconds(processes, steps, share, "no", BATCH),
         },
-        targets={all_cores: 0.9, by_hand: 1.03},
+        targets={all_cores: 0.9, divided_cores: 1.03},
     ).run(arguments.pairs, arguments.json_dir)
 
 

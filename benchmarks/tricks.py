@@ -22,9 +22,9 @@ from lightning.pytorch.callbacks import Callback
 sys.path.insert(0, str(Path(__file__).parent))
 
 from clock import Clock
-from contest import ROOT, Contest, parser, run
+from contest import ROOT, Comparison, parser, run
 
-TOY = ["--model", "MLP", "--data", "Toy"]
+TOY_CLASSES = ["--model", "MLP", "--data", "Toy"]
 
 
 class ClockWithout(Clock):
@@ -38,7 +38,7 @@ class ClockWithout(Clock):
     def __init__(self, path: str, shortcut: str = "") -> None:
         super().__init__(path)
         if shortcut:
-            REPLACE[shortcut]()
+            REPLACEMENTS[shortcut]()
 
 
 class CountWithout(Callback):
@@ -52,7 +52,7 @@ class CountWithout(Callback):
     def __init__(self, path: str, shortcut: str = "") -> None:
         self.path = Path(path)
         if shortcut:
-            REPLACE[shortcut]()
+            REPLACEMENTS[shortcut]()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self.path.write_text(json.dumps(trainer.global_step))
@@ -75,12 +75,12 @@ def replace_backward() -> None:
 def replace_validation_schedule() -> None:
     """Makes the time limit assume that every step has a validation."""
     from rankzero.training.callbacks import time_limit
-    from rankzero.training.callbacks.wall_time import Kind
+    from rankzero.training.callbacks.wall_time import StepKind
 
-    time_limit.next_steps = lambda trainer: [Kind.VALIDATION, Kind.VALIDATION]
+    time_limit.next_steps = lambda trainer: [StepKind.VALIDATION, StepKind.VALIDATION]
 
 
-REPLACE: dict[str, Callable[[], None]] = {
+REPLACEMENTS: dict[str, Callable[[], None]] = {
     "optimizer-step": replace_optimizer_step,
     "backward": replace_backward,
     "validation-schedule": replace_validation_schedule,
@@ -105,32 +105,32 @@ class SlowToValidate(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def measure(callback: str, shortcut: str, what: list[str]) -> float:
+def measure(callback: str, shortcut: str, flags: list[str]) -> float:
     """Trains with a callback of this file, without the named shortcut if any, and returns the callback's figure."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figure.json"
-        command = [sys.executable, str(ROOT / "launch/fit.py"), *what, "--root", folder, "--accelerator", "cpu"]
+        command = [sys.executable, str(ROOT / "launch/fit.py"), *flags, "--root", folder, "--accelerator", "cpu"]
         command += ["--trainer.callbacks", f"tricks.{callback}", "--trainer.callbacks.path", str(path)]
         run([*command, "--trainer.callbacks.shortcut", shortcut], threads=1, codes=(0, 75))
         return float(json.loads(path.read_text()))
 
 
-def step(shortcut: str, what: list[str], count: int, epochs: int) -> float:
+def step(shortcut: str, classes: list[str], count: int, epochs: int) -> float:
     """Returns microseconds per step."""
     size = ["--data.count", str(count), "--batch_size", "32", "--epochs", str(epochs)]
-    return 1e6 * measure("ClockWithout", shortcut, [*what, *size, "--trainer.limit_val_batches", "0"])
+    return 1e6 * measure("ClockWithout", shortcut, [*classes, *size, "--trainer.limit_val_batches", "0"])
 
 
-def seconds_a_step(shortcut: str, limit: int) -> float:
+def seconds_per_step(shortcut: str, limit: int) -> float:
     """Returns the time limit in seconds, divided by the number of steps that fit into it."""
-    what = ["--model", "tricks.SlowToValidate", "--data", "Toy", "--data.count", "3200", "--batch_size", "32"]
-    what += ["--epochs", "1000", "--time_limit", f"{limit}s", "--trainer.limit_val_batches", "5"]
-    return limit / measure("CountWithout", shortcut, what)
+    flags = ["--model", "tricks.SlowToValidate", "--data", "Toy", "--data.count", "3200", "--batch_size", "32"]
+    flags += ["--epochs", "1000", "--time_limit", f"{limit}s", "--trainer.limit_val_batches", "5"]
+    return limit / measure("CountWithout", shortcut, flags)
 
 
-WHAT = {
-    "optimizer-step": TOY,
-    "backward": TOY,
+STEP_CLASSES = {
+    "optimizer-step": TOY_CLASSES,
+    "backward": TOY_CLASSES,
 }
 """Shortcut -> flags for the model and data on which a step is measured."""
 
@@ -138,21 +138,23 @@ WHAT = {
 def main() -> None:
     """Measures with and without the shortcut in turn, and prints medians and spreads."""
     flags = parser(__doc__ or "")
-    flags.add_argument("--which", choices=REPLACE, required=True)
+    flags.add_argument("--which", choices=REPLACEMENTS, required=True)
     flags.add_argument("--count", type=int, default=65536, help="samples an epoch")
     flags.add_argument("--epochs", type=int, default=5)
     flags.add_argument("--time_limit", type=int, default=60, help="seconds, for validation-schedule")
     arguments = flags.parse_args()
-    which = arguments.which
+    measured_shortcut = arguments.which
 
     def cost(shortcut: str) -> float:
-        if which in WHAT:
-            return step(shortcut, WHAT[which], arguments.count, arguments.epochs)
-        return seconds_a_step(shortcut, arguments.time_limit)
+        if measured_shortcut in STEP_CLASSES:
+            return step(shortcut, STEP_CLASSES[measured_shortcut], arguments.count, arguments.epochs)
+        return seconds_per_step(shortcut, arguments.time_limit)
 
-    unit = "microseconds a step" if which in WHAT else "seconds of the limit a step"
-    contestants = {"ours": lambda: cost(""), "without it": lambda: cost(which)}
-    Contest(f"tricks-{which}", which, unit, contestants).run(arguments.pairs, arguments.json_dir)
+    unit = "microseconds a step" if measured_shortcut in STEP_CLASSES else "seconds of the limit a step"
+    variants = {"ours": lambda: cost(""), "without it": lambda: cost(measured_shortcut)}
+    Comparison(f"tricks-{measured_shortcut}", measured_shortcut, unit, variants).run(
+        arguments.pairs, arguments.json_dir
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class ImageTransform:
     """Whether the result for an image is independent of the rest of its batch."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], padding: int = 0, flip: bool = False) -> None:
-        self.mean, self.std = (np.array(of_channels, np.float32)[:, None, None] for of_channels in (mean, std))
+        self.mean, self.std = (np.array(channel_values, np.float32)[:, None, None] for channel_values in (mean, std))
         self.padding, self.flip = padding, flip
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -42,21 +42,21 @@ class ImageTransform:
         Returns:
             float32 tensor of the same shape as `images`.
         """
-        seen = np.empty(images.shape, np.float32)
+        transformed = np.empty(images.shape, np.float32)
 
-        def work(part: slice) -> None:
-            block = images[part]
+        def transform_rows(rows: slice) -> None:
+            block = images[rows]
             if self.padding:
-                block = crop_at_random(block, self.padding, keys[part])
+                block = crop_at_random(block, self.padding, keys[rows])
             if self.flip:
-                block = mirror_at_random(block, keys[part])
-            normalised = seen[part]
-            normalised[...] = block.numpy()
-            normalised -= self.mean
-            normalised /= self.std
+                block = mirror_at_random(block, keys[rows])
+            normalized = transformed[rows]
+            normalized[...] = block.numpy()
+            normalized -= self.mean
+            normalized /= self.std
 
-        in_row_blocks(work, len(images))
-        return torch.from_numpy(seen)
+        in_row_blocks(transform_rows, len(images))
+        return torch.from_numpy(transformed)
 
 
 def crop_at_random(images: Tensor, padding: int, keys: Tensor) -> Tensor:
@@ -74,11 +74,11 @@ def crop_at_random(images: Tensor, padding: int, keys: Tensor) -> Tensor:
     pixels = images.numpy()
     padded = np.zeros((count, channels, height + 2 * padding, width + 2 * padding), pixels.dtype)
     padded[:, :, padding : padding + height, padding : padding + width] = pixels
-    of_image, of_channel, of_row, of_pixel = padded.strides
+    image_stride, channel_stride, row_stride, pixel_stride = padded.strides
     windows = np.lib.stride_tricks.as_strided(  # (image, top, left) -> crop at this position
         padded,
         (count, 2 * padding + 1, 2 * padding + 1, channels, height, width),
-        (of_image, of_row, of_pixel, of_channel, of_row, of_pixel),
+        (image_stride, row_stride, pixel_stride, channel_stride, row_stride, pixel_stride),
         writeable=False,
     )
     top, left = ((keys.numpy() >> bits & 0xFFFFFF) % (2 * padding + 1) for bits in (8, 36))
@@ -96,10 +96,10 @@ def mirror_at_random(images: Tensor, keys: Tensor) -> Tensor:
         Images of the same shape.
     """
     mirrored = images.numpy().copy()
-    which = np.flatnonzero(keys.numpy() & 1)
+    indices = np.flatnonzero(keys.numpy() & 1)
     if mirrored.dtype == np.uint8 and mirrored.shape[-1] % 8 == 0:  # reverses eight pixels at a time
         words = mirrored.view(np.uint64)
-        words[which] = words[which][..., ::-1].byteswap()
+        words[indices] = words[indices][..., ::-1].byteswap()
     else:
-        mirrored[which] = mirrored[which, ..., ::-1]
+        mirrored[indices] = mirrored[indices, ..., ::-1]
     return torch.from_numpy(mirrored)

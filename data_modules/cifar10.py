@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_modules.augmentation import ImageTransform
 from data_modules.in_memory import InMemory, InMemoryData, split_indices
-from data_modules.published_files import PublishedFile, check, download, folder_with
+from data_modules.published_files import PublishedFile, download, find_folder, verify_checksums
 
 TRAIN_FILES = (
     PublishedFile("data_batch_1", md5="c99cafc152244af753f735de768cd75f"),
@@ -61,33 +61,36 @@ class CIFAR10(InMemoryData):
     @property
     def folder(self) -> Path | None:
         """The folder that contains all files, or None."""
-        return folder_with(FILES, [self.root / "cifar-10-batches-py", self.root])
+        return find_folder(FILES, [self.root / "cifar-10-batches-py", self.root])
 
     def prepare_data(self) -> None:
         if self.folder is None:
-            here = self.root / "cifar-10-batches-py"
+            destination = self.root / "cifar-10-batches-py"
             download(
-                FILES, here, _fetch, "; they are in cifar-10-python.tar.gz, from https://www.cs.toronto.edu/~kriz/"
+                FILES,
+                destination,
+                _fetch,
+                "; they are in cifar-10-python.tar.gz, from https://www.cs.toronto.edu/~kriz/",
             )
         assert self.folder
         if self.verify:
-            check(FILES, self.folder, otherwise=", or type --data.verify false to use what is there")
+            verify_checksums(FILES, self.folder, advice=", or type --data.verify false to use the present files")
 
     def load(self) -> dict[str, InMemory]:
         """Reads the files and returns the splits."""
         folder = self.folder
         if folder is None:
             raise FileNotFoundError(f"missing: {', '.join(file.name for file in FILES)} in {self.root.resolve()}")
-        parts = [read_batch(folder / file.name) for file in TRAIN_FILES]
-        images, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        batches = [read_batch(folder / file.name) for file in TRAIN_FILES]
+        images, labels = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
         held_out = len(images) // 10
         train, val = split_indices([len(images) - held_out, held_out], self.split_seed)
-        plain = ImageTransform(MEAN, STD)
-        augmented = ImageTransform(MEAN, STD, padding=4, flip=True) if self.augment else plain
+        evaluation_transform = ImageTransform(MEAN, STD)
+        training_transform = ImageTransform(MEAN, STD, padding=4, flip=True) if self.augment else evaluation_transform
         return {
-            "train": InMemory(images[train], labels[train], augmented),
-            "val": InMemory(images[val], labels[val], plain),
-            "test": InMemory(*read_batch(folder / TEST_FILE.name), plain),
+            "train": InMemory(images[train], labels[train], training_transform),
+            "val": InMemory(images[val], labels[val], evaluation_transform),
+            "test": InMemory(*read_batch(folder / TEST_FILE.name), evaluation_transform),
         }
 
 
@@ -112,18 +115,18 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
     try:
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy 2.4 deprecates a form of dtype used in these pickles from 2009
-            content = _ArraysOnly(file, encoding="latin1").load()
+            content = _ArrayUnpickler(file, encoding="latin1").load()
         content = {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
         images = np.asarray(content["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
         labels = np.asarray(content["labels"], dtype=np.int64)
     except Exception as error:
-        raise ValueError(f"corrupt: {path.resolve()} is not a file of CIFAR-10 ({error})") from None
+        raise ValueError(f"corrupt: {path.resolve()} is not a CIFAR-10 file ({error})") from None
     if len(images) != len(labels) or (len(labels) and not 0 <= labels.min() <= labels.max() < 10):
-        raise ValueError(f"corrupt: {path.resolve()} has {len(images)} images, and labels that do not fit them")
+        raise ValueError(f"corrupt: {path.resolve()} has {len(images)} images, but its labels do not match them")
     return torch.from_numpy(images.copy()), torch.from_numpy(labels)
 
 
-class _ArraysOnly(pickle.Unpickler):
+class _ArrayUnpickler(pickle.Unpickler):
     """Unpickler that builds only numpy arrays and plain types; Python's calls any function that a pickle names."""
 
     ALLOWED = frozenset(
@@ -141,7 +144,7 @@ class _ArraysOnly(pickle.Unpickler):
         if module.startswith("numpy.core."):  # the name before numpy 2, used in the published files
             module = module.replace("numpy.core.", "numpy._core.")
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
+            raise pickle.UnpicklingError(f"it contains a {module}.{name}, which is not an array")
         if not hasattr(np, "_core"):
             module = module.replace("numpy._core.", "numpy.core.")
         return super().find_class(module, name)

@@ -36,12 +36,12 @@ class Digits(InMemoryData):
         bunch = load_digits()
         images = torch.as_tensor(bunch.images).to(torch.uint8).unsqueeze(1)
         labels = torch.as_tensor(bunch.target)
-        parts = dict(zip(SIZES, split_indices(list(SIZES.values()), self.split_seed), strict=True))
+        split_parts = dict(zip(SIZES, split_indices(list(SIZES.values()), self.split_seed), strict=True))
         return {
             split: InMemory(
-                images[part],
-                labels[part],
+                images[indices],
+                labels[indices],
                 ImageTransform(MEAN, STD, padding=1 if self.augment and split == "train" else 0),
             )
-            for split, part in parts.items()
+            for split, indices in split_parts.items()
         }

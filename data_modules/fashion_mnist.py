@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data_modules.augmentation import ImageTransform
 from data_modules.in_memory import InMemory, InMemoryData, split_indices
-from data_modules.published_files import PublishedFile, check, download, folder_with
+from data_modules.published_files import PublishedFile, download, find_folder, verify_checksums
 
 FILES = (
     PublishedFile(
@@ -74,14 +74,14 @@ class FashionMNIST(InMemoryData):
     @property
     def folder(self) -> Path | None:
         """The folder that contains all files, or None."""
-        return folder_with(FILES, [self.root, self.root / "FashionMNIST" / "raw", *self.debian])
+        return find_folder(FILES, [self.root, self.root / "FashionMNIST" / "raw", *self.debian])
 
     def prepare_data(self) -> None:
         if self.folder is None:
-            here = self.root / "FashionMNIST" / "raw"
-            download(FILES, here, _fetch, ", or type as root: apt-get install dataset-fashion-mnist")
+            destination = self.root / "FashionMNIST" / "raw"
+            download(FILES, destination, _fetch, ", or type as root: apt-get install dataset-fashion-mnist")
         assert self.folder
-        check(FILES, self.folder, otherwise="")
+        verify_checksums(FILES, self.folder, advice="")
 
     def load(self) -> dict[str, InMemory]:
         """Reads the files and returns the splits."""
@@ -90,11 +90,11 @@ class FashionMNIST(InMemoryData):
             raise FileNotFoundError(f"missing: {', '.join(file.name for file in FILES)} in {self.root.resolve()}")
         images, labels, test_images, test_labels = (read_idx(folder / file.name) for file in FILES)
         train, val = split_indices([55_000, 5_000], self.split_seed)
-        plain = ImageTransform(MEAN, STD)
+        evaluation_transform = ImageTransform(MEAN, STD)
         return {
             "train": InMemory(images[train, None], labels[train].long(), ImageTransform(MEAN, STD, flip=self.augment)),
-            "val": InMemory(images[val, None], labels[val].long(), plain),
-            "test": InMemory(test_images[:, None], test_labels.long(), plain),
+            "val": InMemory(images[val, None], labels[val].long(), evaluation_transform),
+            "test": InMemory(test_images[:, None], test_labels.long(), evaluation_transform),
         }
 
 
@@ -124,5 +124,7 @@ def read_idx(path: Path) -> Tensor:
     except (OSError, EOFError, zlib.error, IndexError, ValueError):
         data, dimensions, shape = b"", 0, np.zeros(0, int)
     if data[:3] != b"\0\0\x08" or (shape < 0).any() or len(data) != 4 + 4 * dimensions + int(shape.prod()):
-        raise ValueError(f"corrupt: {path} is not an IDX file of bytes, or is cut short; delete it to download it anew")
+        raise ValueError(
+            f"corrupt: {path} is not an IDX file of bytes, or is truncated; delete it to download it again"
+        )
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy())

@@ -57,7 +57,7 @@ class ImageFolder(LightningDataModule):
         self.image_size = at_least(1, "image_size", image_size)
         self.in_features = 3 * image_size**2
         self.batch_size = at_least(1, "batch_size", batch_size)
-        self.num_workers = min(4, _cores()) if num_workers is None else at_least(0, "num_workers", num_workers)
+        self.num_workers = min(4, _core_count()) if num_workers is None else at_least(0, "num_workers", num_workers)
         self.augment, self.split_seed = augment, split_seed
         self.training = self.root / "train" if (self.root / "train").is_dir() else self.root
         self.classes = _classes(self.training)
@@ -73,21 +73,21 @@ class ImageFolder(LightningDataModule):
             self.splits = self._samples()
 
     def _samples(self) -> dict[str, list[Sample]]:
-        found = [split for split in ("val", "test") if self.training != self.root and (self.root / split).is_dir()]
-        splits = {split: _images(self.root / split, self.classes) for split in found}
+        existing = [split for split in ("val", "test") if self.training != self.root and (self.root / split).is_dir()]
+        splits = {split: _images(self.root / split, self.classes) for split in existing}
         samples = _images(self.training, self.classes)
         if "val" in splits:
             return {"train": samples, **splits}
         held_out = len(samples) // 10
         if not held_out:
             raise ValueError(
-                f"{self.training.resolve()} holds {len(samples)} images, too few to hold a tenth out to validate; "
-                "put more there, or divide them into train/ and val/"
+                f"{self.training.resolve()} contains {len(samples)} images, too few to use a tenth for validation; "
+                "add images, or divide them into train/ and val/"
             )
-        missing = [split for split in ("val", "test") if split not in splits]
-        sizes = [len(samples) - len(missing) * held_out, *[held_out] * len(missing)]
-        parts = zip(("train", *missing), split_indices(sizes, self.split_seed), strict=True)
-        return {**{split: [samples[i] for i in part.tolist()] for split, part in parts}, **splits}
+        missing_splits = [split for split in ("val", "test") if split not in splits]
+        sizes = [len(samples) - len(missing_splits) * held_out, *[held_out] * len(missing_splits)]
+        parts = zip(("train", *missing_splits), split_indices(sizes, self.split_seed), strict=True)
+        return {**{split: [samples[i] for i in indices.tolist()] for split, indices in parts}, **splits}
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
         return self._loader("train")
@@ -97,7 +97,7 @@ class ImageFolder(LightningDataModule):
 
     def test_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
         if "test" not in self.splits:
-            raise FileNotFoundError(f"{(self.root / 'test').resolve()} is not there; type --split val")
+            raise FileNotFoundError(f"{(self.root / 'test').resolve()} does not exist; type --split val")
         return self._loader("test")
 
     def _loader(self, split: str) -> DataLoader[tuple[Tensor, int]]:
@@ -112,14 +112,14 @@ class ImageFolder(LightningDataModule):
 
     def _transform(self, split: str) -> Callable[[Image.Image], Tensor]:
         if split == "train" and self.augment:
-            shape: list[v2.Transform] = [
+            geometry: list[v2.Transform] = [
                 v2.RandomResizedCrop(self.image_size, antialias=True),
                 v2.RandomHorizontalFlip(),
             ]
         else:
-            shape = [v2.Resize(self.image_size * 8 // 7, antialias=True), v2.CenterCrop(self.image_size)]
+            geometry = [v2.Resize(self.image_size * 8 // 7, antialias=True), v2.CenterCrop(self.image_size)]
         transform: Callable[[Image.Image], Tensor] = v2.Compose(
-            [v2.PILToTensor(), *shape, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+            [v2.PILToTensor(), *geometry, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
         )
         return transform
 
@@ -164,16 +164,16 @@ def check_images(paths: Iterable[Path], seconds: float) -> None:
     Raises:
         ValueError: An image is damaged; the message names it.
     """
-    order = list(paths)
-    random.Random(0).shuffle(order)
+    shuffled_paths = list(paths)
+    random.Random(0).shuffle(shuffled_paths)
     deadline = time.monotonic() + seconds
 
-    def try_one(path: Path) -> None:
+    def check_image(path: Path) -> None:
         if time.monotonic() < deadline:
             read_image(path)
 
-    with ThreadPoolExecutor(max_workers=min(8, _cores())) as pool:
-        for _ in pool.map(try_one, order):
+    with ThreadPoolExecutor(max_workers=min(8, _core_count())) as pool:
+        for _ in pool.map(check_image, shuffled_paths):
             pass
 
 
@@ -181,14 +181,12 @@ def _classes(folder: Path) -> list[str]:
     """Returns the sorted names of the folders in `folder`, one per class."""
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"the data folder {folder.resolve()} is not there; type --data.root DIR, where DIR holds one folder a "
-            "class, or train/ and val/ with those"
+            f"the data folder {folder.resolve()} does not exist; type --data.root DIR, where DIR contains one folder "
+            "per class, or train/ and val/ with such folders"
         )
     classes = _folders(folder)
     if not classes:
-        raise FileNotFoundError(
-            f"the data folder {folder.resolve()} is empty: there is no folder in it; it has to hold one folder a class"
-        )
+        raise FileNotFoundError(f"the data folder {folder.resolve()} is empty; it must contain one folder per class")
     return classes
 
 
@@ -206,13 +204,15 @@ def _images(folder: Path, classes: Sequence[str]) -> list[Sample]:
     ]
     if not samples:
         raise FileNotFoundError(
-            f"the data folder {folder.resolve()} is empty: its folders {', '.join(classes[:5])} hold no image "
-            f"({', '.join(sorted(SUFFIXES))})"
+            f"the data folder {folder.resolve()} contains no images: its folders {', '.join(classes[:5])} have no "
+            f"file with a known suffix ({', '.join(sorted(SUFFIXES))})"
         )
     if unknown := {*_folders(folder)} - {*classes}:
-        raise ValueError(f"{folder.resolve()} has classes that the training folder lacks: {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"{folder.resolve()} has classes that are missing in the training folder: {', '.join(sorted(unknown))}"
+        )
     return samples
 
 
-def _cores() -> int:
+def _core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

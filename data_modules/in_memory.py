@@ -38,8 +38,8 @@ class InMemory(Dataset[Batch]):
     @property
     def reads_ahead(self) -> bool:
         """Whether Rankzero may read batches together and in advance: no sample depends on the rest of its batch."""
-        alone = self.transform is None or bool(getattr(self.transform, "by_image", False))
-        return alone and type(self).__getitems__ is InMemory.__getitems__
+        is_per_sample = self.transform is None or bool(getattr(self.transform, "by_image", False))
+        return is_per_sample and type(self).__getitems__ is InMemory.__getitems__
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -50,19 +50,19 @@ class InMemory(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns the batch of the samples at `indices`."""
-        where = getattr(indices, "array", None)  # Rankzero's list of indices stores an array too
-        where = np.asarray(indices, dtype=np.int64) if where is None else where
-        inputs, targets = gathered(self.inputs, where), gathered(self.targets, where)
+        positions = getattr(indices, "array", None)  # Rankzero's list of indices stores an array too
+        positions = np.asarray(indices, dtype=np.int64) if positions is None else positions
+        inputs, targets = gather_samples(self.inputs, positions), gather_samples(self.targets, positions)
         return (self.transform(inputs, random_keys(indices)) if self.transform else inputs), targets
 
 
-def gathered(tensor: Tensor, where: NDArray[np.int64]) -> Tensor:
-    """Returns `tensor[where]`, gathered by numpy, which copies whole samples where torch copies single numbers."""
+def gather_samples(tensor: Tensor, positions: NDArray[np.int64]) -> Tensor:
+    """Returns `tensor[positions]`, gathered by numpy, which copies whole samples where torch copies single numbers."""
     try:
         array = tensor.numpy()
     except (RuntimeError, TypeError):  # on a GPU, in an autograd graph, or of a dtype that numpy lacks
-        return tensor[torch.from_numpy(where)]
-    return torch.from_numpy(np.take(array, where, axis=0))
+        return tensor[torch.from_numpy(positions)]
+    return torch.from_numpy(np.take(array, positions, axis=0))
 
 
 def random_keys(indices: Sequence[int]) -> Tensor:
@@ -118,10 +118,10 @@ class InMemoryData(LightningDataModule):
         )
 
 
-def at_least(least: int, name: str, value: int) -> int:
-    """Returns `value`, or raises a ValueError for the user if `value` is less than `least`."""
-    if value < least:
-        raise ValueError(f"--data.{name} is {value}; it has to be {least} or more")
+def at_least(minimum: int, name: str, value: int) -> int:
+    """Returns `value`, or raises a ValueError for the user if `value` is less than `minimum`."""
+    if value < minimum:
+        raise ValueError(f"--data.{name} is {value}; it must be {minimum} or more")
     return value
 
 

@@ -7,8 +7,8 @@ from functools import cache
 
 import torch
 
-MOST_THREADS = 4
-LEAST_ROWS = 128
+MAX_THREADS = 4
+MIN_THREAD_ROWS = 128
 """Smallest number of rows for a thread: fewer rows are processed sooner than a thread wakes up."""
 
 
@@ -22,18 +22,18 @@ def in_row_blocks(work: Callable[[slice], None], rows: int) -> None:
         work: Processes a slice of the rows; may raise.
         rows: Number of rows.
     """
-    parts = max(1, min(torch.get_num_threads(), MOST_THREADS, rows // LEAST_ROWS))
-    ends = [rows * part // parts for part in range(parts + 1)]
-    first, *others = map(slice, ends, ends[1:])
-    under_way = [_threads().submit(work, part) for part in others]
-    work(first)
-    for future in under_way:
+    block_count = max(1, min(torch.get_num_threads(), MAX_THREADS, rows // MIN_THREAD_ROWS))
+    ends = [rows * number // block_count for number in range(block_count + 1)]
+    first_block, *remaining_blocks = map(slice, ends, ends[1:])
+    futures = [_thread_pool().submit(work, block) for block in remaining_blocks]
+    work(first_block)
+    for future in futures:
         future.result()
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="parts")
+def _thread_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_THREADS - 1, thread_name_prefix="parts")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has none of its parent's threads
+os.register_at_fork(after_in_child=_thread_pool.cache_clear)  # a forked process has none of its parent's threads

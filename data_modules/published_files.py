@@ -31,11 +31,11 @@ class PublishedFile:
     md5: str
     content_sha256: str | None = None
 
-    def is_in(self, folder: Path) -> bool:
+    def exists_in(self, folder: Path) -> bool:
         """Returns whether the folder contains a file of this name."""
         return (folder / self.name).is_file()
 
-    def is_sound(self, folder: Path) -> bool:
+    def matches_checksum(self, folder: Path) -> bool:
         """Returns whether the file in this folder matches a published checksum."""
         data = (folder / self.name).read_bytes()
         if hashlib.md5(data, usedforsecurity=False).hexdigest() == self.md5:
@@ -48,31 +48,31 @@ class PublishedFile:
             return False
 
 
-def folder_with(files: Sequence[PublishedFile], folders: Sequence[Path]) -> Path | None:
+def find_folder(files: Sequence[PublishedFile], folders: Sequence[Path]) -> Path | None:
     """Returns the first of `folders` that contains all of `files`, or None."""
-    return next((folder for folder in folders if all(file.is_in(folder) for file in files)), None)
+    return next((folder for folder in folders if all(file.exists_in(folder) for file in files)), None)
 
 
-def check(files: Sequence[PublishedFile], folder: Path, otherwise: str) -> None:
+def verify_checksums(files: Sequence[PublishedFile], folder: Path, advice: str) -> None:
     """Checks files against their published checksums.
 
     Args:
         files: The files to check.
         folder: Folder with the files.
-        otherwise: End of the error message: what to type to use the files anyway.
+        advice: End of the error message: what to type to use the files anyway.
 
     Raises:
         ValueError: At least one file does not match; the message names all of them.
     """
-    damaged = [file.name for file in files if not file.is_sound(folder)]
+    damaged = [file.name for file in files if not file.matches_checksum(folder)]
     if damaged:
         raise ValueError(
-            f"corrupt: {', '.join(damaged)} in {folder.resolve()} (not what was published, by checksum); "
-            f"delete {'it' if len(damaged) == 1 else 'them'} and start again to download anew{otherwise}"
+            f"corrupt: {', '.join(damaged)} in {folder.resolve()} (the checksum differs from the published one); "
+            f"delete {'it' if len(damaged) == 1 else 'them'} and start again to download it{advice}"
         )
 
 
-def download(files: Sequence[PublishedFile], folder: Path, fetch: Callable[[Path], None], by_hand: str) -> None:
+def download(files: Sequence[PublishedFile], folder: Path, fetch: Callable[[Path], None], advice: str) -> None:
     """Downloads `files` into `folder`, in one process per machine; the other processes wait and use its files.
 
     The files are downloaded into a temporary folder, checked and then moved, so that an interrupted download leaves no
@@ -82,40 +82,40 @@ def download(files: Sequence[PublishedFile], folder: Path, fetch: Callable[[Path
         files: The missing files.
         folder: Destination folder; created if necessary.
         fetch: Downloads the files into the folder that it receives.
-        by_hand: End of the error message: how to get the files without a network.
+        advice: End of the error message: how to get the files without a network.
 
     Raises:
         FileNotFoundError: There is no network, or a downloaded file does not match its checksum.
     """
-    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    created_folders = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".download.lock"):
-            if folder_with(files, [folder]):
+            if find_folder(files, [folder]):
                 return
-            with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as fresh:
-                before = socket.getdefaulttimeout()
+            with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary_folder:
+                previous_timeout = socket.getdefaulttimeout()
                 socket.setdefaulttimeout(TIMEOUT_SECONDS)
                 try:
-                    fetch(Path(fresh))
+                    fetch(Path(temporary_folder))
                 finally:
-                    socket.setdefaulttimeout(before)
-                check(files, Path(fresh), otherwise="")
+                    socket.setdefaulttimeout(previous_timeout)
+                verify_checksums(files, Path(temporary_folder), advice="")
                 for file in files:
-                    (Path(fresh) / file.name).replace(folder / file.name)
+                    (Path(temporary_folder) / file.name).replace(folder / file.name)
     except (OSError, RuntimeError, ValueError) as error:
-        _remove_if_empty(folder, made)
-        missing = [file.name for file in files if not file.is_in(folder)]
+        _remove_if_empty(folder, created_folders)
+        missing = [file.name for file in files if not file.exists_in(folder)]
         raise FileNotFoundError(
             f"missing: {', '.join(missing)}; downloading failed ({error}). "
-            f"Put the files into {folder.resolve()}{by_hand}"
+            f"Put the files into {folder.resolve()}{advice}"
         ) from None
 
 
-def _remove_if_empty(folder: Path, made: Sequence[Path]) -> None:
+def _remove_if_empty(folder: Path, created_folders: Sequence[Path]) -> None:
     """Removes the folders created for a failed download, unless another process has put files into them since."""
     with contextlib.suppress(OSError):
-        if {entry.name for entry in folder.glob("*")} <= {".download.lock"} and made:
+        if {entry.name for entry in folder.glob("*")} <= {".download.lock"} and created_folders:
             (folder / ".download.lock").unlink(missing_ok=True)
-        for parent in made:
+        for parent in created_folders:
             parent.rmdir()

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from data_modules.in_memory import InMemoryData, at_least, gathered
+from data_modules.in_memory import InMemoryData, at_least, gather_samples
 
-POOL = 512
+POOL_SIZE = 512
 """Number of distinct images in memory; sample i is image i modulo this number."""
 
 
@@ -26,20 +26,20 @@ class NoiseImages(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, count: int, shape: tuple[int, int, int], classes: int, generator: torch.Generator) -> None:
         self.count = count
-        self.images = torch.randn(min(count, POOL), *shape, generator=generator)
+        self.images = torch.randn(min(count, POOL_SIZE), *shape, generator=generator)
         self.labels = torch.randint(classes, (len(self.images),), generator=generator)
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        where = range(self.count)[index] % len(self.images)
-        return self.images[where], self.labels[where]
+        position = range(self.count)[index] % len(self.images)
+        return self.images[position], self.labels[position]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Returns the batch of the samples at `indices`, read with one gather."""
-        where = np.asarray(indices, dtype=np.int64) % self.count % len(self.images)
-        return gathered(self.images, where), gathered(self.labels, where)
+        positions = np.asarray(indices, dtype=np.int64) % self.count % len(self.images)
+        return gather_samples(self.images, positions), gather_samples(self.labels, positions)
 
 
 class SyntheticImages(InMemoryData):

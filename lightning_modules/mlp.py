@@ -27,16 +27,16 @@ class MLP(Supervised):
         num_classes: int | None = None,
         **kwargs: Any,
     ) -> None:
-        width = required("in_features", in_features, "MLP", "numbers in one sample")
+        width = required("in_features", in_features, "MLP", "number of values of a sample")
         if hidden_sizes is None:
             hidden_sizes = [256, 128] if num_classes else []
         if any(size < 1 for size in hidden_sizes):
-            raise ValueError(f"MLP: hidden_sizes is {hidden_sizes}; every one has to be 1 or more")
-        last = num_classes or required("out_features", out_features, "MLP", "numbers to predict")
+            raise ValueError(f"MLP: hidden_sizes is {hidden_sizes}; each must be 1 or more")
+        output_size = num_classes or required("out_features", out_features, "MLP", "number of values to predict")
 
         layers: list[nn.Module] = [nn.Flatten()]
         for size in hidden_sizes:
             layers += [nn.Linear(width, size), nn.ReLU()]
             width = size
-        layers.append(nn.Linear(width, last))
+        layers.append(nn.Linear(width, output_size))
         super().__init__(network=nn.Sequential(*layers), num_classes=num_classes, **kwargs)

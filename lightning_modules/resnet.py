@@ -45,13 +45,13 @@ class ResNet(Supervised):
         num_classes: int | None = None,
         **kwargs: Any,
     ) -> None:
-        channels = required("in_channels", in_channels, "ResNet", "channels of an image")
+        channels = required("in_channels", in_channels, "ResNet", "number of channels of an image")
         classes = required("num_classes", num_classes, "ResNet", "classes")
         if stem is None:
-            pixels = required("image_size", image_size, "ResNet", "pixels of an image's side")
+            pixels = required("image_size", image_size, "ResNet", "height and width of an image in pixels")
             stem = "small" if pixels <= SMALL_IMAGE else "imagenet"
         if depth not in BLOCKS:
-            raise ValueError(f"ResNet: depth is {depth}; it has to be one of {', '.join(map(str, BLOCKS))}")
+            raise ValueError(f"ResNet: depth is {depth}; it must be one of {', '.join(map(str, BLOCKS))}")
         network = ResidualNetwork(depth, width or (16 if depth == 10 else 64), stem, channels, classes)
         super().__init__(network=network, num_classes=classes, **kwargs)
 
@@ -64,7 +64,7 @@ class ResidualNetwork(nn.Module):
 
     def __init__(self, depth: int, width: int, stem: Literal["small", "imagenet"], channels: int, classes: int) -> None:
         super().__init__()
-        block, counts = BLOCKS[depth]
+        block, block_counts = BLOCKS[depth]
         if stem == "imagenet":
             self.conv1 = nn.Conv2d(channels, width, kernel_size=7, stride=2, padding=3, bias=False)
             self.maxpool: nn.Module = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
@@ -73,10 +73,10 @@ class ResidualNetwork(nn.Module):
             self.maxpool = nn.Identity()
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = _stage(block, counts[0], width, width, stride=1)
-        self.layer2 = _stage(block, counts[1], width * block.expansion, width * 2, stride=2)
-        self.layer3 = _stage(block, counts[2], width * 2 * block.expansion, width * 4, stride=2)
-        self.layer4 = _stage(block, counts[3], width * 4 * block.expansion, width * 8, stride=2)
+        self.layer1 = _stage(block, block_counts[0], width, width, stride=1)
+        self.layer2 = _stage(block, block_counts[1], width * block.expansion, width * 2, stride=2)
+        self.layer3 = _stage(block, block_counts[2], width * 2 * block.expansion, width * 4, stride=2)
+        self.layer4 = _stage(block, block_counts[3], width * 4 * block.expansion, width * 8, stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(width * 8 * block.expansion, classes)
         for module in self.modules():
@@ -95,11 +95,11 @@ def _stage(
     block: type[BasicBlock] | type[Bottleneck], count: int, channels: int, width: int, stride: int
 ) -> nn.Sequential:
     """Returns `count` blocks; the first block may halve the image size and change the number of channels."""
-    wide = width * block.expansion
+    out_channels = width * block.expansion
     shortcut = None
-    if stride != 1 or channels != wide:
+    if stride != 1 or channels != out_channels:
         shortcut = nn.Sequential(
-            nn.Conv2d(channels, wide, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(wide)
+            nn.Conv2d(channels, out_channels, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(out_channels)
         )
-    first = block(channels, width, stride, shortcut)
-    return nn.Sequential(first, *(block(wide, width) for _ in range(count - 1)))
+    first_block = block(channels, width, stride, shortcut)
+    return nn.Sequential(first_block, *(block(out_channels, width) for _ in range(count - 1)))

@@ -22,7 +22,7 @@ class Schedule(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int = 0) -> None:
         if warmup_steps < 0:
-            raise ValueError(f"warmup_steps is {warmup_steps}; it has to be 0 or more")
+            raise ValueError(f"warmup_steps is {warmup_steps}; it must be 0 or more")
         self.warmup_steps = warmup_steps
         self.total_steps: int | None = None
         super().__init__(optimizer)
@@ -89,7 +89,7 @@ class OneCycle(Schedule):
 
     def __init__(self, optimizer: Optimizer, warmup_fraction: float = 0.3, initial_factor: float = 0.04) -> None:
         if not 0 < warmup_fraction < 1:
-            raise ValueError(f"warmup_fraction is {warmup_fraction}; it has to be between 0 and 1")
+            raise ValueError(f"warmup_fraction is {warmup_fraction}; it must be between 0 and 1")
         self.warmup_fraction, self.initial_factor = warmup_fraction, initial_factor
         super().__init__(optimizer)
 

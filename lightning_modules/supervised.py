@@ -37,7 +37,7 @@ class Supervised(LightningModule):
     ) -> None:
         super().__init__()
         if num_classes is not None and num_classes < 2:
-            raise ValueError(f"num_classes is {num_classes}; to classify there have to be 2 or more")
+            raise ValueError(f"num_classes is {num_classes}; a classifier needs 2 or more")
         self.network = network
         self.num_classes = num_classes
         self.make_optimizer = optimizer
@@ -87,9 +87,9 @@ class Supervised(LightningModule):
         loss, score = cast(MeanMetric, self.losses[split]), cast(Metric, self.scores[split])
         loss.update(self.loss(outputs, targets), weight=len(inputs))
         score.update(outputs, targets)
-        name = "mae" if self.num_classes is None else "accuracy"
+        score_name = "mae" if self.num_classes is None else "accuracy"
         self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(inputs))
-        self.log(f"{split}/{name}", score, prog_bar=True, batch_size=len(inputs))
+        self.log(f"{split}/{score_name}", score, prog_bar=True, batch_size=len(inputs))
 
     def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer(self.parameters())
@@ -112,9 +112,9 @@ def required(name: str, value: int | None, model: str, meaning: str) -> int:
     """
     if value is None:
         raise ValueError(
-            f"{model} has to know {name} ({meaning}), and the data does not say. Type another --model or --data, "
-            f"or --model.{name} N, or give the data module an attribute {name}"
+            f"{model} needs {name} ({meaning}), and the data module has no such attribute. Type another --model or "
+            f"--data, or --model.{name} N, or give the data module an attribute {name}"
         )
     if value < 1:
-        raise ValueError(f"{model}: {name} is {value}; it has to be 1 or more")
+        raise ValueError(f"{model}: {name} is {value}; it must be 1 or more")
     return value

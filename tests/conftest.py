@@ -39,24 +39,24 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def nothing_leaks() -> Iterator[None]:
-    variables = _variables()
-    threads = set(threading.enumerate())
-    before = {child.pid for child in _children()}
+def fail_on_leaks() -> Iterator[None]:
+    initial_variables = _variables()
+    initial_threads = set(threading.enumerate())
+    initial_children = {child.pid for child in _children()}
     yield
-    assert _variables() == variables, "the test leaked an environment variable"
+    assert _variables() == initial_variables, "the test leaked an environment variable"
     assert not (torch.distributed.is_available() and torch.distributed.is_initialized()), "a process group is left"
-    left = [
+    leaked = [
         thread.name
-        for thread in set(threading.enumerate()) - threads
+        for thread in set(threading.enumerate()) - initial_threads
         if not thread.daemon and thread.is_alive() and not thread.name.startswith("parts")  # a pool for all tests
     ]
-    assert not left, f"the test leaked threads: {left}"
-    if any(child.pid not in before for child in _children()):
+    assert not leaked, f"the test leaked threads: {leaked}"
+    if any(child.pid not in initial_children for child in _children()):
         gc.collect()  # a loader keeps its processes as long as something, such as a traceback, refers to it
-        psutil.wait_procs([child for child in _children() if child.pid not in before], timeout=5)
-    left = [child for child in _children() if child.pid not in before]
-    assert not left, f"the test leaked processes: {left}"
+        psutil.wait_procs([child for child in _children() if child.pid not in initial_children], timeout=5)
+    leaked = [child for child in _children() if child.pid not in initial_children]
+    assert not leaked, f"the test leaked processes: {leaked}"
 
 
 def _variables() -> dict[str, str]:
@@ -73,7 +73,7 @@ def _children() -> list[psutil.Process]:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def cwd(tmp_path, monkeypatch):
     """Makes an empty folder the working directory, and returns it."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -27,7 +27,7 @@ STEP = {
     "SLURM_NODEID": "1",
 }
 LOCAL = {
-    local.MARK: "1",
+    local.SUPERVISOR_PID: "1",
     "RANK": "1",
     "LOCAL_RANK": "1",
     "WORLD_SIZE": "2",

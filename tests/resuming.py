@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero.training.fit_loop import fit_loop_of
-from running import as_before, fit_here, weights
+from running import fit_in_process, restore_process_state, weights
 
 SAMPLES, BATCH, EPOCHS = 64, 8, 4
 """An epoch has 8 steps."""
@@ -99,8 +99,8 @@ class Record(Callback):
             batch=batch_idx,
             rates=[group["lr"] for group in trainer.optimizers[0].param_groups],
             batches_a_step=trainer.accumulate_grad_batches,
-            frozen=[name for name, one in pl_module.named_parameters() if not one.requires_grad],
-            eval=[name for name, one in pl_module.named_modules() if not one.training],
+            frozen=[name for name, parameter in pl_module.named_parameters() if not parameter.requires_grad],
+            eval=[name for name, module in pl_module.named_modules() if not module.training],
         )
 
     def on_train_epoch_end(self, trainer, pl_module):
@@ -121,7 +121,7 @@ class StopAt(Callback):
         steps = json.loads(Path("stops.json").read_text())
         if steps and trainer.global_step >= steps[0]:
             Path("stops.json").write_text(json.dumps(steps[1:]))
-            fit_loop_of(trainer).hooks[-1].control_channel.request_stop("a test")
+            fit_loop_of(trainer).extra_subscribers[-1].control_channel.request_stop("a test")
 
 
 class ThawByHand(Callback):
@@ -185,9 +185,9 @@ def fit_in(folder: Path, *arguments: str, stops: Sequence[int] = ()) -> dict[str
         Path("stops.json").write_text(json.dumps(stops))
         command = ("--model", "resuming.Net", "--run", "x", "--epochs", str(EPOCHS), *arguments)
         command += ("--trainer.callbacks+=resuming.StopAt", "--trainer.callbacks+=resuming.Record")
-        codes = [fit_here(*command)]
+        codes = [fit_in_process(*command)]
         while codes[-1] == 75 and len(codes) < 9:
-            codes.append(fit_here(*command))
+            codes.append(fit_in_process(*command))
         assert codes == [75] * len(stops) + [0]
         newest = sorted(Path("runs/x/checkpoints").glob("step-*"))[-1]
         state = torch.load(newest / "state.pt", weights_only=True)
@@ -197,30 +197,36 @@ def fit_in(folder: Path, *arguments: str, stops: Sequence[int] = ()) -> dict[str
             "summary": json.loads(Path("runs/x/summary.json").read_text()),
             "state": state,
             "callbacks": {
-                name: _without(str(folder), one) for name, one in state["callbacks"].items() if "Timer" not in name
+                name: _without_folder(str(folder), callback_state)
+                for name, callback_state in state["callbacks"].items()
+                if "Timer" not in name
             },
         }
 
 
-def _without(folder: str, value: Any) -> Any:
+def _without_folder(folder: str, value: Any) -> Any:
     """Returns a callback's state with the folder removed from its paths."""
     if isinstance(value, dict):
-        return {_without(folder, key): _without(folder, one) for key, one in value.items()}
+        return {_without_folder(folder, key): _without_folder(folder, entry) for key, entry in value.items()}
     return value.replace(folder, "") if isinstance(value, str) else value
 
 
 def fit_stock(folder: Path, *arguments: str) -> dict[str, Any]:
     """Fits with stock LightningCLI, without Rankzero, and returns the results."""
     folder.mkdir()
-    with _chdir(folder), as_before():
-        own = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    with _chdir(folder), restore_process_state():
+        defaults = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
         cli = LightningCLI(
             Net,
             run=False,
             args=[*arguments, "--trainer.callbacks+=resuming.Record"],
             save_config_callback=None,
             seed_everything_default=0,
-            trainer_defaults={**own, "max_epochs": EPOCHS, "enable_checkpointing": "ModelCheckpoint" in str(arguments)},
+            trainer_defaults={
+                **defaults,
+                "max_epochs": EPOCHS,
+                "enable_checkpointing": "ModelCheckpoint" in str(arguments),
+            },
         )
         cli.trainer.fit(cli.model)
         return _record()
@@ -236,21 +242,25 @@ def _record() -> dict[str, Any]:
 @contextlib.contextmanager
 def _chdir(folder: Path):
     """Replaces `contextlib.chdir`, which Python 3.10 lacks."""
-    before = Path.cwd()
+    previous = Path.cwd()
     os.chdir(folder)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(previous)
 
 
-def same(first: Any, second: Any, path: str = "") -> list[str]:
+def differences(first: Any, second: Any, path: str = "") -> list[str]:
     """Returns the paths at which two nested values differ in any bit."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return [] if torch.equal(first, second) and first.dtype == second.dtype else [path]
     if isinstance(first, dict) and isinstance(second, dict) and list(first) == list(second):
-        return [place for key in first for place in same(first[key], second[key], f"{path}/{key}")]
+        return [difference for key in first for difference in differences(first[key], second[key], f"{path}/{key}")]
     if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
         pairs = enumerate(zip(first, second, strict=True))
-        return [place for number, (one, other) in pairs for place in same(one, other, f"{path}/{number}")]
+        return [
+            difference
+            for number, (first_entry, second_entry) in pairs
+            for difference in differences(first_entry, second_entry, f"{path}/{number}")
+        ]
     return [] if type(first) is type(second) and first == second else [f"{path}: {first!r} != {second!r}"]

@@ -31,7 +31,7 @@ SOURCES = f"{REPOSITORY}:{REPOSITORY / 'project'}"
 """The folders of Rankzero's packages, in the format of PYTHONPATH."""
 BIN = Path(sys.executable).parent
 
-PARTS = {
+REQUIREMENTS = {
     "slurm": ("srun", "make system-tools"),
     "openmpi": ("mpirun.openmpi", "make system-tools"),
     "mpich": ("mpiexec.hydra", "make system-tools"),
@@ -42,14 +42,14 @@ PARTS = {
 """Part that a machine may lack -> a program or file that proves its presence, and the command that installs it."""
 
 
-def require(part: str) -> None:
+def require(requirement: str) -> None:
     """Skips the test if the machine lacks a part, or fails it if RANKZERO_REQUIRE names the part."""
-    evidence, command = PARTS[part]
-    there = Path(evidence).exists() if evidence.startswith("/") else shutil.which(evidence) is not None
-    if there and (part == "fashion-mnist" or os.geteuid() == 0):
+    evidence, command = REQUIREMENTS[requirement]
+    is_installed = Path(evidence).exists() if evidence.startswith("/") else shutil.which(evidence) is not None
+    if is_installed and (requirement == "fashion-mnist" or os.geteuid() == 0):
         return
-    reason = f"{part} is not on this machine, or this is not root; to install it: {command}"
-    if part in os.environ.get("RANKZERO_REQUIRE", "").split(","):
+    reason = f"{requirement} is not on this machine, or this is not root; to install it: {command}"
+    if requirement in os.environ.get("RANKZERO_REQUIRE", "").split(","):
         pytest.fail(reason)
     pytest.skip(reason)
 
@@ -64,10 +64,10 @@ def reserved_port() -> Iterator[int]:
     Yields:
         The port.
     """
-    with socket.socket() as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", 0))
-        yield int(bound.getsockname()[1])
+    with socket.socket() as bound_socket:
+        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound_socket.bind(("127.0.0.1", 0))
+        yield int(bound_socket.getsockname()[1])
 
 
 @contextmanager
@@ -103,10 +103,10 @@ def run(
 ) -> Result:
     """Runs a command line in a folder, with the `python` and `torchrun` of this environment."""
     variables = {**os.environ, **(environment or {}), "PATH": f"{BIN}:{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=seconds)
-    result = Result(done.returncode, done.stdout, done.stderr, folder)
+    process = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=seconds)
+    result = Result(process.returncode, process.stdout, process.stderr, folder)
     if code is not None and result.code != code:
-        pytest.fail(f"{' '.join(command)} left with {result.code}, not {code}\n{result.out}\n{result.err}")
+        pytest.fail(f"{' '.join(command)} exited with code {result.code}, not {code}\n{result.out}\n{result.err}")
     return result
 
 
@@ -132,7 +132,7 @@ def command_of(name: str) -> Command:
 
 
 @contextmanager
-def as_before():
+def restore_process_state():
     """Restores the process-wide state that Lightning changes: environment variables (seeds), threads, grad mode."""
     variables, threads = dict(os.environ), torch.get_num_threads()
     try:
@@ -144,7 +144,7 @@ def as_before():
         torch.set_grad_enabled(True)
 
 
-def train_here(
+def train_in_process(
     *callbacks: Callback,
     model: LightningModule | None = None,
     loops: bool = False,
@@ -173,7 +173,7 @@ def train_here(
     }
     if plan is not None:
         settings["strategy"] = OneProcess(plan, device="cpu")
-    with as_before():
+    with restore_process_state():
         trainer = Trainer(
             callbacks=list(callbacks), **{**quiet, "accelerator": "cpu", "limit_val_batches": 1, **settings}
         )
@@ -194,31 +194,33 @@ def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
         The result of `work`.
     """
     torch.set_num_threads(1)
-    alone = launch.world_size == 1
-    rendezvous_result = RendezvousResult.without_rendezvous(launch) if alone else rendezvous(launch, 30)
+    is_single = launch.world_size == 1
+    rendezvous_result = RendezvousResult.without_rendezvous(launch) if is_single else rendezvous(launch, 30)
     with Coordinator(rendezvous_result, RequestedWorld(start_timeout=30)) as coordinator:
-        if alone:
+        if is_single:
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         coordinator.init_process_group("gloo", torch.device("cpu"), timedelta(seconds=60))
         return work(coordinator, *arguments)
 
 
-def fit_here(*arguments: str, launch: Launch | None = None) -> int:
+def fit_in_process(*arguments: str, launch: Launch | None = None) -> int:
     """Runs `fit` in this process; errors are raised as exceptions."""
-    with as_before():
-        from rankzero.commands.training import fit as work
+    with restore_process_state():
+        from rankzero.commands.training import fit as run_fit
 
-        return work(
+        return run_fit(
             parse_arguments(command_of("fit"), arguments), RendezvousResult.without_rendezvous(launch or Launch())
         )
 
 
-def evaluate_here(*arguments: str) -> int:
+def evaluate_in_process(*arguments: str) -> int:
     """Runs `evaluate` in this process; errors are raised as exceptions."""
-    with as_before():
-        from rankzero.commands.evaluation import evaluate as work
+    with restore_process_state():
+        from rankzero.commands.evaluation import evaluate as run_evaluate
 
-        return work(parse_arguments(command_of("evaluate"), arguments), RendezvousResult.without_rendezvous(Launch()))
+        return run_evaluate(
+            parse_arguments(command_of("evaluate"), arguments), RendezvousResult.without_rendezvous(Launch())
+        )
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.fast import batch_hooks
 from rankzero.training.fit_loop import install
 from rankzero.training.strategies import OneProcess
-from running import as_before
+from running import restore_process_state
 
 BATCHES, SIZE = 8, 4
 
@@ -82,7 +82,7 @@ def with_methods(name, **methods):
     return type(name, (Net,), methods)
 
 
-def note(seen, who, hook, trainer, arguments):
+def record(calls, source, hook, trainer, arguments):
     """Records everything that a hook can observe."""
     numbers = [argument for argument in arguments if isinstance(argument, int)]
     tensors = [argument.detach().clone() for argument in arguments if isinstance(argument, torch.Tensor)]
@@ -91,27 +91,27 @@ def note(seen, who, hook, trainer, arguments):
     rates = [group["lr"] for group in optimizer.param_groups] if optimizer else []
     gradients = [parameter.grad is not None for parameter in trainer.lightning_module.parameters()]
     metrics = {name: value.clone() for name, value in trainer.callback_metrics.items()}
-    place = (trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_idx)
-    seen.append((who, hook, place, numbers, tensors, outputs, rates, gradients, metrics))
+    position = (trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_idx)
+    calls.append((source, hook, position, numbers, tensors, outputs, rates, gradients, metrics))
 
 
-def every_hook(seen):
+def every_hook(calls):
     """Returns a callback that implements every `on_...` hook except the checkpoint hooks."""
 
-    def listener(hook):
-        return lambda self, trainer, *arguments, **_: note(seen, "callback", hook, trainer, arguments)
+    def recorder(hook):
+        return lambda self, trainer, *arguments, **_: record(calls, "callback", hook, trainer, arguments)
 
     hooks = [name for name in vars(Callback) if name.startswith("on_") and "checkpoint" not in name]
-    return type("EveryHook", (Callback,), {hook: listener(hook) for hook in hooks})()
+    return type("EveryHook", (Callback,), {hook: recorder(hook) for hook in hooks})()
 
 
-def hooks_of_module(seen):
+def hooks_of_module(calls):
     """Returns recording functions for a module's batch hooks, by hook name."""
 
-    def listener(hook):
-        return lambda self, *arguments: note(seen, "module", hook, self.trainer, arguments)
+    def recorder(hook):
+        return lambda self, *arguments: record(calls, "module", hook, self.trainer, arguments)
 
-    return {hook: listener(hook) for hook in batch_hooks.BATCH_HOOKS}
+    return {hook: recorder(hook) for hook in batch_hooks.BATCH_HOOKS}
 
 
 class Loaders:
@@ -132,76 +132,79 @@ class Unsized(IterableDataset):
         return iter(Loaders().data)
 
 
-def train(ours, module, callbacks=(), loaders=None, val_loaders=None, **settings):
+def train(uses_rankzero, module, callbacks=(), loaders=None, val_loaders=None, **settings):
     """Trains with Rankzero's loop or with Lightning's, and returns all results and the trainer."""
     torch.manual_seed(5)
     curves, loaders = Curves(), loaders or Loaders()
     plan = SamplingPlan(micro_batches=settings.get("accumulate_grad_batches", 1))
     settings = {"max_epochs": 2, "log_every_n_steps": 2, "accelerator": "cpu", **settings}
-    if ours:
+    if uses_rankzero:
         settings["strategy"] = OneProcess(plan, device="cpu")
-    with as_before():
+    with restore_process_state():
         trainer = Trainer(
             logger=curves,
-            enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
+            enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
             enable_progress_bar=False,
             enable_model_summary=False,
             callbacks=list(callbacks),
             num_sanity_val_steps=0,
             **settings,
         )
-        if ours:
+        if uses_rankzero:
             trainer.callbacks.insert(0, install(trainer, plan))
         trainer.fit(module, train_dataloaders=loaders(), val_dataloaders=(val_loaders or Loaders(2 * SIZE))())
     metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
     counts = trainer.fit_loop.state_dict()
     counts.pop("epoch_loop.state_dict", None)
-    state = [one.state_dict() for one in (*trainer.optimizers, *(c.scheduler for c in trainer.lr_scheduler_configs))]
+    state = [
+        instance.state_dict()
+        for instance in (*trainer.optimizers, *(config.scheduler for config in trainer.lr_scheduler_configs))
+    ]
     weights = {name: value.clone() for name, value in module.state_dict().items()}
     return {"weights": weights, "curves": curves.lines, "metrics": metrics, "state": state, "counts": counts}, trainer
 
 
-def same(one, other):
+def are_equal(left, right):
     """Returns whether two structures are equal, tensors and numbers bit for bit; NaN equals NaN."""
-    if isinstance(one, torch.Tensor):
-        if not isinstance(other, torch.Tensor) or (one.dtype, one.shape) != (other.dtype, other.shape):
+    if isinstance(left, torch.Tensor):
+        if not isinstance(right, torch.Tensor) or (left.dtype, left.shape) != (right.dtype, right.shape):
             return False
-        return bool(((one == other) | (one.isnan() & other.isnan())).all())
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other or (one != one and other != other)
+        return bool(((left == right) | (left.isnan() & right.isnan())).all())
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(are_equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(are_equal, left, right))
+    return left == right or (left != left and right != right)
 
 
-def assert_same_training(make, settings, has_every_hook, folder):
+def assert_same_training(make_module, settings, has_every_hook, folder):
     """Trains with Rankzero's loop and with Lightning's, and compares results, hook calls and what hooks observe.
 
     Args:
-        make: Returns a module.
+        make_module: Returns a module.
         settings: Settings of `train`; `callbacks` is a function that returns a list.
         has_every_hook: Whether to add a callback with every hook, and the batch hooks that the module lacks.
         folder: The trainers' root folder.
     """
     settings = dict(settings)
     make_callbacks, results, hooks = settings.pop("callbacks", list), [], []
-    for ours in (True, False):
-        seen = []
-        module, callbacks = make(), make_callbacks()
+    for uses_rankzero in (True, False):
+        calls = []
+        module, callbacks = make_module(), make_callbacks()
         if has_every_hook:
-            callbacks.append(every_hook(seen))
-            methods = {name: hook for name, hook in hooks_of_module(seen).items() if name not in vars(type(module))}
+            callbacks.append(every_hook(calls))
+            methods = {name: hook for name, hook in hooks_of_module(calls).items() if name not in vars(type(module))}
             module.__class__ = type(type(module).__name__, (type(module),), methods)
-        result, trainer = train(ours, module, callbacks, default_root_dir=folder, **settings)
+        result, trainer = train(uses_rankzero, module, callbacks, default_root_dir=folder, **settings)
         results.append(result)
-        hooks.append(seen)
-        assert not ours or isinstance(trainer.fit_loop.epoch_loop, EpochLoop)
-    for part in results[0]:
-        assert same(results[0][part], results[1][part]), part
-    names = [[entry[:4] for entry in seen] for seen in hooks]
+        hooks.append(calls)
+        assert not uses_rankzero or isinstance(trainer.fit_loop.epoch_loop, EpochLoop)
+    for key in results[0]:
+        assert are_equal(results[0][key], results[1][key]), key
+    names = [[entry[:4] for entry in calls] for calls in hooks]
     assert names[0] == names[1]
-    for ours, stock in zip(*hooks, strict=True):
-        assert same(ours, stock), ours[:3]
+    for actual, stock in zip(*hooks, strict=True):
+        assert are_equal(actual, stock), actual[:3]
     assert bool(hooks[0]) == has_every_hook
 
 
@@ -222,16 +225,16 @@ class AtBatch(Callback):
     """Calls a function once, in a hook of the third batch."""
 
     def __init__(self, change, hook="on_train_batch_end"):
-        self.change, self.done = change, False
-        setattr(self, hook, functools.partial(self._look, hook))
+        self.change, self.has_changed = change, False
+        setattr(self, hook, functools.partial(self._change_once, hook))
 
-    def _look(self, hook, trainer, module, *arguments):
-        if trainer.fit_loop.epoch_loop.batch_idx == 2 and not self.done:
-            self.done = True
+    def _change_once(self, hook, trainer, module, *arguments):
+        if trainer.fit_loop.epoch_loop.batch_idx == 2 and not self.has_changed:
+            self.has_changed = True
             self.change(self, trainer, module)
 
 
-CHANGED_IN = ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
+CHANGE_HOOKS = ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
 """Hooks in which tests change something in the middle of an epoch."""
 
 
@@ -243,19 +246,23 @@ def assert_same_after_change(change, hook):
         hook: The hook that calls `change`.
     """
 
-    def observe(ours):
+    def observe(uses_rankzero):
         module = type("Changed", (Net,), {})()
         module.seen, module.extra = [], Counts()
-        before, after = Counts(), Counts()
-        result, _ = train(ours, module, [before, AtBatch(change, hook), after])
-        return {**result, "module": module.seen, "callbacks": [each.seen for each in (before, after, module.extra)]}
+        first, last = Counts(), Counts()
+        result, _ = train(uses_rankzero, module, [first, AtBatch(change, hook), last])
+        return {
+            **result,
+            "module": module.seen,
+            "callbacks": [counter.seen for counter in (first, last, module.extra)],
+        }
 
-    ours, stock = observe(True), observe(False)
-    for part in ours:
-        assert same(ours[part], stock[part]), part
+    actual, stock = observe(True), observe(False)
+    for key in actual:
+        assert are_equal(actual[key], stock[key]), key
 
 
-def counted(function, calls, name):
+def log_calls(function, calls, name):
     """Wraps a function so that each call appends its name to a list."""
 
     @functools.wraps(function)

@@ -16,7 +16,7 @@ ROOT = REPOSITORY / "project" / "rankzero"
 LAYERS = ("commands", "trainer", "cli", "training", "runs", "sampling", "distributed", "messages")
 """From top to bottom; a module never imports from a layer above its own."""
 
-MOST_ENTRIES, MOST_AT_ROOT, MOST_LINES = 12, 10, 300
+MAX_ENTRIES, MAX_ROOT_ENTRIES, MAX_LINES = 12, 10, 300
 
 WITHOUT_TORCH = (
     "rankzero",
@@ -37,7 +37,7 @@ WITHOUT_TORCH = (
 )
 
 FILES = sorted(ROOT.rglob("*.py"))
-BESIDE = ("launch", "lightning_modules", "data_modules")
+OTHER_PACKAGES = ("launch", "lightning_modules", "data_modules")
 """The repository's packages beside `rankzero`."""
 
 
@@ -62,18 +62,19 @@ def module_of(file: Path) -> str:
     return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts)
 
 
-def pointing_upwards(files: list[Path]) -> list[str]:
+def upward_imports(files: list[Path]) -> list[str]:
     return [
         f"{module_of(file)} imports {name}"
         for file in files
         for name in imports(file)
-        if name.startswith("rankzero.") and None not in (own := layer(module_of(file)), theirs := layer(name))
-        if theirs < own
+        if name.startswith("rankzero.")
+        and None not in (own_layer := layer(module_of(file)), imported_layer := layer(name))
+        if imported_layer < own_layer
     ]
 
 
 def test_no_module_imports_from_a_layer_above_its_own():
-    assert pointing_upwards(FILES) == []
+    assert upward_imports(FILES) == []
 
 
 def test_the_layer_check_finds_an_upward_import(tmp_path, monkeypatch):
@@ -81,7 +82,7 @@ def test_the_layer_check_finds_an_upward_import(tmp_path, monkeypatch):
     file.parent.mkdir(parents=True)
     file.write_text("def late():\n    from rankzero.trainer import Trainer\n")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path / "rankzero")
-    assert pointing_upwards([file]) == ["rankzero.sampling.plan imports rankzero.trainer.Trainer"]
+    assert upward_imports([file]) == ["rankzero.sampling.plan imports rankzero.trainer.Trainer"]
 
 
 def test_no_package_imports_private_names_of_another_package():
@@ -97,26 +98,26 @@ def test_no_package_imports_private_names_of_another_package():
 
 @pytest.mark.parametrize("package", ["launch", "lightning_modules", "data_modules"])
 def test_models_and_data_import_no_package_of_the_repository_and_launch_only_rankzero(package):
-    ours = {"launch", "rankzero", "lightning_modules", "data_modules", "tests"} - {package}
+    packages = {"launch", "rankzero", "lightning_modules", "data_modules", "tests"} - {package}
     found = {name.split(".")[0] for file in (REPOSITORY / package).rglob("*.py") for name in imports(file)}
-    assert found & ours == ({"rankzero"} if package == "launch" else set())
+    assert found & packages == ({"rankzero"} if package == "launch" else set())
 
 
 def entries(folder: Path) -> list[str]:
     """Returns the entries of a folder; `__init__.py` counts only at the root."""
-    left_out = {"__pycache__"} if folder == ROOT else {"__pycache__", "__init__.py"}
-    return [path.name for path in folder.iterdir() if path.name not in left_out]
+    ignored = {"__pycache__"} if folder == ROOT else {"__pycache__", "__init__.py"}
+    return [path.name for path in folder.iterdir() if path.name not in ignored]
 
 
 def test_folders_stay_within_the_entry_limit():
-    assert len(entries(ROOT)) <= MOST_AT_ROOT
+    assert len(entries(ROOT)) <= MAX_ROOT_ENTRIES
     folders = {file.parent for file in FILES if file.parent != ROOT}
-    assert {folder.name: len(entries(folder)) for folder in folders if len(entries(folder)) > MOST_ENTRIES} == {}
+    assert {folder.name: len(entries(folder)) for folder in folders if len(entries(folder)) > MAX_ENTRIES} == {}
 
 
 def test_files_stay_within_the_line_limit():
     lengths = {module_of(file): len(file.read_text().splitlines()) for file in FILES}
-    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
 def test_files_named_in_the_source_exist():
@@ -144,13 +145,15 @@ def test_imports_neither_torch_nor_lightning(module):
 
 def test_only_distributed_and_generators_read_environment_variables():
     readers = {module_of(file) for file in FILES if "os.environ" in file.read_text() or "getenv" in file.read_text()}
-    outside = {name for name in readers if not name.startswith("rankzero.distributed.")}
-    assert outside == {"rankzero.sampling.generators"}  # PL_GLOBAL_SEED, which Lightning sets
-    beside = [file for name in BESIDE for file in (REPOSITORY / name).rglob("*.py")]
-    assert beside and not [file for file in beside if "os.environ" in file.read_text() or "getenv" in file.read_text()]
+    outside_distributed = {name for name in readers if not name.startswith("rankzero.distributed.")}
+    assert outside_distributed == {"rankzero.sampling.generators"}  # PL_GLOBAL_SEED, which Lightning sets
+    other_files = [file for name in OTHER_PACKAGES for file in (REPOSITORY / name).rglob("*.py")]
+    assert other_files and not [
+        file for file in other_files if "os.environ" in file.read_text() or "getenv" in file.read_text()
+    ]
 
 
 def test_only_commands_import_models_and_data():
-    beside = {*BESIDE, "tests"}
-    importing = {file for file in FILES if beside & {name.split(".")[0] for name in imports(file)}}
+    packages = {*OTHER_PACKAGES, "tests"}
+    importing = {file for file in FILES if packages & {name.split(".")[0] for name in imports(file)}}
     assert {file.parent.name for file in importing} == {"commands"}

@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from running import REPOSITORY, run
 
-OURS = ("launch", "project/rankzero", "lightning_modules", "data_modules")
+SOURCE_FOLDERS = ("launch", "project/rankzero", "lightning_modules", "data_modules")
 
 
 def test_every_dependency_is_pinned_to_its_lower_bound(tmp_path):
@@ -20,10 +20,10 @@ def test_every_dependency_is_pinned_to_its_lower_bound(tmp_path):
 
 def test_every_imported_package_is_a_declared_dependency():
     declared = {Requirement(line).name.lower() for line in requires("rankzero")}
-    text = "\n".join(file.read_text() for folder in OURS for file in (REPOSITORY / folder).rglob("*.py"))
+    text = "\n".join(file.read_text() for folder in SOURCE_FOLDERS for file in (REPOSITORY / folder).rglob("*.py"))
     imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE)) - {
         "rankzero",
-        *OURS,
+        *SOURCE_FOLDERS,
         *sys.stdlib_module_names,
     }
     owners = packages_distributions()

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from rankzero.training.hooks import LoopCallback
-from running import REPOSITORY, fit_here
+from running import REPOSITORY, fit_in_process
 
-MOST_TO_READ, MOST_ENTERED = 8, 12
+MAX_FILES_TO_READ, MAX_FILES_ENTERED = 8, 12
 
 SOURCES = [REPOSITORY / name for name in ("launch", "project/rankzero", "lightning_modules", "data_modules")]
 
@@ -20,12 +20,12 @@ class Trace(LoopCallback):
 
     def on_step_done(self, trainer):
         if trainer.global_step == 22:
-            sys.setprofile(self.note)
+            sys.setprofile(self.record_call)
         elif trainer.global_step == 23:
             sys.setprofile(None)
 
     @classmethod
-    def note(cls, frame, event, argument):
+    def record_call(cls, frame, event, argument):
         file = Path(frame.f_code.co_filename)
         if event == "call" and any(file.is_relative_to(folder) for folder in SOURCES):
             cls.entered.add(str(file.relative_to(REPOSITORY)))
@@ -34,16 +34,16 @@ class Trace(LoopCallback):
 def test_contributing_lists_at_most_eight_files_for_one_batch():
     section = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## One batch")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `([\w/]+\.py)` \|", section, re.MULTILINE)
-    assert 0 < len(listed) <= MOST_TO_READ
+    assert 0 < len(listed) <= MAX_FILES_TO_READ
     assert [name for name in listed if not (REPOSITORY / name).is_file()] == []
 
 
-def test_a_steady_step_enters_at_most_twelve_files(here, monkeypatch):
+def test_a_steady_step_enters_at_most_twelve_files(cwd, monkeypatch):
     monkeypatch.setattr(Trace, "entered", set())
     module = type(sys)("traced")
     module.Trace = Trace
     monkeypatch.setitem(sys.modules, "traced", module)
     toy = ("--model", "MLP", "--data", "Toy", "--data.count", "2048", "--epochs", "1", "--trainer.callbacks")
-    assert fit_here(*toy, "traced.Trace") == 0
+    assert fit_in_process(*toy, "traced.Trace") == 0
     assert "project/rankzero/training/step.py" in Trace.entered
-    assert len(Trace.entered) <= MOST_ENTERED, sorted(Trace.entered)
+    assert len(Trace.entered) <= MAX_FILES_ENTERED, sorted(Trace.entered)

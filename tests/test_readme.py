@@ -15,7 +15,7 @@ import pytest
 from running import BIN, REPOSITORY, require, reserved_port, run
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-SHORT = {
+SHORT_RUNS = {
     "launch/fit.py": ("--epochs=1", "--trainer.limit_train_batches=5", "--trainer.limit_val_batches=2"),
     "launch/evaluate.py": ("--trainer.limit_val_batches=2", "--trainer.limit_test_batches=2"),
     "launch/predict.py": ("--trainer.limit_predict_batches=2",),
@@ -27,14 +27,14 @@ pytest_plugins = ["system.conftest"]
 
 def sections() -> list[Any]:
     """Returns a test case for each section with commands; sections do not depend on each other."""
-    found = []
+    cases = []
     for page in PAGES:
         for text in re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE):
             if commands(text):
-                group = [pytest.mark.xdist_group("slurm")] if "\nsrun" in text else []
+                marks = [pytest.mark.xdist_group("slurm")] if "\nsrun" in text else []
                 title = f"{page.name}: {text.splitlines()[0].strip('# ')}"
-                found.append(pytest.param(page, text, id=title, marks=group))
-    return found
+                cases.append(pytest.param(page, text, id=title, marks=marks))
+    return cases
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -60,49 +60,53 @@ def test_every_documented_command_runs(page, section, tmp_path, request, forks):
     if "FashionMNIST" in section:
         require("fashion-mnist")
     for command in commands(section):
-        words = shlex.split(command)
-        environment = dict(word.split("=", 1) for word in takewhile(lambda word: re.match(r"[A-Z_]+=", word), words))
-        words = words[len(environment) :]
-        if words[0] == "make":
-            run_make(words[1])
-        elif words[0] == "tensorboard":
+        tokens = shlex.split(command)
+        environment = dict(
+            token.split("=", 1) for token in takewhile(lambda token: re.match(r"[A-Z_]+=", token), tokens)
+        )
+        tokens = tokens[len(environment) :]
+        if tokens[0] == "make":
+            run_make(tokens[1])
+        elif tokens[0] == "tensorboard":
             with reserved_port() as port:
-                show_tensorboard(words, tmp_path, port)
+                check_tensorboard(tokens, tmp_path, port)
         else:
-            if words[0] == "srun":
+            if tokens[0] == "srun":
                 environment = request.getfixturevalue("slurm")
-                words = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=4", *words]
-            if words[0] == "mpirun":
+                tokens = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=4", *tokens]
+            if tokens[0] == "mpirun":
                 require("openmpi")
                 environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-            short = () if "help" in command else next((SHORT[word] for word in words if word in SHORT), ())
-            if words[0] == "python" and len(words) > 1 and words[1] in SHORT and not environment:
+            limits = (
+                () if "help" in command else next((SHORT_RUNS[token] for token in tokens if token in SHORT_RUNS), ())
+            )
+            if tokens[0] == "python" and len(tokens) > 1 and tokens[1] in SHORT_RUNS and not environment:
                 # A fork runs the script as tests/launch does, but imports nothing again.
-                script = Path(words[1]).stem
-                forks.fit(*words[2:], *short, folder=tmp_path, script=script)
+                script = Path(tokens[1]).stem
+                forks.fit(*tokens[2:], *limits, folder=tmp_path, script=script)
             else:
-                run(*words, *short, folder=tmp_path, environment=environment, seconds=200)
+                run(*tokens, *limits, folder=tmp_path, environment=environment, seconds=200)
 
 
 def run_make(target: str) -> None:
     """Runs a target as a dry run, because a real run would start these tests or an installation."""
-    dry = ["make", "--dry-run", "--always-make", target]
-    done = subprocess.run(dry, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert {"fit": "launch/fit.py", "test": "-m pytest"}[target] in done.stdout
+    command = ["make", "--dry-run", "--always-make", target]
+    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert {"fit": "launch/fit.py", "test": "-m pytest"}[target] in process.stdout
 
 
-def show_tensorboard(words: list[str], folder: Path, port: int) -> None:
+def check_tensorboard(tokens: list[str], folder: Path, port: int) -> None:
     """Starts TensorBoard and waits until it lists the runs."""
-    command = [str(BIN / words[0]), *words[1:], "--port", str(port)]
+    command = [str(BIN / tokens[0]), *tokens[1:], "--port", str(port)]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while True:
             try:
                 address = f"http://127.0.0.1:{port}/data/runs"
-                shown = urllib.request.urlopen(address, timeout=5).read().decode()
-                if "fashion/tensorboard" in shown:
+                response = urllib.request.urlopen(address, timeout=5).read().decode()
+                if "fashion/tensorboard" in response:
                     return
             except OSError:
                 pass

@@ -1,4 +1,4 @@
-"""What it costs at the least to come to the end of a first step: the imports of a picture trainer, and no trainer."""
+"""Shortest script that ends a first step: it imports what a trainer for images imports, and has no trainer."""
 
 import torch
 import torchvision  # noqa: F401

@@ -1,4 +1,4 @@
-"""The tutorial's model with plain Lightning: its defaults, or with everything off that can be turned off.
+"""The tutorial's model with stock Lightning: with its defaults, or with all optional features off.
 
 python benchmarks/by_hand/lightning_trainer.py --epochs 3 --off
 """
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Module(LightningModule):
-    """The tutorial's model, with what a LightningModule usually has."""
+    """The tutorial's model as an ordinary LightningModule."""
 
     def __init__(self, log):
         super().__init__()
@@ -33,7 +33,7 @@ class Module(LightningModule):
 
 
 class Clock(Callback):
-    """Seconds a step, but for the first epoch."""
+    """Callback that measures the mean seconds per step after the first epoch."""
 
     def on_train_epoch_start(self, trainer, pl_module):
         if trainer.current_epoch == 1:
@@ -44,7 +44,7 @@ class Clock(Callback):
 
 
 def main():
-    """Trains; the last line is the seconds a step, as JSON."""
+    """Trains, and prints the seconds per step as JSON on the last line."""
     flags = argparse.ArgumentParser()
     flags.add_argument("--count", type=int, default=2048)
     flags.add_argument("--batch_size", type=int, default=32)
@@ -54,8 +54,10 @@ def main():
     data = TensorDataset(torch.rand(arguments.count, 20), torch.rand(arguments.count, 1))
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        settings = off if arguments.off else {"logger": TensorBoardLogger(folder)}
+        disabled = dict.fromkeys(
+            ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+        )
+        settings = disabled if arguments.off else {"logger": TensorBoardLogger(folder)}
         trainer = Trainer(
             accelerator="cpu", max_epochs=arguments.epochs, default_root_dir=folder, callbacks=[clock], **settings
         )

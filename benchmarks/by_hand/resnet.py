@@ -1,8 +1,8 @@
-"""A ResNet-18 on noise in the shape of CIFAR-10, trained by a loop of one's own; under torchrun, or alone.
+"""Hand-written loop that trains a ResNet-18 on noise in the shape of CIFAR-10, with or without torchrun.
 
 torchrun --standalone --nproc-per-node 2 benchmarks/by_hand/resnet.py --well_tuned
 
-Prints the seconds of a step, all but the first, as JSON.
+Prints the mean seconds per step without the first step, as JSON.
 """
 
 import argparse
@@ -29,34 +29,38 @@ LOG_EVERY = 10
 
 
 def tutorial(network: nn.Module, world: int) -> nn.Module:
-    """What a tutorial does with a network."""
+    """Prepares a network as tutorials do."""
     return DistributedDataParallel(network) if world > 1 else network
 
 
 def well_tuned(network: nn.Module, world: int) -> nn.Module:
-    """What pays on a CPU: convolutions channels_last; DDP without a copy of the gradients, on a graph that stays."""
+    """Prepares a network for speed on a CPU: channels_last, DDP with a static graph and no copy of the gradients."""
     network = network.to(memory_format=torch.channels_last)
     if world == 1:
         return network
     return DistributedDataParallel(network, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False)
 
 
-def loaded(pictures: Tensor, labels: Tensor, batch_size: int, rank: int, world: int) -> Iterator[tuple[Tensor, ...]]:
-    """Batches of a DataLoader, sample by sample."""
-    data = TensorDataset(pictures, labels)
+def sample_by_sample(
+    images: Tensor, labels: Tensor, batch_size: int, rank: int, world: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yields the batches of a DataLoader, which reads sample by sample."""
+    data = TensorDataset(images, labels)
     sampler = DistributedSampler(data, num_replicas=world, rank=rank)
     yield from DataLoader(data, batch_size=batch_size, sampler=sampler)
 
 
-def gathered(pictures: Tensor, labels: Tensor, batch_size: int, rank: int, world: int) -> Iterator[tuple[Tensor, ...]]:
-    """Batches gathered at once."""
-    for indices in torch.randperm(len(pictures))[rank::world].split(batch_size):
-        batch = pictures.index_select(0, indices)
+def gathered_at_once(
+    images: Tensor, labels: Tensor, batch_size: int, rank: int, world: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yields batches, each read with one gather."""
+    for indices in torch.randperm(len(images))[rank::world].split(batch_size):
+        batch = images.index_select(0, indices)
         yield batch.contiguous(memory_format=torch.channels_last), labels.index_select(0, indices)
 
 
 def train(tuned: bool, steps: int, batch_size: int, compiled: bool) -> float:
-    """Trains for so many steps, and returns the seconds of one, without the first."""
+    """Trains for `steps` steps, and returns the mean seconds per step without the first."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.manual_seed(0)
     network: nn.Module = ResidualNetwork(18, width=64, stem="small", channels=SHAPE[0], classes=CLASSES)
@@ -66,14 +70,14 @@ def train(tuned: bool, steps: int, batch_size: int, compiled: bool) -> float:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     count = steps * batch_size * world
-    where = torch.arange(count) % POOL
-    pictures, labels = torch.randn(POOL, *SHAPE)[where], torch.randint(CLASSES, (POOL,))[where]
+    indices = torch.arange(count) % POOL
+    images, labels = torch.randn(POOL, *SHAPE)[indices], torch.randint(CLASSES, (POOL,))[indices]
 
-    read = gathered if tuned else loaded
-    for step, (inputs, targets) in enumerate(read(pictures, labels, batch_size, rank, world)):
+    read_batches = gathered_at_once if tuned else sample_by_sample
+    for step, (inputs, targets) in enumerate(read_batches(images, labels, batch_size, rank, world)):
         optimizer.zero_grad()
-        lower: AbstractContextManager[object] = torch.autocast("cpu", torch.bfloat16) if tuned else nullcontext()
-        with lower:
+        autocast: AbstractContextManager[object] = torch.autocast("cpu", torch.bfloat16) if tuned else nullcontext()
+        with autocast:
             loss = F.cross_entropy(network(inputs), targets)
         loss.backward()
         optimizer.step()
@@ -86,20 +90,20 @@ def train(tuned: bool, steps: int, batch_size: int, compiled: bool) -> float:
 
 
 def main() -> None:
-    """Trains, and prints what a step costs."""
+    """Trains, and prints the seconds per step."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--well_tuned", action="store_true")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=128, help="of each process")
     arguments = parser.parse_args()
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several:
+    is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if is_distributed:
         torch.distributed.init_process_group("gloo")
     seconds = train(arguments.well_tuned, arguments.steps, arguments.batch_size, arguments.compiled)
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(seconds))
-    if several:
+    if is_distributed:
         torch.distributed.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""A loop by hand that wastes nothing: batches gathered from tensors, the tutorial's model, our optimiser and schedule.
+"""Well-tuned hand-written loop: batches gathered from tensors, the tutorial's model, Rankzero's optimizer and schedule.
 
 python benchmarks/by_hand/tuned.py --epochs 3
 torchrun --standalone --nproc-per-node 2 benchmarks/by_hand/tuned.py --epochs 3
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main():
-    """Trains; a line of JSON says how many seconds a step has cost, but for the first epoch."""
+    """Trains, and prints the mean seconds per step after the first epoch, as JSON."""
     flags = argparse.ArgumentParser()
     flags.add_argument("--count", type=int, default=2048)
     flags.add_argument("--batch_size", type=int, default=32)
@@ -36,8 +36,8 @@ def main():
         if epoch == 1:
             started = time.perf_counter()
         order = torch.randperm(arguments.count, generator=torch.Generator().manual_seed(epoch))[rank::world]
-        for chosen in order.split(arguments.batch_size):
-            loss = F.mse_loss(model(inputs[chosen]), targets[chosen])
+        for indices in order.split(arguments.batch_size):
+            loss = F.mse_loss(model(inputs[indices]), targets[indices])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

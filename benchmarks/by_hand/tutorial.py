@@ -1,4 +1,4 @@
-"""The PyTorch DDP tutorial's trainer, as people copy it; a line of JSON says what a step has cost.
+"""The PyTorch DDP tutorial's trainer; prints the mean seconds per step as JSON.
 
 python benchmarks/by_hand/tutorial.py --epochs 3
 torchrun --standalone --nproc-per-node 2 benchmarks/by_hand/tutorial.py --epochs 3
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class MyTrainDataset(Dataset):
-    """Random pairs."""
+    """Data set of random pairs."""
 
     def __init__(self, size):
         self.size = size
@@ -30,7 +30,7 @@ class MyTrainDataset(Dataset):
 
 
 class Trainer:
-    """The tutorial's."""
+    """The tutorial's trainer."""
 
     def __init__(self, model, train_data, optimizer):
         self.train_data, self.optimizer = train_data, optimizer
@@ -50,7 +50,7 @@ class Trainer:
             self._run_batch(source, targets)
 
     def train(self, max_epochs):
-        """Trains, and returns seconds a step; the first epoch is not counted."""
+        """Trains, and returns the mean seconds per step after the first epoch."""
         for epoch in range(max_epochs):
             if epoch == 1:
                 started = time.perf_counter()
@@ -65,21 +65,21 @@ def main():
     flags.add_argument("--batch_size", type=int, default=32)
     flags.add_argument("--epochs", type=int, default=2)
     arguments = flags.parse_args()
-    several = "RANK" in os.environ
-    if several:
+    is_distributed = "RANK" in os.environ
+    if is_distributed:
         torch.distributed.init_process_group("gloo")
     dataset = MyTrainDataset(arguments.count)
     loader = DataLoader(
         dataset,
         batch_size=arguments.batch_size,
-        shuffle=not several,
-        sampler=DistributedSampler(dataset) if several else None,
+        shuffle=not is_distributed,
+        sampler=DistributedSampler(dataset) if is_distributed else None,
     )
     model = torch.nn.Linear(20, 1)
     seconds = Trainer(model, loader, torch.optim.SGD(model.parameters(), lr=1e-3)).train(arguments.epochs)
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(seconds))
-    if several:
+    if is_distributed:
         torch.distributed.destroy_process_group()
 
 

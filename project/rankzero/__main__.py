@@ -6,39 +6,43 @@ from pathlib import Path
 
 from rankzero import __version__
 from rankzero.cli.command import SUBCOMMANDS
-from rankzero.messages import Exit, RequestError, nearest, print_error, spell_with
+from rankzero.messages import Exit, RequestError, flush_streams, nearest, print_error, print_line, set_spelling
 
 COMMANDS = {
     "fit": "train a model, or resume its training",
     "evaluate": "compute exact metrics of a run or a checkpoint",
     "predict": "write the predictions of a run or a checkpoint, in order",
-    "explain": "say which launcher is detected and from what; start nothing",
+    "explain": "print the detected launcher and its evidence; start nothing",
 }
 
 
 def main() -> int:
     """Runs the command named by the first argument and returns its exit code."""
-    spell_with(as_typed)
+    set_spelling(as_typed)
     if sys.path[0] in ("", str(Path.cwd())):  # set by `python -m`; a user's package must not hide Rankzero's
         del sys.path[0]  # rankzero.cli.import_names appends this folder to the end
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         width = max(map(len, COMMANDS))
         lines = [f"  {command:<{width}}  {purpose}" for command, purpose in COMMANDS.items()]
-        print(
+        return _print(
             "\n".join(["rankzero COMMAND ...", "", *lines, "", "rankzero COMMAND --help lists the flags of a command"])
         )
-        return Exit.FINISHED
     if name == "--version":
-        print(__version__)
-        return Exit.FINISHED
+        return _print(__version__)
     module, flags = {"explain": ("fit", ("--explain",)), **SUBCOMMANDS}.get(name, (name, ()))
     if module not in COMMANDS:
-        found = f"no such command; there are {', '.join(COMMANDS)}"
+        found = f"no such command; the commands are {', '.join(COMMANDS)}"
         instead = f"rankzero {nearest(name, COMMANDS) or 'fit'}"
         print_error(f"cannot start\n{RequestError(f'rankzero {name}', found, instead)}")
         return Exit.WRONG_REQUEST
     return int(import_module(f"rankzero.commands.{module}").main([*flags, *arguments]))
+
+
+def _print(text: str) -> int:
+    print_line(text)
+    flush_streams()
+    return Exit.FINISHED
 
 
 def as_typed(text: str) -> str:

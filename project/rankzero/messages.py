@@ -23,7 +23,7 @@ class Exit(IntEnum):
     """Stopped early at a safe point; the same command resumes the run."""
 
 
-TIME_IS_UP = "the end of the time that there is"
+TIME_LIMIT_REACHED = "the time limit"
 
 
 class Stopped(SystemExit):
@@ -32,7 +32,7 @@ class Stopped(SystemExit):
     It is a SystemExit with code 75, so a script that does not catch it exits with the same code as the command line.
 
     Args:
-        reason: Why the run stops, such as a signal's name or `TIME_IS_UP`.
+        reason: Why the run stops, such as a signal's name or `TIME_LIMIT_REACHED`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -69,14 +69,14 @@ class RequestError(CannotStart):
     def __str__(self) -> str:
         """Returns the three printed lines, labeled `asked`, `found` and `type`."""
         asked, found, instead = map(spelled, (self.asked, self.found, self.instead))
-        rows = (("asked", _readable(asked)), ("found", _readable(found)), ("type", instead))
+        rows = (("asked", _shortened(asked)), ("found", _shortened(found)), ("type", instead))
         return "\n".join(f"  {label:<7}" + printable(text).replace("\n", "\n" + " " * 9) for label, text in rows)
 
 
 _spellings: list[Callable[[str], str]] = []
 
 
-def spell_with(spelling: Callable[[str], str] | None) -> None:
+def set_spelling(spelling: Callable[[str], str] | None) -> None:
     """Sets how messages spell `--flag value` and `python launch/fit.py`.
 
     Args:
@@ -86,37 +86,37 @@ def spell_with(spelling: Callable[[str], str] | None) -> None:
 
 
 def spelled(text: str) -> str:
-    """Returns a message with flags and commands as this user would type them, see `spell_with`."""
+    """Returns a message with flags and commands as this user would type them, see `set_spelling`."""
     return _spellings[0](text) if _spellings else text
 
 
 def printable(text: str) -> str:
     """Returns the text with a question mark in place of each unprintable character except newlines."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
 
 
-def _readable(text: str) -> str:
+def _shortened(text: str) -> str:
     """Removes the middle of each line that is longer than 600 characters."""
     return "\n".join(line if len(line) <= 600 else f"{line[:300]} ... {line[-200:]}" for line in text.split("\n"))
 
 
-def nearest(word: str, legal: Iterable[str]) -> str | None:
-    """Returns the legal word that is most similar to `word`, or None if none is similar."""
-    by_lower_case = {candidate.lower(): candidate for candidate in legal}
-    matches = difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.5)
+def nearest(name: str, valid_names: Iterable[str]) -> str | None:
+    """Returns the valid name that is most similar to `name`, or None if none is similar."""
+    by_lower_case = {candidate.lower(): candidate for candidate in valid_names}
+    matches = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
     return by_lower_case[matches[0]] if matches else None
 
 
 @contextmanager
-def as_user_errors(begun: Callable[[], bool]) -> Iterator[None]:
-    """Converts an error that `user_message` can explain into `CannotStart`, as long as `begun()` is false."""
+def as_user_errors(has_begun: Callable[[], bool]) -> Iterator[None]:
+    """Converts an error that `user_message` can explain into `CannotStart`, as long as `has_begun()` is false."""
     try:
         yield
     except CannotStart:
         raise
     except Exception as error:
         message = user_message(error)
-        if message and not begun():
+        if message and not has_begun():
             raise CannotStart(f"  {message}") from error
         raise
 
@@ -134,8 +134,8 @@ def user_message(error: BaseException) -> str | None:
         return f"the checkpoint does not fit the model: {str(error).splitlines()[1].strip()}"
     if isinstance(error, RuntimeError) and "ddp_find_unused_parameters_true" in str(error):
         return (
-            "some parameters were not used in the loss of a step, as DistributedDataParallel expects of all of them. "
-            "If that is intended, type --trainer.strategy ddp_find_unused_parameters_true"
+            "some parameters did not contribute to the loss of a step, but DistributedDataParallel expects it of all. "
+            "If this is intended, type --trainer.strategy ddp_find_unused_parameters_true"
         )
     if not isinstance(error, ValueError | OSError):
         return None
@@ -145,10 +145,10 @@ def user_message(error: BaseException) -> str | None:
         text = re.findall(r"^[\w.]+: (.*)", text, re.MULTILINE | re.DOTALL)[-1].strip()
     else:
         origin = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return text if is_of_package(origin, "data_modules", "lightning_modules") else None
+    return text if is_in_package(origin, "data_modules", "lightning_modules") else None
 
 
-def is_of_package(file: Path, *packages: str) -> bool:
+def is_in_package(file: Path, *packages: str) -> bool:
     """Returns whether a file belongs to one of these packages; packages that are not imported do not count."""
     folders = [Path(str(sys.modules[name].__file__)).parent for name in packages if name in sys.modules]
     return any(folder in file.parents for folder in folders)
@@ -185,27 +185,27 @@ def was_reported(error: BaseException) -> bool:
     return bool(getattr(error, "was_reported", False))
 
 
-def lost_contact(error: BaseException) -> bool:
+def is_peer_failure(error: BaseException) -> bool:
     """Returns whether an error is one that a rank raises because another rank failed or exited."""
-    said = r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited|Timed out waiting"
+    pattern = r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited|Timed out waiting"
     if isinstance(error, AnotherRankFailed):
         return True
-    return isinstance(error, RuntimeError) and bool(re.search(said, str(error)))
+    return isinstance(error, RuntimeError) and bool(re.search(pattern, str(error)))
 
 
-_LOST = (OSError, ValueError)
+_WRITE_ERRORS = (OSError, ValueError)
 
 
-def print_error(text: str, above: str = "") -> None:
-    """Prints an error or a warning on stderr, after the text `above`, which is printed unchanged."""
-    with contextlib.suppress(*_LOST):
+def print_error(text: str, prefix: str = "") -> None:
+    """Prints an error or a warning on stderr, after the text `prefix`, which is printed unchanged."""
+    with contextlib.suppress(*_WRITE_ERRORS):
         # One write for text and newline: ranks share a pipe, and unbuffered Python writes the newline of `print` later.
-        print(f"{above}rankzero: {spelled(text)}\n", end="", file=sys.stderr, flush=True)
+        print(f"{prefix}rankzero: {spelled(text)}\n", end="", file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
     """Prints the progress or the result of a run on stdout."""
-    with contextlib.suppress(*_LOST):
+    with contextlib.suppress(*_WRITE_ERRORS):
         print(f"{text}\n", end="", flush=True)
 
 
@@ -217,6 +217,6 @@ def flush_streams() -> None:
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None if the shell closed the stream
         try:
             stream.flush()
-        except _LOST:
-            with contextlib.suppress(*_LOST):
+        except _WRITE_ERRORS:
+            with contextlib.suppress(*_WRITE_ERRORS):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -12,11 +12,11 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.utilities.argparse import _parse_env_variables
 
-from rankzero.cli.script_arguments import TRAINER, as_arguments, as_list, read_arguments
+from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, read_arguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.session import Session, report_uncaught_errors
-from rankzero.messages import RequestError, print_line, spell_with
+from rankzero.messages import RequestError, print_line, set_spelling
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.retention import Retention
@@ -31,11 +31,11 @@ from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interv
 from rankzero.training.callbacks.failure import ReportFailure
 from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes
 from rankzero.training.callbacks.learning_rate import LearningRate
-from rankzero.training.callbacks.progress import progress
+from rankzero.training.callbacks.progress import progress_callbacks
 from rankzero.training.callbacks.sample_ledger import SampleLedger
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.callbacks.throughput import Throughput
-from rankzero.training.callbacks.time_limit import TimeLimit, end_of_time
+from rankzero.training.callbacks.time_limit import TimeLimit, attempt_deadline
 from rankzero.training.callbacks.wall_time import WallTime
 from rankzero.training.ddp import strategy_for
 from rankzero.training.fast import layout
@@ -120,26 +120,28 @@ class Trainer(pl.Trainer):
         start_timeout: float = 300,
         **lightning: Any,
     ) -> None:
-        own = {key: value for key, value in locals().items() if key in TRAINER}
+        own_arguments = {key: value for key, value in locals().items() if key in TRAINER_FLAGS}
         lightning = {**vars(_parse_env_variables(pl.Trainer)), **lightning}
         if Session.current is None:
-            spell_with(as_arguments)
+            set_spelling(as_arguments)
             report_uncaught_errors()
-        self._build(own, lightning)
+        self._build(own_arguments, lightning)
 
-    def _build(self, own: dict[str, Any], lightning: dict[str, Any]) -> None:
+    def _build(self, own_arguments: dict[str, Any], lightning: dict[str, Any]) -> None:
         """Joins the session, chooses the run's directory and builds plan, callbacks, plugins and loops."""
-        arguments = read_arguments(own)
-        self.session = session = Session.of_trainer(requested_world(arguments, lightning))
+        arguments = read_arguments(own_arguments)
+        self.session = session = Session.for_trainer(requested_world(arguments, lightning))
         coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))
         launch, channel = coordinator.launch, coordinator.control_channel
         self.run = agree_on_run(arguments["root"], arguments["name"], session.title, coordinator)
         self.config: Config | None = None
         self._stored_config: Config | None = None
-        self._given = {key: value for key, value in arguments.items() if value != TRAINER[key].default} | lightning
-        self._fast = arguments["fast"] == "yes"
+        self._explicit_arguments = {
+            key: value for key, value in arguments.items() if value != TRAINER_FLAGS[key].default
+        } | lightning
+        self._is_fast = arguments["fast"] == "yes"
         self.outcome, self._options = Outcome(), RunOptions.read(arguments)
-        users = as_list(lightning.get("callbacks"))
+        user_callbacks = as_list(lightning.get("callbacks"))
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
         self.plan = plan = SamplingPlan(
@@ -152,34 +154,36 @@ class Trainer(pl.Trainer):
             max_device_batch_size=arguments["max_device_batch_size"],
             accept_changed_data="data" in self._options.accept_changed,
         )
-        check_batch_sizes(plan, users)
+        check_batch_sizes(plan, user_callbacks)
         precision = lightning.get("precision")
-        if self._fast:
+        if self._is_fast:
             bf16 = all(coordinator.all_gather_object(layout.computes_in_bf16(world.accelerator)))
             precision, self._precision_reason = layout.choose_precision(world.accelerator, bf16, precision)
 
-        self._saving = None
+        self._checkpointing = None
         if not barebones and lightning.get("enable_checkpointing") is not False:
             retention = Retention(arguments["keep"], arguments["keep_best"])
             interval = Interval.read(arguments["save_every"])
-            asks_to_stop = channel.request_stop if arguments["save_errors"] == "stop" else None
-            self._saving = CheckpointCallback(self.run, interval, self._record, retention, asks_to_stop)
+            request_stop = channel.request_stop if arguments["save_errors"] == "stop" else None
+            self._checkpointing = CheckpointCallback(
+                self.run, interval, self._checkpoint_metadata, retention, request_stop
+            )
         self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
 
         callbacks: list[Callback] = [
             self._ledger,
-            *users,
+            *user_callbacks,
             self._throughput,
             LearningRate(),
             RankStates(plan),
             OptimizerOverrides(),
             LiveSettings(),
-            *progress(lightning, users),
-            *filter(None, [self._saving]),
+            *progress_callbacks(lightning, user_callbacks),
+            *filter(None, [self._checkpointing]),
         ]
         plugins = [*as_list(lightning.get("plugins")), DirectoryCheckpointIO(self._options.trust_checkpoint)]
-        build = pl.Trainer.__init__.__wrapped__  # type: ignore[attr-defined]  # undecorated: PL_TRAINER_* is read above
-        build(
+        initialize = pl.Trainer.__init__.__wrapped__  # type: ignore[attr-defined]  # undecorated: PL_TRAINER_* is read above
+        initialize(
             self,
             **{
                 **lightning,
@@ -196,15 +200,22 @@ class Trainer(pl.Trainer):
             },
         )
         self._signal_connector = NoSignalConnector(self)
-        self._checkpoint_connector = self._choice = ChosenCheckpoint(self, self.run, self._saving, coordinator)
+        self._checkpoint_connector = self._checkpoint_choice = ChosenCheckpoint(
+            self, self.run, self._checkpointing, coordinator
+        )
         self.predict_loop = PredictionLoop(self)
-        caller = fit_loop.install(self, plan)
-        self._found = KeepFound()
+        hook_bridge = fit_loop.install(self, plan)
+        self._found_settings = KeepFound()
         # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
-        self.callbacks: list[Callback] = [caller, ReportFailure(channel, self.outcome), self._found, *self.callbacks]
-        fit_loop.fit_loop_of(self).hooks += [
-            TimeLimit(channel, WallTime(end_of_time(arguments["time_limit"], launch)), self._saving),
-            StopAtSafePoint(channel, self._saving),
+        self.callbacks: list[Callback] = [
+            hook_bridge,
+            ReportFailure(channel, self.outcome),
+            self._found_settings,
+            *self.callbacks,
+        ]
+        fit_loop.fit_loop_of(self).extra_subscribers += [
+            TimeLimit(channel, WallTime(attempt_deadline(arguments["time_limit"], launch)), self._checkpointing),
+            StopAtSafePoint(channel, self._checkpointing),
         ]
         epoch_averages.install(self)
 
@@ -235,27 +246,27 @@ class Trainer(pl.Trainer):
         """
         loaders = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
         settings: dict[str, Any] = {**loaders, "weights_only": weights_only}
-        if self.outcome.entered:
-            asked, found = "to call fit once more", f"this Trainer has trained run {self.run.name} already"
-            raise RequestError(asked, found, "another Trainer; of the same name and with more epochs it resumes")
+        if self.outcome.has_started:
+            requested, found = "a second call of fit", f"this Trainer has already trained run {self.run.name}"
+            raise RequestError(requested, found, "a new Trainer; with the same name and more epochs it resumes the run")
         self.plan.seed = global_seed()
-        attempt = self._attempt(model, datamodule or train_dataloaders, ckpt_path)
+        attempt = self._prepare_attempt(model, datamodule or train_dataloaders, ckpt_path)
         fit_loop.fit_loop_of(self).only_restores = attempt.already_finished
         if not attempt.already_finished:
-            if self._fast:
-                words = layout.apply_layout(model, self.session.world.accelerator)
+            if self._is_fast:
+                description = layout.apply_layout(model, self.session.world.accelerator)
                 if self.is_global_zero:
-                    print_line(f"rankzero: --fast: {words}; {self._precision_reason}")
+                    print_line(f"rankzero: --fast: {description}; {self._precision_reason}")
             train = partial(super().fit, model, **settings, ckpt_path=attempt.checkpoint)
             attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:
             super().fit(model, **settings, ckpt_path=attempt.checkpoint)
 
-    def _attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
+    def _prepare_attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
         options = self._options
         if ckpt_path is not None:
-            options = replace(options, resume=self._choice.path_of(str(ckpt_path)) or "auto")
-        self._stored_config = self.config or describe_config(model, data, self._given)
+            options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")
+        self._stored_config = self.config or describe_config(model, data, self._explicit_arguments)
         attempt = Attempt(
             self.run,
             options,
@@ -263,14 +274,14 @@ class Trainer(pl.Trainer):
             self,
             self.plan,
             self.outcome,
-            lambda: Figures(self._throughput.samples, self._throughput.samples_per_second, self._ledger.statements),
+            lambda: Figures(self._throughput.samples, self._throughput.samples_per_second, self._ledger.entries),
             self.session.world,
             self.session.coordinator,
         )
-        self._found.resumes = attempt.checkpoint is not None
+        self._found_settings.is_resumed = attempt.checkpoint is not None
         return attempt
 
-    def _record(self) -> dict[str, Any]:
+    def _checkpoint_metadata(self) -> dict[str, Any]:
         """Returns the metadata of the run that a checkpoint stores beside the state."""
         return {
             "run": self.run.name,

@@ -28,7 +28,7 @@ def test_a_contest_measures_each_candidate_equally_often_in_rotating_order(conte
         return float(next(ticks))
 
     names = ("ours", "other", "limited")
-    tried = contest.Contest(
+    comparison = contest.Comparison(
         name="x",
         title="A title",
         unit="seconds",
@@ -36,7 +36,7 @@ def test_a_contest_measures_each_candidate_equally_often_in_rotating_order(conte
         targets={"other": 1.5},
         limits={"limited": 7},
     )
-    result = tried.run(2, tmp_path)
+    result = comparison.run(2, tmp_path)
     assert calls == ["ours", "other", "limited", "other", "limited", "ours"]
     assert result["measured"] == {"ours": [1, 6], "other": [2, 4], "limited": [3, 5]}
     assert result["ratios"] == {"other": [0.5, 1.5]}

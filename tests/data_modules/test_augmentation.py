@@ -3,7 +3,7 @@ import torch
 
 from data_modules.augmentation import ImageTransform, crop_at_random, mirror_at_random
 from data_modules.in_memory import random_keys
-from data_modules.parts import LEAST_ROWS
+from data_modules.parts import MIN_THREAD_ROWS
 
 
 @pytest.mark.parametrize("padding", [1, 4])
@@ -11,9 +11,9 @@ def test_crops_are_windows_of_the_padded_image(padding):
     images = torch.arange(1, 5 * 2 * 6 * 6 + 1).reshape(5, 2, 6, 6)
     cropped = crop_at_random(images, padding, random_keys(range(5)))
     padded = torch.nn.functional.pad(images, (padding,) * 4)
-    for before, after in zip(padded, cropped, strict=True):
-        windows = before.unfold(1, 6, 1).unfold(2, 6, 1).permute(1, 2, 0, 3, 4).flatten(0, 1)
-        assert any(torch.equal(window, after) for window in windows)
+    for padded_image, crop in zip(padded, cropped, strict=True):
+        windows = padded_image.unfold(1, 6, 1).unfold(2, 6, 1).permute(1, 2, 0, 3, 4).flatten(0, 1)
+        assert any(torch.equal(window, crop) for window in windows)
 
 
 def test_images_are_normalized():
@@ -25,28 +25,28 @@ def test_images_are_normalized():
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (2, 5, 9)])
-@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [50, 300])
-def test_a_transformed_batch_equals_the_per_image_formula_bit_for_bit(shape, padding, flip, kind, count):
+def test_a_transformed_batch_equals_the_per_image_formula_bit_for_bit(shape, padding, flip, dtype, count):
     channels, height, width = shape
-    images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8).to(kind)
-    keys, before = random_keys(range(count)), images.clone()
+    images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8).to(dtype)
+    keys, original = random_keys(range(count)), images.clone()
     mean, std = [125.3, 123.0, 113.9][:channels], [63.0, 62.1, 66.7][:channels]
     expected = []
     for image, key in zip(images, keys.tolist(), strict=True):
         padded = torch.nn.functional.pad(image, (padding,) * 4)
         top, left = (((key >> bits) & 0xFFFFFF) % (2 * padding + 1) for bits in (8, 36))
-        cut = padded[:, top : top + height, left : left + width]
-        turned = cut.flip(-1) if flip and key & 1 else cut
-        expected.append((turned.float() - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1))
+        crop = padded[:, top : top + height, left : left + width]
+        mirrored = crop.flip(-1) if flip and key & 1 else crop
+        expected.append((mirrored.float() - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1))
     batch = ImageTransform(mean, std, padding=padding, flip=flip)(images, keys)
     assert torch.equal(batch, torch.stack(expected)) and batch.is_contiguous() and batch.dtype is torch.float32
-    assert torch.equal(images, before)
+    assert torch.equal(images, original)
 
 
 def test_an_empty_batch_keeps_its_shape_and_becomes_float32():
-    none = torch.zeros(0, 3, 4, 4, dtype=torch.uint8)
-    batch = ImageTransform((0.0,) * 3, (1.0,) * 3, padding=1, flip=True)(none, random_keys([]))
+    empty = torch.zeros(0, 3, 4, 4, dtype=torch.uint8)
+    batch = ImageTransform((0.0,) * 3, (1.0,) * 3, padding=1, flip=True)(empty, random_keys([]))
     assert batch.shape == (0, 3, 4, 4) and batch.dtype is torch.float32
 
 
@@ -68,13 +68,13 @@ def test_all_crops_are_equally_frequent():
 @pytest.mark.parametrize("padding", [1, 4])
 def test_the_key_determines_the_crop_window(padding):
     choices = 2 * padding + 1
-    places = [(top, left) for top in range(choices) for left in range(choices)]
-    keys = torch.tensor([top << 8 | left << 36 for top, left in places])
+    positions = [(top, left) for top in range(choices) for left in range(choices)]
+    keys = torch.tensor([top << 8 | left << 36 for top, left in positions])
     image = torch.arange(1, 2 * 3 * 5 + 1).reshape(2, 3, 5)
     padded = torch.nn.functional.pad(image, (padding,) * 4)
-    cropped = crop_at_random(image.expand(len(places), 2, 3, 5), padding, keys)
-    for (top, left), found in zip(places, cropped, strict=True):
-        assert torch.equal(found, padded[:, top : top + 3, left : left + 5])
+    cropped = crop_at_random(image.expand(len(positions), 2, 3, 5), padding, keys)
+    for (top, left), crop in zip(positions, cropped, strict=True):
+        assert torch.equal(crop, padded[:, top : top + 3, left : left + 5])
 
 
 @pytest.mark.parametrize("key", [0, 1, -1, 2**63 - 1, -(2**63)])
@@ -86,13 +86,13 @@ def test_extreme_keys_crop_within_the_padded_image(key):
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 16])
-@pytest.mark.parametrize("kind", [torch.uint8, torch.int64, torch.float32])
-def test_odd_keys_flip_an_image_and_even_keys_leave_it_unchanged(width, kind):
-    images = torch.randint(0, 256, (6, 2, 3, width), generator=torch.Generator().manual_seed(0)).to(kind)
-    before = images.clone()
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_odd_keys_flip_an_image_and_even_keys_leave_it_unchanged(width, dtype):
+    images = torch.randint(0, 256, (6, 2, 3, width), generator=torch.Generator().manual_seed(0)).to(dtype)
+    original = images.clone()
     mirrored = mirror_at_random(images, torch.tensor([0, 1, 2, -1, -2, 2**63 - 1]))
     assert torch.equal(mirrored[[1, 3, 5]], images[[1, 3, 5]].flip(-1)) and torch.equal(mirrored[::2], images[::2])
-    assert mirrored.dtype is kind and torch.equal(images, before)
+    assert mirrored.dtype is dtype and torch.equal(images, original)
 
 
 def test_the_lowest_bit_of_a_key_controls_only_mirroring():
@@ -106,22 +106,22 @@ def test_an_image_is_transformed_the_same_alone_and_in_a_batch():
     transform = ImageTransform((120.0,), (60.0,), padding=2, flip=True)
     images = torch.randint(0, 256, (70, 1, 8, 8), dtype=torch.uint8)
     keys = random_keys(range(70))
-    alone = [transform(images[i : i + 1], keys[i : i + 1]) for i in range(70)]
-    assert transform.by_image and torch.equal(transform(images, keys), torch.cat(alone))
+    single_images = [transform(images[i : i + 1], keys[i : i + 1]) for i in range(70)]
+    assert transform.by_image and torch.equal(transform(images, keys), torch.cat(single_images))
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_the_number_of_threads_does_not_change_the_result(threads):
     transform = ImageTransform((120.0,), (60.0,), padding=1, flip=True)
-    images = torch.randint(0, 256, (3 * LEAST_ROWS, 1, 4, 4), dtype=torch.uint8)
-    keys, before = random_keys(range(len(images))), torch.get_num_threads()
+    images = torch.randint(0, 256, (3 * MIN_THREAD_ROWS, 1, 4, 4), dtype=torch.uint8)
+    keys, previous = random_keys(range(len(images))), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         expected = transform(images, keys)
         torch.set_num_threads(threads)
         assert torch.equal(transform(images, keys), expected)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 def test_noncontiguous_images_are_transformed_like_contiguous_ones():

@@ -11,12 +11,12 @@ from data_modules.cifar10 import CIFAR10, read_batch
 from data_modules.in_memory import split_indices
 
 
-def write_cifar(folder, each=20, **changes):
+def write_cifar(folder, count=20, **changes):
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
     for file in cifar10.FILES:
-        data = generator.integers(0, 256, (each, 3072), dtype=np.uint8)
-        labels = generator.integers(0, 10, each).tolist()
+        data = generator.integers(0, 256, (count, 3072), dtype=np.uint8)
+        labels = generator.integers(0, 10, count).tolist()
         (folder / file.name).write_bytes(pickle.dumps({"data": data, "labels": labels, **changes}))
 
 
@@ -50,12 +50,12 @@ def test_the_error_names_a_damaged_batch(tmp_path, content):
 
 
 def test_a_batch_that_would_run_code_is_refused(tmp_path, capsys):
-    class Evil:
+    class RunsCode:
         def __reduce__(self):
             return (print, ("ran",))
 
-    (tmp_path / "b").write_bytes(pickle.dumps({"data": Evil()}))
-    with pytest.raises(ValueError, match=r"builtins\.print, which is no array"):
+    (tmp_path / "b").write_bytes(pickle.dumps({"data": RunsCode()}))
+    with pytest.raises(ValueError, match=r"builtins\.print, which is not an array"):
         read_batch(tmp_path / "b")
     assert "ran" not in capsys.readouterr().out
 
@@ -87,13 +87,13 @@ def test_the_splits_contain_the_images_that_torchvision_reads(tmp_path):
     write_cifar(tmp_path / "cifar-10-batches-py")
     splits = CIFAR10(root=str(tmp_path), split_seed=4).load()
     train, val = split_indices([90, 10], 4)
-    for split, stock, part in (
+    for split, stock, indices in (
         ("train", Stock(tmp_path, train=True), train),
         ("val", Stock(tmp_path, train=True), val),
         ("test", Stock(tmp_path, train=False), slice(None)),
     ):
-        assert torch.equal(splits[split].inputs, torch.from_numpy(stock.data).permute(0, 3, 1, 2)[part])
-        assert torch.equal(splits[split].targets, torch.tensor(stock.targets)[part])
+        assert torch.equal(splits[split].inputs, torch.from_numpy(stock.data).permute(0, 3, 1, 2)[indices])
+        assert torch.equal(splits[split].targets, torch.tensor(stock.targets)[indices])
 
 
 @pytest.mark.parametrize("augment", [True, False])
@@ -101,16 +101,16 @@ def test_only_training_images_are_augmented_and_only_on_request(tmp_path, augmen
     write_cifar(tmp_path)
     for split, data in CIFAR10(root=str(tmp_path), augment=augment).load().items():
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (cifar10.MEAN, cifar10.STD))
-        changed = not torch.equal(data.__getitems__(range(10))[0], (data.inputs[:10].float() - mean) / std)
-        assert changed is (augment and split == "train")
+        is_augmented = not torch.equal(data.__getitems__(range(10))[0], (data.inputs[:10].float() - mean) / std)
+        assert is_augmented is (augment and split == "train")
 
 
 def test_the_archives_folder_takes_precedence_over_the_root(tmp_path):
     folder = tmp_path / "cifar-10-batches-py"
     assert CIFAR10(root=str(tmp_path)).folder is None
-    write_cifar(tmp_path, each=1)
+    write_cifar(tmp_path, count=1)
     assert CIFAR10(root=str(tmp_path)).folder == tmp_path
-    write_cifar(folder, each=1)
+    write_cifar(folder, count=1)
     assert CIFAR10(root=str(tmp_path)).folder == folder == CIFAR10(root=str(folder)).folder
     (folder / "test_batch").unlink()
     assert CIFAR10(root=str(tmp_path)).folder == tmp_path
@@ -139,7 +139,7 @@ def test_a_batch_without_images_is_read(tmp_path):
 @pytest.mark.parametrize("labels", [[], [1], [1, 2, 3], [-1, 0], [0, 10]])
 def test_labels_that_do_not_fit_the_images_are_refused(tmp_path, labels):
     (tmp_path / "b").write_bytes(pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": labels}))
-    with pytest.raises(ValueError, match="^corrupt: .*b has 2 images, and labels that do not fit them$"):
+    with pytest.raises(ValueError, match="^corrupt: .*b has 2 images, but its labels do not match them$"):
         read_batch(tmp_path / "b")
 
 
@@ -149,7 +149,7 @@ def test_labels_that_do_not_fit_the_images_are_refused(tmp_path, labels):
 )
 def test_a_pickle_that_names_anything_but_arrays_is_refused(tmp_path, name):
     (tmp_path / "b").write_bytes(f"c{name}\n(S'touch {tmp_path}/ran'\ntR.".encode())
-    with pytest.raises(ValueError, match="which is no array"):
+    with pytest.raises(ValueError, match="which is not an array"):
         read_batch(tmp_path / "b")
     assert not (tmp_path / "ran").exists()
 
@@ -158,6 +158,6 @@ def test_reading_a_pickle_imports_no_module(tmp_path, monkeypatch):
     (tmp_path / "loaded_by_pickle.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "b").write_bytes(b"cloaded_by_pickle\nname\n.")
-    with pytest.raises(ValueError, match=r"loaded_by_pickle\.name, which is no array"):
+    with pytest.raises(ValueError, match=r"loaded_by_pickle\.name, which is not an array"):
         read_batch(tmp_path / "b")
     assert "loaded_by_pickle" not in sys.modules

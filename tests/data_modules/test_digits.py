@@ -5,25 +5,25 @@ from sklearn.datasets import load_digits
 from data_modules.digits import MEAN, SIZES, STD, Digits
 
 
-def ready(module):
+def set_up(module):
     module.setup("fit")
     return module
 
 
 def test_the_split_depends_only_on_the_split_seed():
-    first, again, other = (ready(Digits(split_seed=seed)).splits for seed in (0, 0, 1))
+    first, same_seed, other_seed = (set_up(Digits(split_seed=seed)).splits for seed in (0, 0, 1))
     assert [len(first[split]) for split in ("train", "val", "test")] == [1437, 180, 180]
-    assert torch.equal(first["val"].inputs, again["val"].inputs)
-    assert not torch.equal(first["val"].inputs, other["val"].inputs)
+    assert torch.equal(first["val"].inputs, same_seed["val"].inputs)
+    assert not torch.equal(first["val"].inputs, other_seed["val"].inputs)
 
 
 def test_only_augmented_training_digits_are_shifted():
-    splits = ready(Digits()).splits
+    splits = set_up(Digits()).splits
     torch.manual_seed(0)
-    some = list(range(20))
-    assert not torch.equal(*(splits["train"].__getitems__(some)[0] for _ in range(2)))
-    assert torch.equal(*(splits["val"].__getitems__(some)[0] for _ in range(2)))
-    assert torch.equal(*(ready(Digits(augment=False)).splits["train"].__getitems__(some)[0] for _ in range(2)))
+    indices = list(range(20))
+    assert not torch.equal(*(splits["train"].__getitems__(indices)[0] for _ in range(2)))
+    assert torch.equal(*(splits["val"].__getitems__(indices)[0] for _ in range(2)))
+    assert torch.equal(*(set_up(Digits(augment=False)).splits["train"].__getitems__(indices)[0] for _ in range(2)))
 
 
 def test_the_splits_together_contain_each_scikit_learn_digit_once():
@@ -45,8 +45,8 @@ def test_the_constants_are_mean_and_standard_deviation_of_all_images():
 
 def test_a_training_digit_is_shifted_by_at_most_one_pixel():
     data = Digits().load()["train"]
-    seen, _ = data.__getitems__([7] * 200)
-    levels = (seen * STD[0] + MEAN[0]).round().to(torch.uint8)
+    images, _ = data.__getitems__([7] * 200)
+    levels = (images * STD[0] + MEAN[0]).round().to(torch.uint8)
     padded = torch.nn.functional.pad(data.inputs[7], (1,) * 4)
     windows = {tuple(padded[0, i : i + 8, j : j + 8].flatten().tolist()) for i in range(3) for j in range(3)}
     assert {tuple(image.flatten().tolist()) for image in levels} == windows

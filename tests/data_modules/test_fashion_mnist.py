@@ -24,7 +24,7 @@ def test_debians_files_are_split_and_normalized():
     assert inputs.shape == (5000, 1, 28, 28) and abs(inputs.mean()) < 0.02 and abs(inputs.std() - 1) < 0.02
 
 
-@pytest.mark.parametrize("damage", ["bytes", "cut short"])
+@pytest.mark.parametrize("damage", ["bytes", "truncated"])
 def test_the_error_names_a_damaged_file(tmp_path, damage):
     require("fashion-mnist")
     shutil.copytree(DEBIAN, tmp_path, dirs_exist_ok=True)
@@ -42,7 +42,7 @@ def test_an_idx_file_is_read_and_a_truncated_one_is_refused(tmp_path):
     path.write_bytes(gzip.compress(b"\0\0\x08\x02" + b"\0\0\0\x02\0\0\0\x03" + bytes(range(6))))
     assert read_idx(path).tolist() == [[0, 1, 2], [3, 4, 5]]
     path.write_bytes(gzip.compress(b"\0\0\x08\x01" + b"\0\0\0\x05" + b"abc"))
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="truncated"):
         read_idx(path)
 
 
@@ -119,21 +119,21 @@ def write_numbered(folder):
         (folder / labels.name).write_bytes(gzip.compress(idx((numbers % 10).astype(np.uint8)), 1))
 
 
-def numbers_in(data):
+def image_numbers(data):
     return (data.inputs.flatten(1).long() * torch.tensor([1 << 16, 1 << 8, 1])).sum(1)
 
 
 def test_splits_use_every_image_once_with_its_label(tmp_path):
     write_numbered(tmp_path / "FashionMNIST" / "raw")
     module = FashionMNIST(root=str(tmp_path))
-    splits, again = module.load(), FashionMNIST(root=str(tmp_path)).load()
-    found = {split: numbers_in(data) for split, data in splits.items()}
+    splits, reloaded = module.load(), FashionMNIST(root=str(tmp_path)).load()
+    found = {split: image_numbers(data) for split, data in splits.items()}
     assert {split: len(numbers) for split, numbers in found.items()} == {"train": 55_000, "val": 5_000, "test": 10_000}
     assert torch.equal(torch.cat([found["train"], found["val"]]).sort().values, torch.arange(60_000))
     assert torch.equal(found["test"], torch.arange(10_000))
     for split, data in splits.items():
         assert torch.equal(data.targets, found[split] % 10) and data.inputs.shape[1:] == (1, 1, 3)
-        assert torch.equal(data.inputs, again[split].inputs)
+        assert torch.equal(data.inputs, reloaded[split].inputs)
 
 
 @pytest.mark.parametrize("augment", [True, False])
@@ -141,10 +141,10 @@ def test_only_training_images_are_mirrored_and_only_on_request(tmp_path, augment
     write_numbered(tmp_path / "raw")
     splits = FashionMNIST(root=str(tmp_path / "raw"), augment=augment).load()
     for split, data in splits.items():
-        seen = data.__getitems__(range(200))[0]
-        plain = (data.inputs[:200].float() - MEAN[0]) / STD[0]
-        mirrored = (seen != plain).flatten(1).any(1)
-        assert torch.equal(seen[mirrored], plain[mirrored].flip(-1))
+        transformed = data.__getitems__(range(200))[0]
+        normalized = (data.inputs[:200].float() - MEAN[0]) / STD[0]
+        mirrored = (transformed != normalized).flatten(1).any(1)
+        assert torch.equal(transformed[mirrored], normalized[mirrored].flip(-1))
         assert bool(mirrored.any()) is (augment and split == "train")
 
 
@@ -154,17 +154,17 @@ def test_the_root_takes_precedence_over_its_raw_folder_and_debians_folder(tmp_pa
     monkeypatch.setattr("data_modules.fashion_mnist.DEBIAN", debian)
     monkeypatch.chdir(tmp_path)
 
-    def put(folder):
+    def create_files(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file in FILES:
             (folder / file.name).touch()
 
     assert FashionMNIST().folder is None
-    put(debian)
+    create_files(debian)
     assert FashionMNIST().folder == debian and FashionMNIST(root="data").folder is None
-    put(raw)
+    create_files(raw)
     assert FashionMNIST().folder.resolve() == raw == FashionMNIST(root=str(tmp_path / "data")).folder
-    put(tmp_path / "data")
+    create_files(tmp_path / "data")
     assert FashionMNIST().folder.resolve() == tmp_path / "data"
 
 

@@ -6,19 +6,19 @@ from torch.utils.data import DataLoader
 from data_modules.image_folder import ImageFolder, check_images
 
 
-def tree(root, splits=("",), classes=("ant", "bee"), each=15, size=(40, 30), mode="RGB"):
+def write_tree(root, splits=("",), classes=("ant", "bee"), count=15, size=(40, 30), mode="RGB"):
     for split in splits:
         for number, name in enumerate(classes):
             folder = root / split / name
             folder.mkdir(parents=True)
-            for i in range(each):
+            for i in range(count):
                 Image.new(mode, size, color=i * 10 if mode == "L" else (number * 200, i * 10, 0)).save(
                     folder / f"{i}.png"
                 )
     return root
 
 
-def ready(root, **options):
+def set_up(root, **options):
     module = ImageFolder(str(root), **{"image_size": 16, "num_workers": 0, "batch_size": 4, **options})
     module.prepare_data()
     module.setup("fit")
@@ -26,7 +26,7 @@ def ready(root, **options):
 
 
 def test_a_tree_with_split_folders_is_read(tmp_path):
-    module = ready(tree(tmp_path, splits=("train", "val", "test")))
+    module = set_up(write_tree(tmp_path, splits=("train", "val", "test")))
     assert {split: len(samples) for split, samples in module.splits.items()} == {"train": 30, "val": 30, "test": 30}
     images, labels = next(iter(module.train_dataloader()))
     assert images.shape == (4, 3, 16, 16) and images.dtype is torch.float32 and labels.dtype is torch.int64
@@ -35,9 +35,9 @@ def test_a_tree_with_split_folders_is_read(tmp_path):
 
 @pytest.mark.parametrize("splits", [("",), ("train",)])
 def test_a_tree_without_val_and_test_is_split_by_seed_without_overlap(tmp_path, splits):
-    root = tree(tmp_path, splits=splits)
-    first, again = ready(root).splits, ready(root).splits
-    assert first == again and {split: len(samples) for split, samples in first.items()} == {
+    root = write_tree(tmp_path, splits=splits)
+    first, repeated = set_up(root).splits, set_up(root).splits
+    assert first == repeated and {split: len(samples) for split, samples in first.items()} == {
         "train": 24,
         "val": 3,
         "test": 3,
@@ -46,28 +46,28 @@ def test_a_tree_without_val_and_test_is_split_by_seed_without_overlap(tmp_path, 
 
 
 def test_a_tree_with_test_but_without_val_holds_out_the_validation_split_only(tmp_path):
-    splits = ready(tree(tmp_path, splits=("train", "test"))).splits
+    splits = set_up(write_tree(tmp_path, splits=("train", "test"))).splits
     assert {split: len(samples) for split, samples in splits.items()} == {"train": 27, "val": 3, "test": 30}
     assert all(path.is_relative_to(tmp_path / "test") for path, _ in splits["test"])
-    held_in = {path for split in ("train", "val") for path, _ in splits[split]}
-    assert len(held_in) == 30 and all(path.is_relative_to(tmp_path / "train") for path in held_in)
+    other_paths = {path for split in ("train", "val") for path, _ in splits[split]}
+    assert len(other_paths) == 30 and all(path.is_relative_to(tmp_path / "train") for path in other_paths)
 
 
 def test_a_class_only_in_the_test_folder_is_refused_without_a_val_folder(tmp_path):
-    tree(tmp_path, splits=("train",))
-    tree(tmp_path, splits=("test",), classes=("ant", "cat"))
+    write_tree(tmp_path, splits=("train",))
+    write_tree(tmp_path, splits=("test",), classes=("ant", "cat"))
     with pytest.raises(ValueError, match="cat"):
-        ready(tmp_path)
+        set_up(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_grayscale_and_color_images_become_rgb(tmp_path, mode):
-    module = ready(tree(tmp_path, mode=mode))
+    module = set_up(write_tree(tmp_path, mode=mode))
     assert next(iter(module.val_dataloader()))[0].shape[1:] == (3, 16, 16)
 
 
 def test_a_missing_folder_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere is not there"):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         ImageFolder(str(tmp_path / "nowhere"))
 
 
@@ -75,26 +75,26 @@ def test_a_folder_without_images_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="is empty"):
         ImageFolder(str(tmp_path))
     (tmp_path / "ant").mkdir()
-    with pytest.raises(FileNotFoundError, match="hold no image"):
-        ready(tmp_path)
+    with pytest.raises(FileNotFoundError, match="have no file with a known suffix"):
+        set_up(tmp_path)
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"no image"])
 def test_the_error_names_a_damaged_image(tmp_path, damage):
-    path = tree(tmp_path, size=(200, 200)) / "ant" / "7.png"
+    path = write_tree(tmp_path, size=(200, 200)) / "ant" / "7.png"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=r"corrupt: .*ant/7\.png"):
-        ready(tmp_path)
+        set_up(tmp_path)
 
 
 def test_the_image_check_stops_at_its_time_limit(tmp_path):
-    path = tree(tmp_path) / "ant" / "7.png"
+    path = write_tree(tmp_path) / "ant" / "7.png"
     path.write_bytes(b"")
     check_images([path], seconds=-1)
 
 
 def test_reading_names_a_damaged_image_that_was_not_checked(tmp_path):
-    module = ready(tree(tmp_path))
+    module = set_up(write_tree(tmp_path))
     for path, _ in module.splits["val"]:
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"corrupt: .*png") as error:
@@ -105,17 +105,17 @@ def test_reading_names_a_damaged_image_that_was_not_checked(tmp_path):
 
 
 def test_a_validation_class_without_training_images_is_refused(tmp_path):
-    tree(tmp_path, splits=("train",))
-    tree(tmp_path, splits=("val",), classes=("ant", "cat"))
+    write_tree(tmp_path, splits=("train",))
+    write_tree(tmp_path, splits=("val",), classes=("ant", "cat"))
     with pytest.raises(ValueError, match="cat"):
-        ready(tmp_path)
+        set_up(tmp_path)
 
 
 def test_the_error_for_a_missing_test_split_suggests_the_val_split(tmp_path):
     with pytest.raises(FileNotFoundError, match="--split val"):
-        ready(tree(tmp_path, splits=("train", "val"))).test_dataloader()
+        set_up(write_tree(tmp_path, splits=("train", "val"))).test_dataloader()
 
 
 def test_too_few_images_to_split_are_refused(tmp_path):
     with pytest.raises(ValueError, match="too few"):
-        ready(tree(tmp_path, each=2))
+        set_up(write_tree(tmp_path, count=2))

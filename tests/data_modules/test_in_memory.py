@@ -26,7 +26,7 @@ def test_a_gathered_batch_equals_the_stacked_single_samples():
     assert torch.equal(inputs, torch.stack([data[i][0] for i in range(4)])) and targets.tolist() == [0, 1, 2, 3]
 
 
-def ready(module):
+def set_up(module):
     module.setup("fit")
     return module
 
@@ -34,9 +34,9 @@ def ready(module):
 MODULES = [Toy, Digits, lambda: SyntheticImages(count=300, image_size=12, in_channels=2, num_classes=5)]
 
 
-@pytest.mark.parametrize("make", MODULES)
-def test_the_attributes_of_a_module_match_the_shape_of_its_data(make):
-    module = ready(make())
+@pytest.mark.parametrize("make_module", MODULES)
+def test_the_attributes_of_a_module_match_the_shape_of_its_data(make_module):
+    module = set_up(make_module())
     for loader in (module.train_dataloader(), module.val_dataloader(), module.test_dataloader()):
         inputs, targets = next(iter(loader))
         assert inputs.dtype is torch.float32 and inputs[0].numel() == module.in_features
@@ -47,15 +47,15 @@ def test_the_attributes_of_a_module_match_the_shape_of_its_data(make):
             assert targets.shape[1:] == (module.out_features,)
 
 
-@pytest.mark.parametrize("make", MODULES)
-def test_a_batch_shares_no_memory_with_later_batches_or_the_data(make):
-    data = ready(make()).splits["train"]
-    kept, labels = data.__getitems__(range(8))
-    before = kept.clone()
+@pytest.mark.parametrize("make_module", MODULES)
+def test_a_batch_shares_no_memory_with_later_batches_or_the_data(make_module):
+    data = set_up(make_module()).splits["train"]
+    inputs, labels = data.__getitems__(range(8))
+    original = inputs.clone()
     data.__getitems__(range(8, 16))
-    assert torch.equal(kept, before)
+    assert torch.equal(inputs, original)
     stored = (data.inputs if hasattr(data, "inputs") else data.images).clone()
-    kept.zero_(), labels.zero_()
+    inputs.zero_(), labels.zero_()
     assert torch.equal(data.inputs if hasattr(data, "inputs") else data.images, stored)
 
 
@@ -63,18 +63,20 @@ def test_an_augmented_image_depends_on_its_key_and_not_on_its_batch():
     class Keyed(list):
         random_keys = property(lambda self: np.array(self, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
-    data = ready(Digits()).splits["train"]
-    one, other = data.__getitems__(Keyed([1, 2, 3]))[0], data.__getitems__(Keyed([3, 9]))[0]
-    assert torch.equal(one[2], other[0])
+    data = set_up(Digits()).splits["train"]
+    first, second = data.__getitems__(Keyed([1, 2, 3]))[0], data.__getitems__(Keyed([3, 9]))[0]
+    assert torch.equal(first[2], second[0])
 
 
-@pytest.mark.parametrize("wrong", [lambda: Toy(batch_size=0), lambda: Toy(count=0), lambda: Digits(num_workers=-1)])
-def test_invalid_counts_are_refused(wrong):
+@pytest.mark.parametrize(
+    "make_module", [lambda: Toy(batch_size=0), lambda: Toy(count=0), lambda: Digits(num_workers=-1)]
+)
+def test_invalid_counts_are_refused(make_module):
     with pytest.raises(ValueError, match="or more"):
-        wrong()
+        make_module()
 
 
-def ordered(data, **settings):
+def planned_loader(data, **settings):
     """Returns the batches that a run reads, in the data set's order."""
     return SamplingPlan(batch_size=2).wrap(DataLoader(data, batch_size=2, **settings), training=True)
 
@@ -85,12 +87,12 @@ def test_several_small_batches_are_read_at_once_as_independent_tensors():
     read = InMemory.__getitems__
     data.__class__ = type("Counting", (InMemory,), {"reads_ahead": True})
     data.__class__.__getitems__ = lambda self, indices: reads.append(len(indices)) or read(self, indices)
-    batches = list(ordered(data, collate_fn=lambda batch: [*batch, "collated"]))
+    batches = list(planned_loader(data, collate_fn=lambda batch: [*batch, "collated"]))
     assert len(reads) == 2 and len(batches) == 10
     assert torch.equal(torch.cat([inputs for inputs, _, _ in batches]), data.inputs)
     versions = [inputs._version for inputs, _, _ in batches]
     batches[3][0].mul_(torch.nn.Parameter(torch.ones(2)))
-    assert [inputs._version for inputs, _, _ in batches] == [one + (k == 3) for k, one in enumerate(versions)]
+    assert [inputs._version for inputs, _, _ in batches] == [version + (k == 3) for k, version in enumerate(versions)]
     assert torch.equal(data.inputs, torch.arange(40.0).view(20, 2)) and batches[0][2] == "collated"
 
 
@@ -101,7 +103,7 @@ def test_a_data_set_that_mixes_samples_is_read_batch_by_batch():
             return inputs.flip(0), targets
 
     data = Mixing(torch.arange(8.0).view(8, 1), torch.arange(8))
-    found = torch.cat([inputs for inputs, _ in ordered(data, collate_fn=tuple)]).flatten()
+    found = torch.cat([inputs for inputs, _ in planned_loader(data, collate_fn=tuple)]).flatten()
     assert found.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
 
 
@@ -113,12 +115,13 @@ def test_less_common_dtypes_are_kept(dtype):
 
 
 def test_a_tensor_dataset_is_gathered_as_torch_collates_it():
-    whole = TensorDataset(torch.rand(9, 3), torch.arange(9), torch.rand(9, 2, 2).double())
-    for data in (whole, Subset(whole, [5, -1, 0, 7, -9]), Subset(Subset(whole, [8, 2, 4, 6]), [3, 0, 1])):
-        plain = list(DataLoader(data, batch_size=2))
-        gathered = list(ordered(data))
-        assert [type(batch) for batch in gathered] == [type(batch) for batch in plain]
-        for mine, its in zip(gathered, plain, strict=True):
+    dataset = TensorDataset(torch.rand(9, 3), torch.arange(9), torch.rand(9, 2, 2).double())
+    for data in (dataset, Subset(dataset, [5, -1, 0, 7, -9]), Subset(Subset(dataset, [8, 2, 4, 6]), [3, 0, 1])):
+        expected = list(DataLoader(data, batch_size=2))
+        found = list(planned_loader(data))
+        assert [type(batch) for batch in found] == [type(batch) for batch in expected]
+        for found_batch, expected_batch in zip(found, expected, strict=True):
             assert all(
-                torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(mine, its, strict=True)
+                torch.equal(found_tensor, expected_tensor) and found_tensor.dtype == expected_tensor.dtype
+                for found_tensor, expected_tensor in zip(found_batch, expected_batch, strict=True)
             )

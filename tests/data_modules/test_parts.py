@@ -5,58 +5,62 @@ import pytest
 import torch
 
 from data_modules import parts
-from data_modules.parts import LEAST_ROWS, MOST_THREADS, in_row_blocks
+from data_modules.parts import MAX_THREADS, MIN_THREAD_ROWS, in_row_blocks
 
 
 @pytest.fixture(params=[1, 2, 3, 64])
 def threads(request):
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
-    torch.set_num_threads(before)
+    torch.set_num_threads(previous)
 
 
-@pytest.mark.parametrize("rows", [0, 1, LEAST_ROWS - 1, LEAST_ROWS, 2 * LEAST_ROWS, 10 * LEAST_ROWS + 7])
+@pytest.mark.parametrize(
+    "rows", [0, 1, MIN_THREAD_ROWS - 1, MIN_THREAD_ROWS, 2 * MIN_THREAD_ROWS, 10 * MIN_THREAD_ROWS + 7]
+)
 def test_row_blocks_cover_every_row_once(threads, rows):
-    seen, workers = [], set()
+    blocks, workers = [], set()
 
-    def work(part):
-        seen.append((part.start, part.stop))
+    def work(block):
+        blocks.append((block.start, block.stop))
         workers.add(threading.current_thread())
 
     in_row_blocks(work, rows)
-    seen.sort()
-    assert [start for start, _ in seen] == [0, *(stop for _, stop in seen[:-1])] and seen[-1][1] == rows
-    assert len(seen) == max(1, min(threads, MOST_THREADS, rows // LEAST_ROWS))
+    blocks.sort()
+    assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])] and blocks[-1][1] == rows
+    assert len(blocks) == max(1, min(threads, MAX_THREADS, rows // MIN_THREAD_ROWS))
     assert threading.current_thread() in workers
 
 
 def test_an_error_in_any_block_is_raised():
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        for bad in (0, LEAST_ROWS):
+        for failing_start in (0, MIN_THREAD_ROWS):
             with pytest.raises(ZeroDivisionError):
-                in_row_blocks(lambda part, bad=bad: 1 / (part.start != bad), 2 * LEAST_ROWS)
+                in_row_blocks(
+                    lambda block, failing_start=failing_start: 1 / (block.start != failing_start), 2 * MIN_THREAD_ROWS
+                )
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
-def in_child(queue):
+def run_in_child(queue):
     torch.set_num_threads(2)
-    seen = []
-    in_row_blocks(lambda part: seen.append(part.start), 2 * LEAST_ROWS)
-    queue.put(sorted(seen))
+    starts = []
+    in_row_blocks(lambda block: starts.append(block.start), 2 * MIN_THREAD_ROWS)
+    queue.put(sorted(starts))
 
 
 def test_a_forked_process_creates_its_own_threads():
-    parts._threads().submit(int).result()
+    parts._thread_pool().submit(int).result()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    process = context.Process(target=in_child, args=(queue,), daemon=True)
+    process = context.Process(target=run_in_child, args=(queue,), daemon=True)
     process.start()
     try:
-        assert queue.get(timeout=30) == [0, LEAST_ROWS]
+        assert queue.get(timeout=30) == [0, MIN_THREAD_ROWS]
     finally:
         process.kill()
         process.join()

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from data_modules.published_files import TIMEOUT_SECONDS, PublishedFile, check, download, folder_with
+from data_modules.published_files import TIMEOUT_SECONDS, PublishedFile, download, find_folder, verify_checksums
 
 
 def md5(data):
@@ -36,7 +36,7 @@ def test_concurrent_requests_download_once(tmp_path):
 
 
 def test_a_download_with_a_wrong_checksum_leaves_no_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match="by checksum"):
+    with pytest.raises(FileNotFoundError, match="checksum differs"):
         download([A], tmp_path / "x", lambda folder: (folder / "a").write_text("other"), "")
     assert not (tmp_path / "x").exists()
 
@@ -44,13 +44,13 @@ def test_a_download_with_a_wrong_checksum_leaves_no_folder(tmp_path):
 def test_a_recompressed_gz_is_verified_by_its_content(tmp_path):
     file = PublishedFile("a.gz", md5(b"as published"), hashlib.sha256(b"content").hexdigest())
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"content"))
-    check([file], tmp_path, "")
+    verify_checksums([file], tmp_path, "")
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"other"))
     with pytest.raises(ValueError, match="corrupt"):
-        check([file], tmp_path, "")
+        verify_checksums([file], tmp_path, "")
 
 
-def write(folder, **contents):
+def write_files(folder, **contents):
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (folder / name).write_text(content)
@@ -58,27 +58,27 @@ def write(folder, **contents):
 
 
 def test_the_first_folder_with_all_files_is_found(tmp_path):
-    half, whole, also = (
-        write(tmp_path / "1", a="a"),
-        write(tmp_path / "2", a="", b=""),
-        write(tmp_path / "3", a="", b=""),
+    incomplete, complete, also_complete = (
+        write_files(tmp_path / "1", a="a"),
+        write_files(tmp_path / "2", a="", b=""),
+        write_files(tmp_path / "3", a="", b=""),
     )
-    assert folder_with([A, B], [half, tmp_path / "none", whole, also]) == whole
-    assert folder_with([A, B], [half]) is None and folder_with([A, B], []) is None
-    (half / "b").mkdir()
-    assert folder_with([A, B], [half]) is None
+    assert find_folder([A, B], [incomplete, tmp_path / "none", complete, also_complete]) == complete
+    assert find_folder([A, B], [incomplete]) is None and find_folder([A, B], []) is None
+    (incomplete / "b").mkdir()
+    assert find_folder([A, B], [incomplete]) is None
 
 
 def test_the_error_names_each_damaged_file_and_what_to_do(tmp_path):
-    check([A, B], write(tmp_path, a="a", b="b"), "")
+    verify_checksums([A, B], write_files(tmp_path, a="a", b="b"), "")
     with pytest.raises(ValueError) as error:
-        check([A, B], write(tmp_path, b="x"), ", or else")
+        verify_checksums([A, B], write_files(tmp_path, b="x"), ", or else")
     assert str(error.value) == (
-        f"corrupt: b in {tmp_path} (not what was published, by checksum); "
-        "delete it and start again to download anew, or else"
+        f"corrupt: b in {tmp_path} (the checksum differs from the published one); "
+        "delete it and start again to download it, or else"
     )
     with pytest.raises(ValueError, match="^corrupt: a, b in .*; delete them and start again"):
-        check([A, B], write(tmp_path, a=""), "")
+        verify_checksums([A, B], write_files(tmp_path, a=""), "")
 
 
 @pytest.mark.parametrize(
@@ -87,18 +87,18 @@ def test_the_error_names_each_damaged_file_and_what_to_do(tmp_path):
 def test_a_gz_that_cannot_be_decompressed_is_damaged(tmp_path, damage):
     file = PublishedFile("a.gz", md5(b"as published"), hashlib.sha256(b"content").hexdigest())
     (tmp_path / "a.gz").write_bytes(damage(gzip.compress(b"content")))
-    assert not file.is_sound(tmp_path)
+    assert not file.matches_checksum(tmp_path)
 
 
 def test_a_gz_without_a_content_checksum_must_equal_the_published_file(tmp_path):
     packed = gzip.compress(b"content", mtime=0)
     (tmp_path / "a.gz").write_bytes(packed)
-    assert PublishedFile("a.gz", md5(packed)).is_sound(tmp_path)
-    assert not PublishedFile("a.gz", md5(b"content")).is_sound(tmp_path)
+    assert PublishedFile("a.gz", md5(packed)).matches_checksum(tmp_path)
+    assert not PublishedFile("a.gz", md5(b"content")).matches_checksum(tmp_path)
 
 
 def test_existing_files_are_not_downloaded_again(tmp_path):
-    download([A], write(tmp_path, a="a"), lambda folder: pytest.fail("downloaded"), "")
+    download([A], write_files(tmp_path, a="a"), lambda folder: pytest.fail("downloaded"), "")
     assert (tmp_path / "a").read_text() == "a"
 
 
@@ -107,17 +107,17 @@ def test_a_download_is_written_to_the_file_system_of_its_folder(tmp_path):
 
     def fetch(folder):
         assert folder.parent == tmp_path / "x"
-        write(folder, a="a")
+        write_files(folder, a="a")
 
     download([A], tmp_path / "x", fetch, "")
 
 
-def failing(folder):
+def failing_fetch(folder):
     (folder / "a").write_text("a")
     raise OSError("no network")
 
 
-@pytest.mark.parametrize("fetch", [failing, lambda folder: None, lambda folder: write(folder, a="a")])
+@pytest.mark.parametrize("fetch", [failing_fetch, lambda folder: None, lambda folder: write_files(folder, a="a")])
 def test_an_incomplete_download_leaves_no_file(tmp_path, fetch):
     with pytest.raises(FileNotFoundError, match=r"^missing: a, b; downloading failed \("):
         download([A, B], tmp_path / "x" / "y", fetch, "")
@@ -127,13 +127,13 @@ def test_an_incomplete_download_leaves_no_file(tmp_path, fetch):
 def test_a_folder_below_a_file_is_refused_and_the_file_stays(tmp_path):
     (tmp_path / "file").write_text("kept")
     with pytest.raises(FileNotFoundError, match="missing: a; downloading failed"):
-        download([A], tmp_path / "file" / "x", failing, "")
+        download([A], tmp_path / "file" / "x", failing_fetch, "")
     assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_the_error_of_a_failed_download_names_missing_files_and_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError) as error:
-        download([A, B], write(tmp_path / "x", b="old"), failing, "; from the shelf")
+        download([A, B], write_files(tmp_path / "x", b="old"), failing_fetch, "; from the shelf")
     assert str(error.value) == (
         f"missing: a; downloading failed (no network). Put the files into {tmp_path / 'x'}; from the shelf"
     )
@@ -141,30 +141,30 @@ def test_the_error_of_a_failed_download_names_missing_files_and_what_to_do(tmp_p
 
 
 def test_an_interrupted_download_can_be_repeated(tmp_path):
-    def interrupted(folder):
-        write(folder, a="a")
+    def interrupted_fetch(folder):
+        write_files(folder, a="a")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        download([A], tmp_path / "x", interrupted, "")
+        download([A], tmp_path / "x", interrupted_fetch, "")
     assert {path.name for path in (tmp_path / "x").iterdir()} <= {".download.lock"}
-    download([A], tmp_path / "x", lambda folder: write(folder, a="a"), "")
+    download([A], tmp_path / "x", lambda folder: write_files(folder, a="a"), "")
     assert (tmp_path / "x" / "a").read_text() == "a"
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_download_sets_a_socket_timeout_and_restores_the_previous_one(tmp_path, fails):
-    seen = []
+    timeouts = []
 
     def fetch(folder):
-        seen.append(socket.getdefaulttimeout())
-        failing(folder) if fails else write(folder, a="a")
+        timeouts.append(socket.getdefaulttimeout())
+        failing_fetch(folder) if fails else write_files(folder, a="a")
 
-    before = socket.getdefaulttimeout()
+    previous = socket.getdefaulttimeout()
     socket.setdefaulttimeout(12.5)
     try:
         with pytest.raises(FileNotFoundError) if fails else contextlib.nullcontext():
             download([A], tmp_path / "x", fetch, "")
-        assert seen == [TIMEOUT_SECONDS] and socket.getdefaulttimeout() == 12.5
+        assert timeouts == [TIMEOUT_SECONDS] and socket.getdefaulttimeout() == 12.5
     finally:
-        socket.setdefaulttimeout(before)
+        socket.setdefaulttimeout(previous)

@@ -1,21 +1,23 @@
 import pytest
 import torch
 
-from data_modules.synthetic_images import POOL, NoiseImages, SyntheticImages
+from data_modules.synthetic_images import POOL_SIZE, NoiseImages, SyntheticImages
 
 
-def ready(module):
+def set_up(module):
     module.setup("fit")
     return module
 
 
 def test_memory_does_not_grow_with_the_count():
-    dataset = ready(SyntheticImages(count=10**9, image_size=8)).splits["train"]
+    dataset = set_up(SyntheticImages(count=10**9, image_size=8)).splits["train"]
     assert len(dataset) == 10**9 and dataset.images.numel() < 10**6
     assert torch.equal(dataset.__getitems__([10**9 - 1])[0][0], dataset[10**9 - 1][0])
 
 
-@pytest.mark.parametrize(("count", "pool"), [(1, 1), (POOL - 1, POOL - 1), (POOL, POOL), (POOL + 1, POOL)])
+@pytest.mark.parametrize(
+    ("count", "pool"), [(1, 1), (POOL_SIZE - 1, POOL_SIZE - 1), (POOL_SIZE, POOL_SIZE), (POOL_SIZE + 1, POOL_SIZE)]
+)
 def test_samples_repeat_after_the_end_of_the_pool(count, pool):
     data = NoiseImages(count, (1, 2, 2), classes=4, generator=torch.Generator())
     assert len(data) == count and len(data.images) == pool
@@ -26,7 +28,7 @@ def test_samples_repeat_after_the_end_of_the_pool(count, pool):
         assert torch.equal(image, data[index][0]) and label == data[index][1]
 
 
-@pytest.mark.parametrize("count", [1, POOL, POOL + 5])
+@pytest.mark.parametrize("count", [1, POOL_SIZE, POOL_SIZE + 5])
 def test_negative_indices_count_from_the_end(count):
     data = NoiseImages(count, (1, 2, 2), classes=4, generator=torch.Generator())
     images, labels = data.__getitems__([-1, -count])
@@ -53,11 +55,11 @@ def test_an_empty_list_of_indices_returns_an_empty_batch():
 
 
 def test_images_and_labels_depend_only_on_the_seed_and_the_split():
-    first, again, other = (SyntheticImages(count=9, image_size=2, data_seed=seed).load() for seed in (5, 5, 6))
+    first, same_seed, other_seed = (SyntheticImages(count=9, image_size=2, data_seed=seed).load() for seed in (5, 5, 6))
     for split in ("train", "val", "test"):
-        assert torch.equal(first[split].images, again[split].images)
-        assert torch.equal(first[split].labels, again[split].labels)
-        assert not torch.equal(first[split].images, other[split].images)
+        assert torch.equal(first[split].images, same_seed[split].images)
+        assert torch.equal(first[split].labels, same_seed[split].labels)
+        assert not torch.equal(first[split].images, other_seed[split].images)
     assert not torch.equal(first["val"].images, first["test"].images)
 
 
@@ -76,5 +78,5 @@ def test_a_single_class_and_a_single_pixel_are_allowed():
 @pytest.mark.parametrize("name", ["count", "image_size", "in_channels", "num_classes"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_the_error_names_a_size_below_one(name, value):
-    with pytest.raises(ValueError, match=f"^--data.{name} is {value}; it has to be 1 or more$"):
+    with pytest.raises(ValueError, match=f"^--data.{name} is {value}; it must be 1 or more$"):
         SyntheticImages(**{name: value})

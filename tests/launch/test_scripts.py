@@ -1,17 +1,22 @@
 """Runs the scripts in launch/ as a user does, and checks exit codes and terminal output."""
 
 import json
+import os
+import subprocess
+import sys
 
-from running import evaluate, evaluate_here, fit, fit_here
+import pytest
+
+from running import evaluate, evaluate_in_process, fit, fit_in_process, script
 
 
-def test_the_default_run_learns_the_digits(here, capsys):
-    result = fit(folder=here)
+def test_the_default_run_learns_the_digits(cwd, capsys):
+    result = fit(folder=cwd)
     summary = result.summary("ResNet-Digits-1")
     assert summary["status"] == "finished" and summary["metrics"]["val/accuracy"] >= 0.97
     assert "run ResNet-Digits-1: finished" in result.out and result.err == ""
-    evaluate_here("--run", "ResNet-Digits-1", "--split", "test")
-    metrics = json.loads((here / "runs/ResNet-Digits-1/evaluate-test.json").read_text())["metrics"]
+    evaluate_in_process("--run", "ResNet-Digits-1", "--split", "test")
+    metrics = json.loads((cwd / "runs/ResNet-Digits-1/evaluate-test.json").read_text())["metrics"]
     assert metrics["test/accuracy"] >= 0.95 and f"{metrics['test/accuracy']:.6f}" in capsys.readouterr().out
 
 
@@ -29,7 +34,7 @@ def test_an_error_in_user_code_exits_with_code_1_and_shows_no_library_frames(tmp
         "class Net(BoringModel):\n    def training_step(self, batch, batch_idx):\n        raise KeyError('mine')\n"
     )
     result = fit("--model", "mine.Net", "--data", "mine.Data", folder=tmp_path, code=1)
-    assert "raise KeyError('mine')" in result.err and "frames of libraries left out" in result.err
+    assert "raise KeyError('mine')" in result.err and "frames of libraries omitted" in result.err
     assert "site-packages" not in result.err
     assert result.summary()["status"] == "failed"
 
@@ -45,14 +50,33 @@ def test_a_terminal_shows_a_progress_bar_and_a_pipe_shows_lines(tmp_path):
     assert "━" in out and "epoch 2/2" in out and "done" not in out
 
 
-def test_print_config_and_model_help_print_once_and_exit_with_code_0(here):
+def test_print_config_and_model_help_print_once_and_exit_with_code_0(cwd):
     arguments = ("--print_config", "--devices", "2", "--model", "MLP", "--epochs", "1")
-    config = fit(*arguments, folder=here).out
+    config = fit(*arguments, folder=cwd).out
     assert config.count("class_path: lightning_modules.MLP") == 1
-    (here / "c.yaml").write_text(config.replace("devices: 2", "devices: 1"))
-    assert fit_here("--config", "c.yaml") == 0
-    assert "--model.depth" in fit("--model.help", "ResNet", folder=here).out
+    (cwd / "c.yaml").write_text(config.replace("devices: 2", "devices: 1"))
+    assert fit_in_process("--config", "c.yaml") == 0
+    assert "--model.depth" in fit("--model.help", "ResNet", folder=cwd).out
 
 
 def test_far_more_processes_than_cores_are_refused(tmp_path):
     assert "cores on this machine" in fit("--devices", "100000", folder=tmp_path, code=2).err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (script("fit"), "--help"),
+        (script("fit"), "--help_all"),
+        (script("fit"), "--explain"),
+        ("-m", "rankzero", "--help"),
+        ("-m", "rankzero", "--version"),
+    ],
+    ids=lambda command: " ".join(command[-2:]).rpartition("/")[2],
+)
+def test_a_reader_that_closes_the_pipe_causes_no_traceback(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed_pipe:
+        process = subprocess.run([sys.executable, *command], stdout=closed_pipe, stderr=subprocess.PIPE, text=True)
+    assert (process.returncode, process.stderr) == (0, "")

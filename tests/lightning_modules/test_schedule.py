@@ -7,16 +7,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from lightning_modules.schedule import Constant, Cosine, OneCycle
 
 
-def rates(make, steps):
+def rates(make_schedule, steps):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
-    schedule = make(optimizer)
+    schedule = make_schedule(optimizer)
     schedule.plan(steps)
-    seen = []
+    found = []
     for _ in range(steps):
-        seen.append(optimizer.param_groups[0]["lr"])
+        found.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return seen
+    return found
 
 
 def test_the_constant_schedule_keeps_the_rate():
@@ -25,19 +25,19 @@ def test_the_constant_schedule_keeps_the_rate():
 
 def test_cosine_equals_torchs_cosine_annealing():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
-    torchs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+    torch_schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
     expected = []
     for _ in range(20):
         expected.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
-        torchs.step()
+        torch_schedule.step()
     assert rates(Cosine, 20) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", [Constant, Cosine])
 def test_warmup_rises_linearly_to_the_optimizers_rate(kind):
-    seen = rates(lambda optimizer: kind(optimizer, warmup_steps=4), 20)
-    assert seen[:5] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
+    found = rates(lambda optimizer: kind(optimizer, warmup_steps=4), 20)
+    assert found[:5] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
 
 
 def test_cosine_ends_at_the_final_factor():
@@ -53,18 +53,18 @@ def test_after_planning_get_last_lr_returns_the_optimizers_rate(kind):
 
 
 def test_one_cycle_rises_for_30_percent_of_the_steps_and_then_falls():
-    seen = rates(OneCycle, 100)
-    assert seen[0] == pytest.approx(2.0 * 0.04) and max(seen) == pytest.approx(2.0) and seen[-1] < 0.01
-    top = seen.index(max(seen))
-    assert top == 30 and seen[:31] == sorted(seen[:31]) and seen[30:] == sorted(seen[30:], reverse=True)
+    found = rates(OneCycle, 100)
+    assert found[0] == pytest.approx(2.0 * 0.04) and max(found) == pytest.approx(2.0) and found[-1] < 0.01
+    top = found.index(max(found))
+    assert top == 30 and found[:31] == sorted(found[:31]) and found[30:] == sorted(found[30:], reverse=True)
 
 
 @pytest.mark.parametrize("kind", [Constant, Cosine, OneCycle])
 def test_a_restored_schedule_continues_with_the_new_plan(kind):
-    def fresh():
+    def make_schedule():
         return kind(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0))
 
-    first, second = fresh(), fresh()
+    first, second = make_schedule(), make_schedule()
     first.plan(10)
     for _ in range(5):
         first.optimizer.step()
@@ -74,10 +74,12 @@ def test_a_restored_schedule_continues_with_the_new_plan(kind):
     assert (second.last_epoch, second.total_steps) == (5, 20)
 
 
-@pytest.mark.parametrize("wrong", [lambda o: Constant(o, warmup_steps=-1), lambda o: OneCycle(o, warmup_fraction=1.0)])
-def test_an_invalid_warmup_is_refused(wrong):
-    with pytest.raises(ValueError, match="has to be"):
-        wrong(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0))
+@pytest.mark.parametrize(
+    "make_schedule", [lambda o: Constant(o, warmup_steps=-1), lambda o: OneCycle(o, warmup_fraction=1.0)]
+)
+def test_an_invalid_warmup_is_refused(make_schedule):
+    with pytest.raises(ValueError, match="must be"):
+        make_schedule(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0))
 
 
 def test_cosine_halves_the_rate_in_the_middle():
@@ -97,7 +99,14 @@ def test_a_step_equals_torchs_step(kind, rate):
         for _ in range(7):
             optimizer.step()
             step(schedule)
-        now = [float(group["lr"]) for group in optimizer.param_groups]
-        states.append((now, [float(one) for one in schedule.get_last_lr()], schedule.last_epoch, schedule._step_count))
+        current_rates = [float(group["lr"]) for group in optimizer.param_groups]
+        states.append(
+            (
+                current_rates,
+                [float(last_rate) for last_rate in schedule.get_last_lr()],
+                schedule.last_epoch,
+                schedule._step_count,
+            )
+        )
         assert isinstance(optimizer.param_groups[0]["lr"], type(rate))
     assert states[0] == states[1]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_modules.mlp import MLP
 from lightning_modules.schedule import Constant, Cosine
 from lightning_modules.supervised import Supervised, required
-from running import as_before
+from running import restore_process_state
 
 SAMPLES, FEATURES, CLASSES = 10, 4, 3
 
@@ -31,14 +31,14 @@ def module(classes=CLASSES, **options):
 
 
 @pytest.fixture
-def trainer():
+def make_trainer():
     """Yields a function that creates stock Trainers without logger, checkpoints and progress bar."""
 
     def make(**settings):
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
         return Trainer(accelerator="cpu", enable_model_summary=False, num_sanity_val_steps=0, **quiet, **settings)
 
-    with as_before():
+    with restore_process_state():
         yield make
 
 
@@ -59,15 +59,15 @@ def test_the_loss_is_cross_entropy_with_classes_and_squared_error_without():
 
 @pytest.mark.parametrize("classes", [-1, 0, 1])
 def test_fewer_than_two_classes_are_refused(classes):
-    with pytest.raises(ValueError, match=f"^num_classes is {classes}; to classify there have to be 2 or more$"):
+    with pytest.raises(ValueError, match=f"^num_classes is {classes}; a classifier needs 2 or more$"):
         Supervised(nn.Linear(1, 1), num_classes=classes)
 
 
 @pytest.mark.parametrize("classes", [CLASSES, None])
-def test_training_equals_a_hand_written_loop_bit_for_bit(trainer, classes):
+def test_training_equals_a_hand_written_loop_bit_for_bit(make_trainer, classes):
     tensors, epochs = data(classes), 2
     model, expected = module(classes), module(classes).network
-    trainer(max_epochs=epochs).fit(model, loader(tensors))
+    make_trainer(max_epochs=epochs).fit(model, loader(tensors))
 
     optimizer = SGD(expected.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     total = epochs * math.ceil(SAMPLES / 4)
@@ -77,26 +77,26 @@ def test_training_equals_a_hand_written_loop_bit_for_bit(trainer, classes):
         loss = F.cross_entropy if classes else F.mse_loss
         loss(expected(batch[0]), batch[1]).backward()
         optimizer.step()
-    for ours, by_hand in zip(model.network.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(ours, by_hand)
+    for parameter, expected_parameter in zip(model.network.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(parameter, expected_parameter)
 
 
-def test_the_training_loss_is_logged_in_each_step(trainer):
-    seen = []
+def test_the_training_loss_is_logged_in_each_step(make_trainer):
+    losses = []
 
-    class Losses(Callback):
+    class RecordLosses(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            seen.append((outputs["loss"].item(), trainer.callback_metrics["train/loss"].item()))
+            losses.append((outputs["loss"].item(), trainer.callback_metrics["train/loss"].item()))
 
-    trainer(max_epochs=1, callbacks=[Losses()]).fit(module(), loader(data()))
-    assert len(seen) == 3 and all(loss == logged for loss, logged in seen)
+    make_trainer(max_epochs=1, callbacks=[RecordLosses()]).fit(module(), loader(data()))
+    assert len(losses) == 3 and all(loss == logged for loss, logged in losses)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, SAMPLES, 100])
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_metrics_of_a_classification_do_not_depend_on_the_batch_size(trainer, split, batch_size):
+def test_metrics_of_a_classification_do_not_depend_on_the_batch_size(make_trainer, split, batch_size):
     model, (inputs, targets) = module(), data()
-    run = trainer().validate if split == "val" else trainer().test
+    run = make_trainer().validate if split == "val" else make_trainer().test
     (found,) = run(model, loader((inputs, targets), batch_size), verbose=False)
     with torch.no_grad():
         logits = model.network(inputs)
@@ -107,9 +107,9 @@ def test_metrics_of_a_classification_do_not_depend_on_the_batch_size(trainer, sp
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, SAMPLES])
-def test_metrics_of_a_regression_do_not_depend_on_the_batch_size(trainer, batch_size):
+def test_metrics_of_a_regression_do_not_depend_on_the_batch_size(make_trainer, batch_size):
     model, (inputs, targets) = module(None), data(None)
-    (found,) = trainer().validate(model, loader((inputs, targets), batch_size), verbose=False)
+    (found,) = make_trainer().validate(model, loader((inputs, targets), batch_size), verbose=False)
     with torch.no_grad():
         outputs = model.network(inputs)
     assert found == {
@@ -118,40 +118,42 @@ def test_metrics_of_a_regression_do_not_depend_on_the_batch_size(trainer, batch_
     }
 
 
-def test_a_nan_loss_makes_the_mean_loss_nan(trainer):
+def test_a_nan_loss_makes_the_mean_loss_nan(make_trainer):
     inputs, targets = data()
     inputs[5] = float("nan")
-    (found,) = trainer().validate(module(), loader((inputs, targets), 2), verbose=False)
+    (found,) = make_trainer().validate(module(), loader((inputs, targets), 2), verbose=False)
     assert math.isnan(found["val/loss"])
 
 
-def test_validation_metrics_restart_in_each_epoch(trainer):
+def test_validation_metrics_restart_in_each_epoch(make_trainer):
     model = module(optimizer=lambda parameters: SGD(parameters, lr=0.0))
-    seen = []
+    logged_losses = []
 
-    class Note(Callback):
+    class RecordLoss(Callback):
         def on_validation_end(self, trainer, pl_module):
-            seen.append(trainer.callback_metrics["val/loss"].item())
+            logged_losses.append(trainer.callback_metrics["val/loss"].item())
 
-    class Other(DataLoader):
+    class GrowingLoader(DataLoader):
         """Loader that yields half of the samples in the first validation, and all samples later."""
 
         def __iter__(self):
-            return iter([*super().__iter__()][: 1 if not seen else None])
+            return iter([*super().__iter__()][: 1 if not logged_losses else None])
 
-    trainer(max_epochs=2, callbacks=[Note()]).fit(model, loader(data()), Other(TensorDataset(*data()), batch_size=5))
+    make_trainer(max_epochs=2, callbacks=[RecordLoss()]).fit(
+        model, loader(data()), GrowingLoader(TensorDataset(*data()), batch_size=5)
+    )
     inputs, targets = data()
     with torch.no_grad():
         losses = F.cross_entropy(model.network(inputs), targets, reduction="none")
-    assert seen == pytest.approx([losses[:5].mean().item(), losses.mean().item()], rel=1e-6)
+    assert logged_losses == pytest.approx([losses[:5].mean().item(), losses.mean().item()], rel=1e-6)
 
 
 @pytest.mark.parametrize("classes", [CLASSES, None])
-def test_predictions_are_the_networks_outputs(trainer, classes):
+def test_predictions_are_the_networks_outputs(make_trainer, classes):
     model, (inputs, targets) = module(classes), data(classes)
-    found = trainer().predict(model, loader((inputs, targets)))
+    found = make_trainer().predict(model, loader((inputs, targets)))
     with torch.no_grad():
-        assert torch.equal(torch.cat(found), torch.cat([model.network(part) for part in inputs.split(4)]))
+        assert torch.equal(torch.cat(found), torch.cat([model.network(batch) for batch in inputs.split(4)]))
 
 
 @pytest.mark.parametrize(
@@ -164,22 +166,22 @@ def test_predictions_are_the_networks_outputs(trainer, classes):
         ({"max_epochs": 2, "limit_train_batches": 1}, 2),
     ],
 )
-def test_an_included_schedule_is_planned_for_the_steps_of_the_run(trainer, settings, steps):
-    made = trainer(**settings)
-    made.fit(module(schedule=lambda optimizer: Cosine(optimizer, final_factor=0.5)), loader(data()))
-    (config,) = made.lr_scheduler_configs
-    assert config.interval == "step" and config.scheduler.total_steps == made.global_step == steps
+def test_an_included_schedule_is_planned_for_the_steps_of_the_run(make_trainer, settings, steps):
+    trainer = make_trainer(**settings)
+    trainer.fit(module(schedule=lambda optimizer: Cosine(optimizer, final_factor=0.5)), loader(data()))
+    (config,) = trainer.lr_scheduler_configs
+    assert config.interval == "step" and config.scheduler.total_steps == trainer.global_step == steps
     assert config.scheduler.get_last_lr() == [pytest.approx(0.025)]
 
 
-def test_the_schedule_of_an_endless_run_has_no_plan(trainer):
+def test_the_schedule_of_an_endless_run_has_no_plan(make_trainer):
     class Stop(Callback):
         def on_train_batch_end(self, trainer, *arguments):
             trainer.should_stop = True
 
-    made = trainer(max_epochs=-1, callbacks=[Stop()])
-    made.fit(module(), loader(data()))
-    (config,) = made.lr_scheduler_configs
+    trainer = make_trainer(max_epochs=-1, callbacks=[Stop()])
+    trainer.fit(module(), loader(data()))
+    (config,) = trainer.lr_scheduler_configs
     assert config.scheduler.total_steps is None and config.scheduler.get_last_lr() == [0.05]
 
 
@@ -192,16 +194,16 @@ def test_the_schedule_of_an_endless_run_has_no_plan(trainer):
     ],
     ids=["ours", "StepLR", "ReduceLROnPlateau"],
 )
-def test_interval_and_monitor_depend_on_the_schedule(trainer, schedule, interval, monitor):
-    made = trainer(max_epochs=1)
-    made.fit(module(schedule=schedule), loader(data()), loader(data()))
-    (config,) = made.lr_scheduler_configs
+def test_interval_and_monitor_depend_on_the_schedule(make_trainer, schedule, interval, monitor):
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(module(schedule=schedule), loader(data()), loader(data()))
+    (config,) = trainer.lr_scheduler_configs
     assert (config.interval, config.monitor) == (interval, monitor)
 
 
-def test_the_optimizer_gets_every_parameter(trainer):
+def test_the_optimizer_gets_every_parameter(make_trainer):
     model = module(optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.5), schedule=Constant)
-    model.trainer = trainer(max_steps=7)
+    model.trainer = make_trainer(max_steps=7)
     optimizer = model.configure_optimizers()["optimizer"]
     assert isinstance(optimizer, torch.optim.AdamW) and optimizer.defaults["lr"] == 0.5
     assert {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} == {
@@ -218,12 +220,12 @@ def test_the_error_names_a_missing_required_number_and_what_to_type():
     with pytest.raises(ValueError) as error:
         required("width", None, "Net", "columns of a sample")
     assert str(error.value) == (
-        "Net has to know width (columns of a sample), and the data does not say. Type another --model or --data, "
-        "or --model.width N, or give the data module an attribute width"
+        "Net needs width (columns of a sample), and the data module has no such attribute. Type another --model or "
+        "--data, or --model.width N, or give the data module an attribute width"
     )
 
 
 @pytest.mark.parametrize("value", [0, -3])
 def test_a_required_number_below_one_is_refused(value):
-    with pytest.raises(ValueError, match=f"^Net: width is {value}; it has to be 1 or more$"):
+    with pytest.raises(ValueError, match=f"^Net: width is {value}; it must be 1 or more$"):
         required("width", value, "Net", "columns")

@@ -7,18 +7,18 @@ import pytest
 import rankzero
 from rankzero.__main__ import COMMANDS, as_typed, main
 from rankzero.cli.command import SUBCOMMANDS
-from rankzero.messages import spell_with
+from rankzero.messages import set_spelling
 from running import run
 
 
 @pytest.fixture(autouse=True)
-def spelling():
+def restore_spelling():
     yield
-    spell_with(None)
+    set_spelling(None)
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys):
+def run_command(monkeypatch, capsys):
     def type_line(*words):
         monkeypatch.setattr(sys, "argv", ["rankzero", *words])
         code = main()
@@ -28,29 +28,29 @@ def typed(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
-def test_the_help_lists_the_commands(typed, words):
-    code, printed = typed(*words)
+def test_the_help_lists_the_commands(run_command, words):
+    code, printed = run_command(*words)
     assert code == 0 and all(f"  {name} " in printed.out for name in COMMANDS)
 
 
-def test_the_version_is_printed(typed):
-    assert typed("--version") == (0, (rankzero.__version__ + "\n", ""))
+def test_the_version_is_printed(run_command):
+    assert run_command("--version") == (0, (rankzero.__version__ + "\n", ""))
 
 
-def test_a_mistyped_command_is_refused_with_a_suggestion(typed):
-    code, printed = typed("trian")
+def test_a_mistyped_command_is_refused_with_a_suggestion(run_command):
+    code, printed = run_command("trian")
     assert code == 2 and "asked  rankzero trian" in printed.err and "type   rankzero" in printed.err
 
 
 @pytest.mark.parametrize("name", ["validate", "test", "check"])
-def test_subcommands_of_the_scripts_are_commands_of_rankzero(typed, monkeypatch, name):
+def test_subcommands_of_the_scripts_are_commands_of_rankzero(run_command, monkeypatch, name):
     monkeypatch.setitem(SUBCOMMANDS, "check", ("evaluate", ("--split", "val")))
-    code, printed = typed(name, "--split", "none")
+    code, printed = run_command(name, "--split", "none")
     assert code == 2 and "asked  --split none" in printed.err
 
 
-def test_messages_name_the_command_as_typed(typed):
-    code, printed = typed("fit", "--devices", "none")
+def test_messages_name_the_command_as_typed(run_command):
+    code, printed = run_command("fit", "--devices", "none")
     assert code == 2 and "launch/" not in printed.err
     assert as_typed("srun python launch/fit.py --nodes 2") == "srun rankzero fit --nodes 2"
     assert as_typed("torchrun launch/evaluate.py") == "torchrun -m rankzero evaluate"

@@ -7,20 +7,20 @@ import sys
 import pytest
 
 from data_modules.in_memory import at_least
-from rankzero.messages import CannotStart, RequestError, as_user_errors, lost_contact, nearest, user_message
+from rankzero.messages import CannotStart, RequestError, as_user_errors, is_peer_failure, nearest, user_message
 
 
 @pytest.mark.parametrize(
-    ("word", "found"), [("reznet", "ResNet"), ("mlp", "MLP"), ("Rsnet", "ResNet"), ("qqq", None), ("", None)]
+    ("name", "expected"), [("reznet", "ResNet"), ("mlp", "MLP"), ("Rsnet", "ResNet"), ("qqq", None), ("", None)]
 )
-def test_nearest_returns_the_most_similar_name_or_none(word, found):
-    assert nearest(word, ["MLP", "ResNet"]) == found
+def test_nearest_returns_the_most_similar_name_or_none(name, expected):
+    assert nearest(name, ["MLP", "ResNet"]) == expected
 
 
 def test_an_error_raised_by_an_included_module_becomes_a_user_message():
-    with pytest.raises(ValueError, match="has to be") as error:
+    with pytest.raises(ValueError, match="must be") as error:
         at_least(1, "batch_size", 0)
-    assert user_message(error.value) == "--data.batch_size is 0; it has to be 1 or more"
+    assert user_message(error.value) == "--data.batch_size is 0; it must be 1 or more"
 
 
 def test_an_error_raised_by_other_code_becomes_no_user_message():
@@ -41,9 +41,9 @@ def test_an_error_in_a_loader_process_is_classified_by_its_origin():
 
 
 def test_user_errors_become_cannot_start_only_before_the_first_step():
-    with pytest.raises(CannotStart, match="has to be"), as_user_errors(begun=lambda: False):
+    with pytest.raises(CannotStart, match="must be"), as_user_errors(has_begun=lambda: False):
         at_least(1, "batch_size", 0)
-    with pytest.raises(ValueError, match="has to be") as error, as_user_errors(begun=lambda: True):
+    with pytest.raises(ValueError, match="must be") as error, as_user_errors(has_begun=lambda: True):
         at_least(1, "batch_size", 0)
     assert not isinstance(error.value, CannotStart)
 
@@ -55,17 +55,17 @@ def test_a_request_error_keeps_its_message_when_pickled():
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_lost_contact_recognizes_connection_errors():
-    assert lost_contact(RuntimeError("[../third_party/gloo/x.cc:81] Connection closed by peer [127.0.0.1]:1234"))
-    assert not lost_contact(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+def test_is_peer_failure_recognizes_connection_errors():
+    assert is_peer_failure(RuntimeError("[../third_party/gloo/x.cc:81] Connection closed by peer [127.0.0.1]:1234"))
+    assert not is_peer_failure(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
 def test_the_message_about_unused_parameters_names_the_rankzero_flag():
-    theirs = RuntimeError("... by setting the string value `strategy='ddp_find_unused_parameters_true'` or ...")
-    assert "--trainer.strategy ddp_find_unused_parameters_true" in user_message(theirs)
+    torch_error = RuntimeError("... by setting the string value `strategy='ddp_find_unused_parameters_true'` or ...")
+    assert "--trainer.strategy ddp_find_unused_parameters_true" in user_message(torch_error)
 
 
-SAYING = """
+PRINTING = """
 import os, sys
 from rankzero.messages import flush_streams, print_error, print_line
 print("held back")
@@ -79,16 +79,16 @@ flush_streams()
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_each_line_is_a_single_write(unbuffered):
     """Ranks share a pipe, so a newline in a separate write could follow the line of another rank."""
-    reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # preserves the boundaries of writes
+    receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # preserves the boundaries of writes
     code = "from rankzero.messages import print_error, print_line; print_line('a line'); print_error('an error')"
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    with reading, writing:
-        subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=writing, env=environment, check=True)
-        reading.setblocking(False)
+    with receiver, sender:
+        subprocess.run([sys.executable, "-c", code], stdout=sender, stderr=sender, env=environment, check=True)
+        receiver.setblocking(False)
         writes = []
         with contextlib.suppress(BlockingIOError):
             while True:
-                writes.append(reading.recv(100))
+                writes.append(receiver.recv(100))
     writes = [written for written in writes if written]  # print also writes its empty `end`
     assert writes == [b"a line\n", b"rankzero: an error\n"]
 
@@ -96,14 +96,14 @@ def test_each_line_is_a_single_write(unbuffered):
 @pytest.mark.parametrize(
     "command",
     [
-        "{{ sleep 0.2; {saying} 2>&1; echo $? >&3; }} 3>&2 | true",
-        "{saying} >/dev/full 2>&1; echo $? >&2",
-        "{saying} >&- 2>&-; echo $? >&2",
+        "{{ sleep 0.2; {printing} 2>&1; echo $? >&3; }} 3>&2 | true",
+        "{printing} >/dev/full 2>&1; echo $? >&2",
+        "{printing} >&- 2>&-; echo $? >&2",
     ],
     ids=["a pipe that nobody reads", "a full disk", "closed"],
 )
 def test_unwritable_output_does_not_change_the_exit_code(command):
-    line = command.format(saying=f"'{sys.executable}' -c '{SAYING}'")
-    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=buffered)
-    assert done.stderr.split() == ["0"]
+    line = command.format(printing=f"'{sys.executable}' -c '{PRINTING}'")
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    process = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=environment)
+    assert process.stderr.split() == ["0"]

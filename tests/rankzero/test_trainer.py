@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rankzero
 from rankzero import Trainer
-from rankzero.cli.script_arguments import TRAINER, read_arguments
+from rankzero.cli.script_arguments import TRAINER_FLAGS, read_arguments
 from rankzero.distributed import session
 from rankzero.distributed.session import Session
 from rankzero.messages import RequestError
@@ -64,19 +64,19 @@ class Hooks(pl.Callback):
     """Callback that records each hook call with the step, the epoch and the metrics at that time."""
 
     def __init__(self):
-        self.seen = []
+        self.calls = []
 
 
 for _name in [name for name in dir(pl.Callback) if name.startswith("on_")] + ["setup", "teardown"]:
 
-    def _note(self, trainer, *arguments, _name=_name, **settings):
+    def _record_call(self, trainer, *arguments, _name=_name, **settings):
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        self.seen.append((_name, trainer.global_step, trainer.current_epoch, metrics))
+        self.calls.append((_name, trainer.global_step, trainer.current_epoch, metrics))
 
-    setattr(Hooks, _name, _note)
+    setattr(Hooks, _name, _record_call)
 
 
-def trained(kind, **settings):
+def train(kind, **settings):
     hooks, model = Hooks(), Net()
     torch.manual_seed(5)
     trainer = kind(callbacks=[hooks], max_epochs=2, **QUIET, **settings)
@@ -86,109 +86,112 @@ def trained(kind, **settings):
 
 def test_every_flag_is_an_argument_with_the_same_default():
     parameters = inspect.signature(Trainer.__init__).parameters
-    own = {
+    own_defaults = {
         name: parameter.default for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
     }
-    assert own.keys() == TRAINER.keys()
-    defaults = {name: flag.default if flag.default is None else str(flag.default) for name, flag in TRAINER.items()}
-    assert read_arguments(own) == read_arguments(defaults)
-    described = inspect.getdoc(Trainer)
-    assert all(f"{name}: " in described for name in own)
+    assert own_defaults.keys() == TRAINER_FLAGS.keys()
+    flag_defaults = {
+        name: flag.default if flag.default is None else str(flag.default) for name, flag in TRAINER_FLAGS.items()
+    }
+    assert read_arguments(own_defaults) == read_arguments(flag_defaults)
+    documentation = inspect.getdoc(Trainer)
+    assert all(f"{name}: " in documentation for name in own_defaults)
 
 
 def test_no_rankzero_argument_has_the_name_of_a_lightning_argument():
-    theirs = inspect.signature(pl.Trainer.__init__).parameters
-    assert not TRAINER.keys() & theirs.keys()
+    lightning_parameters = inspect.signature(pl.Trainer.__init__).parameters
+    assert not TRAINER_FLAGS.keys() & lightning_parameters.keys()
 
 
-def test_weights_and_hook_calls_equal_those_of_stock_lightning(script):
-    _, stock_model, stock = trained(pl.Trainer, logger=False, enable_checkpointing=False)
-    _, model, hooks = trained(Trainer, name="x")
+def test_weights_and_hook_calls_equal_those_of_stock_lightning(script_folder):
+    _, stock_model, stock_hooks = train(pl.Trainer, logger=False, enable_checkpointing=False)
+    _, model, hooks = train(Trainer, name="x")
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in stock_model.state_dict().items())
-    without_saving = [entry for entry in hooks.seen if entry[0] != "on_save_checkpoint"]
-    assert without_saving == stock.seen
+    without_saving = [entry for entry in hooks.calls if entry[0] != "on_save_checkpoint"]
+    assert without_saving == stock_hooks.calls
 
 
-def test_a_run_writes_the_same_files_as_the_command_line(script, capsys):
-    trained(Trainer, name="x", save_every="3steps", keep=2)
+def test_a_run_writes_the_same_files_as_the_command_line(script_folder, capsys):
+    train(Trainer, name="x", save_every="3steps", keep=2)
     out = capsys.readouterr().out
     assert "run x: finished" in out and "epoch 2: 21 of 21 samples, each once" in out
-    summary = json.loads((script / "runs/x/summary.json").read_text())
+    summary = json.loads((script_folder / "runs/x/summary.json").read_text())
     assert (summary["status"], summary["steps"], summary["epochs"]) == ("finished", 12, 2)
-    assert [path.name for path in checkpoints_in(script / "runs/x/checkpoints")] == ["step-00000009", "step-00000012"]
-    assert list((script / "runs/x/tensorboard").glob("events*"))
+    names = [path.name for path in checkpoints_in(script_folder / "runs/x/checkpoints")]
+    assert names == ["step-00000009", "step-00000012"]
+    assert list((script_folder / "runs/x/tensorboard").glob("events*"))
 
 
-def test_a_run_without_a_name_is_named_after_the_script(script):
-    trainer, *_ = trained(Trainer)
+def test_a_run_without_a_name_is_named_after_the_script(script_folder):
+    trainer, *_ = train(Trainer)
     stem = Path(getattr(sys.modules["__main__"], "__file__", "run")).stem
     assert trainer.run.path == Path("runs") / f"{stem}-1" and trainer.run.exists
 
 
-def test_another_trainer_with_the_same_name_resumes_the_run(script):
-    whole, model, _ = trained(Trainer, name="whole")
+def test_another_trainer_with_the_same_name_resumes_the_run(script_folder):
+    uninterrupted, model, _ = train(Trainer, name="whole")
     first = Trainer(name="x", max_epochs=1, **QUIET)
     torch.manual_seed(5)
     first.fit(Net(), samples(), samples())
-    second, again = Trainer(name="x", max_epochs=2, **QUIET), Net()
-    second.fit(again, samples(), samples())
-    assert second.global_step == whole.global_step == 12
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    second, resumed_model = Trainer(name="x", max_epochs=2, **QUIET), Net()
+    second.fit(resumed_model, samples(), samples())
+    assert second.global_step == uninterrupted.global_step == 12
+    assert all(torch.equal(value, resumed_model.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_a_finished_run_is_restored_without_training(script, capsys):
-    _, model, _ = trained(Trainer, name="x")
+def test_a_finished_run_is_restored_without_training(script_folder, capsys):
+    _, model, _ = train(Trainer, name="x")
     fresh = Net()
     torch.nn.init.zeros_(fresh.layer.weight)
     trainer = Trainer(name="x", max_epochs=2, **QUIET)
     trainer.fit(fresh, samples(), samples())
     assert torch.equal(fresh.layer.weight, model.layer.weight) and trainer.global_step == 12
     assert "already finished" in capsys.readouterr().out
-    assert json.loads((script / "runs/x/summary.json").read_text())["attempts"] == 1
+    assert json.loads((script_folder / "runs/x/summary.json").read_text())["attempts"] == 1
 
 
-def attempts(script):
-    return len(json.loads((script / "runs/x/run.json").read_text())["attempts"])
+def count_attempts(script_folder):
+    return len(json.loads((script_folder / "runs/x/run.json").read_text())["attempts"])
 
 
-def test_a_finished_run_without_a_checkpoint_trains_in_a_new_attempt(script, capsys):
+def test_a_finished_run_without_a_checkpoint_trains_in_a_new_attempt(script_folder, capsys):
     for attempt in (1, 2):
         locks = []
         model = Net()
-        model.on_train_epoch_end = lambda locks=locks: locks.append(len(list(script.glob("runs/.x.lock"))))
+        model.on_train_epoch_end = lambda locks=locks: locks.append(len(list(script_folder.glob("runs/.x.lock"))))
         trainer = Trainer(name="x", max_epochs=1, enable_checkpointing=False, **QUIET)
         trainer.fit(model, samples())
-        assert (trainer.run.attempt, attempts(script), locks) == (attempt, attempt, [1])
+        assert (trainer.run.attempt, count_attempts(script_folder), locks) == (attempt, attempt, [1])
     out = capsys.readouterr().out
-    assert "already finished" not in out and "no checkpoint of its last step; it trains again" in out
+    assert "already finished" not in out and "no checkpoint of its last step; it resumes from the newest" in out
 
 
 @pytest.mark.parametrize("lost", ["step-*", "step-00000012"])
-def test_a_finished_run_that_lost_its_last_checkpoint_trains_in_a_new_attempt(script, lost):
+def test_a_finished_run_that_lost_its_last_checkpoint_trains_in_a_new_attempt(script_folder, lost):
     for attempt in (1, 2):
         trainer = Trainer(name="x", max_epochs=2, **QUIET)
         trainer.fit(Net(), samples())
-        assert (trainer.run.attempt, attempts(script), trainer.global_step) == (attempt, attempt, 12)
-        for path in (script / "runs/x/checkpoints").glob(lost):
+        assert (trainer.run.attempt, count_attempts(script_folder), trainer.global_step) == (attempt, attempt, 12)
+        for path in (script_folder / "runs/x/checkpoints").glob(lost):
             shutil.rmtree(path)
 
 
-def test_a_run_that_a_callback_ended_early_is_restored_without_training(script, capsys):
+def test_a_run_that_a_callback_ended_early_is_restored_without_training(script_folder, capsys):
     for _ in range(2):
-        stopping = EarlyStopping("loss", patience=0, divergence_threshold=-1.0)
-        trainer = Trainer(name="x", max_epochs=9, callbacks=[stopping], **QUIET)
+        early_stopping = EarlyStopping("loss", patience=0, divergence_threshold=-1.0)
+        trainer = Trainer(name="x", max_epochs=9, callbacks=[early_stopping], **QUIET)
         trainer.fit(Net(), samples())
-        assert (trainer.global_step, trainer.current_epoch, attempts(script)) == (6, 1, 1)
-    assert "(1 epochs, 6 steps; ended early by a callback" in capsys.readouterr().out
+        assert (trainer.global_step, trainer.current_epoch, count_attempts(script_folder)) == (6, 1, 1)
+    assert "(1 epochs, 6 steps; stopped early by a callback" in capsys.readouterr().out
 
 
-def test_a_second_fit_is_refused_with_a_message(script):
-    trainer, model, _ = trained(Trainer, name="x")
-    with pytest.raises(RequestError, match="has trained run x already"):
+def test_a_second_fit_is_refused_with_a_message(script_folder):
+    trainer, model, _ = train(Trainer, name="x")
+    with pytest.raises(RequestError, match="has already trained run x"):
         trainer.fit(model, samples())
 
 
-def test_fit_can_be_called_again_after_a_refusal(script, monkeypatch):
+def test_fit_can_be_called_again_after_a_refusal(script_folder, monkeypatch):
     trainer = Trainer(name="x", max_epochs=1, **QUIET)
     with pytest.raises(RequestError, match="there is no such file or folder"):
         trainer.fit(BoringModel(), samples(), ckpt_path="typo")
@@ -196,38 +199,38 @@ def test_fit_can_be_called_again_after_a_refusal(script, monkeypatch):
         patch.setattr(attempt_module, "resume_order", refuse)
         trainer.fit(BoringModel(), samples())
     trainer.fit(Net(), samples())
-    assert trainer.global_step == 6 and attempts(script) == 1
-    config = read_manifest(script / "runs/x/checkpoints/step-00000006")["rankzero"]["config"]
+    assert trainer.global_step == 6 and count_attempts(script_folder) == 1
+    config = read_manifest(script_folder / "runs/x/checkpoints/step-00000006")["rankzero"]["config"]
     assert config["model"]["class_path"].endswith("Net")
 
 
-def test_a_trainer_that_restored_a_finished_run_can_train_from_another_checkpoint(script):
-    trained(Trainer, name="x", save_every="3steps")
+def test_a_trainer_that_restored_a_finished_run_can_train_from_another_checkpoint(script_folder):
+    train(Trainer, name="x", save_every="3steps")
     trainer, model = Trainer(name="x", max_epochs=2, **QUIET), Net()
     for _ in range(2):
         trainer.fit(model, samples())
-        assert (trainer.global_step, attempts(script)) == (12, 1)
-    trainer.fit(model, samples(), ckpt_path=script / "runs/x/checkpoints/step-00000009")
-    assert (trainer.global_step, attempts(script)) == (12, 2) and trainer.outcome.begun
+        assert (trainer.global_step, count_attempts(script_folder)) == (12, 1)
+    trainer.fit(model, samples(), ckpt_path=script_folder / "runs/x/checkpoints/step-00000009")
+    assert (trainer.global_step, count_attempts(script_folder)) == (12, 2) and trainer.outcome.has_trained
 
 
 def refuse(*arguments):
     raise RequestError("--batch_size 9", "that is too large", "--batch_size 8")
 
 
-def test_evaluations_and_predictions_equal_stock_lightnings_before_and_after_training(script):
-    stock, ours = pl.Trainer(logger=False, **QUIET), Trainer(name="x", max_epochs=2, logger=False, **QUIET)
+def test_evaluations_and_predictions_equal_stock_lightnings_before_and_after_training(script_folder):
+    stock, trainer = pl.Trainer(logger=False, **QUIET), Trainer(name="x", max_epochs=2, logger=False, **QUIET)
     model = Net()
     for stage in ("validate", "test"):
         expected = getattr(stock, stage)(model, samples(), verbose=False)
-        assert getattr(ours, stage)(model, samples(), verbose=False) == expected
-    ours.fit(model, samples(), samples())
-    assert ours.test(model, samples(), verbose=False) == stock.test(model, samples(), verbose=False)
-    predicted = ours.predict(model, samples())
+        assert getattr(trainer, stage)(model, samples(), verbose=False) == expected
+    trainer.fit(model, samples(), samples())
+    assert trainer.test(model, samples(), verbose=False) == stock.test(model, samples(), verbose=False)
+    predicted = trainer.predict(model, samples())
     assert all(map(torch.equal, predicted, stock.predict(model, samples()))) and sum(map(len, predicted)) == 21
 
 
-class Fails(Net):
+class FailingNet(Net):
     def training_step(self, batch, batch_idx):
         if self.global_step == 3:
             try:
@@ -237,36 +240,36 @@ class Fails(Net):
         return super().training_step(batch, batch_idx)
 
 
-def test_an_error_in_user_code_is_raised_unchanged(script):
+def test_an_error_in_user_code_is_raised_unchanged(script_folder):
     trainer = Trainer(name="x", max_epochs=2, **QUIET)
     with pytest.raises(KeyError, match="the second") as raised:
-        trainer.fit(Fails(), samples())
+        trainer.fit(FailingNet(), samples())
     assert isinstance(raised.value.__cause__, LookupError)
-    assert json.loads((script / "runs/x/summary.json").read_text())["status"] == "failed"
-    again = Trainer(name="x", max_epochs=2, save_every="2steps", **QUIET)
-    again.fit(Net(), samples())
-    assert again.global_step == 12
+    assert json.loads((script_folder / "runs/x/summary.json").read_text())["status"] == "failed"
+    second_trainer = Trainer(name="x", max_epochs=2, save_every="2steps", **QUIET)
+    second_trainer.fit(Net(), samples())
+    assert second_trainer.global_step == 12
 
 
-def test_a_stop_raises_system_exit_and_the_same_script_resumes_the_run(script, monkeypatch):
+def test_a_stop_raises_system_exit_and_the_same_script_resumes_the_run(script_folder, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(rankzero.Stopped) as stopped:
         patch.setattr(Net, "stops_at", 3)
         Trainer(name="x", max_epochs=2, **QUIET).fit(Net(), samples())
     assert isinstance(stopped.value, SystemExit) and stopped.value.code == 75
-    session._leave_others(None)
+    session._close_coordinator(None)
     monkeypatch.setattr(Session, "current", None)  # as if the same script were started again
-    again = Trainer(name="x", max_epochs=2, **QUIET)
-    again.fit(Net(), samples())
-    assert again.global_step == 12 and again.run.attempt == 2
+    resumed = Trainer(name="x", max_epochs=2, **QUIET)
+    resumed.fit(Net(), samples())
+    assert resumed.global_step == 12 and resumed.run.attempt == 2
 
 
-def test_a_users_logger_replaces_tensorboard(script):
+def test_a_users_logger_replaces_tensorboard(script_folder):
     trainer = Trainer(name="x", max_epochs=1, logger=CSVLogger("csv"), log_every_n_steps=1, **QUIET)
     trainer.fit(Net(), samples())
-    assert list(Path("csv").rglob("metrics.csv")) and not (script / "runs/x/tensorboard").exists()
+    assert list(Path("csv").rglob("metrics.csv")) and not (script_folder / "runs/x/tensorboard").exists()
 
 
-def test_seed_everything_after_building_the_trainer_sets_the_seed_of_the_order(script):
+def test_seed_everything_after_building_the_trainer_sets_the_seed_of_the_order(script_folder):
     def order(seed):
         trainer = Trainer(name=f"seed-{seed}", max_epochs=1, **QUIET)
         pl.seed_everything(seed)
@@ -276,7 +279,7 @@ def test_seed_everything_after_building_the_trainer_sets_the_seed_of_the_order(s
     assert order(1) != order(2)
 
 
-def test_fit_accepts_a_data_module(script):
+def test_fit_accepts_a_data_module(script_folder):
     class Data(BoringDataModule):
         def train_dataloader(self):
             return samples()
@@ -289,8 +292,8 @@ def test_fit_accepts_a_data_module(script):
     assert trainer.global_step == 6
 
 
-def test_the_users_callbacks_come_after_the_sample_ledger_and_before_saving(script):
-    users = [Hooks(), ModelCheckpoint(dirpath="own")]
-    kinds = [type(callback).__name__ for callback in Trainer(callbacks=users, **QUIET).callbacks]
+def test_the_users_callbacks_come_after_the_sample_ledger_and_before_saving(script_folder):
+    user_callbacks = [Hooks(), ModelCheckpoint(dirpath="own")]
+    kinds = [type(callback).__name__ for callback in Trainer(callbacks=user_callbacks, **QUIET).callbacks]
     assert kinds[:5] == ["HookBridge", "ReportFailure", "KeepFound", "SampleLedger", "Hooks"]
     assert kinds[-2:] == ["ModelCheckpoint", "CheckpointCallback"]

@@ -36,13 +36,13 @@ def samples():
         ({"num_nodes": 2}, "num_nodes=2"),
     ],
 )
-def test_the_refusal_of_a_wrong_argument_names_the_argument(script, settings, message):
+def test_the_refusal_of_a_wrong_argument_names_the_argument(script_folder, settings, message):
     if settings.get("accelerator") == "gpu" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as error:
         Trainer(**{**QUIET, **settings})
-    assert message in str(refused.value)
-    assert not (script / "runs").exists()
+    assert message in str(error.value)
+    assert not (script_folder / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_refusal_of_a_wrong_argument_names_the_argument(script, settings, me
     ],
     ids=lambda settings: ",".join(settings),
 )
-def test_arguments_are_accepted_in_every_form(script, settings):
+def test_arguments_are_accepted_in_every_form(script_folder, settings):
     trainer = Trainer(**{**QUIET, "max_epochs": 1, "name": "x", **settings})
     trainer.fit(BoringModel(), samples(), samples())
     assert trainer.global_step == (1 if "fast_dev_run" in settings else 3 if "seed" in settings else 6)
@@ -68,6 +68,6 @@ def test_arguments_are_accepted_in_every_form(script, settings):
     assert bool(saved) is not bool({"barebones", "fast_dev_run", "enable_checkpointing"} & settings.keys())
 
 
-def test_lightnings_environment_variables_set_defaults(script, monkeypatch):
+def test_lightnings_environment_variables_set_defaults(script_folder, monkeypatch):
     monkeypatch.setenv("PL_TRAINER_MAX_EPOCHS", "1")
     assert Trainer(**QUIET).max_epochs == 1 and Trainer(max_epochs=2, **QUIET).max_epochs == 2

@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).parents[2] / "launch" / "fit.py"
 TRAIN = [str(SCRIPT), "--model", "MLP", "--data", "Toy", "--epochs", "1"]
 
 
-def left_behind() -> tuple[int, set[int]]:
+def leftovers() -> tuple[int, set[int]]:
     """Returns the number of processes of runs, and the ports on which any process listens."""
     processes = psutil.process_iter(["cmdline", "status"])
     running = [p for p in processes if str(SCRIPT) in (p.info["cmdline"] or []) and p.info["status"] != "zombie"]
@@ -41,8 +41,8 @@ def launcher(name: str, processes: int, folder: Path) -> Iterator[tuple[list[str
         yield [torchrun, "--nproc-per-node", str(processes), *TRAIN], dict(os.environ)
         return
     with cluster(folder / "slurm") as environment:
-        each = f"--ntasks-per-node={max(processes // 2, 1)}"
-        yield ["srun", "--nodes=2", each, sys.executable, *TRAIN], environment
+        tasks_per_node = f"--ntasks-per-node={max(processes // 2, 1)}"
+        yield ["srun", "--nodes=2", tasks_per_node, sys.executable, *TRAIN], environment
 
 
 def main() -> int:
@@ -56,18 +56,18 @@ def main() -> int:
         tempfile.TemporaryDirectory() as name,
         launcher(options.launcher, options.processes, Path(name)) as (command, variables),
     ):
-        _, ports = left_behind()
-        begun = time.monotonic()
+        _, ports = leftovers()
+        start = time.monotonic()
         for number in range(1, options.count + 1):
-            done = subprocess.run(command, cwd=name, env=variables, capture_output=True, text=True)
-            codes[done.returncode] += 1
-            if done.returncode:
-                print(done.stdout[-2000:], done.stderr[-4000:], flush=True)
+            process = subprocess.run(command, cwd=name, env=variables, capture_output=True, text=True)
+            codes[process.returncode] += 1
+            if process.returncode:
+                print(process.stdout[-2000:], process.stderr[-4000:], flush=True)
             print(f"{number}/{options.count}: exit codes {dict(codes)}", flush=True)
-        seconds = (time.monotonic() - begun) / options.count
-        processes, ports_after = left_behind()
+        seconds = (time.monotonic() - start) / options.count
+        processes, ports_after = leftovers()
     print(
-        f"{options.launcher}: {codes[0]} of {options.count} left with 0, {seconds:.1f} s each; "
+        f"{options.launcher}: {codes[0]} of {options.count} exited with code 0, {seconds:.1f} s each; "
         f"processes left: {processes}; ports left: {len(ports_after - ports)}"
     )
     return 0 if codes[0] == options.count and not processes and not ports_after - ports else 1

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from running import require
-from system.forks import Forks, forking
+from system.forks import Forks, start_forks
 from system.hosts import Hosts, two_hosts
-from system.learned import Alone, learn_alone
+from system.learned import Reference, train_reference
 from system.slurm import cluster
 
 
@@ -25,18 +25,18 @@ def slurm(tmp_path_factory) -> Iterator[dict[str, str]]:
 def hosts(tmp_path_factory) -> Iterator[Hosts]:
     """Creates two connected hosts, rz1 and rz2."""
     require("hosts")
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
-        yield made
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as created:
+        yield created
 
 
 @pytest.fixture(scope="session")
-def alone(tmp_path_factory) -> Alone:
+def reference(tmp_path_factory) -> Reference:
     """Returns the weights that one process learns, and the metrics of two processes on one machine."""
-    return learn_alone(tmp_path_factory.mktemp("alone"))
+    return train_reference(tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture
-def mine(tmp_path) -> Path:
+def user_folder(tmp_path) -> Path:
     """Returns a folder with user classes that record the samples they receive."""
     shutil.copy(Path(__file__).parent / "recording.py", tmp_path)
     return tmp_path
@@ -45,5 +45,5 @@ def mine(tmp_path) -> Path:
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
     """Yields a process that runs commands many times but imports everything only once."""
-    with forking() as process:
+    with start_forks() as process:
         yield process

@@ -55,17 +55,17 @@ class Forks:
         self.process.stdin.flush()
         codes = json.loads(self.process.stdout.readline())
         if code is not None:
-            assert codes == [code] * world, (codes, *self.said(folder, world))
+            assert codes == [code] * world, (codes, *self.outputs(folder, world))
         return codes
 
     @staticmethod
-    def said(folder: Path, world: int = 1) -> list[str]:
+    def outputs(folder: Path, world: int = 1) -> list[str]:
         """Returns what each rank has printed in this folder, over all runs."""
         return [(folder / f"rank-{rank}.out").read_text() for rank in range(world)]
 
 
 @contextmanager
-def forking() -> Iterator[Forks]:
+def start_forks() -> Iterator[Forks]:
     """Starts the process that forks the ranks."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     command = [sys.executable, __file__]
@@ -92,21 +92,21 @@ def _serve() -> None:
                 _fork(request["script"], request["arguments"], Path(request["folder"]), rank, request["world"], port)
                 for rank in range(request["world"])
             ]
-            begun = time.monotonic()
+            start_time = time.monotonic()
             for seconds, number, rank in request["signals"]:
-                time.sleep(max(0.0, begun + seconds - time.monotonic()))
+                time.sleep(max(0.0, start_time + seconds - time.monotonic()))
                 os.kill(ranks[rank], number)  # its exit code has not been read, so the process ID is still valid
-            codes = _codes(ranks, begun + request["seconds"])
+            codes = _exit_codes(ranks, start_time + request["seconds"])
         print(json.dumps(codes), flush=True)
 
 
-def _codes(ranks: Sequence[int], deadline: float) -> list[int]:
+def _exit_codes(ranks: Sequence[int], deadline: float) -> list[int]:
     """Waits for all ranks; kills them after the deadline, so that later requests do not have to wait."""
     codes: dict[int, int] = {}
-    while left := [pid for pid in ranks if pid not in codes]:
-        for pid in left:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
+    while running := [pid for pid in ranks if pid not in codes]:
+        for pid in running:
+            finished_pid, status = os.waitpid(pid, os.WNOHANG)
+            if finished_pid:
                 codes[pid] = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
@@ -116,12 +116,12 @@ def _codes(ranks: Sequence[int], deadline: float) -> list[int]:
 
 def _fork(*request: Any) -> int:
     """Forks a process for a rank, and blocks stop signals until its handlers are installed, so that none is lost."""
-    from rankzero.distributed.process.stop_signals import STOPPING
+    from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     pid = os.fork()
     if pid:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return pid
     _run(*request)
     raise AssertionError("a rank ends with its work")
@@ -131,20 +131,20 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
     code = 1
     try:
         os.chdir(folder)
-        said = os.open(f"rank-{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for target, source in ((0, nothing), (1, said), (2, said)):
+        output_file = os.open(f"rank-{rank}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        null_file = os.open(os.devnull, os.O_RDONLY)
+        for target, source in ((0, null_file), (1, output_file), (2, output_file)):
             os.dup2(source, target)
         if world > 1:
-            place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
-            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            os.environ.update({name: str(value) for name, value in place.items()})
+            variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in variables.items()})
         from rankzero.commands.start import start
-        from rankzero.distributed.process.stop_signals import SIGNALS, STOPPING
+        from rankzero.distributed.process.stop_signals import SIGNALS, STOP_SIGNALS
         from running import command_of, script
 
         SIGNALS.install()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if script_name.endswith(".py"):
             code = _run_script(script_name, arguments)
             return
@@ -157,8 +157,8 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
             }[script_name]
         )
         code = start(command_of(script_name), getattr(work, script_name), arguments)
-    except SystemExit as leaving:  # commands that only print raise it
-        code = int(leaving.code or 0)
+    except SystemExit as error:  # commands that only print raise it
+        code = int(error.code or 0)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -174,14 +174,14 @@ def _run_script(script: str, arguments: Sequence[str]) -> int:
     code = 0
     try:
         runpy.run_path(script, run_name="__main__")
-    except SystemExit as leaving:
-        code = int(leaving.code or 0)
+    except SystemExit as error:
+        code = int(error.code or 0)
     except BaseException:
         code = 1
         try:
             sys.excepthook(*sys.exc_info())
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
+        except SystemExit as error:
+            code = int(error.code or 0)
     atexit._run_exitfuncs()
     return code
 

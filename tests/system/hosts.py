@@ -50,7 +50,7 @@ def two_hosts(folder: Path) -> Iterator["Hosts"]:
             ip("-n", host, "link", "set", "lo", "up")
         yield hosts
         for host in HOSTS:
-            hosts.lose(host)
+            hosts.kill_all(host)
     finally:
         _remove()
 
@@ -71,7 +71,7 @@ class Hosts:
         self.folder = folder
         self.agent = str(folder / "agent")
 
-    def on(self, host: str, *command: str) -> list[str]:
+    def command_on(self, host: str, *command: str) -> list[str]:
         """Returns the command line that runs a command on a host."""
         return [str(self.folder / "enter"), host, *command]
 
@@ -82,13 +82,18 @@ class Hosts:
         variables = {**os.environ, **(environment or {}), "PATH": f"{BIN}:{os.environ['PATH']}"}
         with log.open("ab") as out:
             return subprocess.Popen(
-                self.on(host, *command), cwd=folder, env=variables, stdout=out, stderr=out, start_new_session=True
+                self.command_on(host, *command),
+                cwd=folder,
+                env=variables,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
 
-    def lose(self, host: str) -> None:
+    def kill_all(self, host: str) -> None:
         """Kills all processes on a host at once."""
-        found = subprocess.run(["ip", "netns", "pids", host], check=True, capture_output=True, text=True)
-        for pid in found.stdout.split():
+        listing = subprocess.run(["ip", "netns", "pids", host], check=True, capture_output=True, text=True)
+        for pid in listing.stdout.split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
 
@@ -108,10 +113,10 @@ class Hosts:
             return {host: (process.wait(100), logs[host].read_text()) for host, process in started.items()}
         finally:
             for process in started.values():
-                end(process)
+                kill_group(process)
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
     """Kills the process group of a process that `Hosts.start` started, and waits for the process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

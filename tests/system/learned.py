@@ -11,24 +11,24 @@ from running import BIN, Result, fit, script, weights
 TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--epochs", "1", "--global_batch_size", "64")
 PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
 
-Alone = tuple[dict[str, torch.Tensor], dict[str, float]]
+Reference = tuple[dict[str, torch.Tensor], dict[str, float]]
 """The weights that one process learns, and the metrics of two, whose train/loss covers rank zero's share."""
 
 
-def learn_alone(folder: Path) -> Alone:
+def train_reference(folder: Path) -> Reference:
     """Trains on one machine without a launcher, on one process and on two."""
     fit(*TRAIN[1:], "--run", "one", folder=folder)
-    two = fit(*TRAIN[1:], "--run", "two", "--devices", "2", folder=folder)
-    return weights(folder / "runs/one"), two.summary("two")["metrics"]
+    result = fit(*TRAIN[1:], "--run", "two", "--devices", "2", folder=folder)
+    return weights(folder / "runs/one"), result.summary("two")["metrics"]
 
 
-def check(folder: Path, printed: str, alone: Alone, launcher: str, shape: tuple[int, ...]) -> dict[str, Any]:
+def check(folder: Path, printed: str, reference: Reference, launcher: str, shape: tuple[int, ...]) -> dict[str, Any]:
     """Checks that a run learned what one process learns, and printed one line about its launcher.
 
     Args:
         folder: Working directory of the run.
         printed: Output of all processes.
-        alone: Result of `learn_alone`.
+        reference: Result of `train_reference`.
         launcher: Launcher that the run must have detected.
         shape: Number of processes on each node.
 
@@ -36,8 +36,8 @@ def check(folder: Path, printed: str, alone: Alone, launcher: str, shape: tuple[
         The run's summary.
     """
     (run_folder,) = (folder / "runs").iterdir()
-    there, (expected, metrics) = weights(run_folder), alone
-    assert all(torch.allclose(there[name], expected[name], atol=1e-6, rtol=0) for name in expected)
+    found, (expected, metrics) = weights(run_folder), reference
+    assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected)
     summary = Result(0, "", "", folder).summary()
     assert (summary["launcher"], summary["nodes"], summary["world_size"]) == (launcher, len(shape), sum(shape))
     names = metrics if sum(shape) == 2 else ("val/loss", "val/mae")
@@ -45,10 +45,10 @@ def check(folder: Path, printed: str, alone: Alone, launcher: str, shape: tuple[
         assert summary["metrics"][name] == pytest.approx(metrics[name], abs=1e-6)
     lines = [line for line in printed.splitlines() if line.startswith("rankzero:")]
     assert len(lines) == 1 and lines[0].startswith(f"rankzero: {launcher} ("), printed
-    each = (
+    processes = (
         f" x {shape[0]} process" if len(set(shape)) == 1 else f" with {', '.join(map(str, shape[:-1]))} and {shape[-1]}"
     )
-    assert f"{len(shape)} node{'s' * (len(shape) > 1)}{each}" in lines[0] and "met at" in lines[0], lines
+    assert f"{len(shape)} node{'s' * (len(shape) > 1)}{processes}" in lines[0] and "met at" in lines[0], lines
     assert printed.count(f"run {run_folder.name}: finished") == 1
     assert len(list((run_folder / "logs").iterdir())) == sum(shape)
     assert len(list((run_folder / "tensorboard").glob("events.*"))) == 1

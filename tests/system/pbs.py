@@ -20,19 +20,19 @@ def task_variables(line: int, hosts: list[str], node_file: str, job: str) -> dic
     """Returns the variables of the task on one line of the node file."""
     machines = list(dict.fromkeys(hosts))
     node = machines.index(hosts[line])
-    before = sum(host == hosts[line] for host in hosts[:line])
-    number = f"{2 + before:08X}" if node == 0 else f"{node * 0x20000000 + 1 + before:08X}"
+    earlier_tasks = sum(host == hosts[line] for host in hosts[:line])
+    number = f"{2 + earlier_tasks:08X}" if node == 0 else f"{node * 0x20000000 + 1 + earlier_tasks:08X}"
     variables = {"PBS_JOBID": job, "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODENUM": str(node), "PBS_TASKNUM": number}
     variables |= {"HOME": os.environ.get("HOME", "/"), "PATH": "/bin:/usr/bin"}
     return variables if node == 0 else variables | {"PBS_NODEFILE": node_file}
 
 
-def main(enter: str, node_file: str, job: str, words: list[str]) -> int:
+def main(enter: str, node_file: str, job: str, arguments: list[str]) -> int:
     hosts = Path(node_file).read_text().split()
     lines = range(len(hosts))
-    if words[0] == "-n":
-        lines, words = [int(words[1])], words[2:]
-    command = words[words[0] == "--" :]
+    if arguments[0] == "-n":
+        lines, arguments = [int(arguments[1])], arguments[2:]
+    command = arguments[arguments[0] == "--" :]
     tasks = [
         subprocess.Popen(
             [enter, hosts[line], *command],

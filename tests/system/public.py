@@ -28,7 +28,7 @@ class Module:
         arguments: Further command-line arguments.
         fixed: Arguments that disable shuffling and random data.
         stock: Arguments of a stock `Trainer` that are equivalent to `arguments`.
-        in_lists: Metrics that the module computes from lists that no checkpoint contains.
+        list_metrics: Metrics that the module computes from lists that no checkpoint contains.
     """
 
     model: str
@@ -38,7 +38,7 @@ class Module:
     arguments: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=lambda: {"data.shuffle": False})
     stock: Mapping[str, Any] = field(default_factory=dict)
-    in_lists: tuple[str, ...] = ()
+    list_metrics: tuple[str, ...] = ()
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ MODULES = {
         kill_at=14,
         arguments=("--trainer.profiler", "simple", "--trainer.strategy", "ddp_find_unused_parameters_true"),
         stock={"profiler": "simple"},
-        in_lists=("g_loss_of_rank",),
+        list_metrics=("g_loss_of_rank",),
     ),
     "vae": Module("vae.VAE", "vae.BlobData", 16, 5, fixed={"data.shuffle": False, "data.noise": 0.0}),
     "language model": Module(
@@ -111,7 +111,9 @@ MODULES = {
             ]
         },
     ),
-    "autoencoder": Module("autoencoder.LitAutoEncoder", "autoencoder.DigitsDataModule", 20, 8, in_lists=("counted",)),
+    "autoencoder": Module(
+        "autoencoder.LitAutoEncoder", "autoencoder.DigitsDataModule", 20, 8, list_metrics=("counted",)
+    ),
     "stream": Module(
         "stream.OnlineRegressor",
         "stream.StreamData",
@@ -123,7 +125,7 @@ MODULES = {
 }
 
 
-def with_files(folder: Path) -> Path:
+def copy_files(folder: Path) -> Path:
     """Copies the files of tests/public into a folder, and returns the folder."""
     for file in FOLDER.glob("*.py"):
         shutil.copy(file, folder)
@@ -132,8 +134,8 @@ def with_files(folder: Path) -> Path:
 
 def train(forks: Forks, module: Module, run: str, folder: Path, world: int = 1, kill: int | None = None) -> list[int]:
     """Trains to the end, or kills rank zero after a batch; returns the exit codes."""
-    disturbance = ("--trainer.callbacks+=killing.KillAt", "--trainer.callbacks.batch", f"{kill}") if kill else ()
-    command = (*module.command, "--run", run, *disturbance)
+    kill_arguments = ("--trainer.callbacks+=killing.KillAt", "--trainer.callbacks.batch", f"{kill}") if kill else ()
+    command = (*module.command, "--run", run, *kill_arguments)
     return forks.fit(*command, folder=folder, world=world, code=None if kill else 0)
 
 
@@ -155,26 +157,29 @@ def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def difference(one: object, other: object, tolerance: float = 0.0, where: str = "") -> str | None:
+def difference(first: object, second: object, tolerance: float = 0.0, path: str = "") -> str | None:
     """Returns the first difference between two structures of tensors and plain values, or None."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        same = one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=tolerance, equal_nan=True)
-        return None if same else f"{where}: {_summary(one)} is not {_summary(other)}"
-    if isinstance(one, dict) and isinstance(other, dict):
-        if one.keys() != other.keys():
-            return f"{where}: {sorted(map(str, one))} is not {sorted(map(str, other))}"
-        pairs = [(f"{where}.{key}", value, other[key]) for key, value in one.items()]
-    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        if len(one) != len(other):
-            return f"{where}: {len(one)} entries, not {len(other)}"
-        pairs = [(f"{where}[{index}]", *both) for index, both in enumerate(zip(one, other, strict=True))]
-    elif isinstance(one, float) and isinstance(other, float):
-        same = one == other or abs(one - other) <= tolerance or (one != one and other != other)
-        return None if same else f"{where}: {one} is not {other}"
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        is_equal = first.shape == second.shape and torch.allclose(first, second, rtol=0, atol=tolerance, equal_nan=True)
+        return None if is_equal else f"{path}: {_describe(first)} is not {_describe(second)}"
+    if isinstance(first, dict) and isinstance(second, dict):
+        if first.keys() != second.keys():
+            return f"{path}: {sorted(map(str, first))} is not {sorted(map(str, second))}"
+        pairs = [(f"{path}.{key}", value, second[key]) for key, value in first.items()]
+    elif isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        if len(first) != len(second):
+            return f"{path}: {len(first)} entries, not {len(second)}"
+        pairs = [(f"{path}[{index}]", *entries) for index, entries in enumerate(zip(first, second, strict=True))]
+    elif isinstance(first, float) and isinstance(second, float):
+        is_equal = first == second or abs(first - second) <= tolerance or (first != first and second != second)
+        return None if is_equal else f"{path}: {first} is not {second}"
     else:
-        return None if one == other else f"{where}: {one!r} is not {other!r}"
-    return next((found for place, a, b in pairs if (found := difference(a, b, tolerance, place))), None)
+        return None if first == second else f"{path}: {first!r} is not {second!r}"
+    return next(
+        (found for entry_path, a, b in pairs if (found := difference(a, b, tolerance, entry_path))),
+        None,
+    )
 
 
-def _summary(tensor: torch.Tensor) -> str:
+def _describe(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} of sum {float(tensor.double().sum()):.9g}"

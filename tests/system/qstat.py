@@ -1,6 +1,6 @@
 """Replacement for PBS's `qstat -f`, with output recorded from OpenPBS 23.06; PBS cannot be installed here."""
 
-SHOWN = """\
+OUTPUT = """\
 Job Id: {job}
     Job_Name = t1
     Job_Owner = tester@pbs1
@@ -26,5 +26,5 @@ def qstat(job: str, stime: str | None = None, walltime: str | None = None, state
     """Returns a shell script that knows only this job. `stime` may contain shell expansions."""
     more = f"    Resource_List.walltime = {walltime}\n" if walltime else ""
     more += f"    stime = {stime}\n" if stime else ""
-    shown = SHOWN.format(job=job, state=state, more=more)
-    return f'[ "$*" = "-f {job}" ] || {{ echo "qstat: Unknown Job Id $2" >&2; exit 153; }}\ncat <<END\n{shown}END'
+    output = OUTPUT.format(job=job, state=state, more=more)
+    return f'[ "$*" = "-f {job}" ] || {{ echo "qstat: Unknown Job Id $2" >&2; exit 153; }}\ncat <<END\n{output}END'

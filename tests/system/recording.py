@@ -41,8 +41,10 @@ class Data(LightningDataModule):
 
     def train_dataloader(self):
         data = Rows(self.count, self.noise, self.seed)
-        again = self.workers > 0
-        return DataLoader(data, batch_size=self.size, shuffle=True, num_workers=self.workers, persistent_workers=again)
+        has_workers = self.workers > 0
+        return DataLoader(
+            data, batch_size=self.size, shuffle=True, num_workers=self.workers, persistent_workers=has_workers
+        )
 
     def val_dataloader(self):
         return DataLoader(Rows(self.held_out), batch_size=self.size)
@@ -56,15 +58,15 @@ class Net(LightningModule):
         self.layers, self.rate = torch.nn.Sequential(*layers), rate
         self.train_error, self.val_error = MeanAbsoluteError(), MeanAbsoluteError()
 
-    def note(self, what: str, indices) -> None:
-        line = json.dumps([what, self.trainer.current_epoch, self.trainer.global_step, indices.tolist()])
+    def record_samples(self, stage: str, indices) -> None:
+        line = json.dumps([stage, self.trainer.current_epoch, self.trainer.global_step, indices.tolist()])
         with Path(f"noted-{self.global_rank}.jsonl").open("a") as file:
             file.write(line + "\n")
 
     def training_step(self, batch, batch_idx):
         indices, inputs, targets = batch
         time.sleep(self.pause)
-        self.note("train", indices)
+        self.record_samples("train", indices)
         outputs = self.layers(inputs)
         loss = torch.nn.functional.mse_loss(outputs, targets)
         self.train_error(outputs, targets)
@@ -76,7 +78,7 @@ class Net(LightningModule):
     def validation_step(self, batch, batch_idx):
         indices, inputs, targets = batch
         if not self.trainer.sanity_checking:
-            self.note("val", indices)
+            self.record_samples("val", indices)
         outputs = self.layers(inputs)
         self.val_error(outputs, targets)
         self.log("val_loss", torch.nn.functional.mse_loss(outputs, targets))
@@ -97,7 +99,7 @@ class Scored(Net):
             BinaryAUROC(),
             MetricCollection({"error": MeanAbsoluteError(), "square": MeanSquaredError()}),
         )
-        self.own = []
+        self.batch_means = []
 
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
@@ -112,11 +114,13 @@ class Scored(Net):
         self.log("stepped", outputs.mean(), on_step=True, on_epoch=True, sync_dist=True)
         if batch_idx == 0:
             self.log("early", outputs.mean(), batch_size=len(inputs))
-        self.own.append(outputs.mean())
+        self.batch_means.append(outputs.mean())
 
     def on_validation_epoch_end(self):
-        self.log("late", torch.stack(self.own).mean() if self.own else torch.tensor(0.0), sync_dist=True)
-        self.own.clear()
+        self.log(
+            "late", torch.stack(self.batch_means).mean() if self.batch_means else torch.tensor(0.0), sync_dist=True
+        )
+        self.batch_means.clear()
 
 
 class Brief(Scored):
@@ -174,14 +178,14 @@ class Stream(LightningDataModule):
 class OfStreams(Net):
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
         if not self.trainer.sanity_checking:
-            self.note(f"val {dataloader_idx}", batch[0])
+            self.record_samples(f"val {dataloader_idx}", batch[0])
 
 
 class OfPairs(Alone):
     def training_step(self, batch, batch_idx):
-        note = json.dumps(["train", 0, self.trainer.global_step, [batch[name][0].tolist() for name in batch]])
+        line = json.dumps(["train", 0, self.trainer.global_step, [batch[name][0].tolist() for name in batch]])
         with Path(f"noted-{self.global_rank}.jsonl").open("a") as file:
-            file.write(note + "\n")
+            file.write(line + "\n")
         super().training_step(batch["long"], batch_idx)
 
 

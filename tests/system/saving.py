@@ -44,7 +44,7 @@ class Outcome:
     calls: list[tuple[str, str]]
 
 
-class Saving:
+class Saver:
     """Saves checkpoints under strace.
 
     Args:
@@ -62,18 +62,18 @@ class Saving:
 
 
 @contextmanager
-def saving() -> Iterator[Saving]:
+def start_saver() -> Iterator[Saver]:
     """Starts the process that forks once per request."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     command = [sys.executable, __file__]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
-        yield Saving(process)
+        yield Saver(process)
         process.stdin.close()
 
 
-def _save_all(folder: Path, note: Callable[[int, bool], None]) -> None:
+def _save_all(folder: Path, report: Callable[[int, bool], None]) -> None:
     import torch
 
     from rankzero.runs.checkpoints.manifest import checkpoints_in
@@ -87,9 +87,9 @@ def _save_all(folder: Path, note: Callable[[int, bool], None]) -> None:
                 weights = {name: torch.full((SIZE,), number) for name in "ab"}
                 write_directory({"global_step": step, **weights}, folder / f"step-{step:08d}")
         except OSError:
-            note(number, False)
+            report(number, False)
         else:
-            note(number, True)
+            report(number, True)
 
 
 def _serve() -> None:
@@ -101,28 +101,28 @@ def _serve() -> None:
 
 
 def _save_under_strace(folder: Path, fault: str | None) -> dict:
-    notes, ready = mmap.mmap(-1, len(STEPS) + 1), len(STEPS)  # a write to shared memory needs no system call
-    waiting, go = os.pipe()
+    notes, ready_index = mmap.mmap(-1, len(STEPS) + 1), len(STEPS)  # a write to shared memory needs no system call
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(go)
-        notes[ready] = 1  # strace attaches only now, and does not record the close above
-        os.read(waiting, 1)
+        os.close(write_end)
+        notes[ready_index] = 1  # strace attaches only now, and does not record the close above
+        os.read(read_end, 1)
         _save_all(folder, lambda number, done: notes.__setitem__(number, 1 + done))
         os._exit(0)
-    while not notes[ready]:
+    while not notes[ready_index]:
         time.sleep(0.001)
     with tempfile.NamedTemporaryFile("r") as log:
         command = ["strace", "-f", "-y", "-p", str(pid), "-o", log.name, "-e", f"trace={','.join(CALLS)}"]
         command += ["-e", f"inject={fault}"] if fault else []
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
             assert "attached" in strace.stderr.readline()
-            for end in (go, waiting):
-                os.close(end)
+            for descriptor in (write_end, read_end):
+                os.close(descriptor)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             strace.communicate()
         calls = re.findall(r"^\d+ +(\w+)\((?:\d+<[^>]*?([^>/]*)>)?", log.read(), re.MULTILINE)
-    return {"code": code, "done": [note == 2 for note in _until_zero(notes[:ready])], "calls": calls}
+    return {"code": code, "done": [note == 2 for note in _until_zero(notes[:ready_index])], "calls": calls}
 
 
 def _until_zero(notes: Sequence[int]) -> list[int]:

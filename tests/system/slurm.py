@@ -55,8 +55,8 @@ PartitionName=urgent PriorityTier=10 PreemptMode=OFF
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[dict[str, str]]:
     """Starts the cluster, and yields the environment variables for srun, sbatch and squeue. Needs root."""
-    name_the_nodes()
-    first_port = free_ports(3)
+    add_node_names()
+    first_port = find_free_ports(3)
     (folder / "state").mkdir(parents=True)
     config = folder / "slurm.conf"
     # These GPUs do not exist. Tests only check how Slurm starts tasks that request GPUs.
@@ -95,7 +95,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         start("slurmctld", "-D", "-f", str(config))
         for node in ("n1", "n2"):
             start("slurmd", "-D", "-N", node, "-f", str(config))
-        wait_until(lambda: _idle(environment) == 2, "slurmctld and two slurmd")
+        wait_until(lambda: _idle_node_count(environment) == 2, "slurmctld and two slurmd")
         yield environment
     finally:
         for daemon in reversed(daemons):
@@ -105,12 +105,12 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
                 daemon.wait(10)
             except subprocess.TimeoutExpired:
                 daemon.kill()
-        for node in ("n1", "n2"):  # a slurmd that bring_back started is not in `daemons`
+        for node in ("n1", "n2"):  # a slurmd that restart_slurmd started is not in `daemons`
             with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
-                _slurmd(node, environment).kill()
+                _slurmd_process(node, environment).kill()
 
 
-def name_the_nodes() -> None:
+def add_node_names() -> None:
     """Makes the names n1 and n2 resolve, as in a real cluster."""
     hosts = Path("/etc/hosts")
     if "n1 n2" not in hosts.read_text():
@@ -127,8 +127,8 @@ def submit(script: Path, environment: dict[str, str], *options: str) -> tuple[st
 def start(script: Path, environment: dict[str, str], *options: str) -> str:
     """Submits a batch script; returns the job's id."""
     command = ["sbatch", "--parsable", "--open-mode=append", f"--output={script.parent}/%j.out", *options, str(script)]
-    done = subprocess.run(command, cwd=script.parent, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    process = subprocess.run(command, cwd=script.parent, env=environment, capture_output=True, text=True, check=True)
+    return process.stdout.strip()
 
 
 def wait_for(job: str, folder: Path, environment: dict[str, str], seconds: float = 120) -> str:
@@ -143,32 +143,32 @@ def state(job: str, environment: dict[str, str]) -> str:
     return subprocess.run(listing, env=environment, capture_output=True, text=True).stdout.strip()
 
 
-def order(*command: str, environment: dict[str, str]) -> None:
+def run_slurm_command(*command: str, environment: dict[str, str]) -> None:
     """Runs scontrol or scancel, and raises an error if the command fails."""
     subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
 
-def lose(node: str, environment: dict[str, str]) -> None:
+def kill_node(node: str, environment: dict[str, str]) -> None:
     """Kills a node's slurmd, steps and tasks at once, as a power cut does."""
     tasks = [process for process in psutil.process_iter() if _runs_on(process, node, environment)]
     steps = {parent for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"}
-    for process in [_slurmd(node, environment), *steps, *tasks]:
+    for process in [_slurmd_process(node, environment), *steps, *tasks]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def kill_slurmd(node: str, environment: dict[str, str]) -> None:
     """Kills only a node's slurmd: its tasks continue until Slurm marks the node as down."""
-    _slurmd(node, environment).kill()
+    _slurmd_process(node, environment).kill()
 
 
-def bring_back(node: str, environment: dict[str, str]) -> None:
+def restart_slurmd(node: str, environment: dict[str, str]) -> None:
     """Starts a node's slurmd again."""
     subprocess.run(["slurmd", "-N", node, "-f", environment["SLURM_CONF"]], env=environment, check=True)
-    wait_until(lambda: _idle(environment) == 2, f"slurmd on {node}")
+    wait_until(lambda: _idle_node_count(environment) == 2, f"slurmd on {node}")
 
 
-def _slurmd(node: str, environment: dict[str, str]) -> psutil.Process:
+def _slurmd_process(node: str, environment: dict[str, str]) -> psutil.Process:
     file = Path(environment["SLURM_CONF"]).parent / f"slurmd-{node}.pid"
     return psutil.Process(int(file.read_text()))
 
@@ -182,7 +182,7 @@ def _runs_on(process: psutil.Process, node: str, environment: dict[str, str]) ->
     return variables.get("SLURMD_NODENAME") == node and variables.get("SLURM_CONF") == environment["SLURM_CONF"]
 
 
-def free_ports(count: int) -> int:
+def find_free_ports(count: int) -> int:
     """Returns the first of `count` consecutive free ports."""
     for first in range(17000, 19000, count):
         with contextlib.ExitStack() as stack:
@@ -195,15 +195,15 @@ def free_ports(count: int) -> int:
     raise OSError("no free ports between 17000 and 19000")
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], event: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not start within {seconds} s")
+            raise TimeoutError(f"{event} did not start within {seconds} s")
         time.sleep(0.2)
 
 
-def _idle(environment: dict[str, str]) -> int:
+def _idle_node_count(environment: dict[str, str]) -> int:
     command = [shutil.which("sinfo") or "sinfo", "--noheader", "--Node", "--partition=main", "--format=%t"]
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True)
-    return answer.stdout.split().count("idle")
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return process.stdout.split().count("idle")

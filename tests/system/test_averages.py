@@ -93,40 +93,42 @@ if __name__ == "__main__":
         os.replace(f"seen-{trainer.global_rank}.json", f"{reads}/seen-{trainer.global_rank}.json")
 """
 
-WAYS = (
+READ_CASES = (
     *("in the step", "in a hook", "on rank zero", "held", "held, manual", "in a schedule"),
     *("late", "late on rank one", "never"),
 )
 
 
-def seen_in(folder):
+def read_results(folder):
     return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    """Returns what two ranks of stock Lightning read in each of `WAYS`; one start serves all."""
+    """Returns what two ranks of stock Lightning read in each of `READ_CASES`; one start serves all."""
     folder = tmp_path_factory.mktemp("stock")
     (folder / "readers.py").write_text(READERS)
-    run("torchrun", "--standalone", "--nproc-per-node", "2", "readers.py", *WAYS, folder=folder)
-    return {reads: seen_in(folder / reads) for reads in WAYS}
+    run("torchrun", "--standalone", "--nproc-per-node", "2", "readers.py", *READ_CASES, folder=folder)
+    return {reads: read_results(folder / reads) for reads in READ_CASES}
 
 
 @pytest.mark.xdist_group("averages")
-@pytest.mark.parametrize("reads", WAYS)
-def test_two_ranks_read_stock_lightnings_averages_or_are_warned(reads, stock, forks, mine):
-    (mine / "readers.py").write_text(READERS)
+@pytest.mark.parametrize("reads", READ_CASES)
+def test_two_ranks_read_stock_lightnings_averages_or_are_warned(reads, stock, forks, user_folder):
+    (user_folder / "readers.py").write_text(READERS)
     arguments = ("--model", "readers.Reader", "--model.reads", reads, "--epochs", "4")
-    forks.fit(*arguments, "--trainer.log_every_n_steps", "4", folder=mine, world=2)
-    ours = seen_in(mine)
-    warned = ["were read between two logging steps" in text for text in forks.said(mine, 2)]
+    forks.fit(*arguments, "--trainer.log_every_n_steps", "4", folder=user_folder, world=2)
+    found = read_results(user_folder)
+    is_warned = ["were read between two logging steps" in text for text in forks.outputs(user_folder, 2)]
     if not reads.startswith("late"):
-        assert ours == stock[reads] and not any(warned)
+        assert found == stock[reads] and not any(is_warned)
         return
     # After an epoch without reads, a rank reads its own values until the next logging step, and prints a warning.
-    readers = (0, 1) if reads == "late" else (1,)
-    assert warned == [rank in readers for rank in (0, 1)]
-    for rank in readers:
-        pairs = list(zip(ours[rank]["seen"], stock[reads][rank]["seen"], strict=True))
-        own = [read for read, expected in pairs if read != expected]
-        assert 0 < len(own) <= 4 and own == [[200.0 + 10 * rank + batch] * 3 for batch in range(len(own))]
+    warned_ranks = (0, 1) if reads == "late" else (1,)
+    assert is_warned == [rank in warned_ranks for rank in (0, 1)]
+    for rank in warned_ranks:
+        pairs = list(zip(found[rank]["seen"], stock[reads][rank]["seen"], strict=True))
+        own_values = [value for value, expected in pairs if value != expected]
+        assert 0 < len(own_values) <= 4 and own_values == [
+            [200.0 + 10 * rank + batch] * 3 for batch in range(len(own_values))
+        ]

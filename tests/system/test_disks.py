@@ -12,19 +12,19 @@ from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, verify
 from running import disk_at, require
-from system.saving import CALLS, NEWEST, STEPS, Saving, saving
+from system.saving import CALLS, NEWEST, STEPS, Saver, start_saver
 
 pytestmark = pytest.mark.xdist_group("disks")
 
 
 @pytest.fixture(scope="module")
-def saves():
+def saver():
     require("strace")
-    with saving() as process:
+    with start_saver() as process:
         yield process
 
 
-def found_in(folder: Path) -> tuple[int, int] | None:
+def newest_content(folder: Path) -> tuple[int, int] | None:
     """Verifies all checkpoints, and returns step and content of the newest."""
     for checkpoint in checkpoints_in(folder):
         verify(checkpoint)
@@ -36,59 +36,62 @@ def found_in(folder: Path) -> tuple[int, int] | None:
     return loaded["global_step"], int(loaded["a"][0])
 
 
-def litter(folder: Path) -> list[str]:
+def leftovers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob(".*")) + sorted(path.name for path in folder.glob("*.replaced"))
 
 
-def faults(saves: Saving, folder: Path, call: str, which: str) -> range:
+def fault_numbers(saver: Saver, folder: Path, call: str, selection: str) -> range:
     """Returns the numbers of the calls that get the fault: all, or about two."""
-    calls = [name for name, _ in saves.save(folder / "counted").calls]
+    calls = [name for name, _ in saver.save(folder / "counted").calls]
     assert set(calls) == set(CALLS), "a save no longer makes one of them"
     count = calls.count(call)
-    return range(1, count + 1, 1 if which == "all" else max(1, count // 2))
+    return range(1, count + 1, 1 if selection == "all" else max(1, count // 2))
 
 
-CAMPAIGN = pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.soak)])
+CAMPAIGN = pytest.mark.parametrize("selection", ["some", pytest.param("all", marks=pytest.mark.soak)])
 
 
-def test_without_a_fault_every_save_succeeds(saves, tmp_path):
+def test_without_a_fault_every_save_succeeds(saver, tmp_path):
     folder = tmp_path / "checkpoints"
-    outcome = saves.save(folder)
+    outcome = saver.save(folder)
     assert (outcome.code, outcome.done) == (0, [True] * len(STEPS))
-    assert found_in(folder) == NEWEST[-1] and litter(folder) == []
+    assert newest_content(folder) == NEWEST[-1] and leftovers(folder) == []
     assert [path.name for path in checkpoints_in(folder)] == ["step-00000002", "step-00000003"]
 
 
-def test_files_and_folders_are_synced_before_later_calls_rely_on_them(saves, tmp_path):
+def test_files_and_folders_are_synced_before_later_calls_rely_on_them(saver, tmp_path):
     """A power cut would lose files that are not synced, a kill does not. So the test checks the order of the calls."""
-    calls = saves.save(tmp_path / "run" / "checkpoints").calls
+    calls = saver.save(tmp_path / "run" / "checkpoints").calls
     found = [f"{call} {file}".strip() for call, file in calls if call in ("fsync", "rename", "unlinkat")]
 
     def written(step: int) -> list[str]:
         return ["fsync state.pt", "fsync manifest.json", f"fsync .step-{step:08d}.saving"]
 
-    placed = ["rename", "fsync checkpoints"]
-    removed = [*placed, "unlinkat", "unlinkat"]
-    made = [f"fsync {tmp_path.name}", "fsync run"]
-    replaced = [*written(2), "rename", *placed, *removed]
-    expected = [*made, *written(1), *placed, *written(2), *placed, *replaced, *removed, *written(3), *placed]
+    renamed = ["rename", "fsync checkpoints"]
+    removed = [*renamed, "unlinkat", "unlinkat"]
+    created = [f"fsync {tmp_path.name}", "fsync run"]
+    replaced = [*written(2), "rename", *renamed, *removed]
+    expected = [*created, *written(1), *renamed, *written(2), *renamed, *replaced, *removed, *written(3), *renamed]
     assert [call.partition(" ")[0] if "deleting" in call else call for call in found] == expected
 
 
 @CAMPAIGN
 @pytest.mark.parametrize("call", CALLS)
-def test_a_kill_at_any_system_call_keeps_the_last_complete_checkpoint(saves, tmp_path, call, which):
-    for number in faults(saves, tmp_path, call, which):
+def test_a_kill_at_any_system_call_keeps_the_last_complete_checkpoint(saver, tmp_path, call, selection):
+    for number in fault_numbers(saver, tmp_path, call, selection):
         folder = tmp_path / str(number)
-        outcome = saves.save(folder, f"{call}:signal=KILL:when={number}")
+        outcome = saver.save(folder, f"{call}:signal=KILL:when={number}")
         assert outcome.code == -9 and all(outcome.done)
-        done = len(outcome.done)
-        found = found_in(folder)
-        assert found in NEWEST[done : done + 2], (number, outcome)
+        finished = len(outcome.done)
+        found = newest_content(folder)
+        assert found in NEWEST[finished : finished + 2], (number, outcome)
         clean(folder)
-        assert (found_in(folder), litter(folder)) == (found, [name for name in litter(folder) if name[0] != "."])
-        again = saves.save(folder)
-        assert all(again.done) and found_in(folder) == NEWEST[-1] and litter(folder) == []
+        assert (newest_content(folder), leftovers(folder)) == (
+            found,
+            [name for name in leftovers(folder) if name[0] != "."],
+        )
+        repeated = saver.save(folder)
+        assert all(repeated.done) and newest_content(folder) == NEWEST[-1] and leftovers(folder) == []
 
 
 @CAMPAIGN
@@ -96,17 +99,17 @@ def test_a_kill_at_any_system_call_keeps_the_last_complete_checkpoint(saves, tmp
     "error", ["EIO", "ENOSPC", *(pytest.param(name, marks=pytest.mark.soak) for name in ("EROFS", "EDQUOT"))]
 )
 @pytest.mark.parametrize("call", CALLS)
-def test_an_error_of_any_system_call_keeps_the_last_complete_checkpoint(saves, tmp_path, call, error, which):
-    for number in faults(saves, tmp_path, call, which):
+def test_an_error_of_any_system_call_keeps_the_last_complete_checkpoint(saver, tmp_path, call, error, selection):
+    for number in fault_numbers(saver, tmp_path, call, selection):
         folder = tmp_path / str(number)
-        outcome = saves.save(folder, f"{call}:error={error}:when={number}")
+        outcome = saver.save(folder, f"{call}:error={error}:when={number}")
         assert outcome.code == 0 and len(outcome.done) == len(STEPS), outcome
         assert outcome.done.count(False) <= 1
         saved = [NEWEST[i + 1] for i, done in enumerate(outcome.done) if done and STEPS[i] is not None]
         # If the error follows the rename, the new checkpoint exists, but a power cut could remove it.
-        assert found_in(folder) in (saved[-1], NEWEST[-1]), (number, outcome)
+        assert newest_content(folder) in (saved[-1], NEWEST[-1]), (number, outcome)
         clean(folder)
-        assert litter(folder) == [], number
+        assert leftovers(folder) == [], number
 
 
 @pytest.fixture
@@ -123,7 +126,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def told_by(plugin):
+def collect_errors(plugin):
     errors = []
     plugin.on_error = lambda path, error: errors.append(error)
     return errors
@@ -133,7 +136,7 @@ def told_by(plugin):
 def test_a_save_to_a_full_disk_reports_the_error_and_keeps_older_checkpoints(disk, background):
     plugin = DirectoryCheckpointIO()
     plugin.folder = disk if background else disk / "elsewhere"
-    errors = told_by(plugin)
+    errors = collect_errors(plugin)
     for step in (1, 2):
         plugin.save_checkpoint(content(step), disk / f"step-{step}")
     if background:
@@ -167,7 +170,7 @@ def test_a_full_disk_keeps_single_files_and_leaves_no_partial_file(disk):
 
 def test_a_save_to_a_read_only_disk_reports_the_error_and_keeps_checkpoints(disk):
     plugin = DirectoryCheckpointIO()
-    errors = told_by(plugin)
+    errors = collect_errors(plugin)
     plugin.save_checkpoint(content(1), disk / "step-1")
     plugin.wait()
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
@@ -180,7 +183,7 @@ def test_a_save_to_a_read_only_disk_reports_the_error_and_keeps_checkpoints(disk
 
 def test_a_checkpoint_folder_deleted_in_mid_run_is_created_again(tmp_path):
     folder, plugin = tmp_path / "run" / "checkpoints", DirectoryCheckpointIO()
-    errors = told_by(plugin)
+    errors = collect_errors(plugin)
     for step in (1, 2):
         plugin.save_checkpoint(content(step), folder / f"step-{step}")
         plugin.wait()

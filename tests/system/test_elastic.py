@@ -6,7 +6,7 @@ import re
 import pytest
 
 from running import BIN, script
-from system.hosts import end
+from system.hosts import kill_group
 from system.slurm import wait_until
 
 pytestmark = pytest.mark.xdist_group("hosts")
@@ -28,37 +28,38 @@ def test_a_run_resumes_when_a_machine_joins_and_when_it_is_lost(tmp_path, hosts,
 
     def starts():
         return re.findall(
-            r"(\d) nodes? x 1 process.*run runs/MLP-Toy-grows(?:, carrying on from step-0*(\d+))?", said()
+            r"(\d) nodes? x 1 process.*run runs/MLP-Toy-grows(?:, resuming from step-0*(\d+))?", printed()
         )
 
-    def said():
+    def printed():
         return log.read_text() if log.exists() else ""
 
-    def under_way(times):
+    def wait_for_training(start_count):
         wait_until(
-            lambda: len(starts()) == times and "epoch " in said().rpartition("rankzero: torchrun")[2], "training"
+            lambda: len(starts()) == start_count and "epoch " in printed().rpartition("rankzero: torchrun")[2],
+            "training",
         )
 
-    def saved():
+    def checkpoints():
         return sorted((tmp_path / "runs/MLP-Toy-grows/checkpoints").glob("step-*"))
 
-    stays = hosts.start(first, *command, folder=tmp_path, log=log, environment=environment)
-    joins = None
+    first_process = hosts.start(first, *command, folder=tmp_path, log=log, environment=environment)
+    second_process = None
     try:
-        under_way(1)
-        joins = hosts.start(second, *command, folder=tmp_path, log=log, environment=environment)
-        under_way(2)
+        wait_for_training(1)
+        second_process = hosts.start(second, *command, folder=tmp_path, log=log, environment=environment)
+        wait_for_training(2)
         joined = int(starts()[1][1])
-        wait_until(lambda: int(saved()[-1].name.removeprefix("step-")) > joined, "a checkpoint of both")
-        hosts.lose(second)
-        under_way(3)
+        wait_until(lambda: int(checkpoints()[-1].name.removeprefix("step-")) > joined, "a checkpoint of both")
+        hosts.kill_all(second)
+        wait_for_training(3)
     finally:
-        for host, process in ((first, stays), (second, joins)):
-            hosts.lose(host)
+        for host, process in ((first, first_process), (second, second_process)):
+            hosts.kill_all(host)
             if process:
-                end(process)
-    (alone, begun), (both, joined), (again, left) = starts()
-    assert (alone, both, again) == ("1", "2", "1")
-    assert not begun and 0 < int(joined) < int(left)
+                kill_group(process)
+    (first_nodes, first_step), (second_nodes, joined), (third_nodes, third_step) = starts()
+    assert (first_nodes, second_nodes, third_nodes) == ("1", "2", "1")
+    assert not first_step and 0 < int(joined) < int(third_step)
     record = json.loads((tmp_path / "runs/MLP-Toy-grows/run.json").read_text())
     assert len(record["attempts"]) == 3

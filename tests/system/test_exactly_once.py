@@ -17,14 +17,14 @@ CLASSES = ("--model", "recording.Net", "--data", "recording.Data", "--trainer.nu
 pytestmark = pytest.mark.xdist_group("forks")
 
 
-def noted(folder: Path, what: str = "train") -> dict[tuple[int, int], dict[int, list[int]]]:
+def recorded_samples(folder: Path, stage: str = "train") -> dict[tuple[int, int], dict[int, list[int]]]:
     """Returns (epoch, step) -> rank -> the samples that the rank received."""
     steps: dict[tuple[int, int], dict[int, list[int]]] = {}
     for file in sorted(folder.glob("noted-*.jsonl")):
         rank = int(file.stem.removeprefix("noted-"))
         for line in file.read_text().splitlines():
             kind, epoch, step, samples = json.loads(line)
-            if kind == what:
+            if kind == stage:
                 steps.setdefault((epoch, step), {}).setdefault(rank, []).extend(samples)
     return steps
 
@@ -47,64 +47,70 @@ SAMPLE = {(1, 4), (7, 1), (7, 3), (640, 2), (1437, 4)}
     ("count", "world"),
     [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.soak) for case in product(COUNTS, WORLDS)],
 )
-def test_each_epoch_reads_every_sample_once(forks: Forks, mine, count, world):
+def test_each_epoch_reads_every_sample_once(forks: Forks, user_folder, count, world):
     for size in sizes_for(count, world):
         arguments = (*CLASSES, "--data.count", str(count), "--global_batch_size", str(size), "--epochs", "2")
-        forks.fit(*arguments, "--data.held_out", "1", "--run", f"{size}", folder=mine, world=world)
-        steps = noted(mine)
+        forks.fit(*arguments, "--data.held_out", "1", "--run", f"{size}", folder=user_folder, world=world)
+        steps = recorded_samples(user_folder)
         for epoch in (0, 1):
-            given = [
+            step_samples = [
                 [sample for samples in ranks.values() for sample in samples]
-                for (of_epoch, _), ranks in steps.items()
-                if of_epoch == epoch
+                for (recorded_epoch, _), ranks in steps.items()
+                if recorded_epoch == epoch
             ]
-            assert sorted(sample for step in given for sample in step) == list(range(count))
-            assert sorted(map(len, given)) == sorted([size] * (count // size) + [count % size] * (count % size > 0))
-        assert summary(mine, f"{size}")["steps"] == 2 * math.ceil(count / size)
-        assert summary(mine, f"{size}")["ledger"] == [
+            assert sorted(sample for step in step_samples for sample in step) == list(range(count))
+            assert sorted(map(len, step_samples)) == sorted(
+                [size] * (count // size) + [count % size] * (count % size > 0)
+            )
+        assert summary(user_folder, f"{size}")["steps"] == 2 * math.ceil(count / size)
+        assert summary(user_folder, f"{size}")["ledger"] == [
             f"epoch {epoch}: {count:,} of {count:,} samples, each once" for epoch in (1, 2)
         ]
-        for file in mine.glob("noted-*"):
+        for file in user_folder.glob("noted-*"):
             file.unlink()
 
 
-def test_uneven_shares_learn_the_same_weights_as_one_process(forks: Forks, mine):
+def test_uneven_shares_learn_the_same_weights_as_one_process(forks: Forks, user_folder):
     """Covers a global batch that no world size divides, a last batch that leaves ranks empty, and micro-batches."""
     arguments = (*CLASSES, "--data.count", "203", "--global_batch_size", "25", "--epochs", "2", "--data.noise", "0.1")
-    forks.fit(*arguments, "--run", "one", folder=mine)
-    expected, metrics = weights(mine / "runs/one"), summary(mine, "one")["metrics"]
-    ways = [(2, ()), (3, ()), (4, ()), (1, ("--max_device_batch_size", "4")), (4, ("--max_device_batch_size", "2"))]
-    ways += [(2, ("--trainer.accumulate_grad_batches", "3")), (3, ("--data.workers", "1"))]
-    for number, (world, settings) in enumerate(ways):
-        forks.fit(*arguments, *settings, "--run", f"{number}", folder=mine, world=world)
-        found = weights(mine / f"runs/{number}")
+    forks.fit(*arguments, "--run", "one", folder=user_folder)
+    expected, metrics = weights(user_folder / "runs/one"), summary(user_folder, "one")["metrics"]
+    cases = [(2, ()), (3, ()), (4, ()), (1, ("--max_device_batch_size", "4")), (4, ("--max_device_batch_size", "2"))]
+    cases += [(2, ("--trainer.accumulate_grad_batches", "3")), (3, ("--data.workers", "1"))]
+    for number, (world, settings) in enumerate(cases):
+        forks.fit(*arguments, *settings, "--run", f"{number}", folder=user_folder, world=world)
+        found = weights(user_folder / f"runs/{number}")
         assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected), settings
-        here = summary(mine, f"{number}")["metrics"]
+        found_metrics = summary(user_folder, f"{number}")["metrics"]
         names = [name for name in metrics if name not in ("loss_step", "synced_step")]
-        assert {name: here[name] for name in names} == pytest.approx({name: metrics[name] for name in names}, rel=1e-5)
+        assert {name: found_metrics[name] for name in names} == pytest.approx(
+            {name: metrics[name] for name in names}, rel=1e-5
+        )
 
 
-def test_an_epoch_resumed_at_world_sizes_1_2_3_2_1_uses_every_sample_once(forks: Forks, mine):
+def test_an_epoch_resumed_at_world_sizes_1_2_3_2_1_uses_every_sample_once(forks: Forks, user_folder):
     arguments = (*CLASSES, "--data.count", "637", "--global_batch_size", "16", "--epochs", "1", "--data.noise", "0.1")
     arguments += ("--save_every", "3steps")
-    forks.fit(*arguments, "--run", "one", folder=mine)
-    once = {step: sorted(ranks[0]) for step, ranks in noted(mine).items()}
-    (mine / "noted-0.jsonl").unlink()
+    forks.fit(*arguments, "--run", "one", folder=user_folder)
+    expected_samples = {step: sorted(ranks[0]) for step, ranks in recorded_samples(user_folder).items()}
+    (user_folder / "noted-0.jsonl").unlink()
     for world, step in ((1, 8), (2, 16), (3, 24), (2, 33)):
         kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
-        codes = forks.fit(*arguments, "--run", "x", *kill, folder=mine, world=world, code=None)
+        codes = forks.fit(*arguments, "--run", "x", *kill, folder=user_folder, world=world, code=None)
         assert codes[0] == -9
-        keep_what_was_saved(mine, "x")
-    forks.fit(*arguments, "--run", "x", folder=mine)
-    assert {step: sorted(chain(*ranks.values())) for step, ranks in noted(mine).items()} == once
-    one, parts = (summary(mine, run) for run in ("one", "x"))
-    assert parts["attempts"] == 5 and parts["ledger"] == ["epoch 1: 637 of 637 samples, each once"]
-    expected, found = weights(mine / "runs/one"), weights(mine / "runs/x")
+        drop_unsaved_records(user_folder, "x")
+    forks.fit(*arguments, "--run", "x", folder=user_folder)
+    assert {
+        step: sorted(chain(*ranks.values())) for step, ranks in recorded_samples(user_folder).items()
+    } == expected_samples
+    uninterrupted, resumed = (summary(user_folder, run) for run in ("one", "x"))
+    assert resumed["attempts"] == 5 and resumed["ledger"] == ["epoch 1: 637 of 637 samples, each once"]
+    expected, found = weights(user_folder / "runs/one"), weights(user_folder / "runs/x")
     assert all(torch.allclose(found[name], expected[name], atol=1e-5, rtol=0) for name in expected)
-    assert parts["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
+    assert resumed["metrics"] == pytest.approx(uninterrupted["metrics"], abs=1e-5)
 
 
-def keep_what_was_saved(folder: Path, run: str) -> None:
+def drop_unsaved_records(folder: Path, run: str) -> None:
     """Deletes the records of steps after the newest checkpoint, which the next attempt repeats."""
     saved = sorted((folder / "runs" / run / "checkpoints").glob("step-*"))
     step = int(saved[-1].name.removeprefix("step-")) if saved else 0
@@ -121,21 +127,21 @@ def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 
-def learned(run: Path) -> dict:
+def learned_state(run: Path) -> dict:
     """Returns the states of model, optimizers, schedules, ranks and sample ledger from the newest checkpoint."""
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
     state = torch.load(newest / "state.pt", weights_only=True)
     return {name: state[name] for name in ("state_dict", "optimizer_states", "lr_schedulers", "rank_states", "ledger")}
 
 
-def same(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
+def are_equal(first: object, second: object) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(are_equal(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(are_equal, first, second))
+    return first == second
 
 
 RANDOM = ("--model.dropout", "0.2", "--data.noise", "0.1", "--global_batch_size", "16", "--epochs", "2")
@@ -154,28 +160,28 @@ OFTEN = ("--trainer.val_check_interval", "0.25", "--trainer.log_every_n_steps", 
         pytest.param(2, "1steps", range(1, 41), (), marks=pytest.mark.soak),
     ],
 )
-def test_a_run_killed_and_resumed_equals_an_uninterrupted_run(forks: Forks, mine, world, every, steps, settings):
+def test_a_run_killed_and_resumed_equals_an_uninterrupted_run(forks: Forks, user_folder, world, every, steps, settings):
     """Compares weights bit for bit, optimizer, schedule, generators, metrics and TensorBoard; an epoch has 40 steps."""
     arguments = (*CLASSES, *RANDOM, *OFTEN, "--save_every", every, *settings)
-    forks.fit(*arguments, "--run", "whole", folder=mine, world=world)
-    given = noted(mine)
+    forks.fit(*arguments, "--run", "whole", folder=user_folder, world=world)
+    expected = recorded_samples(user_folder)
     for step in steps:
-        for file in mine.glob("noted-*"):
+        for file in user_folder.glob("noted-*"):
             file.unlink()
         kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
         kill += ("--trainer.callbacks.rank", f"{world - 1}")
         run = f"killed-{step}"
-        assert -9 in forks.fit(*arguments, "--run", run, *kill, folder=mine, world=world, code=None)
-        keep_what_was_saved(mine, run)
-        forks.fit(*arguments, "--run", run, folder=mine, world=world)
-        assert noted(mine) == given
-        assert same(learned(mine / "runs" / run), learned(mine / "runs/whole"))
-        assert scalars(mine / "runs" / run) == scalars(mine / "runs/whole")
-        here, there = summary(mine, run), summary(mine, "whole")
-        assert all(here[name] == there[name] for name in ("metrics", "ledger", "steps", "epochs", "samples"))
+        assert -9 in forks.fit(*arguments, "--run", run, *kill, folder=user_folder, world=world, code=None)
+        drop_unsaved_records(user_folder, run)
+        forks.fit(*arguments, "--run", run, folder=user_folder, world=world)
+        assert recorded_samples(user_folder) == expected
+        assert are_equal(learned_state(user_folder / "runs" / run), learned_state(user_folder / "runs/whole"))
+        assert scalars(user_folder / "runs" / run) == scalars(user_folder / "runs/whole")
+        resumed, uninterrupted = summary(user_folder, run), summary(user_folder, "whole")
+        assert all(resumed[name] == uninterrupted[name] for name in ("metrics", "ledger", "steps", "epochs", "samples"))
 
 
-def test_validation_metrics_are_the_same_at_any_world_size(forks: Forks, mine):
+def test_validation_metrics_are_the_same_at_any_world_size(forks: Forks, user_folder):
     """Covers 1,001 samples, which neither 2, 3 nor 4 ranks divide, and 3, which leave a rank without samples."""
     for held_out, worlds in ((1001, (1, 2, 3, 4)), (3, (1, 4))):
         found = []
@@ -183,13 +189,16 @@ def test_validation_metrics_are_the_same_at_any_world_size(forks: Forks, mine):
             run = f"{held_out}-{world}"
             arguments = ("--data.held_out", f"{held_out}", "--data.size", "12", "--global_batch_size", "64")
             arguments += ("--data.count", "64", "--epochs", "1", "--model.rate", "0", "--run", run)
-            forks.fit(*CLASSES, *arguments, folder=mine, world=world)
+            forks.fit(*CLASSES, *arguments, folder=user_folder, world=world)
             samples = [
-                sample for ranks in noted(mine, "val").values() for samples in ranks.values() for sample in samples
+                sample
+                for ranks in recorded_samples(user_folder, "val").values()
+                for samples in ranks.values()
+                for sample in samples
             ]
             assert sorted(samples) == list(range(held_out))
-            found.append({name: summary(mine, run)["metrics"][name] for name in ("val_loss", "val_error")})
-            for file in mine.glob("noted-*"):
+            found.append({name: summary(user_folder, run)["metrics"][name] for name in ("val_loss", "val_error")})
+            for file in user_folder.glob("noted-*"):
                 file.unlink()
         for metrics in found[1:]:
             assert metrics == pytest.approx(found[0], abs=1e-6)
@@ -208,70 +217,72 @@ def test_evaluate_returns_the_same_metrics_on_one_and_three_ranks(forks: Forks, 
 
 
 @pytest.mark.parametrize(("name", "held_out"), [("Scored", 50), ("Brief", 3)])
-def test_logged_validation_metrics_are_exact_at_any_world_size(forks: Forks, mine, name, held_out):
+def test_logged_validation_metrics_are_exact_at_any_world_size(forks: Forks, user_folder, name, held_out):
     """Covers sums, maxima, torchmetrics that keep all samples, and values that only some batches log."""
     arguments = ("--model", f"recording.{name}", "--data", "recording.Data", "--data.count", "16", "--epochs", "1")
     arguments += ("--data.held_out", f"{held_out}", "--global_batch_size", "8")
     found = {}
     for world in (1, 2, 4):
-        forks.fit(*arguments, "--run", f"{world}", folder=mine, world=world)
-        found[world] = summary(mine, f"{world}")["metrics"]
+        forks.fit(*arguments, "--run", f"{world}", folder=user_folder, world=world)
+        found[world] = summary(user_folder, f"{world}")["metrics"]
     names = ("val_loss", "val_error", "area", "error", "square", "samples", "largest", "stepped_epoch")
     for world in (2, 4):
         assert {name: found[world][name] for name in names} == pytest.approx(
             {name: found[1][name] for name in names}, abs=1e-6
         )
     assert found[1]["samples"] == held_out and {"early", "late"} <= set(found[4])
-    said = forks.said(mine)[0]
-    assert "self.log('late') in on_validation_epoch_end has another value on each rank" in said
+    printed = forks.outputs(user_folder)[0]
+    assert "self.log('late') in on_validation_epoch_end differs between ranks" in printed
 
 
-def test_manual_optimization_gets_a_sample_on_every_rank(forks: Forks, mine):
+def test_manual_optimization_gets_a_sample_on_every_rank(forks: Forks, user_folder):
     arguments = ("--model", "recording.Alone", "--data", "recording.Data", "--data.count", "33", "--epochs", "1")
-    forks.fit(*arguments, "--global_batch_size", "8", "--run", "one", folder=mine)
-    forks.fit(*arguments, "--global_batch_size", "8", "--run", "four", folder=mine, world=4)
-    assert "manual optimisation cannot do without a sample on each" in forks.said(mine)[0]
-    expected, found = weights(mine / "runs/one"), weights(mine / "runs/four")
+    forks.fit(*arguments, "--global_batch_size", "8", "--run", "one", folder=user_folder)
+    forks.fit(*arguments, "--global_batch_size", "8", "--run", "four", folder=user_folder, world=4)
+    assert "manual optimization needs a sample on each" in forks.outputs(user_folder)[0]
+    expected, found = weights(user_folder / "runs/one"), weights(user_folder / "runs/four")
     assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected)
 
 
-def test_several_training_loaders_resume_independently(forks: Forks, mine):
+def test_several_training_loaders_resume_independently(forks: Forks, user_folder):
     arguments = ("--model", "recording.OfPairs", "--data", "recording.Pair", "--epochs", "2", "--save_every", "1steps")
-    forks.fit(*arguments, "--run", "whole", folder=mine)
-    given = noted(mine)
+    forks.fit(*arguments, "--run", "whole", folder=user_folder)
+    expected = recorded_samples(user_folder)
     for step in (5, 29):
-        (mine / "noted-0.jsonl").unlink()
+        (user_folder / "noted-0.jsonl").unlink()
         kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
-        forks.fit(*arguments, "--run", f"{step}", *kill, folder=mine, code=-9)
-        keep_what_was_saved(mine, f"{step}")
-        forks.fit(*arguments, "--run", f"{step}", folder=mine)
-        assert noted(mine) == given
-        assert same(learned(mine / f"runs/{step}"), learned(mine / "runs/whole"))
+        forks.fit(*arguments, "--run", f"{step}", *kill, folder=user_folder, code=-9)
+        drop_unsaved_records(user_folder, f"{step}")
+        forks.fit(*arguments, "--run", f"{step}", folder=user_folder)
+        assert recorded_samples(user_folder) == expected
+        assert are_equal(learned_state(user_folder / f"runs/{step}"), learned_state(user_folder / "runs/whole"))
 
 
-def test_all_gather_in_a_step_is_refused_if_a_rank_has_no_sample(forks: Forks, mine):
+def test_all_gather_in_a_step_is_refused_if_a_rank_has_no_sample(forks: Forks, user_folder):
     """A rank without samples skips the step, so the other ranks would wait for it in the collective forever."""
-    text = (mine / "recording.py").read_text()
-    gathers = "        self.all_gather(loss)\n        self.train_error(outputs, targets)\n"
-    (mine / "recording.py").write_text(text.replace("        self.train_error(outputs, targets)\n", gathers))
+    text = (user_folder / "recording.py").read_text()
+    gathering_lines = "        self.all_gather(loss)\n        self.train_error(outputs, targets)\n"
+    (user_folder / "recording.py").write_text(
+        text.replace("        self.train_error(outputs, targets)\n", gathering_lines)
+    )
     arguments = (*CLASSES, "--data.count", "17", "--global_batch_size", "16", "--epochs", "1")
-    forks.fit(*arguments, folder=mine, world=2, code=1)
-    assert "all_gather in a step in which some rank has no sample" in forks.said(mine)[0]
+    forks.fit(*arguments, folder=user_folder, world=2, code=1)
+    assert "all_gather in a step in which some rank has no sample" in forks.outputs(user_folder)[0]
 
 
-def test_a_stream_beside_a_sharded_loader_is_not_sharded(forks: Forks, mine):
+def test_a_stream_beside_a_sharded_loader_is_not_sharded(forks: Forks, user_folder):
     """A rank without samples of the sharded loader still validates its samples of the stream."""
     arguments = ("--model", "recording.OfStreams", "--data", "recording.Stream", "--epochs", "2")
-    forks.fit(*arguments, folder=mine, world=2)
-    for what in ("train", "val 1"):
-        for ranks in noted(mine, what).values():
+    forks.fit(*arguments, folder=user_folder, world=2)
+    for stage in ("train", "val 1"):
+        for ranks in recorded_samples(user_folder, stage).values():
             assert {sample // 10 for sample in ranks[0]} == {0} and {sample // 10 for sample in ranks[1]} == {1}
-    trained = [ranks[1] for (epoch, _), ranks in noted(mine).items() if epoch == 1]
+    trained = [ranks[1] for (epoch, _), ranks in recorded_samples(user_folder).items() if epoch == 1]
     assert sorted(chain(*trained)) == list(range(10, 20))
-    assert all(ranks == {0: [0]} for ranks in noted(mine, "val 0").values())
+    assert all(ranks == {0: [0]} for ranks in recorded_samples(user_folder, "val 0").values())
 
 
-def test_micro_batches_are_refused_with_manual_optimization(forks: Forks, mine):
+def test_micro_batches_are_refused_with_manual_optimization(forks: Forks, user_folder):
     arguments = ("--model", "recording.Alone", "--data", "recording.Data", "--max_device_batch_size", "2")
-    forks.fit(*arguments, folder=mine, code=2)
-    assert "a module that optimises by hand" in forks.said(mine)[0] and not (mine / "runs").exists()
+    forks.fit(*arguments, folder=user_folder, code=2)
+    assert "a module with manual optimization" in forks.outputs(user_folder)[0] and not (user_folder / "runs").exists()

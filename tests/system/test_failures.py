@@ -17,9 +17,9 @@ import pytest
 from rankzero.runs.checkpoints.manifest import checkpoints_in
 from running import BIN, REPOSITORY, require, run, script
 from system import pbs
-from system.hosts import HOSTS, Hosts, end, ip
+from system.hosts import HOSTS, Hosts, ip, kill_group
 from system.slurm import wait_until
-from system.test_exactly_once import CLASSES, learned, same
+from system.test_exactly_once import CLASSES, are_equal, learned_state
 
 PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
 
@@ -43,16 +43,16 @@ def ranks_in(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            words = process.cmdline()
-            trains = words[1:2] == [script("fit")] or words[1:3] == ["-u", script("fit")]
-            if process.cwd() == str(folder) and trains and "python" in Path(words[0]).name:
+            command = process.cmdline()
+            is_training = command[1:2] == [script("fit")] or command[1:3] == ["-u", script("fit")]
+            if process.cwd() == str(folder) and is_training and "python" in Path(command[0]).name:
                 found.append(process)
         except (psutil.Error, IndexError):
             continue
     return sorted(found, key=lambda process: process.pid)
 
 
-def saved(folder: Path) -> bool:
+def has_checkpoint(folder: Path) -> bool:
     return len(checkpoints_in(folder / "runs/x/checkpoints")) > 1
 
 
@@ -62,24 +62,24 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     shutil.copy(Path(__file__).parent / "recording.py", folder)
     run(PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "x", "--devices", "2", folder=folder)
-    return learned(folder / "runs/x")
+    return learned_state(folder / "runs/x")
 
 
-def test_a_run_resumes_when_torchrun_restarts_its_workers_after_a_kill(mine, undisturbed):
+def test_a_run_resumes_when_torchrun_restarts_its_workers_after_a_kill(user_folder, undisturbed):
     command = (TORCHRUN, "--max-restarts", "3", "--nproc-per-node", "2", script("fit"), *TRAIN)
-    with (mine / "out").open("w") as out:
+    with (user_folder / "out").open("w") as out:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         arguments = [*command, "--epochs", "4", "--run_name", "x"]
-        process = subprocess.Popen(arguments, cwd=mine, stdout=out, stderr=out, env=environment)
-        wait_until(lambda: saved(mine), "a checkpoint", seconds=60)
-        ranks_in(mine)[-1].kill()
-        assert process.wait(100) == 0, (mine / "out").read_text()
-    assert not ranks_in(mine)
-    assert json.loads((mine / "runs/x/summary.json").read_text())["attempts"] == 2
-    assert same(learned(mine / "runs/x"), undisturbed)
+        process = subprocess.Popen(arguments, cwd=user_folder, stdout=out, stderr=out, env=environment)
+        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint", seconds=60)
+        ranks_in(user_folder)[-1].kill()
+        assert process.wait(100) == 0, (user_folder / "out").read_text()
+    assert not ranks_in(user_folder)
+    assert json.loads((user_folder / "runs/x/summary.json").read_text())["attempts"] == 2
+    assert are_equal(learned_state(user_folder / "runs/x"), undisturbed)
 
 
-LEAVES = """
+EXIT_CALLBACK = """
 import ctypes
 import os
 from lightning.pytorch import Callback
@@ -95,96 +95,106 @@ class Leaves(Callback):
             ctypes.CDLL(None)._exit(int(self.how)) if self.how.startswith("+") else os._exit(int(self.how))
 """
 
-LOCAL, ALONE = (PYTHON, script("fit"), "--devices", "2", "--run", "x"), (PYTHON, script("fit"), "--run", "x")
+LOCAL, ONE_PROCESS = (PYTHON, script("fit"), "--devices", "2", "--run", "x"), (PYTHON, script("fit"), "--run", "x")
 UNDER_TORCHRUN = (TORCHRUN, "--nproc-per-node", "2", script("fit"), "--run_name", "x")
 
 
 @pytest.mark.parametrize(
-    ("command", "how", "says"),
+    ("command", "how", "message"),
     [
-        (LOCAL, "3", "rank 1 on {host} ended with exit code 3 (os._exit) without a report; ending all"),
-        (LOCAL, "+0", "rank 1 on {host} ended with exit code 0 without a report; ending the others"),
-        (LOCAL, "segfault", "rank 1 on {host} was ended by SIGSEGV; ending the others"),
-        (UNDER_TORCHRUN, "75", "rank 1 on {host} ended with exit code 75 (os._exit) without a report; ending all"),
-        (UNDER_TORCHRUN, "segfault", "rank 1 on {host} was ended by SIGSEGV, see runs/x/logs/rank-001.log; ending all"),
-        (ALONE, "3", "this process ended with exit code 3 (os._exit) without a report"),
+        (LOCAL, "3", "rank 1 on {host} exited with code 3 (os._exit) without an error report; stopping all ranks"),
+        (LOCAL, "+0", "rank 1 on {host} exited with code 0 without an error report; stopping the other processes"),
+        (LOCAL, "segfault", "rank 1 on {host} was killed by SIGSEGV; stopping the other processes"),
+        (
+            UNDER_TORCHRUN,
+            "75",
+            "rank 1 on {host} exited with code 75 (os._exit) without an error report; stopping all ranks",
+        ),
+        (
+            UNDER_TORCHRUN,
+            "segfault",
+            "rank 1 on {host} was killed by SIGSEGV, see runs/x/logs/rank-001.log; stopping all ranks",
+        ),
+        (ONE_PROCESS, "3", "this process exited with code 3 (os._exit) without an error report"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 10 else "",
 )
-def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(mine, command, how, says):
-    (mine / "leaves.py").write_text(LEAVES)
-    alone = command is ALONE
-    arguments = ("--trainer.callbacks", "leaves.Leaves", "--trainer.callbacks.rank", "0" if alone else "1")
-    result = run(*command, *TRAIN, *arguments, f"--trainer.callbacks.how={how}", folder=mine, code=1)
+def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(user_folder, command, how, message):
+    (user_folder / "leaves.py").write_text(EXIT_CALLBACK)
+    is_single = command is ONE_PROCESS
+    arguments = ("--trainer.callbacks", "leaves.Leaves", "--trainer.callbacks.rank", "0" if is_single else "1")
+    result = run(*command, *TRAIN, *arguments, f"--trainer.callbacks.how={how}", folder=user_folder, code=1)
     lines = [line for line in (result.out + result.err).splitlines() if line.startswith("rankzero: ")]
-    said = [line for line in lines if "without a report" in line or "ended" in line or "ending" in line]
-    assert said == ["rankzero: " + says.format(host=socket.gethostname())]
-    log = (mine / f"runs/x/logs/rank-00{0 if alone else 1}.log").read_text()
+    reports = [line for line in lines if re.search("without an error report|was killed|stopping", line)]
+    assert reports == ["rankzero: " + message.format(host=socket.gethostname())]
+    log = (user_folder / f"runs/x/logs/rank-00{0 if is_single else 1}.log").read_text()
     assert "in on_train_batch_end" in log or how.startswith("+")
-    assert json.loads((mine / "runs/x/summary.json").read_text())["status"] == "failed"
-    assert not ranks_in(mine) and not (mine / "runs/.x.lock").exists()
+    assert json.loads((user_folder / "runs/x/summary.json").read_text())["status"] == "failed"
+    assert not ranks_in(user_folder) and not (user_folder / "runs/.x.lock").exists()
 
 
 @pytest.mark.soak
-def test_a_stopped_run_stays_stopped_when_torchrun_restarts_it(mine):
+def test_a_stopped_run_stays_stopped_when_torchrun_restarts_it(user_folder):
     command = (TORCHRUN, "--max-restarts", "1", "--nproc-per-node", "2", script("fit"), *TRAIN)
-    with (mine / "out").open("w") as out:
-        process = subprocess.Popen([*command, "--epochs", "900", "--run_name", "x"], cwd=mine, stdout=out, stderr=out)
-        wait_until(lambda: saved(mine), "a checkpoint", seconds=60)
-        ranks_in(mine)[-1].send_signal(signal.SIGUSR1)
+    with (user_folder / "out").open("w") as out:
+        process = subprocess.Popen(
+            [*command, "--epochs", "900", "--run_name", "x"], cwd=user_folder, stdout=out, stderr=out
+        )
+        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint", seconds=60)
+        ranks_in(user_folder)[-1].send_signal(signal.SIGUSR1)
         assert process.wait(60) == 1
-    summary = json.loads((mine / "runs/x/summary.json").read_text())
+    summary = json.loads((user_folder / "runs/x/summary.json").read_text())
     assert (summary["status"], summary["attempts"]) == ("stopped", 1)
-    assert "asked to stop; it stays stopped" in (mine / "out").read_text()
+    assert "stopped at a safe point; it stays stopped" in (user_folder / "out").read_text()
 
 
-@pytest.mark.parametrize("part", ["openmpi", pytest.param("mpich", marks=pytest.mark.soak)])
-def test_mpirun_leaves_no_process_after_a_rank_is_killed(mine, undisturbed, part):
-    require(part)
-    words = {
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.soak)])
+def test_mpirun_leaves_no_process_after_a_rank_is_killed(user_folder, undisturbed, mpi):
+    require(mpi)
+    launcher = {
         "openmpi": ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"),
         "mpich": ("mpiexec.hydra", "-np", "2"),
-    }[part]
-    command = (*words, PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "x")
-    with (mine / "out").open("w") as out:
-        process = subprocess.Popen(command, cwd=mine, stdout=out, stderr=out)
-        wait_until(lambda: saved(mine), "a checkpoint", seconds=60)
-        ranks_in(mine)[-1].kill()
+    }[mpi]
+    command = (*launcher, PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "x")
+    with (user_folder / "out").open("w") as out:
+        process = subprocess.Popen(command, cwd=user_folder, stdout=out, stderr=out)
+        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint", seconds=60)
+        ranks_in(user_folder)[-1].kill()
         assert process.wait(40) != 0
-    wait_until(lambda: not ranks_in(mine), "the end of all ranks", seconds=20)
-    run(*command, folder=mine)
-    assert same(learned(mine / "runs/x"), undisturbed)
+    wait_until(lambda: not ranks_in(user_folder), "the end of all ranks", seconds=20)
+    run(*command, folder=user_folder)
+    assert are_equal(learned_state(user_folder / "runs/x"), undisturbed)
 
 
-def starts_on_both(hosts: Hosts, folder: Path) -> dict[str, "subprocess.Popen[bytes]"]:
-    started = {}
+def start_on_both(hosts: Hosts, folder: Path) -> dict[str, "subprocess.Popen[bytes]"]:
+    processes = {}
     for rank, host in enumerate(HOSTS):
-        place = {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        place |= {"MASTER_ADDR": "rz1", "MASTER_PORT": "29520", "OMP_NUM_THREADS": "1"}
+        variables = {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        variables |= {"MASTER_ADDR": "rz1", "MASTER_PORT": "29520", "OMP_NUM_THREADS": "1"}
         command = (PYTHON, script("fit"), *TRAIN, "--epochs", "900", "--run", "x")
-        started[host] = hosts.start(host, *command, folder=folder, log=folder / f"{host}.log", environment=place)
-    wait_until(lambda: saved(folder), "a checkpoint", seconds=60)
-    return started
+        processes[host] = hosts.start(host, *command, folder=folder, log=folder / f"{host}.log", environment=variables)
+    wait_until(lambda: has_checkpoint(folder), "a checkpoint", seconds=60)
+    return processes
 
 
 LINKS = (("rz1", HOSTS["rz2"], "to-rz2"), ("rz2", HOSTS["rz1"], "to-rz1"))
 
 
 @pytest.mark.parametrize("how", ["a network that swallows packets", pytest.param("SIGSTOP", marks=pytest.mark.soak)])
-def test_both_machines_exit_when_one_of_them_stops_responding(hosts, mine, how):
-    started = starts_on_both(hosts, mine)
+def test_both_machines_exit_when_one_of_them_stops_responding(hosts, user_folder, how):
+    processes = start_on_both(hosts, user_folder)
     try:
         if how == "SIGSTOP":
-            ranks_in(mine)[-1].send_signal(signal.SIGSTOP)
-            codes, says = {"rz1": 1, "rz2": -signal.SIGKILL}, "was stopped (SIGSTOP)"
+            ranks_in(user_folder)[-1].send_signal(signal.SIGSTOP)
+            codes, message = {"rz1": 1, "rz2": -signal.SIGKILL}, "was suspended (SIGSTOP)"
         else:
-            for host, other, link in (("rz1", "10.93.0.2", "to-rz2"), ("rz2", "10.93.0.1", "to-rz1")):
+            for host, peer_address, link in (("rz1", "10.93.0.2", "to-rz2"), ("rz2", "10.93.0.1", "to-rz1")):
                 ip(
                     "-n",
                     host,
                     "neigh",
                     "replace",
-                    other,
+                    peer_address,
                     "lladdr",
                     "02:00:00:00:00:99",
                     "dev",
@@ -192,53 +202,58 @@ def test_both_machines_exit_when_one_of_them_stops_responding(hosts, mine, how):
                     "nud",
                     "permanent",
                 )
-            codes, says = {"rz1": 1, "rz2": 1}, "is gone (Connection timed out); ending all"
-        assert {host: process.wait(30) for host, process in started.items()} == codes
-        assert says in "".join((mine / f"{host}.log").read_text() for host in HOSTS)
+            codes, message = {"rz1": 1, "rz2": 1}, "was lost (Connection timed out); stopping all ranks"
+        assert {host: process.wait(30) for host, process in processes.items()} == codes
+        assert message in "".join((user_folder / f"{host}.log").read_text() for host in HOSTS)
     finally:
-        for host, other, link in LINKS:
-            subprocess.run(["ip", "-n", host, "neigh", "delete", other, "dev", link], capture_output=True)
-        for process in started.values():
-            end(process)
+        for host, peer_address, link in LINKS:
+            subprocess.run(["ip", "-n", host, "neigh", "delete", peer_address, "dev", link], capture_output=True)
+        for process in processes.values():
+            kill_group(process)
 
 
 @pytest.mark.soak
-def test_sigterm_on_the_first_host_of_a_pbs_job_stops_all_hosts(hosts, mine, undisturbed):
+def test_sigterm_on_the_first_host_of_a_pbs_job_stops_all_hosts(hosts, user_folder, undisturbed):
     """PBS sends SIGTERM only to the first host, so the test signals only the processes of that host."""
-    (mine / "nodes").write_text("rz1\nrz2\n")
-    page = (REPOSITORY / "docs/stopping.md").read_text()
-    job = re.findall(r"^```bash\n(#!/bin/bash\n#PBS.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
-    (mine / "job.pbs").write_text(job.replace("--devices 2", f"--devices 1 {shlex.join(TRAIN)} --epochs 4"))
-    pbsdsh = shlex.join([sys.executable, pbs.__file__, str(hosts.folder / "enter"), str(mine / "nodes")])
-    programs = {"pbsdsh": f'exec {pbsdsh} "$PBS_JOBID" "$@"', "qsub": f'echo "$@" >>{mine}/submitted'}
+    (user_folder / "nodes").write_text("rz1\nrz2\n")
+    text = (REPOSITORY / "docs/stopping.md").read_text()
+    job = re.findall(r"^```bash\n(#!/bin/bash\n#PBS.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    (user_folder / "job.pbs").write_text(job.replace("--devices 2", f"--devices 1 {shlex.join(TRAIN)} --epochs 4"))
+    pbsdsh = shlex.join([sys.executable, pbs.__file__, str(hosts.folder / "enter"), str(user_folder / "nodes")])
+    programs = {"pbsdsh": f'exec {pbsdsh} "$PBS_JOBID" "$@"', "qsub": f'echo "$@" >>{user_folder}/submitted'}
     for name, line in programs.items():
-        (mine / name).write_text(f"#!/bin/sh\n{line}\n")
-        (mine / name).chmod(0o755)
-    (mine / "launch").symlink_to(REPOSITORY / "launch")
-    (mine / ".venv/bin").mkdir(parents=True)
-    (mine / ".venv/bin/python").write_text(f'#!/bin/sh\nexec {PYTHON} "$@"\n')
-    (mine / ".venv/bin/python").chmod(0o755)
-    variables = {**pbs.SCRIPT, "PBS_NODEFILE": str(mine / "nodes"), "HOME": str(mine), "OMP_NUM_THREADS": "1"}
-    variables |= {"PBS_O_WORKDIR": str(mine), "PATH": f"{mine}:{os.environ['PATH']}"}
+        (user_folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (user_folder / name).chmod(0o755)
+    (user_folder / "launch").symlink_to(REPOSITORY / "launch")
+    (user_folder / ".venv/bin").mkdir(parents=True)
+    (user_folder / ".venv/bin/python").write_text(f'#!/bin/sh\nexec {PYTHON} "$@"\n')
+    (user_folder / ".venv/bin/python").chmod(0o755)
+    variables = {
+        **pbs.SCRIPT,
+        "PBS_NODEFILE": str(user_folder / "nodes"),
+        "HOME": str(user_folder),
+        "OMP_NUM_THREADS": "1",
+    }
+    variables |= {"PBS_O_WORKDIR": str(user_folder), "PATH": f"{user_folder}:{os.environ['PATH']}"}
 
-    def start(name):
-        environment = {**os.environ, **variables, "PBS_JOBID": name}
-        with (mine / "out").open("a") as out:
-            return subprocess.Popen(["bash", "job.pbs"], cwd=mine, env=environment, stdout=out, stderr=out)
+    def start(job_id):
+        environment = {**os.environ, **variables, "PBS_JOBID": job_id}
+        with (user_folder / "out").open("a") as out:
+            return subprocess.Popen(["bash", "job.pbs"], cwd=user_folder, env=environment, stdout=out, stderr=out)
 
     def summary():
-        return json.loads((mine / "runs/my-run/summary.json").read_text())
+        return json.loads((user_folder / "runs/my-run/summary.json").read_text())
 
     first = start("0.rz1")
-    wait_until(lambda: len(checkpoints_in(mine / "runs/my-run/checkpoints")) > 1, "a checkpoint", seconds=60)
-    inside = subprocess.run(["ip", "netns", "pids", "rz1"], capture_output=True, text=True, check=True)
-    for pid in [*map(int, inside.stdout.split()), first.pid]:
+    wait_until(lambda: len(checkpoints_in(user_folder / "runs/my-run/checkpoints")) > 1, "a checkpoint", seconds=60)
+    listing = subprocess.run(["ip", "netns", "pids", "rz1"], capture_output=True, text=True, check=True)
+    for pid in [*map(int, listing.stdout.split()), first.pid]:
         os.kill(pid, signal.SIGTERM)
     first.wait(30)
-    assert (mine / "submitted").read_text() == "job.pbs\n"
+    assert (user_folder / "submitted").read_text() == "job.pbs\n"
     assert summary()["status"] == "stopped" and summary()["another_attempt"]
-    assert (mine / "out").read_text().count("pbsdsh: task exited with 75") == 2
+    assert (user_folder / "out").read_text().count("pbsdsh: task exited with 75") == 2
     start("1.rz1").wait(60)
-    assert summary()["status"] == "finished" and (mine / "submitted").read_text() == "job.pbs\n"
-    (mine / "runs/my-run").rename(mine / "runs/x")
-    assert same(learned(mine / "runs/x"), undisturbed)
+    assert summary()["status"] == "finished" and (user_folder / "submitted").read_text() == "job.pbs\n"
+    (user_folder / "runs/my-run").rename(user_folder / "runs/x")
+    assert are_equal(learned_state(user_folder / "runs/x"), undisturbed)

@@ -14,9 +14,9 @@ ALIASES = sorted(
 )
 """Without `--run`, which torchrun's parser rejects as an abbreviation of its own `--run-path`."""
 
-OURS = [
-    *(word for name, example in FLAGS for word in (f"--{name}", example)),
-    *(word for name in sorted(ALIASES) for word in (f"--{name}", "x")),
+ARGUMENTS = [
+    *(argument for name, example in FLAGS for argument in (f"--{name}", example)),
+    *(argument for name in sorted(ALIASES) for argument in (f"--{name}", "x")),
     *("--model", "MLP", "--data", "Toy", "--config", "x.yaml", "--model.depth", "18", "--explain", "--help_all"),
 ]
 
@@ -24,9 +24,9 @@ OURS = [
 @pytest.mark.parametrize("equals", [False, True], ids=["apart", "with ="])
 @pytest.mark.parametrize("start", [["launch/fit.py"], ["-m", "rankzero"]], ids=["script", "module"])
 def test_torchrun_passes_every_flag_to_the_script(start, equals):
-    ours = ["fit", *(f"{flag}=x" for flag in OURS if flag.startswith("--"))] if equals else OURS
-    arguments = parse_args(["--nnodes", "1", "--nproc-per-node", "2", *start, *ours])
-    assert arguments.training_script_args == ours
+    expected = ["fit", *(f"{flag}=x" for flag in ARGUMENTS if flag.startswith("--"))] if equals else ARGUMENTS
+    arguments = parse_args(["--nnodes", "1", "--nproc-per-node", "2", *start, *expected])
+    assert arguments.training_script_args == expected
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
@@ -36,5 +36,5 @@ def test_mpirun_passes_every_flag_to_the_script(launcher, monkeypatch):
         monkeypatch.setenv(name, "1")
     program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[launcher]
     script = ["sh", "-c", 'echo "$@"; sleep 0.5', "sh"]  # hydra loses the output of a process that exits immediately
-    done = subprocess.run([program, "-np", "1", *script, *OURS], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == OURS, done.stderr
+    process = subprocess.run([program, "-np", "1", *script, *ARGUMENTS], capture_output=True, text=True, timeout=60)
+    assert process.stdout.split() == ARGUMENTS, process.stderr

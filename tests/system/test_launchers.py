@@ -8,13 +8,13 @@ import pytest
 
 from running import require, run
 from system import pbs
-from system.hosts import HOSTS, end
+from system.hosts import HOSTS, kill_group
 from system.learned import PYTHON, TORCHRUN, TRAIN, check
 from system.slurm import wait_until
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
-TWO = ("--nodes", "2", "--devices", "1")
+TWO_NODES = ("--nodes", "2", "--devices", "1")
 
 
 @pytest.mark.parametrize(
@@ -26,39 +26,39 @@ TWO = ("--nodes", "2", "--devices", "1")
     ],
     ids=["local", "torchrun --standalone", "torch.distributed.launch"],
 )
-def test_two_processes_on_one_machine_learn_as_one_process(tmp_path, alone, launcher, command):
+def test_two_processes_on_one_machine_learn_as_one_process(tmp_path, reference, launcher, command):
     result = run(*command, folder=tmp_path)
-    check(tmp_path, result.out + result.err, alone, launcher, (2,))
+    check(tmp_path, result.out + result.err, reference, launcher, (2,))
 
 
-def test_ranks_started_with_rank_variables_learn_as_one_process(tmp_path, alone, hosts):
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "rz1", "MASTER_PORT": "29501"}
+def test_ranks_started_with_rank_variables_learn_as_one_process(tmp_path, reference, hosts):
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "rz1", "MASTER_PORT": "29501"}
     commands = {host: ["env", f"RANK={rank}", PYTHON, *TRAIN] for rank, host in enumerate(HOSTS)}
-    results = hosts.run_on_both(tmp_path, commands, environment=place)
+    results = hosts.run_on_both(tmp_path, commands, environment=variables)
     assert [code for code, _ in results.values()] == [0, 0], results
-    check(tmp_path, "".join(text for _, text in results.values()), alone, "env", (1, 1))
+    check(tmp_path, "".join(text for _, text in results.values()), reference, "env", (1, 1))
 
 
-def test_two_machines_started_with_flags_learn_as_one_process(tmp_path, alone, hosts):
-    meet = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", "29502")
-    commands = {host: [PYTHON, *TRAIN, *meet, "--node_rank", str(node)] for node, host in enumerate(HOSTS)}
+def test_two_machines_started_with_flags_learn_as_one_process(tmp_path, reference, hosts):
+    rendezvous = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", "29502")
+    commands = {host: [PYTHON, *TRAIN, *rendezvous, "--node_rank", str(node)] for node, host in enumerate(HOSTS)}
     results = hosts.run_on_both(tmp_path, commands)
     assert [code for code, _ in results.values()] == [0, 0], results
-    check(tmp_path, "".join(text for _, text in results.values()), alone, "local", (2, 2))
+    check(tmp_path, "".join(text for _, text in results.values()), reference, "local", (2, 2))
 
 
 @pytest.mark.parametrize("kind", ["static", "c10d"])
-def test_torchrun_on_two_machines_learns_as_one_process(tmp_path, alone, hosts, kind):
+def test_torchrun_on_two_machines_learns_as_one_process(tmp_path, reference, hosts, kind):
     def command(node):
         if kind == "static":
-            meet = ["--node-rank", str(node), "--master-addr", "rz1", "--master-port", "29503"]
+            rendezvous = ["--node-rank", str(node), "--master-addr", "rz1", "--master-port", "29503"]
         else:
-            meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29504", "--rdzv-id", "job"]
-        return [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *meet, *TRAIN, *TWO]
+            rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29504", "--rdzv-id", "job"]
+        return [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, *TRAIN, *TWO_NODES]
 
     results = hosts.run_on_both(tmp_path, {host: command(node) for node, host in enumerate(HOSTS)})
     assert [code for code, _ in results.values()] == [0, 0], results
-    check(tmp_path, "".join(text for _, text in results.values()), alone, "torchrun", (1, 1))
+    check(tmp_path, "".join(text for _, text in results.values()), reference, "torchrun", (1, 1))
 
 
 MPIRUN = {
@@ -67,17 +67,17 @@ MPIRUN = {
 }
 
 
-@pytest.mark.parametrize(("part", "each"), [("openmpi", 2), ("mpich", 1)])
-def test_mpirun_on_two_machines_learns_as_one_process_without_mpi4py(tmp_path, alone, hosts, part, each):
-    require(part)
-    slots = ",".join(f"{host}:{each}" for host in HOSTS)
-    words = [word.format(agent=hosts.agent, slots=slots) for word in MPIRUN[part]]
-    command = [*words, "-np", str(2 * each), PYTHON, *TRAIN, "--nodes", "2", "--devices", str(each)]
+@pytest.mark.parametrize(("mpi", "per_host"), [("openmpi", 2), ("mpich", 1)])
+def test_mpirun_on_two_machines_learns_as_one_process_without_mpi4py(tmp_path, reference, hosts, mpi, per_host):
+    require(mpi)
+    slots = ",".join(f"{host}:{per_host}" for host in HOSTS)
+    launcher = [argument.format(agent=hosts.agent, slots=slots) for argument in MPIRUN[mpi]]
+    command = [*launcher, "-np", str(2 * per_host), PYTHON, *TRAIN, "--nodes", "2", "--devices", str(per_host)]
     (tmp_path / "trap").mkdir()
     (tmp_path / "trap/mpi4py.py").write_text("raise SystemExit('somebody has looked for mpi4py')")
     results = hosts.run_on_both(tmp_path, {"rz1": command}, environment={"PYTHONPATH": str(tmp_path / "trap")})
     assert results["rz1"][0] == 0, results
-    check(tmp_path, results["rz1"][1], alone, "mpi", (each, each))
+    check(tmp_path, results["rz1"][1], reference, "mpi", (per_host, per_host))
 
 
 NODES = "rz1\nrz2\n"
@@ -92,36 +92,36 @@ def job(tmp_path, hosts):
     return pbsdsh, {**pbs.SCRIPT, "PBS_JOBID": "0.rz1", "PBS_NODEFILE": str(node_file), "HOME": str(tmp_path)}
 
 
-def test_pbsdsh_without_rank_variables_learns_as_one_process(tmp_path, alone, job):
+def test_pbsdsh_without_rank_variables_learns_as_one_process(tmp_path, reference, job):
     pbsdsh, variables = job
-    result = run(*pbsdsh, "--", PYTHON, *TRAIN, *TWO, folder=tmp_path, environment=variables)
-    summary = check(tmp_path, result.out + result.err, alone, "pbs", (1, 1))
+    result = run(*pbsdsh, "--", PYTHON, *TRAIN, *TWO_NODES, folder=tmp_path, environment=variables)
+    summary = check(tmp_path, result.out + result.err, reference, "pbs", (1, 1))
     assert summary["run"] == "MLP-Toy-0.rz1"
 
 
-def test_pbsdsh_with_rank_variables_in_its_command_learns_as_one_process(tmp_path, alone, job):
+def test_pbsdsh_with_rank_variables_in_its_command_learns_as_one_process(tmp_path, reference, job):
     pbsdsh, variables = job
     shared = "WORLD_SIZE=2 MASTER_ADDR=rz1 MASTER_PORT=29505"
     lines = [
         f"{' '.join(pbsdsh)} -n {rank} -- env RANK={rank} {shared} {PYTHON} {' '.join(TRAIN)} &" for rank in range(2)
     ]
     result = run("sh", "-c", "\n".join([*lines, "wait"]), folder=tmp_path, environment=variables)
-    check(tmp_path, result.out + result.err, alone, "pbs", (1, 1))
+    check(tmp_path, result.out + result.err, reference, "pbs", (1, 1))
 
 
-def test_pbsdsh_with_a_torchrun_on_each_host_learns_as_one_process(tmp_path, alone, job):
+def test_pbsdsh_with_a_torchrun_on_each_host_learns_as_one_process(tmp_path, reference, job):
     pbsdsh, variables = job
-    meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29506", "--rdzv-id", "0.rz1")
-    command = (TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *meet, *TRAIN)
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29506", "--rdzv-id", "0.rz1")
+    command = (TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, *TRAIN)
     result = run(*pbsdsh, "--", *command, folder=tmp_path, environment=variables)
-    check(tmp_path, result.out + result.err, alone, "torchrun", (1, 1))
+    check(tmp_path, result.out + result.err, reference, "torchrun", (1, 1))
 
 
-def test_mpirun_in_a_pbs_script_learns_as_one_process(tmp_path, alone, hosts, job):
+def test_mpirun_in_a_pbs_script_learns_as_one_process(tmp_path, reference, hosts, job):
     require("openmpi")
-    words = [word.format(agent=hosts.agent, slots="rz1:1,rz2:1") for word in MPIRUN["openmpi"]]
-    results = hosts.run_on_both(tmp_path, {"rz1": [*words, "-np", "2", PYTHON, *TRAIN]}, environment=job[1])
-    summary = check(tmp_path, results["rz1"][1], alone, "mpi", (1, 1))
+    launcher = [argument.format(agent=hosts.agent, slots="rz1:1,rz2:1") for argument in MPIRUN["openmpi"]]
+    results = hosts.run_on_both(tmp_path, {"rz1": [*launcher, "-np", "2", PYTHON, *TRAIN]}, environment=job[1])
+    summary = check(tmp_path, results["rz1"][1], reference, "mpi", (1, 1))
     assert summary["run"] == "MLP-Toy-0.rz1"
 
 
@@ -129,28 +129,28 @@ def test_two_processes_on_one_machine_listen_only_on_loopback(tmp_path, hosts):
     command = (PYTHON, *TRAIN, "--devices", "2", "--epochs", "1000")
     process = hosts.start("rz1", *command, folder=tmp_path, log=tmp_path / "log")
     try:
-        addresses = listening_while(tmp_path / "log", "rz1")
+        addresses = listening_addresses(tmp_path / "log", "rz1")
     finally:
-        end(process)
+        kill_group(process)
     assert addresses and all(address.startswith(("127.", "[::1]")) for address in addresses), addresses
 
 
 def test_two_machines_listen_only_on_the_interface_between_them(tmp_path, hosts):
-    meet = ("--nodes", "2", "--devices", "1", "--master_addr", "rz1", "--master_port", "29507", "--epochs", "1000")
+    flags = ("--nodes", "2", "--devices", "1", "--master_addr", "rz1", "--master_port", "29507", "--epochs", "1000")
     processes = [
-        hosts.start(host, PYTHON, *TRAIN, *meet, "--node_rank", str(node), folder=tmp_path, log=tmp_path / host)
+        hosts.start(host, PYTHON, *TRAIN, *flags, "--node_rank", str(node), folder=tmp_path, log=tmp_path / host)
         for node, host in enumerate(HOSTS)
     ]
     try:
-        addresses = listening_while(tmp_path / "rz1", "rz1")
+        addresses = listening_addresses(tmp_path / "rz1", "rz1")
     finally:
         for process in processes:
-            end(process)
+            kill_group(process)
     assert f"{HOSTS['rz1']}:29507" in addresses
     assert all(address.startswith(HOSTS["rz1"]) for address in addresses), addresses
 
 
-def listening_while(log: Path, host: str) -> list[str]:
+def listening_addresses(log: Path, host: str) -> list[str]:
     """Waits until training has started, and returns the addresses on which the host listens."""
     wait_until(lambda: log.exists() and "epoch " in log.read_text(), "training")
     found = run("ip", "netns", "exec", host, "ss", "-Hltn", folder=Path("/"))

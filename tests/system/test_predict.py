@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from running import as_before
+from running import restore_process_state
 
-MINE = """
+USER_MODULE = """
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
@@ -65,29 +65,31 @@ class Silent(LightningDataModule):
 
 
 @pytest.fixture
-def mine(here, forks):
-    (here / "mine.py").write_text(MINE)
-    forks.fit("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "x", folder=here)
-    return here
+def user_folder(cwd, forks):
+    (cwd / "mine.py").write_text(USER_MODULE)
+    forks.fit("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "x", folder=cwd)
+    return cwd
 
 
-def predicted(mine, forks, *arguments, world=1, code=0):
-    forks.fit("--name", "x", "--output", "out", *arguments, folder=mine, world=world, script="predict", code=code)
-    files = sorted((mine / "out").glob("*.pt"))
+def predict(user_folder, forks, *arguments, world=1, code=0):
+    forks.fit(
+        "--name", "x", "--output", "out", *arguments, folder=user_folder, world=world, script="predict", code=code
+    )
+    files = sorted((user_folder / "out").glob("*.pt"))
     return [torch.load(file, weights_only=True) for file in files]
 
 
-def stock(mine, returns, **data):
+def stock(user_folder, returns, **data):
     """Returns stock Lightning's predictions from the same checkpoint: for each loader, a list of its batches."""
     from lightning.pytorch import Trainer
 
     module = {}
-    exec(compile((mine / "mine.py").read_text(), "mine.py", "exec"), module)
-    (state,) = (mine / "runs/x/checkpoints").glob("*/state.pt")
+    exec(compile((user_folder / "mine.py").read_text(), "mine.py", "exec"), module)
+    (state,) = (user_folder / "runs/x/checkpoints").glob("*/state.pt")
     net = module["Net"](returns)
     net.load_state_dict(torch.load(state, weights_only=True)["state_dict"])
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    with as_before():
+    with restore_process_state():
         trainer = Trainer(accelerator="cpu", enable_model_summary=False, **quiet)
         batches = trainer.predict(net, module["Data"](**data))
     loaders = batches if data.get("loaders", 1) > 1 else [batches]
@@ -96,59 +98,59 @@ def stock(mine, returns, **data):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [4, 3])
-def test_every_sample_is_predicted_once_and_in_order_at_any_world_size(mine, forks, world, batch_size):
-    (found,) = predicted(mine, forks, "--model.returns", "dict", "--batch_size", str(batch_size), world=world)
-    (expected,) = stock(mine, "dict")
+def test_every_sample_is_predicted_once_and_in_order_at_any_world_size(user_folder, forks, world, batch_size):
+    (found,) = predict(user_folder, forks, "--model.returns", "dict", "--batch_size", str(batch_size), world=world)
+    (expected,) = stock(user_folder, "dict")
     torch.testing.assert_close(found["scores"], torch.cat([batch["scores"] for batch in expected]))
     assert found["sample"].tolist() == torch.cat([batch["sample"] for batch in expected]).tolist() == list(range(11))
     assert found["text"] == [text for batch in expected for text in batch["text"]]
-    assert json.loads((mine / "out/predictions.json").read_text())["samples"] == {"predictions.pt": 11}
-    assert [line.split(",")[0] for line in (mine / "out/predictions.csv").read_text().split()] == [
+    assert json.loads((user_folder / "out/predictions.json").read_text())["samples"] == {"predictions.pt": 11}
+    assert [line.split(",")[0] for line in (user_folder / "out/predictions.csv").read_text().split()] == [
         "sample",
         *map(str, range(11)),
     ]
 
 
 @pytest.mark.parametrize(("world", "count"), [(1, 2), (3, 2), (3, 1)])
-def test_several_loaders_are_predicted_even_by_more_processes_than_samples(mine, forks, world, count):
+def test_several_loaders_are_predicted_even_by_more_processes_than_samples(user_folder, forks, world, count):
     settings = ("--model.returns", "tuple", "--data.loaders", "2", "--data.count", f"{count}", "--data.workers", "1")
-    found = predicted(mine, forks, *settings, world=world)
-    expected = stock(mine, "tuple", loaders=2, count=count)
+    found = predict(user_folder, forks, *settings, world=world)
+    expected = stock(user_folder, "tuple", loaders=2, count=count)
     for (scores, numbers), batches in zip(found, expected, strict=True):
         torch.testing.assert_close(scores, torch.cat([batch[0] for batch in batches]))
         assert numbers.tolist() == torch.cat([batch[1] for batch in batches]).tolist()
 
 
-def test_predicting_the_test_split_calls_setup_with_stage_test(mine, forks):
-    (found,) = predicted(mine, forks, "--split", "test", world=2)
+def test_predicting_the_test_split_calls_setup_with_stage_test(user_folder, forks):
+    (found,) = predict(user_folder, forks, "--split", "test", world=2)
     assert found.shape == (5, 3)
 
 
-def test_a_custom_sampler_works_on_one_process_and_is_refused_on_two(mine, forks):
-    (found,) = predicted(mine, forks, "--model.returns", "tuple", "--data.own", "true")
+def test_a_custom_sampler_works_on_one_process_and_is_refused_on_two(user_folder, forks):
+    (found,) = predict(user_folder, forks, "--model.returns", "tuple", "--data.own", "true")
     assert sorted(found[1].tolist()) == list(range(11))
-    predicted(mine, forks, "--data.own", "true", world=2, code=2)
-    assert "".join(forks.said(mine, 2)).count("which rank reads which sample") == 1
+    predict(user_folder, forks, "--data.own", "true", world=2, code=2)
+    assert "".join(forks.outputs(user_folder, 2)).count("which rank reads which sample") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model.returns", "scalar"), "has no row for each sample"),
+        (("--model.returns", "scalar"), "does not have one row per sample"),
         (("--data", "mine.Silent"), "neither Silent nor Net has a predict_dataloader"),
         (("--split", "val"), "type   --split predict"),
-        (("--ckpt_path", "best"), "kept none as the best"),
-        (("--output", "mine.py"), "a folder you may write to"),
+        (("--ckpt_path", "best"), "kept no best checkpoint"),
+        (("--output", "mine.py"), "a folder where you may write"),
     ],
 )
-def test_an_impossible_prediction_prints_one_message_and_leaves_no_output(mine, forks, arguments, message):
-    predicted(mine, forks, *arguments, world=2, code=2)
-    said = "".join(forks.said(mine, 2))
-    assert said.count(message) == 1 and "Traceback" not in said and not (mine / "out").exists()
+def test_an_impossible_prediction_prints_one_message_and_leaves_no_output(user_folder, forks, arguments, message):
+    predict(user_folder, forks, *arguments, world=2, code=2)
+    printed = "".join(forks.outputs(user_folder, 2))
+    assert printed.count(message) == 1 and "Traceback" not in printed and not (user_folder / "out").exists()
 
 
-def test_fit_py_runs_the_commands_predict_and_fit_as_subcommands(mine, forks):
-    forks.fit("predict", "--name", "x", "--output", "out", "--ckpt_path", "last", folder=mine)
-    assert (mine / "out/predictions.pt").exists()
-    forks.fit("fit", "--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "y", folder=mine)
-    assert (mine / "runs/y/summary.json").exists()
+def test_fit_py_runs_the_commands_predict_and_fit_as_subcommands(user_folder, forks):
+    forks.fit("predict", "--name", "x", "--output", "out", "--ckpt_path", "last", folder=user_folder)
+    assert (user_folder / "out/predictions.pt").exists()
+    forks.fit("fit", "--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "y", folder=user_folder)
+    assert (user_folder / "runs/y/summary.json").exists()

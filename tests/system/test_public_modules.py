@@ -13,13 +13,13 @@ import pytest
 import pytorch_lightning
 from lightning.fabric.utilities.seed import seed_everything
 
-from running import as_before
+from running import restore_process_state
 from system.forks import Forks
-from system.public import FOLDER, MODULES, Module, curves, difference, result, summary, train, with_files
+from system.public import FOLDER, MODULES, Module, copy_files, curves, difference, result, summary, train
 
 pytestmark = pytest.mark.xdist_group("forks")
 
-OURS_ALONE = ("train/lr", "train/samples_per_second")
+RANKZERO_SCALARS = ("train/lr", "train/samples_per_second")
 """Prefixes of the scalars that Rankzero adds to those of the module."""
 
 CASES = [
@@ -32,7 +32,7 @@ CASES = [
 
 @pytest.fixture
 def files(tmp_path) -> Path:
-    return with_files(tmp_path)
+    return copy_files(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "world", "kill_at"), CASES)
@@ -41,17 +41,17 @@ def test_a_run_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(forks
     if module.size is not None:
         train(forks, module, "whole", files, world)
     codes = train(forks, module, "x", files, world, kill=kill_at)
-    assert codes[0] == -9, forks.said(files, world)
+    assert codes[0] == -9, forks.outputs(files, world)
     saved = sorted((files / "runs/x/checkpoints").glob("step-*"))
     assert saved, "there was nothing to resume from"
     train(forks, module, "x", files, world)
     resumed = summary(files, "x")
     assert (resumed["status"], resumed["attempts"], resumed["epochs"]) == ("finished", 2, 2)
     if module.size is not None:
-        whole = summary(files, "whole")
+        uninterrupted = summary(files, "whole")
         assert difference(result(files, "whole"), result(files, "x"), tolerance) is None
-        assert difference(_logged(whole, module), _logged(resumed, module), tolerance) is None
-        assert resumed["ledger"] == whole["ledger"]
+        assert difference(_logged(uninterrupted, module), _logged(resumed, module), tolerance) is None
+        assert resumed["ledger"] == uninterrupted["ledger"]
     for split in ("val", "test"):
         forks.fit("--run", "x", "--split", split, script="evaluate", folder=files, world=world)
         evaluated = json.loads((files / f"runs/x/evaluate-{split}.json").read_text())["metrics"]
@@ -71,14 +71,14 @@ def test_an_uninterrupted_run_equals_a_run_of_stock_lightning(forks: Forks, file
     forks.fit(*module.command, *fixed, *seeded, "--run", "ours", folder=files)
     expected = train_with_stock(module, files / "stock")
     assert difference(expected, result(files, "ours")) is None
-    stock, ours = curves(files / "stock"), curves(files / "runs/ours/tensorboard")
-    assert difference(stock, {tag: ours.get(tag) for tag in stock}) is None
-    assert {tag for tag in ours if not tag.startswith(OURS_ALONE)} == stock.keys()
+    stock_curves, found_curves = curves(files / "stock"), curves(files / "runs/ours/tensorboard")
+    assert difference(stock_curves, {tag: found_curves.get(tag) for tag in stock_curves}) is None
+    assert {tag for tag in found_curves if not tag.startswith(RANKZERO_SCALARS)} == stock_curves.keys()
 
 
 def train_with_stock(module: Module, log: Path) -> dict[str, Any]:
     """Trains a module with a stock Trainer, and returns the same states as `result`."""
-    with as_before(), user_code():
+    with restore_process_state(), user_code():
         seed_everything(0)
         data = _instance(module.data, module, "data") if module.data else None
         model = _instance(module.model, module, "model")
@@ -99,7 +99,7 @@ def train_with_stock(module: Module, log: Path) -> dict[str, Any]:
         return {
             "global_step": trainer.global_step,
             "state_dict": model.state_dict(),
-            "optimizer_states": [one.state_dict() for one in trainer.optimizers],
+            "optimizer_states": [optimizer.state_dict() for optimizer in trainer.optimizers],
             "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
         }
 
@@ -121,12 +121,12 @@ def _class(path: str) -> Any:
     return getattr(importlib.import_module(name), attribute)
 
 
-def _instance(path: str, module: Module, which: str) -> Any:
-    prefix = f"{which}."
+def _instance(path: str, module: Module, kind: str) -> Any:
+    prefix = f"{kind}."
     return _class(path)(
         **{key.removeprefix(prefix): value for key, value in module.fixed.items() if key.startswith(prefix)}
     )
 
 
-def _logged(of_run: dict[str, Any], module: Module) -> dict[str, float]:
-    return {name: float(value) for name, value in of_run["metrics"].items() if name not in module.in_lists}
+def _logged(run_summary: dict[str, Any], module: Module) -> dict[str, float]:
+    return {name: float(value) for name, value in run_summary["metrics"].items() if name not in module.list_metrics}

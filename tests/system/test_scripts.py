@@ -20,7 +20,7 @@ EXAMPLES = {"autoencoder": 19, "boring": 11, "classifier": 10, "gan": 14, "trans
 
 
 @pytest.fixture
-def run(forks: Forks, tmp_path):
+def run_example(forks: Forks, tmp_path):
     """Returns a function that runs an example in the test's folder, and returns the exit codes."""
     for file in (*SCRIPTS.glob("*.py"), PUBLIC / "killing.py"):
         shutil.copy(file, tmp_path)
@@ -34,40 +34,40 @@ def run(forks: Forks, tmp_path):
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(run, tmp_path, example, world):
-    run(example, "name=whole", world=world)
-    codes = run(example, "name=x", f"kill={EXAMPLES[example] // world}", world=world, code=None)
+def test_an_example_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(run_example, tmp_path, example, world):
+    run_example(example, "name=whole", world=world)
+    codes = run_example(example, "name=x", f"kill={EXAMPLES[example] // world}", world=world, code=None)
     assert codes[0] == -9
     assert list((tmp_path / "runs/x/checkpoints").glob("step-*")), "there was nothing to resume from"
-    run(example, "name=x", world=world)
-    whole, again = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "x"))
-    assert difference(whole, again, 0.0 if world == 1 else 1e-6) is None
+    run_example(example, "name=x", world=world)
+    uninterrupted, resumed = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "x"))
+    assert difference(uninterrupted, resumed, 0.0 if world == 1 else 1e-6) is None
     summaries = [json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("whole", "x")]
     assert [summary["attempts"] for summary in summaries] == [1, 2]
     assert summaries[0]["ledger"] == summaries[1]["ledger"] and len(summaries[0]["ledger"]) == 2
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_signal_stops_all_ranks_and_the_same_script_resumes(run, tmp_path, forks, world):
-    run("boring", "name=whole", world=world)
-    run("boring", "name=x", "pause=0.5", world=world, code=75, signals=[(5.0, signal.SIGTERM, world - 1)])
-    said = forks.said(tmp_path, world)
-    assert "run x: stopped" in said[0] and 'the same command with name="x"' in said[0]
-    assert not any("Traceback" in text for text in said)
-    run("boring", "name=x", world=world)
-    whole, again = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "x"))
-    assert difference(whole, again, 0.0 if world == 1 else 1e-6) is None
+def test_a_signal_stops_all_ranks_and_the_same_script_resumes(run_example, tmp_path, forks, world):
+    run_example("boring", "name=whole", world=world)
+    run_example("boring", "name=x", "pause=0.5", world=world, code=75, signals=[(5.0, signal.SIGTERM, world - 1)])
+    printed = forks.outputs(tmp_path, world)
+    assert "run x: stopped" in printed[0] and 'the same command with name="x"' in printed[0]
+    assert not any("Traceback" in text for text in printed)
+    run_example("boring", "name=x", world=world)
+    uninterrupted, resumed = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "x"))
+    assert difference(uninterrupted, resumed, 0.0 if world == 1 else 1e-6) is None
 
 
-def test_an_error_on_one_rank_ends_all_ranks_and_is_printed_once(run, tmp_path, forks):
-    assert run("boring", "name=x", "fail=5", world=2, code=None) == [1, 1]
-    said = "".join(forks.said(tmp_path, 2))
-    assert said.count("KeyError: 'the example fails'") == 1
+def test_an_error_on_one_rank_ends_all_ranks_and_is_printed_once(run_example, tmp_path, forks):
+    assert run_example("boring", "name=x", "fail=5", world=2, code=None) == [1, 1]
+    printed = "".join(forks.outputs(tmp_path, 2))
+    assert printed.count("KeyError: 'the example fails'") == 1
     assert json.loads((tmp_path / "runs/x/summary.json").read_text())["status"] == "failed"
 
 
-def test_a_refusal_is_printed_once_and_without_a_traceback(run, tmp_path, forks):
-    run("boring", "name=x", "save_every=often", world=2, code=2)
-    said = "".join(forks.said(tmp_path, 2))
-    assert said.count('asked  save_every="often"') == 1 and "Traceback" not in said
+def test_a_refusal_is_printed_once_and_without_a_traceback(run_example, tmp_path, forks):
+    run_example("boring", "name=x", "save_every=often", world=2, code=2)
+    printed = "".join(forks.outputs(tmp_path, 2))
+    assert printed.count('asked  save_every="often"') == 1 and "Traceback" not in printed
     assert not (tmp_path / "runs").exists()

@@ -14,7 +14,7 @@ import torch
 
 from running import BIN, fit, script, weights
 
-MINE = """
+USER_MODULE = """
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
@@ -44,7 +44,7 @@ class Data(LightningDataModule):
 """
 
 
-STOP = """
+STOP_CALLBACK = """
 import os, signal, sys
 from pathlib import Path
 from lightning.pytorch import Callback
@@ -60,19 +60,19 @@ class Stop(Callback):
 
 
 @pytest.fixture
-def mine(tmp_path):
-    (tmp_path / "mine.py").write_text(MINE)
+def user_folder(tmp_path):
+    (tmp_path / "mine.py").write_text(USER_MODULE)
     return tmp_path
 
 
-def left_in(folder: Path) -> list[psutil.Process]:
+def processes_in(folder: Path) -> list[psutil.Process]:
     """Returns the processes whose working directory is a folder."""
-    left = []
+    found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
-                left.append(process)
-    return left
+                found.append(process)
+    return found
 
 
 def test_a_wrong_request_is_printed_once(tmp_path):
@@ -82,15 +82,15 @@ def test_a_wrong_request_is_printed_once(tmp_path):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_remains_after_a_signal_to_the_run(mine, signum):
+def test_no_process_remains_after_a_signal_to_the_run(user_folder, signum):
     """Terminals send Ctrl-C, and schedulers other signals, to the whole process group, including loader workers."""
     arguments = ("--model", "mine.Net", "--data", "mine.Data", "--epochs", "100000", "--devices", "2", "--run", "x")
-    with (mine / "out").open("w") as out:
+    with (user_folder / "out").open("w") as out:
         command = [str(BIN / "python"), script("fit"), *arguments]
-        process = subprocess.Popen(command, cwd=mine, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(command, cwd=user_folder, stdout=out, stderr=out, start_new_session=True)
         deadline = time.monotonic() + 60
-        while "epoch 1/" not in (mine / "out").read_text():
-            assert time.monotonic() < deadline and process.poll() is None, (mine / "out").read_text()
+        while "epoch 1/" not in (user_folder / "out").read_text():
+            assert time.monotonic() < deadline and process.poll() is None, (user_folder / "out").read_text()
             time.sleep(0.1)
         if signum == signal.SIGKILL:
             process.send_signal(signum)
@@ -98,19 +98,21 @@ def test_no_process_remains_after_a_signal_to_the_run(mine, signum):
             os.killpg(process.pid, signum)
         code = process.wait(30)
     deadline = time.monotonic() + 30  # torch's loader workers check every 5 s whether their parent exists
-    while left_in(mine) and time.monotonic() < deadline:
+    while processes_in(user_folder) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not left_in(mine)
+    assert not processes_in(user_folder)
     if signum != signal.SIGKILL:
-        text = (mine / "out").read_text()
+        text = (user_folder / "out").read_text()
         assert code == 75 and "the same command with --name x" in text and "Traceback" not in text
         assert text.count(f"rankzero: {signum.name}: stopping") == 1
-        assert json.loads((mine / "runs/x/summary.json").read_text())["status"] == "stopped"
+        assert json.loads((user_folder / "runs/x/summary.json").read_text())["status"] == "stopped"
 
 
-def test_learning_rate_trials_are_not_counted_on_two_processes(mine):
+def test_learning_rate_trials_are_not_counted_on_two_processes(user_folder):
     finder = ("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=20")
-    result = fit("--model", "mine.Net", "--data", "mine.Data", "--epochs", "3", "--devices", "2", *finder, folder=mine)
+    result = fit(
+        "--model", "mine.Net", "--data", "mine.Data", "--epochs", "3", "--devices", "2", *finder, folder=user_folder
+    )
     summary = result.summary()
     assert (summary["samples"], summary["steps"], summary["world_size"]) == (600, 21, 2)
     assert summary["ledger"] == [f"epoch {number}: 200 of 200 samples, each once" for number in (1, 2, 3)]
@@ -118,11 +120,11 @@ def test_learning_rate_trials_are_not_counted_on_two_processes(mine):
     assert result.out.count("epoch 1/3 done") == 1
 
 
-def test_a_batch_size_finder_is_refused_on_two_processes(mine):
+def test_a_batch_size_finder_is_refused_on_two_processes(user_folder):
     finder = ("--trainer.callbacks+=BatchSizeFinder",)
-    result = fit("--model", "mine.Net", "--data", "mine.Data", "--devices", "2", *finder, folder=mine, code=2)
+    result = fit("--model", "mine.Net", "--data", "mine.Data", "--devices", "2", *finder, folder=user_folder, code=2)
     assert "The Batch size finder is not supported with distributed strategies" in result.err
-    assert "Traceback" not in result.err and not list((mine / "runs").glob("*"))
+    assert "Traceback" not in result.err and not list((user_folder / "runs").glob("*"))
 
 
 @pytest.mark.parametrize(
@@ -132,21 +134,21 @@ def test_a_batch_size_finder_is_refused_on_two_processes(mine):
         ("GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 1, 1: 3}"),
     ],
 )
-def test_a_run_with_callbacks_resumed_on_two_processes_equals_an_uninterrupted_run(mine, callback):
+def test_a_run_with_callbacks_resumed_on_two_processes_equals_an_uninterrupted_run(user_folder, callback):
     command = ("--model", "mine.Net", "--data", "mine.Data", "--epochs", "3", "--devices", "2")
     command += (f"--trainer.callbacks+={callback[0]}", *callback[1:], "--trainer.callbacks+=mine.Stop")
-    (mine / "mine.py").write_text(MINE + STOP)
-    fit(*command, "--run", "whole", folder=mine)
-    (mine / "stop").touch()
-    fit(*command, "--run", "resumed", folder=mine, code=75)
-    (mine / "stop").unlink()
-    fit(*command, "--run", "resumed", folder=mine)
-    whole, resumed = (weights(mine / "runs" / name) for name in ("whole", "resumed"))
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
-    assert (mine / "whole").read_text() == (mine / "resumed").read_text()
+    (user_folder / "mine.py").write_text(USER_MODULE + STOP_CALLBACK)
+    fit(*command, "--run", "whole", folder=user_folder)
+    (user_folder / "stop").touch()
+    fit(*command, "--run", "resumed", folder=user_folder, code=75)
+    (user_folder / "stop").unlink()
+    fit(*command, "--run", "resumed", folder=user_folder)
+    uninterrupted, resumed = (weights(user_folder / "runs" / name) for name in ("whole", "resumed"))
+    assert all(torch.equal(value, resumed[name]) for name, value in uninterrupted.items())
+    assert (user_folder / "whole").read_text() == (user_folder / "resumed").read_text()
 
 
-SPLIT = """
+SPLIT_MODULE = """
 import numpy
 import torch
 from lightning.pytorch import LightningDataModule
@@ -168,16 +170,16 @@ class Split(LightningDataModule):
 
 
 @pytest.mark.parametrize("worlds", [(1, 2), (2, 1), (2, 3)])
-def test_a_random_split_in_setup_is_the_same_at_another_world_size(mine, forks, worlds):
-    (mine / "split.py").write_text(SPLIT)
+def test_a_random_split_in_setup_is_the_same_at_another_world_size(user_folder, forks, worlds):
+    (user_folder / "split.py").write_text(SPLIT_MODULE)
     arguments = ("--model", "mine.Net", "--data", "split.Split", "--run", "x", "--global_batch_size", "8")
     metrics = []
     for epochs, world in enumerate(worlds, 1):
-        forks.fit(*arguments, "--epochs", str(epochs), folder=mine, world=world)
-        assert json.loads((mine / "runs/x/summary.json").read_text())["ledger"][-1].endswith(
+        forks.fit(*arguments, "--epochs", str(epochs), folder=user_folder, world=world)
+        assert json.loads((user_folder / "runs/x/summary.json").read_text())["ledger"][-1].endswith(
             "32 of 32 samples, each once"
         )
     for world in worlds:
-        forks.fit("--run", "x", folder=mine, world=world, script="evaluate")
-        metrics.append(json.loads((mine / "runs/x/evaluate-val.json").read_text())["metrics"])
+        forks.fit("--run", "x", folder=user_folder, world=world, script="evaluate")
+        metrics.append(json.loads((user_folder / "runs/x/evaluate-val.json").read_text())["metrics"])
     assert metrics[0]["val_loss"] == pytest.approx(metrics[1]["val_loss"], rel=1e-5)

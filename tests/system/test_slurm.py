@@ -5,13 +5,13 @@ import pytest
 from running import BIN, run
 from system.learned import TORCHRUN, TRAIN, check
 from system.slurm import submit
-from system.test_failures import LEAVES
+from system.test_failures import EXIT_CALLBACK
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
 
 @pytest.mark.parametrize(
-    ("tasks", "asked", "shape"),
+    ("tasks", "requested", "shape"),
     [
         (("--ntasks=4",), (), (3, 1)),
         (("--ntasks-per-node=2", "--gpus-per-task=1"), ("--nodes", "2", "--devices", "2"), (2, 2)),
@@ -19,18 +19,18 @@ pytestmark = pytest.mark.xdist_group("slurm")
     ],
     ids=["uneven tasks", "a GPU a task", "all GPUs for all tasks"],
 )
-def test_one_task_per_device_on_two_nodes_learns_as_one_process(slurm, tmp_path, alone, tasks, asked, shape):
-    result = run("srun", "--nodes=2", *tasks, "python", *TRAIN, *asked, folder=tmp_path, environment=slurm)
-    check(tmp_path, result.out + result.err, alone, "slurm", shape)
+def test_one_task_per_device_on_two_nodes_learns_as_one_process(slurm, tmp_path, reference, tasks, requested, shape):
+    result = run("srun", "--nodes=2", *tasks, "python", *TRAIN, *requested, folder=tmp_path, environment=slurm)
+    check(tmp_path, result.out + result.err, reference, "slurm", shape)
 
 
-def test_a_torchrun_on_each_node_learns_as_one_process(slurm, tmp_path, alone):
-    meet = "--rdzv-backend c10d --rdzv-endpoint n1:29540 --rdzv-id $SLURM_JOB_ID"
-    command = f"{TORCHRUN} --nnodes 2 --nproc-per-node 1 {meet} {' '.join(TRAIN)} --nodes 2 --devices 1"
+def test_a_torchrun_on_each_node_learns_as_one_process(slurm, tmp_path, reference):
+    rendezvous = "--rdzv-backend c10d --rdzv-endpoint n1:29540 --rdzv-id $SLURM_JOB_ID"
+    command = f"{TORCHRUN} --nnodes 2 --nproc-per-node 1 {rendezvous} {' '.join(TRAIN)} --nodes 2 --devices 1"
     script_file = tmp_path / "job.sh"
     script_file.write_text(f"#!/bin/sh\nsrun --ntasks-per-node=1 {command}\n")
     job_id, printed = submit(script_file, slurm, "--nodes=2", "--ntasks-per-node=1")
-    summary = check(tmp_path, printed, alone, "torchrun", (1, 1))
+    summary = check(tmp_path, printed, reference, "torchrun", (1, 1))
     assert summary["run"] == f"MLP-Toy-{job_id}"
 
 
@@ -41,7 +41,7 @@ def test_a_second_step_of_a_job_resumes_the_run_of_the_job(slurm, tmp_path):
     environment = {**slurm, "PATH": f"{BIN}:{slurm['PATH']}"}
     job_id, printed = submit(script_file, environment, "--nodes=2", "--ntasks-per-node=1")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"MLP-Toy-{job_id}"]
-    assert "carrying on from step-00000032" in printed
+    assert "resuming from step-00000032" in printed
 
 
 def test_simultaneous_steps_of_one_job_use_separate_rendezvous(slurm, tmp_path):
@@ -57,10 +57,10 @@ def test_simultaneous_steps_of_one_job_use_separate_rendezvous(slurm, tmp_path):
 
 
 def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(slurm, tmp_path):
-    (tmp_path / "leaves.py").write_text(LEAVES)
+    (tmp_path / "leaves.py").write_text(EXIT_CALLBACK)
     arguments = ("--trainer.callbacks", "leaves.Leaves", "--trainer.callbacks.rank", "1", "--trainer.callbacks.how=75")
     command = ("srun", "--nodes=2", "--ntasks-per-node=1", "python", *TRAIN, *arguments)
     result = run(*command, folder=tmp_path, environment=slurm, code=1)
-    said = [line for line in (result.out + result.err).splitlines() if "ending all" in line]
-    assert len(said) == 1 and "ended with exit code 75 (os._exit) without a report" in said[0]
-    assert said[0].startswith("rankzero: rank 1 on ")
+    reports = [line for line in (result.out + result.err).splitlines() if "stopping all ranks" in line]
+    assert len(reports) == 1 and "exited with code 75 (os._exit) without an error report" in reports[0]
+    assert reports[0].startswith("rankzero: rank 1 on ")

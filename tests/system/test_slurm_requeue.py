@@ -6,11 +6,11 @@ import subprocess
 import pytest
 
 from running import BIN, run
-from system.slurm import order, start, submit, wait_for, wait_until
+from system.slurm import run_slurm_command, start, submit, wait_for, wait_until
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.soak]
 
-BEGIN = """\
+TASK_HEADER = """\
 import os, signal, sys, time
 from rankzero.distributed.scheduler.job import end_of_allocation
 from rankzero.distributed.environments.detect import detect
@@ -26,7 +26,7 @@ def task(tmp_path):
 
     def write(text):
         file = tmp_path / "task.py"
-        file.write_text(BEGIN + text)
+        file.write_text(TASK_HEADER + text)
         return file
 
     return write
@@ -38,17 +38,17 @@ def job(tmp_path, task, slurm):
 
     def write(text, srun="srun --ntasks=1"):
         script = tmp_path / "job.sh"
-        script.write_text(f"#!/bin/sh\n{srun} {BIN}/python -u {task(text)}\necho left with $?\n")
+        script.write_text(f"#!/bin/sh\n{srun} {BIN}/python -u {task(text)}\necho exited with code $?\n")
         return script
 
     return write
 
 
-@pytest.mark.parametrize(("limit", "least", "most"), [("5", 240, 301), ("1-00:00:00", 86000, 86401)])
-def test_the_end_of_a_job_follows_from_its_time_limit(slurm, tmp_path, task, limit, least, most):
+@pytest.mark.parametrize(("limit", "minimum", "maximum"), [("5", 240, 301), ("1-00:00:00", 86000, 86401)])
+def test_the_end_of_a_job_follows_from_its_time_limit(slurm, tmp_path, task, limit, minimum, maximum):
     file = task("print(end_of_allocation(launch) - time.time())")
     result = run("srun", f"--time={limit}", "--ntasks=1", "python", str(file), folder=tmp_path, environment=slurm)
-    assert least < float(result.out) < most
+    assert minimum < float(result.out) < maximum
 
 
 def test_a_job_without_a_limit_has_no_end_and_an_interactive_job_is_not_requeued(slurm, tmp_path, task):
@@ -61,7 +61,7 @@ def test_a_job_is_requeued(slurm, job):
     script = job("print('attempt', attempt, requeue(launch) if attempt == '0' else '', flush=True)\ntime.sleep(1)")
     _, printed = submit(script, slurm)
     assert "attempt 0 Outcome(requeue=<Requeue.DONE" in printed and "attempt 1" in printed
-    assert "left with 0" in printed.partition("attempt 1")[2]
+    assert "exited with code 0" in printed.partition("attempt 1")[2]
 
 
 def test_a_member_of_a_job_array_requeues_only_itself(slurm, tmp_path, job):
@@ -81,7 +81,7 @@ def test_a_member_of_a_job_array_requeues_only_itself(slurm, tmp_path, job):
     ]
 
 
-WHEN_TERMINATED = """\
+REQUEUE_ON_SIGTERM = """\
 def stop(*_):
     outcome = requeue(launch, "my-run")
     print(outcome.requeue.name, outcome.message, flush=True)
@@ -92,7 +92,7 @@ time.sleep(60)
 """
 
 
-def when_ready(script, slurm, *options):
+def start_until_ready(script, slurm, *options):
     """Starts a job and waits until its task handles signals; returns its id."""
     job_id = start(script, slurm, *options)
     wait_until(lambda: "ready" in _printed(script, job_id), f"job {job_id}")
@@ -106,28 +106,28 @@ def _printed(script, job_id):
 
 
 def test_a_job_that_the_user_cancels_is_not_requeued(slurm, tmp_path, job):
-    script = job(WHEN_TERMINATED)
-    job_id = when_ready(script, slurm)
-    order("scancel", job_id, environment=slurm)
+    script = job(REQUEUE_ON_SIGTERM)
+    job_id = start_until_ready(script, slurm)
+    run_slurm_command("scancel", job_id, environment=slurm)
     printed = wait_for(job_id, tmp_path, slurm)
     assert f"ENDING job {job_id} is COMPLETING" in printed and printed.count("ready") == 1
-    shown = subprocess.run(["scontrol", "show", "job", job_id], env=slurm, capture_output=True, text=True)
-    assert "JobState=CANCELLED" in shown.stdout
+    process = subprocess.run(["scontrol", "show", "job", job_id], env=slurm, capture_output=True, text=True)
+    assert "JobState=CANCELLED" in process.stdout
 
 
 def test_a_job_that_slurm_requeues_is_not_requeued_twice(slurm, tmp_path, job):
-    script = job("if attempt == '1': sys.exit(print('once more'))\n" + WHEN_TERMINATED)
-    job_id = when_ready(script, slurm)
-    order("scontrol", "requeue", job_id, environment=slurm)
+    script = job("if attempt == '1': sys.exit(print('once more'))\n" + REQUEUE_ON_SIGTERM)
+    job_id = start_until_ready(script, slurm)
+    run_slurm_command("scontrol", "requeue", job_id, environment=slurm)
     printed = wait_for(job_id, tmp_path, slurm)
-    assert f"ENDING Slurm has requeued job {job_id} already" in printed and "once more" in printed
+    assert f"ENDING Slurm has already requeued job {job_id}" in printed and "once more" in printed
 
 
 def test_a_refused_requeue_prints_the_command_to_type(slurm, tmp_path, job):
-    script = job(WHEN_TERMINATED)
-    job_id = when_ready(script, slurm, "--no-requeue")
-    order("scancel", "--signal=TERM", job_id, environment=slurm)
+    script = job(REQUEUE_ON_SIGTERM)
+    job_id = start_until_ready(script, slurm, "--no-requeue")
+    run_slurm_command("scancel", "--signal=TERM", job_id, environment=slurm)
     printed = wait_for(job_id, tmp_path, slurm)
-    assert "REFUSED" in printed and "left with 75" in printed
+    assert "REFUSED" in printed and "exited with code 75" in printed
     assert f"found  scontrol requeue {job_id}: Requested operation is presently disabled" in printed
     assert f"type   sbatch {script}\n" in printed and "--name my-run" in printed

@@ -11,11 +11,11 @@ from running import require, run
 from system.learned import PYTHON, TORCHRUN, TRAIN
 
 CORES = len(usable_cores())
-ALL = f"{CORES} core{'s' * (CORES > 1)}"
-SHARED = (max(1, CORES // 2), f"{ALL} / 2 ranks")
+ALL_CORES = f"{CORES} core{'s' * (CORES > 1)}"
+SHARED = (max(1, CORES // 2), f"{ALL_CORES} / 2 ranks")
 ONE_CORE = str(min(os.sched_getaffinity(0)))
 
-CALLBACK = """
+NOTE_CALLBACK = """
 import os
 import torch
 from lightning.pytorch import Callback
@@ -25,7 +25,7 @@ class NoteThreads(Callback):
         with open(f"rank-{trainer.global_rank}", "w") as file:
             print(torch.get_num_threads(), file=file)
 """
-TWO = ("--trainer.callbacks", "noting.NoteThreads", "--trainer.limit_train_batches", "2")
+TWO_BATCHES = ("--trainer.callbacks", "noting.NoteThreads", "--trainer.limit_train_batches", "2")
 MPIRUN = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2")
 
 
@@ -38,15 +38,15 @@ def without_setting(monkeypatch):
 
 def threads_of(folder, *command, environment=None):
     """Returns the number of threads of each rank, the reason in the start line, and what --explain prints."""
-    (folder / "noting.py").write_text(CALLBACK)
-    printed = run(*command, *TWO, folder=folder, environment=environment).out
-    said = re.search(r" process(?:es)? on cpu, (\d+) threads?(?: each)? \((.*?)\)[,;]", printed)
-    assert said, printed
+    (folder / "noting.py").write_text(NOTE_CALLBACK)
+    printed = run(*command, *TWO_BATCHES, folder=folder, environment=environment).out
+    start_line = re.search(r" process(?:es)? on cpu, (\d+) threads?(?: each)? \((.*?)\)[,;]", printed)
+    assert start_line, printed
     counts = [int((folder / f"rank-{rank}").read_text()) for rank in range(len(list(folder.glob("rank-*"))))]
-    assert {int(said[1])} == set(counts)
-    explained = run(*command, "--explain", folder=folder, environment=environment).out
-    shown = re.search(r"^threads: +(.*)$", explained, re.MULTILINE)[1]
-    return counts, said[2], shown
+    assert {int(start_line[1])} == set(counts)
+    explanation = run(*command, "--explain", folder=folder, environment=environment).out
+    explained_threads = re.search(r"^threads: +(.*)$", explanation, re.MULTILINE)[1]
+    return counts, start_line[2], explained_threads
 
 
 @pytest.mark.parametrize(
@@ -70,22 +70,22 @@ def test_two_ranks_share_the_cores_of_a_machine(tmp_path, without_setting, comma
 
 
 def test_one_process_uses_all_cores(tmp_path, without_setting):
-    assert threads_of(tmp_path, PYTHON, *TRAIN) == ([CORES], ALL, f"{CORES} ({ALL})")
+    assert threads_of(tmp_path, PYTHON, *TRAIN) == ([CORES], ALL_CORES, f"{CORES} ({ALL_CORES})")
 
 
 def test_the_users_omp_num_threads_is_kept(tmp_path):
     command, setting = (PYTHON, *TRAIN, "--devices", "2"), f"OMP_NUM_THREADS={CORES}"
-    wanted = {"OMP_NUM_THREADS": str(CORES)}
-    assert threads_of(tmp_path, *command, environment=wanted) == ([CORES] * 2, setting, f"as set by {setting}")
+    environment = {"OMP_NUM_THREADS": str(CORES)}
+    assert threads_of(tmp_path, *command, environment=environment) == ([CORES] * 2, setting, f"as set by {setting}")
 
 
 @pytest.mark.xdist_group("slurm")
 def test_tasks_of_srun_share_the_cores_of_their_machine(tmp_path, without_setting, slurm):
     command = ("srun", "--nodes=1", "--ntasks=2", PYTHON, *TRAIN)
     environment = {name: value for name, value in slurm.items() if name != "OMP_NUM_THREADS"}
-    counts, reason, shown = threads_of(tmp_path, *command, environment=environment)
+    counts, reason, explained_threads = threads_of(tmp_path, *command, environment=environment)
     assert (counts, reason) == ([SHARED[0]] * 2, SHARED[1])
-    assert shown == f"{SHARED[0]} each ({SHARED[1]})"
+    assert explained_threads == f"{SHARED[0]} each ({SHARED[1]})"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def start(folder, *arguments, log="first.log", environment=None):
 
 
 @pytest.fixture
-def first(tmp_path):
+def first_process(tmp_path):
     """Starts a run that trains until a test stops it, and waits for its first checkpoint."""
     process = start(tmp_path, "--epochs", "100000")
     wait_until(lambda: checkpoints_in(tmp_path / "runs/x/checkpoints"), "a checkpoint", seconds=90)
@@ -37,39 +37,39 @@ def attempts(folder):
 
 
 @pytest.mark.parametrize("how", ["training", "SIGSTOP"])
-def test_a_second_start_is_refused_and_the_first_run_continues(tmp_path, first, how):
+def test_a_second_start_is_refused_and_the_first_run_continues(tmp_path, first_process, how):
     if how == "SIGSTOP":
-        first.send_signal(signal.SIGSTOP)
+        first_process.send_signal(signal.SIGSTOP)
     saving = tmp_path / "runs/x/checkpoints/.step-99999999.saving"  # the folder of a save in progress
     saving.mkdir()
-    for more in ((), ("--resume", "never")):
-        second = fit(*TRAIN, "--epochs", "2", *more, folder=tmp_path, code=2)
-        assert "asked  to train run x" in second.err and "Traceback" not in second.err
-        assert f"process {first.pid} on" in second.err and f"kill {first.pid}" in second.err
+    for arguments in ((), ("--resume", "never")):
+        second = fit(*TRAIN, "--epochs", "2", *arguments, folder=tmp_path, code=2)
+        assert "asked  --name x" in second.err and "Traceback" not in second.err
+        assert f"process {first_process.pid} on" in second.err and f"kill {first_process.pid}" in second.err
         assert "--name ANOTHER-NAME" in second.err
     assert saving.is_dir() and attempts(tmp_path) == 1
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".x.lock", "x"]
-    first.send_signal(signal.SIGCONT)
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(60) == 75, (tmp_path / "first.log").read_text()
+    first_process.send_signal(signal.SIGCONT)
+    first_process.send_signal(signal.SIGTERM)
+    assert first_process.wait(60) == 75, (tmp_path / "first.log").read_text()
     assert not (tmp_path / "runs/.x.lock").exists()
     assert json.loads((tmp_path / "runs/x/summary.json").read_text())["status"] == "stopped"
 
 
-def test_after_a_kill_the_same_command_resumes_without_waiting(tmp_path, first):
-    first.kill()
-    first.wait()
+def test_after_a_kill_the_same_command_resumes_without_waiting(tmp_path, first_process):
+    first_process.kill()
+    first_process.wait()
     assert (tmp_path / "runs/.x.lock").exists()
     steps = int(checkpoints_in(tmp_path / "runs/x/checkpoints")[-1].name.removeprefix("step-"))
     second = fit(*TRAIN, "--trainer.max_steps", str(steps + 5), "--epochs", "100000", folder=tmp_path)
-    assert "waiting" not in second.out and "carrying on from step-" in second.out
+    assert "waiting" not in second.out and "resuming from step-" in second.out
     assert attempts(tmp_path) == 2 and not (tmp_path / "runs/.x.lock").exists()
 
 
 def test_only_one_of_three_simultaneous_starts_trains(tmp_path):
     starts = [start(tmp_path, "--epochs", "3", log=f"{number}.log") for number in range(3)]
     codes = sorted(process.wait(120) for process in starts)
-    said = "".join((tmp_path / f"{number}.log").read_text() for number in range(3))
+    printed = "".join((tmp_path / f"{number}.log").read_text() for number in range(3))
     # A start after the end of the training finds a finished run and exits with 0.
-    assert codes[0] == 0 and set(codes) <= {0, 2} and attempts(tmp_path) == 1, said
-    assert said.count("cannot start") == codes.count(2)
+    assert codes[0] == 0 and set(codes) <= {0, 2} and attempts(tmp_path) == 1, printed
+    assert printed.count("cannot start") == codes.count(2)

@@ -16,7 +16,7 @@ from running import REPOSITORY, require
 
 pytestmark = pytest.mark.xdist_group("wheel")
 
-MINE = """
+USER_CLASSES = """
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
@@ -46,7 +46,7 @@ class Data(LightningDataModule):
     val_dataloader = train_dataloader
 """
 
-TRAIN = """
+TRAIN_SCRIPT = """
 from project.settings import EPOCHS  # a package of the user's, named as the source folder of the wheel
 from data_modules.mine import Data
 from models import Net
@@ -85,20 +85,20 @@ def folder(tmp_path) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     (tmp_path / "project/settings.py").write_text("EPOCHS = 2\n")
-    (tmp_path / "data_modules/mine.py").write_text(MINE)
+    (tmp_path / "data_modules/mine.py").write_text(USER_CLASSES)
     (tmp_path / "models.py").write_text("from data_modules.mine import Net\n")
-    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "train.py").write_text(TRAIN_SCRIPT)
     return tmp_path
 
 
-def start(folder: Path, *command: str, environment: dict[str, str] | None = None) -> str:
+def run_command(folder: Path, *command: str, environment: dict[str, str] | None = None) -> str:
     """Runs a command line in a folder, and returns what it prints."""
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
-def statement(folder: Path, name: str) -> str:
+def last_ledger_line(folder: Path, name: str) -> str:
     """Returns the last line of a run's sample ledger."""
     summary = json.loads((folder / "runs" / name / "summary.json").read_text())
     assert summary["status"] == "finished"
@@ -107,7 +107,7 @@ def statement(folder: Path, name: str) -> str:
 
 def test_rankzero_is_imported_from_the_wheel_and_imports_no_torch(programs, folder):
     code = "import rankzero, sys; print(rankzero.__file__, 'torch' in sys.modules, rankzero.Trainer.__module__)"
-    printed = start(folder, str(programs / "python"), "-c", code)
+    printed = run_command(folder, str(programs / "python"), "-c", code)
     assert printed.split() == [
         str(next(programs.parent.glob("lib/python*/site-packages/rankzero/__init__.py"))),
         "False",
@@ -125,11 +125,11 @@ def test_rankzero_is_imported_from_the_wheel_and_imports_no_torch(programs, fold
     ids=["rankzero", "python -m rankzero", "torchrun -m rankzero"],
 )
 def test_the_command_line_finds_the_users_classes(programs, folder, command):
-    words = ("--model", "models.Net", "--data", "data_modules.mine.Data", "--model.width", "5", "--epochs", "1")
-    program = [word.format(bin=programs) for word in command]
-    start(folder, *program, *words, "--name", "mine", "--accelerator", "cpu")
-    assert statement(folder, "mine") == "epoch 1: 16 of 16 samples, each once"
-    assert "val/loss" in start(folder, str(programs / "rankzero"), "evaluate", "--name", "mine")
+    arguments = ("--model", "models.Net", "--data", "data_modules.mine.Data", "--model.width", "5", "--epochs", "1")
+    program = [argument.format(bin=programs) for argument in command]
+    run_command(folder, *program, *arguments, "--name", "mine", "--accelerator", "cpu")
+    assert last_ledger_line(folder, "mine") == "epoch 1: 16 of 16 samples, each once"
+    assert "val/loss" in run_command(folder, str(programs / "rankzero"), "evaluate", "--name", "mine")
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ def test_a_script_trains_under_each_launcher(programs, folder, ranks, command, r
     environment = request.getfixturevalue("slurm") if "srun" in command else None
     if "mpirun.openmpi" in command:
         require("openmpi")
-    words = [word.format(python=programs / "python") for word in command or ("{python}",)]
-    printed = start(folder, *words, "train.py", environment=environment)
+    command_line = [argument.format(python=programs / "python") for argument in command or ("{python}",)]
+    printed = run_command(folder, *command_line, "train.py", environment=environment)
     assert sorted(line for line in printed.splitlines() if line.startswith("rank ") and "done" in line) == [
         f"rank {rank} of {ranks} done" for rank in range(ranks)
     ]
-    assert statement(folder, "script") == "epoch 2: 16 of 16 samples, each once"
+    assert last_ledger_line(folder, "script") == "epoch 2: 16 of 16 samples, each once"
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(1, "world 1"), (2, "an interactive interpreter")])

@@ -13,12 +13,12 @@ import yaml
 
 from rankzero.cli.command import LIGHTNING_KEYS, OTHER_SUBCOMMANDS, SUBCOMMANDS, Command
 from rankzero.cli.config_file import read_config, read_section
-from rankzero.cli.flags import RUNNING
+from rankzero.cli.flags import COMMON_FLAGS
 from rankzero.cli.foreign_flags import quoted
 from rankzero.cli.origins import Origins
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import requested_world
-from rankzero.messages import RequestError, nearest
+from rankzero.messages import RequestError, nearest, print_line
 
 
 class Arguments(NamedTuple):
@@ -48,9 +48,11 @@ class Arguments(NamedTuple):
     @property
     def requested_world(self) -> RequestedWorld:
         """The requested processes."""
-        own = {flag.name: self.get(flag.name) for flag in RUNNING if flag.lightning_key is None}
-        trainer = {key.removeprefix("trainer."): self.values[key] for key in self.values if key.startswith("trainer.")}
-        return requested_world(own, trainer)
+        own_values = {flag.name: self.get(flag.name) for flag in COMMON_FLAGS if flag.lightning_key is None}
+        trainer_values = {
+            key.removeprefix("trainer."): self.values[key] for key in self.values if key.startswith("trainer.")
+        }
+        return requested_world(own_values, trainer_values)
 
     def get(self, name: str) -> Any:
         """Returns the given value of a short flag, or its default."""
@@ -63,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
         match = re.match(r"argument (--\S+): expected (?:at least )?one argument", message)
         if match:
             name = match[1].split("/")[0]
-            raise RequestError(name, "no value after it", f"{name} VALUE")
+            raise RequestError(name, "it has no value", f"{name} VALUE")
         raise RequestError(" ".join(sys.argv[1:]), message, "--help")
 
 
@@ -84,70 +86,70 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
         parser.add_argument(f"--{name}")
     for flag in command.flags:
         parser.add_argument(f"--{flag.name}", *(f"--{alias}" for alias in flag.aliases), dest=flag.name)
-    known, rest = parser.parse_known_args(list(arguments))
-    if known.help:
-        print(command.help())
+    parsed, rest = parser.parse_known_args(list(arguments))
+    if parsed.help:
+        print_line(command.help())
         sys.exit(0)
-    model = (command.default_model or "") if known.model is None else known.model
-    _check_rest(command, rest, arguments[0] if arguments else "", model if model in command.models.__all__ else "")
+    model = (command.default_model or "") if parsed.model is None else parsed.model
+    _reject_unknown(command, rest, arguments[0] if arguments else "", model if model in command.models.__all__ else "")
 
     values: dict[str, Any] = {}
-    translated: list[str] = []
-    files: list[tuple[str, dict[str, Any]]] = []
-    for path in known.config:
-        text, found = read_config(command, path)
-        files.append((f"--config {path}", found))
-        values.update(found)
-        translated.append(f"--config={text}")
-    values.update(_long_names(command, rest))
-    chosen = {name: getattr(known, name) for name in ("model", "data") if getattr(known, name) is not None}
+    lightning_arguments: list[str] = []
+    sources: list[tuple[str, dict[str, Any]]] = []
+    for path in parsed.config:
+        text, file_values = read_config(command, path)
+        sources.append((f"--config {path}", file_values))
+        values.update(file_values)
+        lightning_arguments.append(f"--config={text}")
+    values.update(_lightning_values(command, rest))
+    chosen = {name: getattr(parsed, name) for name in ("model", "data") if getattr(parsed, name) is not None}
     in_config = {name for name in ("model", "data") if values.pop(name, None) is not None}
     by_class_path = {
         name for name in ("model", "data") if any(token.startswith(f"--{name}.class_path") for token in rest)
     }
-    given = {*chosen, *in_config, *by_class_path}
+    explicitly_set = {*chosen, *in_config, *by_class_path}
     for name, default in (("model", command.default_model), ("data", command.default_data)):
-        if default and name not in given:
+        if default and name not in explicitly_set:
             chosen[name] = default
-    translated += [f"--{name}={command.class_path(name, text)}" for name, text in chosen.items()]
-    translated += rest
+    lightning_arguments += [f"--{name}={command.class_path(name, text)}" for name, text in chosen.items()]
+    lightning_arguments += rest
     for flag in command.flags:
-        if (text := getattr(known, flag.name)) is not None:
+        if (text := getattr(parsed, flag.name)) is not None:
             value = flag.value(text)
             values[flag.lightning_key or flag.name] = value
-            translated.append(f"--{flag.lightning_key or flag.name}={value}")
-    if known.help_all:
-        translated = ["--help"]
-    origins = Origins(list(arguments), command.keys, files)
-    return Arguments(command, values, frozenset(given), known.explain, translated, origins)
+            lightning_arguments.append(f"--{flag.lightning_key or flag.name}={value}")
+    if parsed.help_all:
+        lightning_arguments = ["--help"]
+    origins = Origins(list(arguments), command.keys, sources)
+    return Arguments(command, values, frozenset(explicitly_set), parsed.explain, lightning_arguments, origins)
 
 
-def _check_rest(command: Command, rest: Sequence[str], first: str, model: str) -> None:
+def _reject_unknown(command: Command, rest: Sequence[str], first_argument: str, model: str) -> None:
     """Rejects arguments that neither Rankzero nor LightningCLI knows, before torch is imported."""
     for i, token in enumerate(rest):
         if token.startswith("-") and not re.match(r"-[0-9.]", token):
             name, equals, text = token.lstrip("-").partition("=")
             if name.split(".")[0] not in (*LIGHTNING_KEYS, "print_config"):
-                following = next((word for word in rest[i + 1 : i + 2] if not word.startswith("--")), None)
-                raise command.unknown(name, "", text if equals else following, model)
+                next_value = next((value for value in rest[i + 1 : i + 2] if not value.startswith("--")), None)
+                raise command.unknown_flag_error(name, "", text if equals else next_value, model)
         elif i == 0 or not rest[i - 1].startswith("--") or "=" in rest[i - 1]:
-            raise _unexpected(command, token, token == first)
+            raise _unexpected_argument(command, token, token == first_argument)
 
 
-def _unexpected(command: Command, word: str, stands_first: bool) -> RequestError:
+def _unexpected_argument(command: Command, argument: str, is_first: bool) -> RequestError:
     """Returns the error for an unexpected argument, such as a mistyped subcommand or a subcommand after a flag."""
     script = f"python launch/{command.name}.py"
-    if word in SUBCOMMANDS:
-        return RequestError(word, "a subcommand after a flag; it stands first", f"{script} {word} ...")
-    if stands_first:
-        meant = nearest(word[:100], [*SUBCOMMANDS, *OTHER_SUBCOMMANDS])
+    if argument in SUBCOMMANDS:
+        return RequestError(argument, "the subcommand must come before the flags", f"{script} {argument} ...")
+    if is_first:
+        subcommand = nearest(argument[:100], [*SUBCOMMANDS, *OTHER_SUBCOMMANDS])
         found = f"unexpected argument; the subcommands are {', '.join(SUBCOMMANDS)}"
-        line = f"{script} {OTHER_SUBCOMMANDS.get(meant, meant)} ..." if meant else f"{script} --help"
-        return RequestError(quoted(word), found, line)
-    return RequestError(quoted(word), "unexpected argument: no flag before it takes a value", f"{script} --help")
+        line = f"{script} {OTHER_SUBCOMMANDS.get(subcommand, subcommand)} ..." if subcommand else f"{script} --help"
+        return RequestError(quoted(argument), found, line)
+    return RequestError(quoted(argument), "unexpected argument: no flag before it takes a value", f"{script} --help")
 
 
-def _long_names(command: Command, rest: Sequence[str]) -> dict[str, Any]:
+def _lightning_values(command: Command, rest: Sequence[str]) -> dict[str, Any]:
     """Returns the values of flags given by LightningCLI key: `--trainer.devices 2`, `--trainer FILE.yaml`."""
     keys = {flag.lightning_key for flag in command.flags if flag.lightning_key}
     values = {}

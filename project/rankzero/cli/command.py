@@ -1,10 +1,12 @@
 """Commands: their flags, the short names of models and data, and their help. Does not import torch."""
 
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from rankzero.cli.class_suggestions import user_classes, with_depth
 from rankzero.cli.flags import Flag
-from rankzero.cli.foreign_flags import known_elsewhere, near_names, quoted
+from rankzero.cli.foreign_flags import equivalent_flag, quoted, similar_names
 from rankzero.messages import RequestError, nearest, spelled
 
 SUBCOMMANDS = {
@@ -22,7 +24,7 @@ LIGHTNING_KEYS = ("trainer", "model", "data", "optimizer", "lr_scheduler", "seed
 """Top-level keys that every LightningCLI accepts."""
 
 
-EVERY_DAY = ("model", "data", "epochs", "name", "devices")
+FIRST_FLAGS = ("model", "data", "epochs", "name", "devices")
 """Flags that the help lists first."""
 
 GROUPS = {
@@ -54,7 +56,7 @@ class Command(NamedTuple):
         data: Package whose `__all__` lists the short names for `--data`.
         default_model: Short name of the model to use without `--model`.
         default_data: Short name of the data module to use without `--data`.
-        stops_safely: Whether a signal stops the command at a safe point; False means immediately.
+        stops_at_safe_point: Whether a signal stops the command at a safe point; False means immediately.
     """
 
     name: str
@@ -65,7 +67,7 @@ class Command(NamedTuple):
     data: ModuleType
     default_model: str | None = None
     default_data: str | None = None
-    stops_safely: bool = False
+    stops_at_safe_point: bool = False
 
     @property
     def own_flags(self) -> list[Flag]:
@@ -82,19 +84,25 @@ class Command(NamedTuple):
         rows = {
             "model": ("--model NAME", self._names(self.models)),
             "data": ("--data NAME", self._names(self.data)),
-            "explain": ("--explain", "say which launcher is detected and from what; start nothing"),
-            "config": ("--config FILE", "read flags from YAML, short or as --print_config writes them"),
-            "model.X": ("--model.X --data.X --trainer.X", "set any argument of theirs"),
-            "help_all": ("--help_all", "list all arguments of the model, the data and the Trainer"),
+            "explain": ("--explain", "print the detected launcher and its evidence; start nothing"),
+            "config": ("--config FILE", "read flags from a YAML file, such as --print_config prints"),
+            "model.X": (
+                "--model.X --data.X --trainer.X",
+                "set any argument of the model, the data module or the Trainer",
+            ),
+            "help_all": ("--help_all", "list all arguments of the model, the data module and the Trainer"),
         }
         for flag in self.flags:
-            also = f" (also {', '.join(f'--{name}' for name in flag.aliases)})" if flag.aliases else ""
-            rows[flag.name] = (f"--{flag.name} {flag.metavar}", flag.help + also)
+            alias_note = f" (also {', '.join(f'--{name}' for name in flag.aliases)})" if flag.aliases else ""
+            rows[flag.name] = (f"--{flag.name} {flag.metavar}", flag.help + alias_note)
         lines = [f"python launch/{self.name}.py: {self.purpose}", ""]
-        for title, names in {"": EVERY_DAY, **GROUPS}.items():
-            shown = [f"  {left:<31} {right}" for left, right in (rows[name] for name in names if name in rows)]
+        for title, names in {"": FIRST_FLAGS, **GROUPS}.items():
+            group_lines = [
+                f"  {option:<31} {description}"
+                for option, description in (rows[name] for name in names if name in rows)
+            ]
             title = title.replace("train", "train" if self.name == "fit" else self.name)
-            lines += [*([f"{title}:"] if title and shown else []), *shown, *([""] if shown else [])]
+            lines += [*([f"{title}:"] if title and group_lines else []), *group_lines, *([""] if group_lines else [])]
         return spelled("\n".join([*lines, *(f"  {example}" for example in self.examples)]))
 
     @staticmethod
@@ -110,38 +118,45 @@ class Command(NamedTuple):
         package: ModuleType = getattr(self, "models" if flag == "model" else "data")
         if text in package.__all__:
             return f"{package.__name__}.{text}"
-        if "." in text or text.startswith("{"):
+        if ("." in text and not text.endswith(".py")) or text.startswith("{"):
             return text
-        near = nearest(text, package.__all__)
-        raise RequestError(
-            f"--{flag} {text}",
-            f"no {flag} of that name; there are {', '.join(package.__all__)}, and any class path (my_package.MyClass)",
-            f"--{flag} {near or package.__all__[0]}",
-        )
+        classes = user_classes(text)
+        if text.endswith(".py"):
+            found = f"{text} is a file, not a class path" if Path(text).is_file() else "there is no such file"
+        else:
+            found = f"there is no {flag} of that name; choose {', '.join(package.__all__)}, or a class path"
+        found += f"; classes in this folder: {', '.join(classes)}" if classes else ""
+        with_flag = f"--{flag} {(classes or [nearest(text, package.__all__) or package.__all__[0]])[0]}"
+        raise RequestError(f"--{flag} {text}", found, (flag == "model" and with_depth(text)) or with_flag)
 
-    def unknown(self, name: str, where: str, value: str | None = None, model: str = "") -> RequestError:
+    def unknown_flag_error(
+        self, name: str, file_prefix: str, value: str | None = None, model: str = ""
+    ) -> RequestError:
         """Returns the error for a flag, or a key of a config file, that does not exist.
 
         Args:
             name: The flag without dashes, or the key.
-            where: Path of the config file, with a colon and a space; empty for the command line.
+            file_prefix: Path of the config file, with a colon and a space; empty for the command line.
             value: The value of the flag, if any.
             model: The short name of the model; empty for a class path.
         """
-        on_line = () if where else ("config", "explain", "print_config", "help", "help_all")
-        legal = [*self.keys, *LIGHTNING_KEYS, *on_line]
-        dashes = "" if where else "--"
-        near = near_names(name.split(".")[0], legal)
-        instead = known_elsewhere(name, value, legal, model)
-        if instead and where:
+        command_line_only = () if file_prefix else ("config", "explain", "print_config", "help", "help_all")
+        valid_names = [*self.keys, *LIGHTNING_KEYS, *command_line_only]
+        dashes = "" if file_prefix else "--"
+        similar = similar_names(name.split(".")[0], valid_names)
+        instead = equivalent_flag(name, value, valid_names, model)
+        if instead and file_prefix:
             instead = ": ".join(instead.removeprefix("--").split(" ", 1))
-        if not instead and near:
-            rest = "" if value is None or where else f" {quoted(value)}"
-            instead = f"{dashes}{near[0]}{name[len(name.split('.')[0]) :] if near[0] in LIGHTNING_KEYS else ''}{rest}"
-        listed = f"; near it: {', '.join(dashes + name for name in near)}" if len(near) > 1 else ""
-        given = "" if value is None else f" {quoted(value)}"
+        if not instead and similar:
+            suggested_value = "" if value is None or file_prefix else f" {quoted(value)}"
+            instead = (
+                f"{dashes}{similar[0]}{name[len(name.split('.')[0]) :] if similar[0] in LIGHTNING_KEYS else ''}"
+                f"{suggested_value}"
+            )
+        listing = f"; similar names: {', '.join(dashes + name for name in similar)}" if len(similar) > 1 else ""
+        value_text = "" if value is None else f" {quoted(value)}"
         return RequestError(
-            f"{where}{dashes}{name}{given}",
-            f"there is no {'such key' if where else 'flag of that name'}{listed}",
+            f"{file_prefix}{dashes}{name}{value_text}",
+            f"there is no {'such key' if file_prefix else 'flag of that name'}{listing}",
             instead or f"python launch/{self.name}.py --help",
         )

@@ -26,7 +26,7 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
     translated = {}
     for name, value in content.items():
         if name not in command.keys and name not in LIGHTNING_KEYS:
-            raise command.unknown(str(name), where=f"{path}: ")
+            raise command.unknown_flag_error(str(name), file_prefix=f"{path}: ")
         translated[name] = _with_class_path(command, name, value) if name in ("model", "data") else value
     for flag in command.flags:
         for name in {flag.name, *flag.aliases} & translated.keys():
@@ -35,8 +35,8 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
                 _put(translated, flag.lightning_key or flag.name, flag.value(str(value)))
     keys = [*(flag.lightning_key or flag.name for flag in command.flags), "model", "data"]
     values = {key: value for key in keys if (value := _get(translated, key)) is not None}
-    unchanged = translated == content
-    return path if unchanged else yaml.safe_dump(translated, sort_keys=False), values
+    is_unchanged = translated == content
+    return path if is_unchanged else yaml.safe_dump(translated, sort_keys=False), values
 
 
 def read_section(name: str, text: str) -> dict[str, Any]:
@@ -68,33 +68,33 @@ def _load(path: str, flag: str = "config") -> dict[str, Any]:
     if not file.is_file():
         folder = file.parent if file.parent.is_dir() else Path()
         names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
-        near = nearest(file.name, names)
+        suggestion = nearest(file.name, names)
         raise RequestError(
             f"--{flag} {path}",
-            f"no such file; {folder.resolve()} holds {', '.join(names) if names else 'no .yaml file'}",
-            f"--{flag} {folder / near}" if near else f"--{flag} FILE, or leave it out",
+            f"there is no such file; {folder.resolve()} contains {', '.join(names) if names else 'no .yaml file'}",
+            f"--{flag} {folder / suggestion}" if suggestion else f"--{flag} FILE, or omit it",
         )
     return _parsed(file, f"--{flag} {path}")
 
 
-def _parsed(source: str | Path, asked: str) -> dict[str, Any]:
+def _parsed(source: str | Path, requested: str) -> dict[str, Any]:
     """Returns the dict in a config file (`Path`) or in YAML text."""
     try:
         content = yaml.load(source if isinstance(source, str) else source.read_text(), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise RequestError(asked, f"not YAML: {error}", "--print_config to see one that is") from None
+        raise RequestError(requested, f"it is not YAML: {error}", "--print_config prints an example") from None
     if not isinstance(content, dict):
-        raise RequestError(asked, "no key: value lines in it", "--print_config to see one that has")
+        raise RequestError(requested, "it has no 'key: value' lines", "--print_config prints an example")
     return content
 
 
 def _with_class_path(command: Command, name: str, section: Any) -> Any:
     """Replaces the short name in `model: ResNet` or `class_path: ResNet` by the class path."""
-    short = section.get("class_path") if isinstance(section, dict) else section
-    if not isinstance(short, str) or "." in short:
+    short_name = section.get("class_path") if isinstance(section, dict) else section
+    if not isinstance(short_name, str) or "." in short_name:
         return section
-    rest = section if isinstance(section, dict) else {}
-    return {**rest, "class_path": command.class_path(name, short)}
+    settings = section if isinstance(section, dict) else {}
+    return {**settings, "class_path": command.class_path(name, short_name)}
 
 
 def _put(content: dict[str, Any], key: str, value: Any) -> None:
@@ -107,5 +107,5 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:
 
 def _get(content: dict[str, Any], key: str) -> Any:
     section, _, name = key.rpartition(".")
-    where = content.get(section) if section else content
-    return where.get(name) if isinstance(where, dict) else None
+    container = content.get(section) if section else content
+    return container.get(name) if isinstance(container, dict) else None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from rankzero.distributed.scheduler.durations import seconds_of
+from rankzero.distributed.scheduler.durations import parse_duration
 
 EXPORTS = (".pt", ".safetensors")
 """Valid suffixes of the file for `--export`."""
@@ -15,29 +15,33 @@ EXPORTS = (".pt", ".safetensors")
 Reader = Callable[[str], Any]
 
 
-def whole_number(least: int, most: int | None = None) -> Reader:
-    """Returns a reader of whole numbers from `least` to `most`; None means no upper limit."""
+def whole_number(minimum: int, maximum: int | None = None) -> Reader:
+    """Returns a reader of whole numbers from `minimum` to `maximum`; None means no upper limit."""
 
     def read(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least or (most is not None and int(text) > most):
-            upwards = f"of {least} or more" if most is None else f"from {least} to {most}"
-            raise ValueError(f"a whole number {upwards}")
+        if (
+            not re.fullmatch(r"[0-9]{1,18}", text)
+            or int(text) < minimum
+            or (maximum is not None and int(text) > maximum)
+        ):
+            valid_range = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
+            raise ValueError(f"a whole number {valid_range}")
         return int(text)
 
     return read
 
 
-def matching(pattern: str, meaning: str) -> Reader:
+def text_matching(pattern: str, description: str) -> Reader:
     """Returns a reader of text that matches a regular expression as a whole.
 
     Args:
         pattern: The regular expression.
-        meaning: Description of valid text, for the error message.
+        description: Description of valid text, for the error message.
     """
 
     def read(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise ValueError(meaning)
+            raise ValueError(description)
         return text
 
     return read
@@ -47,14 +51,14 @@ positive_int = whole_number(1)
 non_negative_int = whole_number(0)
 seed_value = whole_number(0, 2**32 - 1)
 port_number = whole_number(1, 2**16 - 1)
-hostname = matching(r"[!-~]+", "a name without blanks")
-save_interval = matching(
+hostname = text_matching(r"[!-~]+", "a name without spaces")
+save_interval = text_matching(
     r"0*[1-9][0-9]*(steps?|s|min|h)?", "a number of epochs (5), of steps (200steps) or a time (15min, 2h)"
 )
-metric_to_keep = matching(r"(min|max):\S+", "min:NAME or max:NAME, where NAME is a metric that the model logs")
-run_name = matching(
+metric_to_keep = text_matching(r"(min|max):\S+", "min:NAME or max:NAME, where NAME is a metric that the model logs")
+run_name = text_matching(
     r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}",
-    "a folder's name of letters, digits and . _ - + = @ (at most 128, not beginning with . or -)",
+    "a folder name of letters, digits and . _ - + = @ (at most 128 characters, not starting with . or -)",
 )
 
 
@@ -64,7 +68,7 @@ def time_limit_value(text: str) -> str:
     Returns:
         The time in seconds with its unit, such as `5400s`, because YAML 1.1 reads `1:30:00` as a number.
     """
-    return f"{seconds_of(text)}s"
+    return f"{parse_duration(text)}s"
 
 
 def file_path(text: str) -> str:
@@ -74,33 +78,33 @@ def file_path(text: str) -> str:
     return text
 
 
-def resume_from(text: str) -> str:
+def resume_value(text: str) -> str:
     """Reads `auto`, `never` or a path; converts LightningCLI's `last` to `auto` and its `null` to `never`."""
     return {"last": "auto", "null": "never", "None": "never"}.get(text) or file_path(text)
 
 
-def checkpoint_of(text: str) -> str:
+def checkpoint_value(text: str) -> str:
     """Reads `last`, `best` or a path; converts LightningCLI's `null` to `last`."""
     return "last" if text in ("null", "None") else file_path(text)
 
 
-def choices(*legal: str) -> Reader:
-    """Returns a reader of one or more of the `legal` words, separated by commas."""
+def choices(*options: str) -> Reader:
+    """Returns a reader of one or more of the `options`, separated by commas."""
 
     def read(text: str) -> str:
-        if not set(text.split(",")) <= set(legal):
-            raise ValueError("one or more of " + ", ".join(legal) + ", with commas between them")
+        if not set(text.split(",")) <= set(options):
+            raise ValueError("one or more of " + ", ".join(options) + ", separated by commas")
         return text
 
     return read
 
 
-def choice(*legal: str) -> Reader:
-    """Returns a reader of one of the `legal` words."""
+def choice(*options: str) -> Reader:
+    """Returns a reader of one of the `options`."""
 
     def read(text: str) -> str:
-        if text not in legal:
-            raise ValueError("one of " + ", ".join(legal))
+        if text not in options:
+            raise ValueError("one of " + ", ".join(options))
         return text
 
     return read
@@ -108,8 +112,8 @@ def choice(*legal: str) -> Reader:
 
 def yes_or_no(text: str) -> str:
     """Reads `yes` or `no`, or the `True` or `False` to which YAML converts them."""
-    word = {"true": "yes", "false": "no"}.get(text.lower(), text.lower())
-    return str(choice("yes", "no")(word))
+    answer = {"true": "yes", "false": "no"}.get(text.lower(), text.lower())
+    return str(choice("yes", "no")(answer))
 
 
 def export_file(text: str) -> str:

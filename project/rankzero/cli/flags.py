@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rankzero.cli.flag_values import (
-    checkpoint_of,
+    checkpoint_value,
     choice,
     choices,
     export_file,
@@ -18,7 +18,7 @@ from rankzero.cli.flag_values import (
     non_negative_int,
     port_number,
     positive_int,
-    resume_from,
+    resume_value,
     run_name,
     save_interval,
     seed_value,
@@ -61,19 +61,21 @@ class Flag(NamedTuple):
         try:
             return self.read(text)
         except ValueError as error:
-            near = nearest(text, str(error).removeprefix("one of ").split(", ")) if "one of" in str(error) else None
+            suggestion = (
+                nearest(text, str(error).removeprefix("one of ").split(", ")) if "one of" in str(error) else None
+            )
             raise RequestError(
-                f"--{self.name} {text}", f"{text!r} is not {error}", f"--{self.name} {near or self.example}"
+                f"--{self.name} {text}", f"{text!r} is not {error}", f"--{self.name} {suggestion or self.example}"
             ) from None
 
 
-RUNNING = (
-    Flag("nodes", "N", positive_int, "machines", "2", lightning_key="trainer.num_nodes"),
+COMMON_FLAGS = (
+    Flag("nodes", "N", positive_int, "train on N machines [as launched]", "2", lightning_key="trainer.num_nodes"),
     Flag(
         "devices",
         "N",
         positive_int,
-        "processes a machine, each on a GPU or on the CPU",
+        "run N processes per machine, each on a GPU or on the CPU [as launched, or 1]",
         "2",
         lightning_key="trainer.devices",
     ),
@@ -81,21 +83,33 @@ RUNNING = (
         "launcher",
         "NAME",
         choice("auto", *LAUNCHERS),
-        f"auto (decided from evidence), {', '.join(LAUNCHERS)}",
+        f"detect the launcher, or expect {', '.join(LAUNCHERS)} [auto]",
         "auto",
         default="auto",
     ),
-    Flag("node_rank", "R", non_negative_int, "machines joined by hand: which one this is, from 0", "0"),
-    Flag("master_addr", "HOST", hostname, "where all meet: the machine of rank 0", "node1"),
-    Flag("master_port", "PORT", port_number, "the port at which they meet there", "29500"),
-    Flag("interface", "NAME", hostname, "the network interface to use; left out: the one that leads to HOST", "eth0"),
-    Flag("start_timeout", "SEC", positive_int, "seconds to wait for all processes (300)", "60", default=300),
-    Flag("backend", "NAME", choice("nccl", "gloo"), "left out: nccl where each process has a GPU, else gloo", "gloo"),
+    Flag(
+        "node_rank",
+        "R",
+        non_negative_int,
+        "number this machine, from 0, where no launcher starts the processes [none]",
+        "0",
+    ),
+    Flag("master_addr", "HOST", hostname, "rendezvous at HOST, the machine of rank 0 [as launched]", "node1"),
+    Flag("master_port", "PORT", port_number, "rendezvous on this port of HOST [as launched]", "29500"),
+    Flag("interface", "NAME", hostname, "communicate over this network interface [the one that leads to HOST]", "eth0"),
+    Flag("start_timeout", "SEC", positive_int, "wait SEC seconds for all processes [300]", "60", default=300),
+    Flag(
+        "backend",
+        "NAME",
+        choice("nccl", "gloo"),
+        "communicate by nccl or gloo [nccl if each process has its own GPU, else gloo]",
+        "gloo",
+    ),
     Flag(
         "accelerator",
         "NAME",
         choice("auto", "cpu", "gpu", "cuda", "mps"),
-        "auto, cpu, gpu",
+        "compute on cpu, gpu, cuda or mps [auto: a GPU if there is one]",
         "cpu",
         lightning_key="trainer.accelerator",
     ),
@@ -103,47 +117,53 @@ RUNNING = (
         "precision",
         "P",
         choice("32", "64", "16-mixed", "bf16-mixed", "16-true", "bf16-true"),
-        "32, bf16-mixed, 16-mixed, ...",
+        "compute in 32, 64, 16-mixed, bf16-mixed, 16-true or bf16-true [32]",
         "bf16-mixed",
         lightning_key="trainer.precision",
     ),
-    Flag("batch_size", "N", positive_int, "samples a step on each device", "32"),
-    Flag("global_batch_size", "N", positive_int, "samples a step over all devices; a resumed run keeps it", "128"),
+    Flag("batch_size", "N", positive_int, "use N samples per step on each device [the data module's number]", "32"),
+    Flag(
+        "global_batch_size",
+        "N",
+        positive_int,
+        "use N samples per step over all devices [--batch_size x devices]",
+        "128",
+    ),
     Flag(
         "max_device_batch_size",
         "N",
         positive_int,
-        "the most samples that a device can hold; a step takes several rounds",
+        "accumulate gradients over micro-batches of at most N samples per device [no limit]",
         "32",
     ),
-    Flag("root", "DIR", file_path, "where runs are kept (runs)", "runs", default="runs"),
+    Flag("root", "DIR", file_path, "keep runs in DIR [runs]", "runs", default="runs"),
 )
 
-NAMES = ("run", "run_name")
+NAME_ALIASES = ("run", "run_name")
 """Aliases of `--name`. torchrun's parser rejects `--run` as an abbreviation of its own `--run-path`, even after the
 script's name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
 
-CKPT_PATH = ("ckpt_path",)
+CHECKPOINT_ALIASES = ("ckpt_path",)
 """LightningCLI's name for `--resume` and `--checkpoint`."""
 
-TRUST = Flag(
+TRUST_CHECKPOINT = Flag(
     "trust_checkpoint",
     "yes",
     yes_or_no,
-    "read a checkpoint that can run any code; only if you trust its author (no)",
+    "load a checkpoint that can run any code; only if you trust its author [no]",
     "yes",
     default="no",
 )
 
-TRAINING = (
+TRAINING_FLAGS = (
     Flag(
-        "name", "NAME", run_name, "the run's name; left out: the next free one, or the job's", "my-run", aliases=NAMES
+        "name", "NAME", run_name, "name the run [the job's name, or the next free one]", "my-run", aliases=NAME_ALIASES
     ),
     Flag(
         "epochs",
         "N",
         positive_int,
-        "passes over the data",
+        "pass N times over the data [20]",
         "10",
         lightning_key="trainer.max_epochs",
         aliases=("total_epochs",),
@@ -152,93 +172,107 @@ TRAINING = (
         "save_every",
         "N",
         save_interval,
-        "epochs (5), steps (200steps) or time (15min) between checkpoints",
+        "save a checkpoint every N epochs (5), steps (200steps) or minutes (15min) [1]",
         "1",
         default="1",
     ),
-    Flag("keep", "N", positive_int, "checkpoints to keep, the newest (3)", "3", default=3),
+    Flag("keep", "N", positive_int, "keep the N newest checkpoints [3]", "3", default=3),
     Flag(
-        "keep_best", "METRIC", metric_to_keep, "keep the best one too: min:val/loss, max:val/accuracy", "min:val/loss"
+        "keep_best",
+        "METRIC",
+        metric_to_keep,
+        "also keep the best checkpoint, such as min:val/loss or max:val/accuracy [none]",
+        "min:val/loss",
     ),
     Flag(
         "save_errors",
         "HOW",
         choice("warn", "stop"),
-        "a checkpoint that cannot be written: warn, or stop the run",
+        "warn or stop if a checkpoint cannot be written [warn]",
         "warn",
         default="warn",
     ),
     Flag(
         "resume",
         "HOW",
-        resume_from,
-        "auto (resume this run), never, or a checkpoint's path",
+        resume_value,
+        "resume this run (auto), never, or from the path of a checkpoint [auto]",
         "auto",
         default="auto",
-        aliases=CKPT_PATH,
+        aliases=CHECKPOINT_ALIASES,
     ),
     Flag(
         "accept_changed",
         "WHAT",
         choices("data", "global_batch_size"),
-        "carry on although this has changed: data, global_batch_size",
+        "resume although this has changed: data, global_batch_size [none]",
         "data",
     ),
     Flag(
-        "time_limit", "TIME", time_limit_value, "time until the run stops (90min, 12:00:00); left out: the job's", "2h"
+        "time_limit",
+        "TIME",
+        time_limit_value,
+        "save and stop within this time (90min, 12:00:00) [the job's limit]",
+        "2h",
     ),
     Flag(
         "requeue",
         "HOW",
         choice("auto", "never"),
-        "auto (a scheduler's job that was stopped is run again), never",
+        "requeue a stopped job (auto), or never [auto]",
         "auto",
         default="auto",
     ),
-    Flag(
-        "max_attempts", "N", positive_int, "attempts of a run after which no other is asked for (100)", "5", default=100
-    ),
+    Flag("max_attempts", "N", positive_int, "do not requeue after N attempts of a run [100]", "5", default=100),
     Flag(
         "fast",
         "yes",
         yes_or_no,
-        "a faster layout and, unless --precision says, bf16 where the device has it (no)",
+        "use a faster memory layout, and bf16 without --precision if the device has it [no]",
         "yes",
         default="no",
     ),
-    Flag("seed", "N", seed_value, "seed of order, weights and augmentation", "0", lightning_key="seed_everything"),
-    TRUST,
+    Flag(
+        "seed", "N", seed_value, "seed sample order, weights and augmentation [0]", "0", lightning_key="seed_everything"
+    ),
+    TRUST_CHECKPOINT,
 )
 
 CHECKPOINT = Flag(
     "checkpoint",
     "PATH",
-    checkpoint_of,
-    "a checkpoint's path, or best or last of --name; left out: last",
+    checkpoint_value,
+    "load this checkpoint: last or best of --name, or a path [last]",
     "runs/my-run",
-    aliases=CKPT_PATH,
+    aliases=CHECKPOINT_ALIASES,
 )
 
-EVALUATING = (
-    Flag("name", "NAME", run_name, "the run to evaluate; left out: the newest", "my-run", aliases=NAMES),
+EVALUATION_FLAGS = (
+    Flag("name", "NAME", run_name, "evaluate this run [the newest]", "my-run", aliases=NAME_ALIASES),
     CHECKPOINT,
-    Flag("split", "NAME", choice("val", "test"), "val or test", "test", default="val"),
-    Flag("output", "FILE", file_path, "where the JSON goes; left out: the run's directory", "metrics.json"),
-    Flag("export", "FILE", export_file, "write the weights to FILE (.pt, .safetensors); evaluates nothing", "model.pt"),
-    TRUST,
+    Flag("split", "NAME", choice("val", "test"), "evaluate the val or the test split [val]", "test", default="val"),
+    Flag("output", "FILE", file_path, "write the metrics as JSON to FILE [in the run directory]", "metrics.json"),
+    Flag(
+        "export",
+        "FILE",
+        export_file,
+        "write the weights to FILE (.pt, .safetensors) and evaluate nothing [none]",
+        "model.pt",
+    ),
+    TRUST_CHECKPOINT,
 )
 
-PREDICTING = (
-    Flag("name", "NAME", run_name, "the run to predict with; left out: the newest", "my-run", aliases=NAMES),
+PREDICTION_FLAGS = (
+    Flag("name", "NAME", run_name, "predict with this run [the newest]", "my-run", aliases=NAME_ALIASES),
     CHECKPOINT,
     Flag(
         "split",
         "NAME",
         choice("predict", "test", "val"),
-        "samples of predict_dataloader (predict), or of test or val",
+        "use the samples of predict_dataloader (predict), test or val [predict]",
         "test",
         default="predict",
     ),
-    Flag("output", "DIR", file_path, "where the predictions go; left out: predictions/ of the run", "predictions"),
-    TRUST,
+    Flag("output", "DIR", file_path, "write the predictions to DIR [predictions/ in the run directory]", "predictions"),
+    TRUST_CHECKPOINT,
 )

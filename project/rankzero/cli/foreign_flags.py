@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-TRAINER = (
+TRAINER_ARGUMENTS = (
     *("accelerator", "strategy", "devices", "num_nodes", "precision", "logger", "callbacks", "fast_dev_run"),
     *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "limit_train_batches", "limit_val_batches"),
     *("limit_test_batches", "limit_predict_batches", "overfit_batches", "val_check_interval"),
@@ -35,7 +35,7 @@ _OTHER_NAMES = {
     "time_limit": "max_time timeout",
     "resume": "checkpoint_path resume_from_checkpoint resume_from ckpt checkpoint load_checkpoint",
     "checkpoint": "checkpoint_path resume_from_checkpoint resume weights ckpt load_checkpoint",
-    "accelerator": "device",
+    "accelerator": "device gpu",
     "model": "arch architecture network",
     "data": "dataset datamodule",
     "data.num_workers": "num_workers workers n_workers dataloader_num_workers",
@@ -61,45 +61,48 @@ _SWITCHES = {
 }
 """Flag of another trainer that takes no value -> the flag and value to type."""
 
-_RATES = ("lr", "learning_rate", "base_lr")
+_LEARNING_RATE_FLAGS = ("lr", "learning_rate", "base_lr")
 
 
-def known_elsewhere(name: str, value: str | None, legal: Sequence[str], model: str) -> str | None:
+def equivalent_flag(name: str, value: str | None, valid_names: Sequence[str], model: str) -> str | None:
     """Returns the text to type for another trainer's flag, with the user's value; None for an unknown flag.
 
     Args:
         name: The flag without dashes.
         value: The value that the user gave, if any.
-        legal: Names of the command's flags.
+        valid_names: Names of the command's flags.
         model: Short name of the model in `--model`; empty for a class path.
     """
-    plain = name.lower().replace("-", "_").removeprefix("trainer_")
-    given = f" {quoted(value)}" if value is not None else ""
-    if plain in legal:
-        return f"--{plain}{given or ' VALUE'}"
-    for ours, others in _OTHER_NAMES.items():
-        if plain in others.split() and ("." in ours or ours in legal):
-            return f"--{ours}{given or ' VALUE'}"
-    if plain in _SWITCHES:
-        return _SWITCHES[plain]
-    if plain == "gpu":
-        return f"--trainer.devices [{value or 0}]"
-    if plain in _RATES:
+    normalized = name.lower().replace("-", "_").removeprefix("trainer_")
+    value_text = f" {quoted(value)}" if value is not None else ""
+    if normalized in valid_names:
+        return f"--{normalized}{value_text or ' VALUE'}"
+    if normalized in ("device", "gpu") and (match := re.fullmatch(r"(?:cuda|gpu)?:?([0-9,]+)", value or "0")):
+        return f"--trainer.devices [{match[1]}]"
+    if normalized in ("device", "gpu") and value not in ("cpu", "cuda", "gpu", "mps"):
+        return "--accelerator gpu --devices N"
+    for flag, other_names in _OTHER_NAMES.items():
+        if normalized in other_names.split() and ("." in flag or flag in valid_names):
+            return f"--{flag}{value_text or ' VALUE'}"
+    if normalized in _SWITCHES:
+        return _SWITCHES[normalized]
+    if normalized in _LEARNING_RATE_FLAGS:
         if model:
-            return f"--model.optimizer AdamW --model.optimizer.lr{given or ' VALUE'}"
+            return f"--model.optimizer AdamW --model.optimizer.lr{value_text or ' VALUE'}"
         return (
-            f"--model.{name}{given or ' VALUE'}, where the model takes it, or --optimizer AdamW --optimizer.lr{given}"
+            f"--model.{name}{value_text or ' VALUE'}, where the model takes it, "
+            f"or --optimizer AdamW --optimizer.lr{value_text}"
         )
-    if plain in TRAINER:
-        return f"--trainer.{plain}{given or ' VALUE'}"
+    if normalized in TRAINER_ARGUMENTS:
+        return f"--trainer.{normalized}{value_text or ' VALUE'}"
     return None
 
 
-def near_names(name: str, legal: Sequence[str], count: int = 4) -> list[str]:
-    """Returns up to `count` legal names that are similar to a mistyped name, the most similar first."""
-    plain: Mapping[str, str] = {candidate.lower(): candidate for candidate in legal}
-    matches = difflib.get_close_matches(name[:100].lower().replace("-", "_"), plain, n=count, cutoff=0.6)
-    return [plain[match] for match in matches]
+def similar_names(name: str, valid_names: Sequence[str], count: int = 4) -> list[str]:
+    """Returns up to `count` valid names that are similar to a mistyped name, the most similar first."""
+    by_lower_case: Mapping[str, str] = {candidate.lower(): candidate for candidate in valid_names}
+    matches = difflib.get_close_matches(name[:100].lower().replace("-", "_"), by_lower_case, n=count, cutoff=0.6)
+    return [by_lower_case[match] for match in matches]
 
 
 def quoted(value: str) -> str:

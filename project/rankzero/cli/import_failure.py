@@ -8,53 +8,59 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rankzero.cli.import_names import ALIASES, hidden_file
-from rankzero.messages import RequestError, is_of_package
+from rankzero.messages import RequestError, is_in_package
 
 
-def import_failure(asked: str, error: BaseException | None) -> RequestError | None:
+def import_failure(requested: str, error: BaseException | None) -> RequestError | None:
     """Returns the message for an error in a user's module; None if the error arose elsewhere.
 
     Args:
-        asked: The user's request.
+        requested: The user's request.
         error: An exception that is, or was caused by, the error in the user's module.
     """
     for cause in reversed(list(_causes(error))):
         if isinstance(cause, ImportError) and (file := hidden_file(cause.name or "")):
-            return hidden(asked, cause.name or "", file)
-        place = _place(cause)
-        if place is None:
+            return hidden_file_error(requested, cause.name or "", file)
+        location = _location(cause)
+        if location is None:
             continue
-        file, line = place
+        file, line = location
         text = (linecache.getline(file, line) or "").strip()
-        shown = os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else file
-        found = f"{shown}, line {line}" + f": {text}" * bool(text) + f"\n{type(cause).__name__}: {_message(cause)}"
-        missing = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
-        instead = f"the same command, once {shown} is corrected"
-        if missing:
-            instead = f"the same command, once {missing} is installed in this environment or its import is corrected"
-        return RequestError(asked, found, instead)
+        path = os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else file
+        found = f"{path}, line {line}" + f": {text}" * bool(text) + f"\n{type(cause).__name__}: {_message(cause)}"
+        missing_package = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
+        instead = f"the same command, after correcting {path}"
+        if missing_package:
+            instead = (
+                f"the same command, after installing {missing_package} in this environment or correcting its import"
+            )
+        return RequestError(requested, found, instead)
     return None
 
 
-def hidden(asked: str, module: str, file: str) -> RequestError:
+def hidden_file_error(requested: str, module: str, file: str) -> RequestError:
     """Returns the message for a user's file that one of Rankzero's modules hides."""
     return RequestError(
-        asked,
+        requested,
         f"{file} cannot be imported as {module}: Rankzero has a module of that name",
-        f"the same command, once {Path(file).name} and what imports it have another name",
+        f"the same command, after renaming {Path(file).name} and its imports",
     )
 
 
-def not_a(asked: str, class_path: str, base: str) -> RequestError:
+def wrong_class_error(requested: str, class_path: str, base: str) -> RequestError:
     """Returns the message for a class that is not a subclass of the required class `base`."""
     module, _, name = class_path.rpartition(".")
-    kind = getattr(sys.modules.get(module), name, None)  # jsonargparse has imported the module
-    parents = [parent.__module__.partition(".")[0] for parent in getattr(kind, "__mro__", ())]
-    foreign = next((parent for parent in parents if parent in ALIASES), None)
-    if foreign:
-        found = f"{class_path} is built on the installed {foreign}, which was imported before Rankzero began"
-        return RequestError(asked, found, f"the same command, without what imports {foreign} when Python starts")
-    return RequestError(asked, f"{class_path} is not a {base}", f"the class path of a {base}")
+    user_class = getattr(sys.modules.get(module), name, None)  # jsonargparse has imported the module
+    parents = [parent.__module__.partition(".")[0] for parent in getattr(user_class, "__mro__", ())]
+    package = next((parent for parent in parents if parent in ALIASES), None)
+    if package:
+        found = f"{class_path} uses the installed package {package}, which was imported before Rankzero started"
+        return RequestError(
+            requested,
+            found,
+            f"the same command, without a .pth or sitecustomize file that imports {package} when Python starts",
+        )
+    return RequestError(requested, f"{class_path} is not a {base}", f"the class path of a {base}")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -65,19 +71,19 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _place(error: BaseException) -> tuple[str, int] | None:
+def _location(error: BaseException) -> tuple[str, int] | None:
     """Returns file and line of the innermost frame in the user's code, or of a syntax error; None without either."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_file(frame.filename)]
     return (frames[-1].filename, frames[-1].lineno or 0) if frames else None
 
 
-def _is_users(file: str) -> bool:
+def _is_user_file(file: str) -> bool:
     path = Path(file)
-    libraries = {"site-packages", "dist-packages"} & set(path.parts) or Path(os.__file__).parent in path.parents
-    ours = is_of_package(path, "rankzero", "data_modules", "lightning_modules")
-    return path.suffix == ".py" and not libraries and not ours
+    is_library = {"site-packages", "dist-packages"} & set(path.parts) or Path(os.__file__).parent in path.parents
+    is_rankzero = is_in_package(path, "rankzero", "data_modules", "lightning_modules")
+    return path.suffix == ".py" and not is_library and not is_rankzero
 
 
 def _message(error: BaseException) -> str:

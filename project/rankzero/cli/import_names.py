@@ -28,7 +28,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 SOURCES = (str(CHECKOUT), str(CHECKOUT / "project")) if (CHECKOUT / "launch" / "fit.py").is_file() else ()
 """Entries that `launch/*.py` adds to `sys.path`; empty if Rankzero is installed."""
 
-_IN_CHILD = "rankzero_child"
+_CHILD_RUN_NAME = "rankzero_child"
 
 
 def install() -> None:
@@ -41,17 +41,17 @@ def install() -> None:
         if not isinstance(vars(package).get("__getattr__"), _UserAttributes):
             package.__getattr__ = _UserAttributes(package)  # type: ignore[method-assign]
     # `launch/` would hide a user's module `evaluate`; the checkout would hide a user's `benchmarks` and `tests`.
-    hidden = {*SOURCES, str(CHECKOUT / "launch")} if SOURCES else set()
-    sys.path[:] = [entry for entry in sys.path if entry not in hidden]
+    removed_entries = {*SOURCES, str(CHECKOUT / "launch")} if SOURCES else set()
+    sys.path[:] = [entry for entry in sys.path if entry not in removed_entries]
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
-    if _LIGHTNING_ALIAS not in sys.meta_path:
+    if _ALIAS_FINDER not in sys.meta_path:
         for name in [name for name in sys.modules if name.partition(".")[0] in ALIASES]:
             del sys.modules[name]  # a second copy of Lightning, whose classes Rankzero's Trainer rejects
-        sys.meta_path.insert(0, _LIGHTNING_ALIAS)
-    if _USER_MODULES not in sys.meta_path:
-        sys.meta_path.append(_USER_MODULES)
+        sys.meta_path.insert(0, _ALIAS_FINDER)
+    if _USER_MODULE_FINDER not in sys.meta_path:
+        sys.meta_path.append(_USER_MODULE_FINDER)
     # A process is pickled attribute by attribute: `_config`, hence `install`, before the target (CPython 3.10 to 3.14).
     multiprocessing.current_process()._config["rankzero"] = INSTALL_IN_CHILD  # type: ignore[attr-defined]
 
@@ -62,23 +62,23 @@ def hidden_file(module: str) -> str | None:
     if top not in PACKAGES or not rest:
         return None
     try:
-        if not _is_ours(sys.modules.get(module) or find_spec(module)):
+        if not _is_rankzero_module(sys.modules.get(module) or find_spec(module)):
             return None
     except (ImportError, ValueError):  # a parent of the module does not exist
         return None
-    spec = _USER_MODULES.find_spec(module)
+    spec = _USER_MODULE_FINDER.find_spec(module)
     return spec.origin if spec else None
 
 
-class LightningAlias:
+class LightningAliasFinder:
     """Finder for the packages in `ALIASES`; both names of a module refer to the same module object."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Returns a specification that loads the real module; None for modules outside `ALIASES`."""
-        if fullname.partition(".")[0] not in ALIASES or (found := find_spec(_real_name(fullname))) is None:
+        if fullname.partition(".")[0] not in ALIASES or (real_spec := find_spec(_real_name(fullname))) is None:
             return None
-        spec = ModuleSpec(fullname, self, origin=found.origin)  # type: ignore[arg-type]  # importlib.abc is slow to import
-        spec.submodule_search_locations = found.submodule_search_locations
+        spec = ModuleSpec(fullname, self, origin=real_spec.origin)  # type: ignore[arg-type]  # importlib.abc is slow to import
+        spec.submodule_search_locations = real_spec.submodule_search_locations
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -91,7 +91,7 @@ class LightningAlias:
         sys.modules[name] = sys.modules[_real_name(name)]
 
 
-class UserModules:
+class UserModuleFinder:
     """Finder for the user's modules in packages with the names of Rankzero's, where Rankzero has no such module."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -109,7 +109,7 @@ def user_packages(name: str) -> Iterator[ModuleSpec]:
     """Yields the packages of this name on the search path, except Rankzero's."""
     for entry in dict.fromkeys(entry or str(Path.cwd()) for entry in sys.path):
         spec = PathFinder.find_spec(name, [entry])
-        if spec and spec.submodule_search_locations and not _is_ours(spec):
+        if spec and spec.submodule_search_locations and not _is_rankzero_module(spec):
             yield spec
 
 
@@ -122,14 +122,14 @@ class _UserAttributes:
 
     def __init__(self, package: ModuleType) -> None:
         self.name = package.__name__
-        self.own: Callable[[str], Any] | None = vars(package).get("__getattr__")
-        self.users: list[ModuleType] = []
-        self.searched = False
+        self.own_getattr: Callable[[str], Any] | None = vars(package).get("__getattr__")
+        self.user_modules: list[ModuleType] = []
+        self.has_searched = False
 
     def __call__(self, name: str) -> Any:
-        if self.own:
+        if self.own_getattr:
             try:
-                return self.own(name)
+                return self.own_getattr(name)
             except AttributeError:
                 pass
         if not name.startswith("__"):
@@ -139,31 +139,31 @@ class _UserAttributes:
         raise AttributeError(f"module {self.name!r} has no attribute {name!r}")
 
     def _modules(self) -> Sequence[ModuleType]:
-        if not self.searched:
-            self.searched = True  # set first, because the user's file may import from its own package
+        if not self.has_searched:
+            self.has_searched = True  # set first, because the user's file may import from its own package
             try:
                 for spec in user_packages(self.name):
                     if spec.loader and spec.origin:
-                        self.users.append(module_from_spec(spec))
-                        spec.loader.exec_module(self.users[-1])
+                        self.user_modules.append(module_from_spec(spec))
+                        spec.loader.exec_module(self.user_modules[-1])
             except BaseException:
-                self.users, self.searched = [], False
+                self.user_modules, self.has_searched = [], False
                 raise
-        return self.users
+        return self.user_modules
 
 
 class _InstallInChild:
     """Object that calls `install` when it is unpickled in a process that multiprocessing has just started."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return operator.getitem, (_Run(), "INSTALL_IN_CHILD")
+        return operator.getitem, (_FileGlobals(), "INSTALL_IN_CHILD")
 
 
-class _Run:
+class _FileGlobals:
     """Object whose unpickling runs this file by path and returns its globals; `rankzero` may not be importable yet."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return runpy.run_path, (__file__, None, _IN_CHILD)
+        return runpy.run_path, (__file__, None, _CHILD_RUN_NAME)
 
 
 def _real_name(alias: str) -> str:
@@ -171,21 +171,23 @@ def _real_name(alias: str) -> str:
     return ALIASES[top] + dot + rest
 
 
-def _is_ours(module: Any) -> bool:
+def _is_rankzero_module(module: Any) -> bool:
     """Returns whether a module or a specification refers to a file in Rankzero's packages."""
-    ours = [Path(str(sys.modules[name].__file__)).resolve().parent for name in PACKAGES if name in sys.modules]
+    rankzero_folders = [
+        Path(str(sys.modules[name].__file__)).resolve().parent for name in PACKAGES if name in sys.modules
+    ]
     origin = getattr(module, "origin", None) or getattr(module, "__file__", None)
     if origin:
-        return any(folder in Path(origin).resolve().parents for folder in ours)
+        return any(folder in Path(origin).resolve().parents for folder in rankzero_folders)
     folders = getattr(module, "submodule_search_locations", None) or ()
-    return any(Path(folder).resolve() in ours for folder in folders)
+    return any(Path(folder).resolve() in rankzero_folders for folder in folders)
 
 
-_LIGHTNING_ALIAS = LightningAlias()
-_USER_MODULES = UserModules()
+_ALIAS_FINDER = LightningAliasFinder()
+_USER_MODULE_FINDER = UserModuleFinder()
 INSTALL_IN_CHILD: Any = _InstallInChild()
 
-if __name__ == _IN_CHILD:
+if __name__ == _CHILD_RUN_NAME:
     sys.path[:0] = SOURCES
     _module = import_module("rankzero.cli.import_names")
     _module.install()

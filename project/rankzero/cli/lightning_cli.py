@@ -10,11 +10,11 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from rankzero.cli.arguments import Arguments
-from rankzero.cli.parser import RankzeroParser, reader, without_enums
-from rankzero.cli.script_arguments import TRAINER
-from rankzero.runs.stored_config import OF_ONE_START, Config, without_objects
+from rankzero.cli.parser import HelpFormatter, RankzeroParser, reader, without_enums
+from rankzero.cli.script_arguments import TRAINER_FLAGS
+from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, without_objects
 
-LINKED = ("in_features", "out_features", "in_channels", "image_size", "num_classes")
+LINKED_ARGUMENTS = ("in_features", "out_features", "in_channels", "image_size", "num_classes")
 """Arguments of the model that default to the data module's attributes of the same names."""
 
 DEFAULT_EPOCHS = 20
@@ -35,6 +35,7 @@ class RankzeroCLI(LightningCLI):
             save_config_callback=None,
             load_from_checkpoint_support=False,
             parser_class=RankzeroParser,
+            parser_kwargs={"description": "All arguments.", "formatter_class": HelpFormatter},
             trainer_defaults={"log_every_n_steps": 10, "enable_model_summary": False},
             seed_everything_default=0,
         )
@@ -43,26 +44,28 @@ class RankzeroCLI(LightningCLI):
         assert isinstance(parser, RankzeroParser)
         parser.origins = self.flags.origins
         for flag in self.flags.command.own_flags:
-            parser.add_argument(f"--{flag.name}", type=reader(flag.read), default=flag.default, help=flag.help)
+            parser.add_argument(
+                f"--{flag.name}", metavar=flag.metavar, type=reader(flag.read), default=flag.default, help=flag.help
+            )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
-        limits = self.config.trainer
-        if limits.max_epochs is None and limits.max_steps == -1 and limits.max_time is None:
-            limits.max_epochs = DEFAULT_EPOCHS
+        trainer_config = self.config.trainer
+        if trainer_config.max_epochs is None and trainer_config.max_steps == -1 and trainer_config.max_time is None:
+            trainer_config.max_epochs = DEFAULT_EPOCHS
 
     def instantiate_classes(self) -> None:
-        """Builds the data module, then the model; missing `LINKED` arguments are taken from the data module."""
+        """Builds the data module, then the model; missing `LINKED_ARGUMENTS` are taken from the data module."""
         config = self.config.clone()
         data: LightningDataModule | None = self._instantiate(Namespace(data=config.pop("data"))).data
         arguments = config.model.get("init_args") or Namespace()
-        for name in LINKED:
+        for name in LINKED_ARGUMENTS:
             if name in arguments and arguments[name] is None:
                 arguments[name] = getattr(data, name, None)
         self.config_init = self._instantiate(config)
         self.model: LightningModule = self.config_init.model
-        own_loaders = is_overridden("train_dataloader", self.model) and "data" not in self.flags.explicitly_set
-        self.datamodule = None if own_loaders else data
+        has_own_loaders = is_overridden("train_dataloader", self.model) and "data" not in self.flags.explicitly_set
+        self.datamodule = None if has_own_loaders else data
         self._add_configure_optimizers_method_to_model(None)
 
     def _instantiate(self, config: Namespace) -> Namespace:
@@ -90,12 +93,14 @@ class RankzeroCLI(LightningCLI):
     def stored_config(self) -> Config:
         """Configuration that starts a similar run; flags of a single start, such as `--name`, are left out."""
         config = without_objects(yaml.safe_load(self.parser.dump(without_enums(self.config), skip_unset=False)))
-        for name in (*OF_ONE_START, *(() if self.datamodule else ("data",))):
+        for name in (*SINGLE_START_ARGUMENTS, *(() if self.datamodule else ("data",))):
             config.pop(name, None)
         return config
 
     @property
     def trainer_arguments(self) -> dict[str, Any]:
         """Arguments of `rankzero.Trainer`."""
-        own = {name: value for name, value in self.config_init.items() if name in TRAINER and name != "seed"}
-        return {**own, **self.config_init.trainer.as_dict()}
+        own_arguments = {
+            name: value for name, value in self.config_init.items() if name in TRAINER_FLAGS and name != "seed"
+        }
+        return {**own_arguments, **self.config_init.trainer.as_dict()}

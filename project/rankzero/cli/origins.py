@@ -12,60 +12,60 @@ class Origins(NamedTuple):
     """Names the source of a value as the user typed it.
 
     Args:
-        typed: The command line as typed.
-        names: Short flag or alias -> LightningCLI key, or the flag's name if it has none.
-        files: Further sources such as `--config FILE`, each with its content; later sources override earlier ones.
-        stored: Name in `files` of the configuration stored in a checkpoint; empty without one.
+        typed_arguments: The command line as typed.
+        keys: Short flag or alias -> LightningCLI key, or the flag's name if it has none.
+        sources: Further sources such as `--config FILE`, each with its content; later sources override earlier ones.
+        stored_source: Name in `sources` of the configuration stored in a checkpoint; empty without one.
     """
 
-    typed: Sequence[str] = ()
-    names: Mapping[str, str] = {}
-    files: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    stored: str = ""
+    typed_arguments: Sequence[str] = ()
+    keys: Mapping[str, str] = {}
+    sources: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    stored_source: str = ""
 
-    def asked(self, key: str, given: str = "") -> str:
+    def request_for(self, key: str, value: str = "") -> str:
         """Returns the request that set a value: the flag and value as typed, or the key, the value and the file.
 
         Args:
             key: LightningCLI key, such as `data.num_workers`.
-            given: The value, if known.
+            value: The value, if known.
         """
         options = list(self._options())
-        exact = [text for option, text in options if self.names.get(option, option) == key]
+        exact = [text for option, text in options if self.keys.get(option, option) == key]
         if exact:
             return exact[-1]
-        if name := self.file_of(key):
-            content = flattened(dict(self.files)[name])
-            value = f": {quoted(str(content[key]))}" if key in content else ""
-            return f"{key}{value}, in {name}"
-        above = [(option, text) for option, text in options if f"{key}.".startswith(f"{option}.")]
-        if above:
-            return str(max(above, key=lambda typed: len(typed[0]))[1])
-        return f"--{key}" + (f" {quoted(given)}" if given and "Namespace(" not in given else "")
+        if name := self.source_of(key):
+            content = flattened(dict(self.sources)[name])
+            value_text = f": {quoted(str(content[key]))}" if key in content else ""
+            return f"{key}{value_text}, in {name}"
+        sections = [(option, text) for option, text in options if f"{key}.".startswith(f"{option}.")]
+        if sections:
+            return str(max(sections, key=lambda option: len(option[0]))[1])
+        return f"--{key}" + (f" {quoted(value)}" if value and "Namespace(" not in value else "")
 
-    def file_of(self, key: str) -> str:
+    def source_of(self, key: str) -> str:
         """Returns the file or checkpoint that sets a value; empty if none does, or if the value was typed."""
-        if any(self.names.get(option, option) == key for option, _ in self._options()):
+        if any(self.keys.get(option, option) == key for option, _ in self._options()):
             return ""
-        for name, content in reversed(self.files):
+        for name, content in reversed(self.sources):
             if any(path == key or path.startswith(f"{key}.") for path in flattened(content)):
                 return str(name)
         return ""
 
-    def without(self, key: str) -> str:
+    def flag_without(self, key: str) -> str:
         """Returns the flag that passes a section of the stored configuration without the argument `key`."""
         section, _, argument = key.partition(".")
-        content = dict(self.files)[self.stored][section]
-        kept = {name: value for name, value in (content.get("init_args") or {}).items() if name != argument}
-        text = json.dumps({"class_path": content["class_path"], "init_args": kept})
+        content = dict(self.sources)[self.stored_source][section]
+        init_args = {name: value for name, value in (content.get("init_args") or {}).items() if name != argument}
+        text = json.dumps({"class_path": content["class_path"], "init_args": init_args})
         return f"--{section} '{text}'"
 
     def _options(self) -> Iterator[tuple[str, str]]:
         """Yields each typed flag without dashes, and its text with the value."""
-        for i, token in enumerate(self.typed):
+        for i, token in enumerate(self.typed_arguments):
             if token.startswith("--"):
                 option, equals, value = token[2:].partition("=")
-                following = self.typed[i + 1 : i + 2]
-                if not equals and following and not following[0].startswith("--"):
-                    value, equals = following[0], " "
+                next_tokens = self.typed_arguments[i + 1 : i + 2]
+                if not equals and next_tokens and not next_tokens[0].startswith("--"):
+                    value, equals = next_tokens[0], " "
                 yield option.removesuffix("+"), f"--{option}" + (f" {quoted(value)}" if equals else "")

@@ -1,16 +1,17 @@
 """LightningCLI's parser with error messages in the user's terms."""
 
 import re
+from argparse import Action
 from collections.abc import Callable
 from enum import Enum
 from importlib import import_module
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from rankzero.cli.foreign_flags import near_names
-from rankzero.cli.import_failure import hidden, import_failure, not_a
+from rankzero.cli.foreign_flags import similar_names
+from rankzero.cli.import_failure import hidden_file_error, import_failure, wrong_class_error
 from rankzero.cli.import_names import hidden_file
 from rankzero.cli.origins import Origins
 from rankzero.messages import RequestError, nearest
@@ -32,6 +33,14 @@ class RankzeroParser(LightningArgumentParser):
             cause = cause.__cause__ or cause.__context__
         options = [option[2:] for option in self._option_string_actions if option.startswith("--")]
         raise parsing_error(message, options, self.origins, ex)
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """Prints the help of Rankzero's flags, which states their defaults in brackets, without type and default."""
+
+    def _get_help_string(self, action: Action) -> str:
+        text = action.help or ""
+        return text if text.endswith("]") else super()._get_help_string(action)
 
 
 def reader(read: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -57,77 +66,89 @@ def parsing_error(
     origins = origins or Origins()
     if match := re.match(r"[Uu]nrecognized arguments: (\S+)", message):
         name = match[1].split("=")[0]
-        return _no_such(name, "there is no such flag", [f"--{option}" for option in options])
+        return _unknown_name_error(name, "there is no such flag", [f"--{option}" for option in options])
     key = ".".join(re.findall(r'[Pp]arser key "([^"]+)"', message))
     class_path = match[1] if (match := re.search(r"class_path '([^']+)'", message)) else ""
-    given = (class_path if "." not in key else "") or (re.findall(r"Given value: (.*)", message) or [""])[-1]
-    given = re.sub(r"NestedArg\(key='.*?', val='?(.*?)'?\)$", r"\1", given)
-    asked = origins.asked(key, given) if key else "this command line"
+    given_value = (class_path if "." not in key else "") or (re.findall(r"Given value: (.*)", message) or [""])[-1]
+    given_value = re.sub(r"NestedArg\(key='.*?', val='?(.*?)'?\)$", r"\1", given_value)
+    requested = origins.request_for(key, given_value) if key else "this command line"
     if match := re.search(r"(?:Group '([^']+)' does not accept option|[Oo]ption) '([^']+)'", message):
-        inner = re.findall(r"is not accepted.*class_path='([^']+)'", message)
-        return _no_such_argument(match[1] or key, match[2], inner[-1] if inner else class_path, options, origins)
+        class_paths = re.findall(r"is not accepted.*class_path='([^']+)'", message)
+        return _unknown_argument_error(
+            match[1] or key, match[2], class_paths[-1] if class_paths else class_path, options, origins
+        )
     if match := re.search(r"arguments are required: (.+)", message):
         names = match[1].split(", ")
         if key in ("model", "data") and not class_path:
-            asked = f"--{key}"
+            requested = f"--{key}"
         return RequestError(
-            asked, f"required argument missing: {match[1]}", " ".join(f"--{key}.{name} ..." for name in names)
+            requested, f"required argument missing: {match[1]}", " ".join(f"--{key}.{name} ..." for name in names)
         )
     if file := hidden_file(class_path.rpartition(".")[0]):
-        return hidden(asked, class_path.rpartition(".")[0], file)
-    if failure := import_failure(asked, error):
+        return hidden_file_error(requested, class_path.rpartition(".")[0], file)
+    if failure := import_failure(requested, error):
         return failure
     if match := re.search(r"Import path.* does not correspond to a subclass of (\w+)", message):
-        return not_a(asked, class_path or given, match[1])
+        return wrong_class_error(requested, class_path or given_value, match[1])
     if match := re.search(r"Problem with given class_path '[^']+':\s*(?!\s|Parser key)(.+)", message):
-        return RequestError(asked, match[1], f"--{key} package.module.Class, from the folder that package is in")
-    return RequestError(asked, _readable(message), "--help_all to see what it may be")
+        return RequestError(requested, match[1], f"--{key} package.module.Class, in the folder that contains package")
+    return RequestError(requested, _reason(message), "--help_all lists its valid values")
 
 
-def _readable(message: str) -> str:
+def _reason(message: str) -> str:
     """Returns the lines of a message that state why the value is invalid."""
-    noise = (
+    irrelevant = (
         r"Parser key|Problem with|Does not|Subtypes:|Errors:|Expected a <class 'NoneType'>|Given value|Expected a path"
     )
     message = re.sub(r"Type \S.* expects a function or a callable class: ", "", message)
     message = re.sub(r"(\. )?Got value: (Namespace|NestedArg)\(.*", "", message)
     lines = [line.strip(" -") for line in message.splitlines() if "Namespace(" not in line]
-    kept = [line for line in lines if line and not re.match(noise, line)]
-    found = "\n".join(dict.fromkeys(kept)) or "a value that it cannot take"
+    relevant = [line for line in lines if line and not re.match(irrelevant, line)]
+    found = "\n".join(dict.fromkeys(relevant)) or "the value is not valid"
     found = re.sub(r"typing\.Literal\[([^]]*)\]", r"one of \1", re.sub(r"<class '(\w+)'>", r"\1", found))
     return found.replace("Expected a ", "expected ")
 
 
-def _no_such_argument(group: str, argument: str, class_path: str, options: list[str], origins: Origins) -> RequestError:
+def _unknown_argument_error(
+    group: str, argument: str, class_path: str, options: list[str], origins: Origins
+) -> RequestError:
     """Returns the error for an argument that a class does not have, or no longer has."""
-    known = _arguments_of(class_path) or [o.removeprefix(f"{group}.") for o in options if o.startswith(f"{group}.")]
-    takes = class_path.rpartition(".")[2] or group
-    if argument in known:
-        return RequestError(origins.asked(group), f"no value that {takes} takes for {argument}", "--help_all")
+    valid_names = _arguments_of(class_path) or [
+        o.removeprefix(f"{group}.") for o in options if o.startswith(f"{group}.")
+    ]
+    class_name = class_path.rpartition(".")[2] or group
+    if argument in valid_names:
+        return RequestError(origins.request_for(group), f"it is not a valid {argument} of {class_name}", "--help_all")
     key = f"{group}.{argument}"
-    file = origins.file_of(key)
-    if file and file == origins.stored:
-        found = f"{argument} is no longer an argument of {takes}; the stored configuration of the run sets it"
+    file = origins.source_of(key)
+    if file and file == origins.stored_source:
+        found = f"{argument} is no longer an argument of {class_name}; the stored configuration of the run sets it"
         return RequestError(
-            origins.asked(key), found, f"{origins.without(key)}, where its result does not depend on it"
+            origins.request_for(key),
+            found,
+            f"{origins.flag_without(key)}, if the result of the run does not depend on it",
         )
-    error = _no_such(f"--{key}", f"{takes} has no such argument", [f"--{group}.{name}" for name in known])
-    return RequestError(origins.asked(key) if file else error.asked, error.found, error.instead)
+    error = _unknown_name_error(
+        f"--{key}", f"{class_name} has no such argument", [f"--{group}.{name}" for name in valid_names]
+    )
+    return RequestError(origins.request_for(key) if file else error.asked, error.found, error.instead)
 
 
-def _no_such(asked: str, found: str, known: list[str]) -> RequestError:
-    near = near_names(asked, known)
-    listed = near if len(known) > 8 else known
-    listing = f"; there {'are' if listed is known else 'are, among others,'} {', '.join(listed)}" if listed else ""
-    return RequestError(asked, found + listing, near[0] if near else nearest(asked, known) or "--help_all")
+def _unknown_name_error(requested: str, found: str, valid_names: list[str]) -> RequestError:
+    similar = similar_names(requested, valid_names)
+    listed = similar if len(valid_names) > 8 else valid_names
+    listing = f"; {'valid' if listed is valid_names else 'similar'} names: {', '.join(listed)}" if listed else ""
+    return RequestError(
+        requested, found + listing, similar[0] if similar else nearest(requested, valid_names) or "--help_all"
+    )
 
 
 def _arguments_of(class_path: str) -> list[str]:
     """Returns the arguments of a class, including arguments that it passes to its parents; empty on any error."""
     module, _, name = class_path.rpartition(".")
     try:
-        kind = getattr(import_module(module), name)
-        return list(ArgumentParser(exit_on_error=False).add_class_arguments(kind, fail_untyped=False))
+        user_class = getattr(import_module(module), name)
+        return list(ArgumentParser(exit_on_error=False).add_class_arguments(user_class, fail_untyped=False))
     except Exception:  # the caller reports another error; this list is optional
         return []
 
@@ -138,9 +159,9 @@ def without_enums(value: Any) -> Any:
     jsonargparse (4.53) cannot dump such a default if the annotation is `str`, as in Lightning's Timer.
     """
     if isinstance(value, Namespace):
-        return Namespace(**{key: without_enums(one) for key, one in vars(value).items()})
+        return Namespace(**{key: without_enums(item) for key, item in vars(value).items()})
     if isinstance(value, dict):
-        return {key: without_enums(one) for key, one in value.items()}
+        return {key: without_enums(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(without_enums, value))
     return value.value if isinstance(value, Enum) and isinstance(value, str) else value

@@ -8,19 +8,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rankzero.cli.flags import RUNNING, TRAINING
+from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
 
-TRAINER = {flag.name: flag for flag in (*RUNNING, *TRAINING) if flag.lightning_key is None or flag.name == "seed"}
+TRAINER_FLAGS = {
+    flag.name: flag for flag in (*COMMON_FLAGS, *TRAINING_FLAGS) if flag.lightning_key is None or flag.name == "seed"
+}
 """Flags that Rankzero adds to the arguments of the Trainer; all other flags stand for Lightning's arguments."""
 
-_KEYS = {
+_LIGHTNING_KEYS = {
     name: flag.lightning_key
-    for flag in (*RUNNING, *TRAINING)
+    for flag in (*COMMON_FLAGS, *TRAINING_FLAGS)
     if flag.lightning_key
     for name in (flag.name, *flag.aliases)
 }
 
-_COMMANDS = re.compile(r"(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) ")
+_SHELL_COMMAND = re.compile(r"(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) ")
 
 
 def as_arguments(text: str) -> str:
@@ -29,26 +31,29 @@ def as_arguments(text: str) -> str:
     In shell command lines, only the name of the script changes.
     """
 
-    def spelled(match: re.Match[str]) -> str:
+    def as_argument(match: re.Match[str]) -> str:
         flag, value = match[1], match[2]
-        name = "seed" if flag == "seed" else _KEYS.get(flag, flag).rpartition(".")[2]
+        name = "seed" if flag == "seed" else _LIGHTNING_KEYS.get(flag, flag).rpartition(".")[2]
         if value is None or value in ("or", "and", "with", "for", "in", "to", "is", "on", "out"):
             return name + (f" {value}" if value else "")
-        plain = value.isupper() or re.fullmatch(r"[0-9.]+", value)
-        return f"{name}={value}" if plain else f'{name}="{value}"'
+        is_unquoted = value.isupper() or re.fullmatch(r"[0-9.]+", value)
+        return f"{name}={value}" if is_unquoted else f'{name}="{value}"'
 
     lines = text.replace("launch/fit.py", Path(sys.argv[0]).name or "train.py").split("\n")
-    flags = r"--([a-z_.]*[a-z_])(?: ([^\s,;()]*[^\s,;().]))?"
-    return "\n".join(line if _COMMANDS.match(line) else re.sub(flags, spelled, line) for line in lines)
+    flag_pattern = r"--([a-z_.]*[a-z_])(?: ([^\s,;()]*[^\s,;().]))?"
+    return "\n".join(line if _SHELL_COMMAND.match(line) else re.sub(flag_pattern, as_argument, line) for line in lines)
 
 
-def read_arguments(own: Mapping[str, Any]) -> dict[str, Any]:
+def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Reads Rankzero's arguments of the Trainer in the same way as the flags of the same names.
 
     Raises:
         RequestError: A value is not valid for its flag.
     """
-    return {name: value if value is None else TRAINER[name].value(_as_text(value)) for name, value in own.items()}
+    return {
+        name: value if value is None else TRAINER_FLAGS[name].value(_as_text(value))
+        for name, value in arguments.items()
+    }
 
 
 def as_list(value: Any) -> list[Any]:

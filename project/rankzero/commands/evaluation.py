@@ -17,12 +17,12 @@ from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.resume import given_checkpoint
+from rankzero.runs.resume import requested_checkpoint
 from rankzero.runs.stored_config import dump_config, read_config
 from rankzero.runs.summary import finite_or_none
 from rankzero.trainer import Trainer
 
-KEPT = ("model", "data", "seed_everything")
+REUSED_SECTIONS = ("model", "data", "seed_everything")
 """Sections of the stored configuration that an evaluation reuses."""
 
 
@@ -38,17 +38,20 @@ def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     silence_warnings(rendezvous_result.launch.rank or 0)
     checkpoint = find_checkpoint(flags)
     if flags.only_prints:
-        RankzeroCLI(with_configuration(flags, checkpoint))  # prints and exits
+        RankzeroCLI(with_stored_configuration(flags, checkpoint))  # prints and exits
     if flags.get("export"):
         return export(flags, checkpoint, rendezvous_result.launch.rank)
-    with Session.of_command(flags.requested_world, rendezvous_result) as session, as_user_errors(begun=lambda: False):
+    with (
+        Session.for_command(flags.requested_world, rendezvous_result) as session,
+        as_user_errors(has_begun=lambda: False),
+    ):
         cli, trainer, checkpoint = prepare(flags, session.coordinator)
         metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
         result = {
             "run": title_of(checkpoint),
             "checkpoint": str(checkpoint),
             "split": flags.get("split"),
-            "samples": samples_read(trainer, flags.get("split")),
+            "samples": count_samples(trainer, flags.get("split")),
             "world_size": trainer.world_size,
             "metrics": finite_or_none(metrics),
         }
@@ -68,7 +71,7 @@ def prepare(flags: Arguments, coordinator: Coordinator) -> tuple[RankzeroCLI, Tr
     warnings.filterwarnings("ignore", message="The dirpath has changed from")  # an evaluation saves no checkpoint
     # While the run is training, each rank may find a different checkpoint, so all ranks use rank zero's.
     checkpoint = Path(coordinator.run_on_rank_zero(lambda: str(find_checkpoint(flags))))
-    cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(with_configuration(flags, checkpoint)))
+    cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(with_stored_configuration(flags, checkpoint)))
     trainer = Trainer(**{**cli.trainer_arguments, "logger": False, "enable_checkpointing": False})
     trainer.strategy.setup_environment()
     return cli, trainer, checkpoint
@@ -88,74 +91,79 @@ def find_checkpoint(flags: Arguments) -> Path:
     Raises:
         RequestError: The checkpoint or the run does not exist.
     """
-    asked, verb = flags.get("checkpoint"), flags.command.name
-    if asked not in (None, "last", "best"):
-        return given_checkpoint(asked)
+    requested, verb = flags.get("checkpoint"), flags.command.name
+    if requested not in (None, "last", "best"):
+        return requested_checkpoint(requested)
     root = Path(flags.get("root")).expanduser()
     names = [path.parent.name for path in sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)]
     name = flags.get("name")
     if name is None and names:
         name = names[-1]
     if name not in names:
-        near = nearest(name, names) if name else None
+        suggestion = nearest(name, names) if name else None
+        newest = names and f"the newest of {len(names)}: {', '.join(reversed(names[-8:]))}"
         raise RequestError(
             f"to {verb} --name {name}" if name else f"to {verb} the newest run",
-            f"no such run in {root.resolve()}; there are {len(names)}" + "".join(f", {name}" for name in names[-8:]),
-            f"--name {near or names[-1]}" if names else "python launch/fit.py, or --root DIR where the runs are",
+            f"there is no such run in {root.resolve()}; {newest or 'it contains no run'}",
+            f"--name {suggestion or names[-1]}"
+            if names
+            else "python launch/fit.py, or --root DIR, where DIR contains the runs",
         )
     run = RunDirectory(root / name)
-    if asked == "best":
-        return _best(run)
+    if requested == "best":
+        return _best_checkpoint(run)
     checkpoint, refused = newest_valid(run.checkpoints)
     if checkpoint is None:
         raise RequestError(
             f"to {verb} --name {name}",
-            "\n".join([f"{root / name} has no finished checkpoint", *refused]),
+            "\n".join([f"{root / name} has no complete checkpoint", *refused]),
             "--name ANOTHER-NAME, or --checkpoint PATH",
         )
     return checkpoint
 
 
-def _best(run: RunDirectory) -> Path:
+def _best_checkpoint(run: RunDirectory) -> Path:
     """Returns the checkpoint that the run kept because of `--keep_best`."""
     best = run.read("summary.json").get("best")
     if not best:
         raise RequestError(
             f"the best checkpoint of run {run.name}",
-            "the run kept none as the best",
-            "--checkpoint last; a run keeps its best with fit.py --keep_best min:val/loss",
+            "the run kept no best checkpoint",
+            "--checkpoint last; fit.py --keep_best min:val/loss keeps the best checkpoint of a run",
         )
-    return given_checkpoint(str(run.path / best))
+    return requested_checkpoint(str(run.path / best))
 
 
-def with_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
+def with_stored_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
     """Returns the flags, preceded by the configuration of model and data that the checkpoint stores."""
     if not checkpoint.is_dir():
         return flags  # a .ckpt file has no stored configuration; --model and --data name the classes
     config = read_config(read_manifest(checkpoint)["rankzero"].get("config"))
     # A dict, as in `--data '{"class_path": ...}'`, replaces the stored section; a class path is merged into it.
     replaced = {name for name in ("model", "data") for token in flags.arguments if token.startswith(f"--{name}={{")}
-    kept = {key: config[key] for key in KEPT if config.get(key) is not None and key not in replaced}
-    arguments = ["--config=" + dump_config(kept), *flags.arguments]
+    reused = {key: config[key] for key in REUSED_SECTIONS if config.get(key) is not None and key not in replaced}
+    arguments = ["--config=" + dump_config(reused), *flags.arguments]
     name = f"the configuration stored in {checkpoint}"
-    origins = flags.origins._replace(files=[(name, kept), *flags.origins.files], stored=name)
-    given = flags.explicitly_set | ({"data"} & config.keys())
-    return flags._replace(arguments=arguments, explicitly_set=given, origins=origins)
+    origins = flags.origins._replace(sources=[(name, reused), *flags.origins.sources], stored_source=name)
+    explicitly_set = flags.explicitly_set | ({"data"} & config.keys())
+    return flags._replace(arguments=arguments, explicitly_set=explicitly_set, origins=origins)
 
 
 def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:
     """Runs the validation or the test split and returns its metrics. All ranks must call."""
-    run = trainer.validate if split == "val" else trainer.test
-    results = run(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=None)
+    evaluate_split = trainer.validate if split == "val" else trainer.test
+    results = evaluate_split(
+        cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=None
+    )
     return {name: value for result in results for name, value in sorted(result.items())}
 
 
-def samples_read(trainer: Trainer, split: str) -> int | None:
+def count_samples(trainer: Trainer, split: str) -> int | None:
     """Returns the number of samples evaluated on all ranks, within limits such as `--trainer.limit_test_batches`.
 
     Returns None if a loader has its own order, as with an IterableDataset, because its samples are not counted.
     """
-    orders = trainer.plan.evaluated
+    orders = trainer.plan.evaluation_orders
     limits = trainer.num_val_batches if split == "val" else trainer.num_test_batches
     if len(limits) != len(orders):
         return None
@@ -186,4 +194,4 @@ def write_result(file: Path, result: dict[str, Any]) -> None:
     try:
         write_text(file, json.dumps(result, indent=2, allow_nan=False) + "\n")
     except OSError as error:
-        raise RequestError(f"--output {file}", str(error), "--output FILE, in a folder you may write to") from None
+        raise RequestError(f"--output {file}", str(error), "--output FILE, in a folder where you may write") from None

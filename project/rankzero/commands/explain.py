@@ -7,7 +7,7 @@ from rankzero.distributed.environments.validate import check_world, processes_to
 from rankzero.distributed.error_reporter import is_reporting_rank
 from rankzero.distributed.process.threads import choose_threads
 from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.messages import Exit, RequestError
+from rankzero.messages import Exit, RequestError, print_line
 
 
 def explain(flags: Arguments) -> int:
@@ -21,37 +21,37 @@ def explain(flags: Arguments) -> int:
     except RequestError as error:
         refusal = error
     if is_reporting_rank(launch):
-        print("\n".join(_lines(flags, launch, refusal)))
+        print_line("\n".join(_lines(flags, launch, refusal)))
     return Exit.FINISHED
 
 
 def _lines(flags: Arguments, launch: Launch | None, refusal: RequestError | None) -> list[str]:
-    lines = [] if launch is None else _described(flags, launch)
+    lines = [] if launch is None else _launch_lines(flags, launch)
     if refusal:
         return [*lines, "would start: nothing", str(refusal)]
     assert launch is not None
     if launch.externally_created:
-        does = "the work of this rank, once all are there"
+        work = "the work of this rank, after the rendezvous of all ranks"
     elif count := processes_to_start(flags.requested_world, launch):
-        does = f"{count} processes on this machine"
+        work = f"{count} processes on this machine"
     else:
-        does = "one process, or one for each GPU of this machine"
-    return [*lines, f"would start: {does}"]
+        work = "one process, or one per GPU of this machine"
+    return [*lines, f"would start: {work}"]
 
 
-def _described(flags: Arguments, launch: Launch) -> list[str]:
+def _launch_lines(flags: Arguments, launch: Launch) -> list[str]:
     rows = [
         ("launcher", f"{launch.launcher} ({launch.evidence})"),
         ("world", launch.shape + (f"; elastic, {launch.elastic}" if launch.elastic else "")),
     ]
     if launch.externally_created or (launch.num_nodes or 1) > 1:
-        rank = "handed out when all are there" if launch.rank is None else str(launch.rank)
+        rank = "assigned at the rendezvous" if launch.rank is None else str(launch.rank)
         node = "" if launch.node_rank is None else f", node {launch.node_rank}"
         rows.append(("this is", f"rank {rank}{node}"))
         rows.append(("meet at", f"{launch.address}:{launch.port}"))
     if launch.hosts:
         rows.append(("hosts", ", ".join(launch.hosts)))
-    backend = flags.get("backend") or "nccl where each process has a GPU of its own, else gloo"
+    backend = flags.get("backend") or "nccl if each process has its own GPU, else gloo"
     rows.append(("backend", backend))
     rows.append(("threads", _threads(flags, launch)))
     rows += [("read", f"{name}={value}") for name, value in sorted(launch.variables.items())]

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-_NEVER_USED = "scipy.signal"
+_DELAYED_MODULE = "scipy.signal"
 
 
 @contextmanager
@@ -22,52 +22,52 @@ def fast_imports() -> Iterator[None]:
     if "torch" in sys.modules:
         yield
         return
-    with _no_search_for_garbage(), _scipy_signal_when_used():
+    with _without_garbage_collection(), _delayed_scipy_signal():
         yield
 
 
 @contextmanager
-def _no_search_for_garbage() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Disables garbage collection during the imports, then exempts the imported objects from later collections.
 
     Imports create hundreds of thousands of objects and hardly any garbage; Python would scan all of them many times.
     After `gc.freeze`, later collections skip them and interrupt steps for less time. `gc.unfreeze` runs at exit,
     because libraries count the remaining objects then and print warnings.
     """
-    searches = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         atexit.register(gc.unfreeze)
-        if searches:
+        if was_enabled:
             gc.enable()
 
 
 @contextmanager
-def _scipy_signal_when_used() -> Iterator[None]:
+def _delayed_scipy_signal() -> Iterator[None]:
     """Delays the import of `scipy.signal`, which torchmetrics (1.9) needs for a single assignment, until first use.
 
     The assignment restores `scipy.signal.hamming` for the package srmrpy. If srmrpy is installed, nothing is delayed.
     """
-    if _NEVER_USED in sys.modules or find_spec("scipy") is None or find_spec("srmrpy") is not None:
+    if _DELAYED_MODULE in sys.modules or find_spec("scipy") is None or find_spec("srmrpy") is not None:
         yield
         return
-    scipy, later = import_module("scipy"), _Later(_NEVER_USED)
-    sys.modules[_NEVER_USED] = scipy.signal = later  # type: ignore[attr-defined]
+    scipy, placeholder = import_module("scipy"), _Placeholder(_DELAYED_MODULE)
+    sys.modules[_DELAYED_MODULE] = scipy.signal = placeholder  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        later.make_way()
+        placeholder.remove_placeholder()
 
 
-class _Later(ModuleType):
+class _Placeholder(ModuleType):
     """Placeholder for a module; reading any attribute except `hamming` imports the real module."""
 
     hamming = None
 
-    def make_way(self) -> None:
+    def remove_placeholder(self) -> None:
         """Removes the placeholder, so that the next import loads the module."""
         package, _, name = self.__name__.rpartition(".")
         if sys.modules.get(self.__name__) is self:
@@ -78,5 +78,5 @@ class _Later(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":  # `inspect` reads such attributes of every imported module
             raise AttributeError(name)
-        self.make_way()
+        self.remove_placeholder()
         return getattr(import_module(self.__name__), name)

@@ -7,15 +7,15 @@ import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
-from rankzero.cli.flags import RUNNING, TRAINING
+from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
 from rankzero.distributed.rendezvous.client import RendezvousResult
 
 FIT = Command(
     name="fit",
-    purpose="train a model, or carry on training it",
-    flags=(*RUNNING, *TRAINING),
+    purpose="train a model, or resume its training",
+    flags=(*COMMON_FLAGS, *TRAINING_FLAGS),
     examples=(
         "python launch/fit.py --model MLP --data Toy --epochs 50 --save_every 10 --batch_size 32",
         "torchrun --nproc-per-node 4 launch/fit.py --model ResNet --model.depth 50 --data FashionMNIST",
@@ -25,7 +25,7 @@ FIT = Command(
     data=data_modules,
     default_model="ResNet",
     default_data="Digits",
-    stops_safely=True,
+    stops_at_safe_point=True,
 )
 
 

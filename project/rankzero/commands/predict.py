@@ -7,15 +7,15 @@ import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
-from rankzero.cli.flags import PREDICTING, RUNNING
+from rankzero.cli.flags import COMMON_FLAGS, PREDICTION_FLAGS
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
 from rankzero.distributed.rendezvous.client import RendezvousResult
 
 PREDICT = Command(
     name="predict",
-    purpose="write what predict_step returns, each sample once, in order",
-    flags=(*RUNNING, *PREDICTING),
+    purpose="write the results of predict_step in the order of the samples",
+    flags=(*COMMON_FLAGS, *PREDICTION_FLAGS),
     examples=(
         "python launch/predict.py --name my-run --output predictions",
         "python launch/predict.py --name my-run --split test --devices 2",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
-from rankzero.commands.evaluation import find_checkpoint, prepare, title_of, with_configuration, write_result
+from rankzero.commands.evaluation import find_checkpoint, prepare, title_of, with_stored_configuration, write_result
 from rankzero.commands.prediction_files import PartWriter, leaves, merge
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.client import RendezvousResult
@@ -20,14 +20,14 @@ from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, as_user_errors
 from rankzero.runs import report
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.resume import on_rank_zero
+from rankzero.runs.resume import run_on_rank_zero
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.loader import ManagedLoader
 
 STAGES = {"predict": "predict", "test": "test", "val": "validate"}
 """The value of `--split` -> the stage that `setup` receives."""
 
-PARTS = ".parts"
+PARTS_FOLDER = ".parts"
 
 
 def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
@@ -41,26 +41,31 @@ def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """
     silence_warnings(rendezvous_result.launch.rank or 0)
     if flags.only_prints:
-        RankzeroCLI(with_configuration(flags, find_checkpoint(flags)))  # prints and exits
-    with Session.of_command(flags.requested_world, rendezvous_result) as session, as_user_errors(begun=lambda: False):
+        RankzeroCLI(with_stored_configuration(flags, find_checkpoint(flags)))  # prints and exits
+    with (
+        Session.for_command(flags.requested_world, rendezvous_result) as session,
+        as_user_errors(has_begun=lambda: False),
+    ):
         coordinator = session.coordinator
         cli, trainer, checkpoint = prepare(flags, coordinator)
         coordinator.run_on_all_ranks(lambda: read_split(cli, flags.get("split")))
         folder = output_folder(flags, checkpoint)
-        coordinator.run_on_rank_zero(lambda: _clear(folder))
-        kept = KeepPredictions(folder / PARTS, trainer.global_rank, trainer.world_size)
-        trainer.callbacks.append(kept)
+        coordinator.run_on_rank_zero(lambda: _prepare_folder(folder))
+        callback = KeepPredictions(folder / PARTS_FOLDER, trainer.global_rank, trainer.world_size)
+        trainer.callbacks.append(callback)
         settings: dict[str, Any] = {"ckpt_path": checkpoint, "return_predictions": False, "weights_only": None}
         try:
             trainer.predict(cli.model, datamodule=cli.datamodule, **settings)
-            if not kept.writers:
+            if not callback.writers:
                 raise RequestError(f"--split {flags.get('split')}", "it has no samples", "another --split or --data")
             trainer.strategy.barrier("predictions")
             # This may take minutes, and `coordinator.run_on_rank_zero` would treat Ctrl-C as a failure.
-            samples = on_rank_zero(trainer.strategy, coordinator.launch.rank, lambda: _write(folder, len(kept.writers)))
+            samples = run_on_rank_zero(
+                trainer.strategy, coordinator.launch.rank, lambda: _write_files(folder, len(callback.writers))
+            )
         except BaseException:
             if coordinator.launch.rank == 0:
-                _leave_nothing(folder)
+                _remove_parts(folder)
             raise
         result = {"run": title_of(checkpoint), "checkpoint": str(checkpoint), "split": flags.get("split")}
         result |= {"world_size": trainer.world_size, "samples": samples}
@@ -78,26 +83,28 @@ def read_split(cli: RankzeroCLI, split: str) -> None:
     """
     hook = f"{split}_dataloader"
     owners = [owner for owner in (cli.datamodule, cli.model) if owner is not None]
-    with_loader = next((owner for owner in owners if is_overridden(hook, owner)), None)
-    if with_loader is None:
-        others = [name for name in STAGES if any(is_overridden(f"{name}_dataloader", owner) for owner in owners)]
+    owner_with_loader = next((owner for owner in owners if is_overridden(hook, owner)), None)
+    if owner_with_loader is None:
+        available_splits = [
+            name for name in STAGES if any(is_overridden(f"{name}_dataloader", owner) for owner in owners)
+        ]
         raise RequestError(
             f"--split {split}",
-            f"neither {' nor '.join(type(owner).__name__ for owner in owners)} has a {hook}",
-            f"--split {others[0]}" if others else f"a data module that has a {hook}",
+            f"no {hook} in {' or '.join(type(owner).__name__ for owner in owners)}",
+            f"--split {available_splits[0]}" if available_splits else f"a data module with a {hook}",
         )
-    owners[0].predict_dataloader = getattr(with_loader, hook)  # type: ignore[method-assign]
+    owners[0].predict_dataloader = getattr(owner_with_loader, hook)  # type: ignore[method-assign]
     if split != "predict":
         for owner in owners:
-            _set_up_as(owner, STAGES[split])
+            _set_stage(owner, STAGES[split])
 
 
-def _set_up_as(owner: Any, stage: str) -> None:
+def _set_stage(owner: Any, stage: str) -> None:
     """Makes Lightning's call of `setup` pass this stage in place of `predict`."""
     setup = owner.setup
 
-    def set_up(stage: str = stage, asked: str = stage) -> None:
-        setup(asked)
+    def set_up(stage: str = stage, actual_stage: str = stage) -> None:
+        setup(actual_stage)
 
     owner.setup = set_up
 
@@ -111,29 +118,29 @@ def output_folder(flags: Arguments, checkpoint: Path) -> Path:
     return run.path / name if run.exists else Path(f"{checkpoint.name}-{name}")
 
 
-def _clear(folder: Path) -> None:
+def _prepare_folder(folder: Path) -> None:
     """Creates the folder and removes the parts of an unfinished prediction."""
     try:
-        shutil.rmtree(folder / PARTS, ignore_errors=True)
-        (folder / PARTS).mkdir(parents=True)
+        shutil.rmtree(folder / PARTS_FOLDER, ignore_errors=True)
+        (folder / PARTS_FOLDER).mkdir(parents=True)
     except OSError as error:
-        raise RequestError(f"--output {folder}", str(error), "--output DIR, a folder you may write to") from None
+        raise RequestError(f"--output {folder}", str(error), "--output DIR, a folder where you may write") from None
 
 
-def _write(folder: Path, loaders: int) -> dict[str, int]:
+def _write_files(folder: Path, loader_count: int) -> dict[str, int]:
     """Writes one file for each data loader; returns file name -> number of samples."""
-    for old in folder.iterdir():
-        if re.fullmatch(r"predictions(-\d+)?\.(pt|csv)", old.name):
-            old.unlink()
-    names = ["predictions.pt"] if loaders == 1 else [f"predictions-{i}.pt" for i in range(loaders)]
-    samples = {name: merge(folder / PARTS / str(i), folder / name) for i, name in enumerate(names)}
-    shutil.rmtree(folder / PARTS)
+    for old_file in folder.iterdir():
+        if re.fullmatch(r"predictions(-\d+)?\.(pt|csv)", old_file.name):
+            old_file.unlink()
+    names = ["predictions.pt"] if loader_count == 1 else [f"predictions-{i}.pt" for i in range(loader_count)]
+    samples = {name: merge(folder / PARTS_FOLDER / str(i), folder / name) for i, name in enumerate(names)}
+    shutil.rmtree(folder / PARTS_FOLDER)
     return samples
 
 
-def _leave_nothing(folder: Path) -> None:
+def _remove_parts(folder: Path) -> None:
     """Removes the parts of a failed prediction, and the folder if it is empty then."""
-    shutil.rmtree(folder / PARTS, ignore_errors=True)
+    shutil.rmtree(folder / PARTS_FOLDER, ignore_errors=True)
     with suppress(OSError):
         folder.rmdir()
 
@@ -151,7 +158,7 @@ class KeepPredictions(Callback):
         self.folder, self.rank, self.world_size = folder, rank, world_size
         self.writers: list[PartWriter] = []
         self.loaders: list[Any] = []
-        self.read: list[int] = []
+        self.read_counts: list[int] = []
         """Number of samples read from each loader; counted only for loaders that keep the user's order."""
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -159,12 +166,12 @@ class KeepPredictions(Callback):
         assert combined is not None
         self.loaders = combined.flattened
         self.writers = [PartWriter(self.folder / str(i), self.rank) for i in range(len(self.loaders))]
-        self.read = [0] * len(self.loaders)
+        self.read_counts = [0] * len(self.loaders)
         unmanaged = [loader for loader in self.loaders if not isinstance(loader, ManagedLoader)]
         if unmanaged and self.world_size > 1:
             raise RequestError(
                 f"predictions on {self.world_size} processes",
-                f"a {type(unmanaged[0]).__name__} with an order of its own: which rank reads which sample is not known",
+                f"a {type(unmanaged[0]).__name__} with its own sample order: which rank reads which sample is unknown",
                 "--devices 1, without a launcher",
             )
 
@@ -186,10 +193,10 @@ class KeepPredictions(Callback):
         if isinstance(loader, ManagedLoader):
             assert isinstance(loader.batch_sampler, EvaluationBatchSampler)
             return loader.batch_sampler.samples(batch_idx)
-        begin = self.read[dataloader_idx]
+        begin = self.read_counts[dataloader_idx]
         tensors = [leaf for leaf in leaves(outputs) if isinstance(leaf, Tensor) and leaf.ndim]
         count = len(tensors[0]) if tensors else len(outputs) if isinstance(outputs, list | tuple) else 1
-        self.read[dataloader_idx] += count
+        self.read_counts[dataloader_idx] += count
         return list(range(begin, begin + count))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

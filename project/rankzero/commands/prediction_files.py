@@ -21,10 +21,10 @@ from rankzero.runs.checkpoints.atomic_files import replacing, synced
 PART_BYTES = 64 * 2**20
 """Bytes of outputs after which a rank writes a part, and size from which a merged tensor is memory-mapped."""
 
-MOST_COLUMNS = 64
+MAX_COLUMNS = 64
 """Maximum number of columns of the CSV table; wider predictions get no table."""
 
-PLAIN = (str, int, float, bool, type(None))
+PLAIN_TYPES = (str, int, float, bool, type(None))
 
 
 class PartWriter:
@@ -38,25 +38,25 @@ class PartWriter:
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder, self.rank = folder, rank
         self.batches: list[tuple[list[int], Any]] = []
-        self.held = self.parts = 0
+        self.buffered_bytes = self.part_count = 0
 
     def add(self, samples: Sequence[int], output: Any) -> None:
         """Adds the output of `predict_step` for these samples; writes a part once `PART_BYTES` are reached."""
-        kept = plain(output)
-        self.batches.append((list(samples), kept))
-        self.held += sum(int(leaf.nbytes) if isinstance(leaf, Tensor) else 64 for leaf in leaves(kept))
-        if self.held >= PART_BYTES:
+        converted = as_plain(output)
+        self.batches.append((list(samples), converted))
+        self.buffered_bytes += sum(int(leaf.nbytes) if isinstance(leaf, Tensor) else 64 for leaf in leaves(converted))
+        if self.buffered_bytes >= PART_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Writes the outputs added since the last part."""
         if self.batches:
             self.folder.mkdir(parents=True, exist_ok=True)
-            torch.save(self.batches, self.folder / f"part-{self.rank:05d}-{self.parts:05d}.pt")
-        self.batches, self.held, self.parts = [], 0, self.parts + 1
+            torch.save(self.batches, self.folder / f"part-{self.rank:05d}-{self.part_count:05d}.pt")
+        self.batches, self.buffered_bytes, self.part_count = [], 0, self.part_count + 1
 
 
-def plain(output: Any) -> Any:
+def as_plain(output: Any) -> Any:
     """Converts an output to CPU tensors and plain types, which can be loaded without running code.
 
     Raises:
@@ -73,25 +73,25 @@ def plain(output: Any) -> Any:
     if isinstance(output, np.ndarray) and output.dtype.kind in "biuf":
         return torch.from_numpy(output.copy())
     if isinstance(output, np.ndarray):
-        return plain(output.tolist())
-    if type(output) in PLAIN:
+        return as_plain(output.tolist())
+    if type(output) in PLAIN_TYPES:
         return output
     if isinstance(output, Mapping):
-        return {key if type(key) in PLAIN else str(key): plain(value) for key, value in output.items()}
+        return {key if type(key) in PLAIN_TYPES else str(key): as_plain(value) for key, value in output.items()}
     if isinstance(output, tuple) and hasattr(output, "_asdict"):
-        return plain(output._asdict())
+        return as_plain(output._asdict())
     if isinstance(output, list | tuple):
         return (
-            type(output)([plain(value) for value in output])
+            type(output)([as_plain(value) for value in output])
             if type(output) in (list, tuple)
-            else list(map(plain, output))
+            else list(map(as_plain, output))
         )
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return {field.name: plain(getattr(output, field.name)) for field in dataclasses.fields(output)}
+        return {field.name: as_plain(getattr(output, field.name)) for field in dataclasses.fields(output)}
     raise RequestError(
-        "to write what predict_step returns",
-        f"it returned a {type(output).__module__}.{type(output).__qualname__}, which only code can read back",
-        "a predict_step that returns tensors, numbers, texts, and lists, tuples and dicts of them",
+        "to write the results of predict_step",
+        f"it returned a {type(output).__module__}.{type(output).__qualname__}, which runs code when it is loaded",
+        "a predict_step that returns tensors, numbers, strings, or lists, tuples and dicts of these",
     )
 
 
@@ -102,8 +102,8 @@ def leaves(value: Any) -> Iterator[Any]:
     elif not isinstance(value, list | tuple):
         yield value
         return
-    for part in value:
-        yield from leaves(part)
+    for item in value:
+        yield from leaves(item)
 
 
 def merge(folder: Path, file: Path) -> int:
@@ -120,42 +120,44 @@ def merge(folder: Path, file: Path) -> int:
         RequestError: An output does not have one row for each sample.
     """
     parts = sorted(folder.glob("part-*.pt"))
-    order, outputs = [], []
+    batch_indices, outputs = [], []
     for part in parts:
         for samples, output in torch.load(part, mmap=True, weights_only=True):
-            order.append(np.array(samples, dtype=np.int64))
+            batch_indices.append(np.array(samples, dtype=np.int64))
             outputs.append(output)
-    numbers = np.concatenate(order) if order else np.zeros(0, np.int64)
-    rows = np.empty(len(numbers), np.int64)  # the row of each sample in the result
-    rows[np.argsort(numbers, kind="stable")] = np.arange(len(numbers))
-    ends = np.cumsum([len(samples) for samples in order])
-    places = [torch.from_numpy(rows[end - len(samples) : end]) for samples, end in zip(order, ends, strict=True)]
-    merged = _Merge(folder, len(numbers), places).of(outputs, "the output") if outputs else None
-    with replacing(file) as beside, synced(beside) as opened:
-        torch.save(merged, opened)
-    _write_table(merged, np.sort(numbers), file.with_suffix(".csv"))
+    indices = np.concatenate(batch_indices) if batch_indices else np.zeros(0, np.int64)
+    rows = np.empty(len(indices), np.int64)  # the row of each sample in the result
+    rows[np.argsort(indices, kind="stable")] = np.arange(len(indices))
+    ends = np.cumsum([len(samples) for samples in batch_indices])
+    batch_rows = [
+        torch.from_numpy(rows[end - len(samples) : end]) for samples, end in zip(batch_indices, ends, strict=True)
+    ]
+    merged = _Merger(folder, len(indices), batch_rows).merge(outputs, "the output") if outputs else None
+    with replacing(file) as temporary, synced(temporary) as stream:
+        torch.save(merged, stream)
+    _write_table(merged, np.sort(indices), file.with_suffix(".csv"))
     for part in [*parts, *folder.glob("*.rows")]:
         part.unlink()
-    return len(numbers)
+    return len(indices)
 
 
-class _Merge:
+class _Merger:
     """Merges the outputs of all batches.
 
     Args:
         folder: Folder for the files that back memory-mapped tensors.
         count: Number of samples.
-        places: For each batch, the rows of its samples in the result.
+        batch_rows: For each batch, the rows of its samples in the result.
     """
 
-    def __init__(self, folder: Path, count: int, places: Sequence[Tensor]) -> None:
-        self.folder, self.count, self.places = folder, count, places
+    def __init__(self, folder: Path, count: int, batch_rows: Sequence[Tensor]) -> None:
+        self.folder, self.count, self.batch_rows = folder, count, batch_rows
         self.files = 0
 
-    def of(self, outputs: Sequence[Any], what: str) -> Any:
-        """Merges one value of every batch; `what` names the value in error messages."""
+    def merge(self, outputs: Sequence[Any], name: str) -> Any:
+        """Merges one value of every batch; `name` is its name in error messages."""
         first = outputs[0]
-        sizes = [len(place) for place in self.places]
+        sizes = [len(rows) for rows in self.batch_rows]
         if all(
             isinstance(output, Tensor) and output.ndim and len(output) == size
             for output, size in zip(outputs, sizes, strict=True)
@@ -164,10 +166,12 @@ class _Merge:
         if all(output is None for output in outputs):
             return None
         if all(isinstance(output, dict) and output.keys() == first.keys() for output in outputs):
-            return {key: self.of([output[key] for output in outputs], f"{what}[{key!r}]") for key in first}
-        same = all(type(output) is type(first) in (list, tuple) and len(output) == len(first) for output in outputs)
-        if same and (type(first) is tuple or self._holds_batches(outputs, sizes)):
-            parts = [self.of([output[i] for output in outputs], f"{what}[{i}]") for i in range(len(first))]
+            return {key: self.merge([output[key] for output in outputs], f"{name}[{key!r}]") for key in first}
+        have_same_structure = all(
+            type(output) is type(first) in (list, tuple) and len(output) == len(first) for output in outputs
+        )
+        if have_same_structure and (type(first) is tuple or self._contains_batches(outputs, sizes)):
+            parts = [self.merge([output[i] for output in outputs], f"{name}[{i}]") for i in range(len(first))]
             return type(first)(parts)
         if all(
             isinstance(output, list | tuple) and len(output) == size
@@ -176,11 +180,11 @@ class _Merge:
             return self._rows(outputs)
         raise RequestError(
             "predictions in the order of the samples",
-            f"{what} of predict_step has no row for each sample: {_described(first)} for {sizes[0]} samples",
-            "a predict_step that returns tensors, or lists, with one row for each sample of the batch",
+            f"{name} of predict_step does not have one row per sample: {_description(first)} for {sizes[0]} samples",
+            "a predict_step that returns tensors or lists with one row per sample of the batch",
         )
 
-    def _holds_batches(self, outputs: Sequence[Any], sizes: Sequence[int]) -> bool:
+    def _contains_batches(self, outputs: Sequence[Any], sizes: Sequence[int]) -> bool:
         """Returns whether all entries of the lists are tensors with one row for each sample of the batch."""
         return all(
             isinstance(value, Tensor) and value.ndim and len(value) == size
@@ -192,8 +196,8 @@ class _Merge:
         if len({(output.shape[1:], output.dtype) for output in outputs}) > 1:
             return self._rows([list(output) for output in outputs])
         result = self._empty((self.count, *outputs[0].shape[1:]), outputs[0].dtype)
-        for place, output in zip(self.places, outputs, strict=True):
-            result[place] = output
+        for rows, output in zip(self.batch_rows, outputs, strict=True):
+            result[rows] = output
         return result
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -205,27 +209,27 @@ class _Merge:
         return torch.from_file(str(self.folder / f"{self.files}.rows"), shared=True, size=size, dtype=dtype).view(shape)
 
     def _rows(self, outputs: Sequence[Sequence[Any]]) -> list[Any]:
-        rows: list[Any] = [None] * self.count
-        for place, output in zip(self.places, outputs, strict=True):
-            for row, value in zip(place.tolist(), output, strict=True):
-                rows[row] = value.clone() if isinstance(value, Tensor) else value
-        return rows
+        merged: list[Any] = [None] * self.count
+        for rows, output in zip(self.batch_rows, outputs, strict=True):
+            for row, value in zip(rows.tolist(), output, strict=True):
+                merged[row] = value.clone() if isinstance(value, Tensor) else value
+        return merged
 
 
-def _described(value: Any) -> str:
+def _description(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, list | tuple | dict) else "")
 
 
 def _write_table(merged: Any, samples: Any, file: Path) -> None:
-    """Writes a CSV file if the predictions are numbers and texts in at most `MOST_COLUMNS` columns."""
+    """Writes a CSV file if the predictions are numbers and texts in at most `MAX_COLUMNS` columns."""
     columns = _columns(merged, "")
-    if not columns or len(columns) > MOST_COLUMNS or any(len(values) != len(samples) for values in columns.values()):
+    if not columns or len(columns) > MAX_COLUMNS or any(len(values) != len(samples) for values in columns.values()):
         file.unlink(missing_ok=True)  # from an earlier prediction
         return
-    with replacing(file) as beside, beside.open("w", newline="") as opened:
-        table = csv.writer(opened)
+    with replacing(file) as temporary, temporary.open("w", newline="") as stream:
+        table = csv.writer(stream)
         table.writerow(["sample", *columns])
         for begin in range(0, len(samples), 4096):
             parts = [values[begin : begin + 4096] for values in columns.values()]
@@ -238,13 +242,13 @@ def _columns(merged: Any, name: str) -> dict[str, Any] | None:
     if isinstance(merged, Tensor) and not merged.is_complex() and merged.ndim <= 2:
         if merged.ndim == 1:
             return {name or "prediction": merged}
-        return {f"{name or 'prediction'}.{i}": merged[:, i] for i in range(merged.shape[1])[: MOST_COLUMNS + 1]}
+        return {f"{name or 'prediction'}.{i}": merged[:, i] for i in range(merged.shape[1])[: MAX_COLUMNS + 1]}
     if isinstance(merged, dict | tuple) or (isinstance(merged, list) and any(isinstance(x, Tensor) for x in merged)):
         items = merged.items() if isinstance(merged, dict) else enumerate(merged)
-        parts = [_columns(value, f"{name}.{key}" if name else str(key)) for key, value in items if value is not None]
-        if any(part is None for part in parts):
+        nested = [_columns(value, f"{name}.{key}" if name else str(key)) for key, value in items if value is not None]
+        if any(columns is None for columns in nested):
             return None
-        return {key: values for part in parts for key, values in (part or {}).items()}
-    if isinstance(merged, list) and all(type(value) in PLAIN for value in merged):
+        return {key: values for columns in nested for key, values in (columns or {}).items()}
+    if isinstance(merged, list) and all(type(value) in PLAIN_TYPES for value in merged):
         return {name or "prediction": merged}
     return None

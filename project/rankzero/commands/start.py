@@ -35,7 +35,7 @@ def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], 
     if name != command.name:
         return int(import_module(f"rankzero.commands.{name}").main(arguments))
     launch: Launch | None = None
-    if command.stops_safely:
+    if command.stops_at_safe_point:
         SIGNALS.install()
     try:
         flags = parse_arguments(command, arguments)

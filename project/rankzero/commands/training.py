@@ -24,8 +24,8 @@ def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
         RankzeroCLI(flags)  # prints and exits
     trainer: Trainer | None = None
     with (
-        Session.of_command(flags.requested_world, rendezvous_result) as session,
-        as_user_errors(begun=lambda: trainer is not None and trainer.outcome.begun),
+        Session.for_command(flags.requested_world, rendezvous_result) as session,
+        as_user_errors(has_begun=lambda: trainer is not None and trainer.outcome.has_trained),
     ):
         SIGNALS.subscribe(lambda signum: session.coordinator.control_channel.request_stop(signum.name))
         cli = session.coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags))

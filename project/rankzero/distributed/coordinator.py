@@ -17,12 +17,12 @@ from typing_extensions import Self
 from rankzero.distributed import network
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
-from rankzero.distributed.process_group import init_process_group, leave_process_group
+from rankzero.distributed.process_group import destroy_process_group, init_process_group
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
 from rankzero.distributed.rendezvous.server import Progress
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
-from rankzero.messages import AnotherRankFailed, CannotStart, LeftEarlyError, Stopped, lost_contact, mark_reported
+from rankzero.messages import AnotherRankFailed, CannotStart, LeftEarlyError, Stopped, is_peer_failure, mark_reported
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ CAUSE_SECONDS = 4.0
 """How long a rank that has lost contact waits for the control channel to deliver the cause."""
 
 _POLL_SECONDS = 0.02
-_LEAVE_SECONDS = 3.0
+_EXIT_SECONDS = 3.0
 
 WORK_SECONDS = 1800.0
 """Minimum time that a rank may take to build its data and model while the other ranks wait."""
@@ -60,55 +60,63 @@ class Coordinator:
         self.timeout = max(requested.start_timeout, WORK_SECONDS)
         self.launch, self.members = rendezvous_result.launch, rendezvous_result.members
         self._store: Store | None = None
-        self._agents_store: Store | None = None
+        self._agent_store: Store | None = None
         self._exchanges = 0
-        self._serves = rendezvous_result.listening is not None
+        self._serves_store = rendezvous_result.listener is not None
         if self.launch.world_size == 1:
             if self.launch.uses_agent_store:
-                self._client(rendezvous_result.ip)
+                self._connect_to_store(rendezvous_result.ip)
                 self._check_not_stopped()
             self.control_channel = ControlChannel(self.launch, self.members, self.all_gather_object)
             return
-        ip, listening = rendezvous_result.ip, rendezvous_result.listening
-        self._store = self._server(ip, listening) if listening else self._client(ip)
+        ip, listener = rendezvous_result.ip, rendezvous_result.listener
+        self._store = self._serve_store(ip, listener) if listener else self._connect_to_store(ip)
         if self.launch.uses_agent_store:
             self._check_not_stopped()
-            me = self.members[0]
-            everybody = [Peer(**member) for member in self.all_gather_object(me._asdict())]
-            self.launch, self.members = assign_ranks(self.launch, me, everybody)
+            this_peer = self.members[0]
+            peers = [Peer(**peer) for peer in self.all_gather_object(this_peer._asdict())]
+            self.launch, self.members = assign_ranks(self.launch, this_peer, peers)
             check_world(requested, self.launch)
         # Until the control channel exists, a killed rank goes unnoticed. So wait for `start_timeout` at most.
-        soon = partial(self.all_gather_object, seconds=requested.start_timeout)
-        self.control_channel = ControlChannel(self.launch, self.members, soon, requested.interface)
-        network.use_interface(requested.interface, self._interface())
+        gather_until_start_timeout = partial(self.all_gather_object, seconds=requested.start_timeout)
+        self.control_channel = ControlChannel(
+            self.launch, self.members, gather_until_start_timeout, requested.interface
+        )
+        network.use_interface(requested.interface, self._find_interface())
 
     def _check_not_stopped(self) -> None:
-        if self._agents_store and self._agents_store.check([_STOPPED]):
-            raise Stopped("torchrun has started a run again that was asked to stop; it stays stopped")
+        if self._agent_store and self._agent_store.check([_STOPPED]):
+            raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
 
-    def _server(self, ip: str, listening: Any) -> Store:
+    def _serve_store(self, ip: str, listener: Any) -> Store:
         """Returns the store, served on the socket of the rendezvous."""
-        port, timeout, fd = self.launch.port, timedelta(seconds=self.timeout), listening.detach()
+        port, timeout, fd = self.launch.port, timedelta(seconds=self.timeout), listener.detach()
         return TCPStore(ip, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=fd)
 
-    def _client(self, ip: str) -> Store:
+    def _connect_to_store(self, ip: str) -> Store:
         timeout = timedelta(seconds=self.timeout)
         store = TCPStore(ip, self.launch.port, is_master=False, timeout=timeout, wait_for_workers=False)
         if not self.launch.uses_agent_store:
             return store
         # torchrun's store outlives its workers. The prefix hides the keys of earlier attempts, except `_STOPPED`.
-        self._agents_store = store
+        self._agent_store = store
         return PrefixStore(f"rankzero {self.launch.world_id}", store)
 
-    def _interface(self) -> str | None:
+    def _find_interface(self) -> str | None:
         """Returns the interface that reaches the other machines; None if it is unknown. All ranks must call."""
         assert self.launch.rank is not None
         if self.launch.num_nodes == 1:
             return "lo"
         address = network.resolve(self.launch.address)[0]
-        own = (self.launch.node_rank, network.source_address(address))
-        others = [source for node, source in self.all_gather_object(own) if node != self.launch.node_rank and source]
-        target = others[0] if self.launch.node_rank == self.members[0].node_rank and others else address
+        node_and_source = (self.launch.node_rank, network.source_address(address))
+        other_addresses = [
+            source
+            for node, source in self.all_gather_object(node_and_source)
+            if node != self.launch.node_rank and source
+        ]
+        target = (
+            other_addresses[0] if self.launch.node_rank == self.members[0].node_rank and other_addresses else address
+        )
         source = network.source_address(target)
         return network.interface_of(source) if source else None
 
@@ -134,7 +142,7 @@ class Coordinator:
         deadline, progress = time.monotonic() + seconds, Progress(seconds)
         while not self._store.check([key]):
             if time.monotonic() > deadline:
-                raise AnotherRankFailed(f"rank {rank} did not come along within {seconds:g} s")
+                raise AnotherRankFailed(f"rank {rank} did not finish starting within {seconds:g} s")
             if self.launch.rank == 0:
                 progress.print_if_due(lambda: f"rank {rank} on {self.members[rank].host}")
             time.sleep(_POLL_SECONDS)
@@ -154,19 +162,21 @@ class Coordinator:
         except Exception as caught:
             error = caught
         except (SystemExit, KeyboardInterrupt) as caught:
-            error = LeftEarlyError(f"the code that was to be trained called for an end: {caught!r}")
-        said = {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
-        statements = self.all_gather_object(said)
+            error = LeftEarlyError(f"the trained code ended the process: {caught!r}")
+        own_outcome = (
+            {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
+        )
+        outcomes = self.all_gather_object(own_outcome)
         if error is not None and not isinstance(error, CannotStart):
             raise error
-        refusals = [statement.get("refused") for statement in statements]
-        first = next((rank for rank, refusal in enumerate(refusals) if refusal), None)
-        if first is not None:
-            raise self._refusal(refusals, first, error)
-        failed = next((rank for rank, statement in enumerate(statements) if "failed" in statement), None)
-        if failed is not None:
-            error_text, host = statements[failed]["failed"], self.members[failed].host
-            raise AnotherRankFailed(f"rank {failed} on {host} failed: {error_text}")
+        refusals = [outcome.get("refused") for outcome in outcomes]
+        refusing_rank = next((rank for rank, refusal in enumerate(refusals) if refusal), None)
+        if refusing_rank is not None:
+            raise self._refusal(refusals, refusing_rank, error)
+        failed_rank = next((rank for rank, outcome in enumerate(outcomes) if "failed" in outcome), None)
+        if failed_rank is not None:
+            error_text, host = outcomes[failed_rank]["failed"], self.members[failed_rank].host
+            raise AnotherRankFailed(f"rank {failed_rank} on {host} failed: {error_text}")
         return result  # type: ignore[return-value]
 
     def run_on_rank_zero(self, work: Callable[[], T]) -> T:
@@ -179,15 +189,15 @@ class Coordinator:
         result: T = self.all_gather_object(self.run_on_all_ranks(lambda: work() if self.launch.rank == 0 else None))[0]
         return result
 
-    def _refusal(self, refusals: Sequence[str | None], first: int, own: Exception | None) -> CannotStart:
+    def _refusal(self, refusals: Sequence[str | None], refusing_rank: int, own_error: Exception | None) -> CannotStart:
         """Returns the refusal that this rank raises: its own, or the first one by rank.
 
         Of several ranks with the same refusal, the lowest reports it.
         """
-        refusal = own if isinstance(own, CannotStart) else CannotStart(refusals[first])
-        refusal.reported_elsewhere = own is None or refusals.index(str(own)) != self.launch.rank
+        refusal = own_error if isinstance(own_error, CannotStart) else CannotStart(refusals[refusing_rank])
+        refusal.reported_elsewhere = own_error is None or refusals.index(str(own_error)) != self.launch.rank
         if not refusal.reported_elsewhere and not all(refusals):
-            return told_by_this_rank(refusal, f"rank {self.launch.rank} on {self.members[first].host}")
+            return refusal_reported_here(refusal, f"rank {self.launch.rank} on {self.members[self.launch.rank].host}")
         return refusal
 
     def barrier_before_exit(self) -> None:
@@ -197,8 +207,8 @@ class Coordinator:
         failure, and restarts all processes if `--max-restarts` allows it. So torchrun's store records the stop.
         """
         # When a machine joins an elastic torchrun, its workers are signaled and restarted: this is no stop to record.
-        if self._agents_store and not self.launch.elastic:
-            self._agents_store.set(_STOPPED, "")
+        if self._agent_store and not self.launch.elastic:
+            self._agent_store.set(_STOPPED, "")
         self.all_gather_object(None)
 
     def init_process_group(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
@@ -209,37 +219,37 @@ class Coordinator:
         init_process_group(self._store, self.launch, backend, device, timeout)
 
     def __enter__(self) -> Self:
-        self.control_channel.watch_exit()
+        self.control_channel.report_early_exit()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        refused = isinstance(error, CannotStart)
+        is_refused = isinstance(error, CannotStart)
         try:
             if isinstance(error, CannotStart) and error.reported_elsewhere is None:
                 error.reported_elsewhere = self._is_reported_elsewhere(str(error))
-            elif isinstance(error, Exception) and lost_contact(error) and self._somebody_refused():
-                refused = True
-                raise reported_by_another_rank() from None
-            elif error is not None and not refused:
-                self._say_that_it_failed(error)
+            elif isinstance(error, Exception) and is_peer_failure(error) and self._any_rank_refused():
+                is_refused = True
+                raise refusal_reported_elsewhere() from None
+            elif error is not None and not is_refused:
+                self._report_failure(error)
         finally:
-            left = leave_process_group(after_error=error is not None)
-            if error and refused and not left:
-                self._say_that_it_failed(error)  # the other ranks may be waiting in a collective
-            if refused:
-                self._leave_after_all()
-            self.control_channel.leave()
+            has_left_group = destroy_process_group(after_error=error is not None)
+            if error and is_refused and not has_left_group:
+                self._report_failure(error)  # the other ranks may be waiting in a collective
+            if is_refused:
+                self._wait_for_ranks_to_leave()
+            self.control_channel.close()
 
-    def _say_that_it_failed(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         """Reports this rank's failure, so that the other ranks exit before the process group is destroyed.
 
         This method uses no collective, since the other ranks may be anywhere in the program.
         """
         cause = f"rank {self.launch.rank} on {socket.gethostname()} failed: {error!r}"
-        known = lost_contact(error) and self.control_channel.failure_cause(CAUSE_SECONDS)
-        if known or not self.control_channel.report_failure(cause):
+        reported_cause = is_peer_failure(error) and self.control_channel.failure_cause(CAUSE_SECONDS)
+        if reported_cause or not self.control_channel.report_failure(cause):
             mark_reported(error)
 
     def _is_reported_elsewhere(self, text: str) -> bool:
@@ -252,34 +262,34 @@ class Coordinator:
         except RuntimeError:
             return True  # the rank that serves the store has exited, and has reported its error
 
-    def _somebody_refused(self) -> bool:
+    def _any_rank_refused(self) -> bool:
         try:
             return self._store is not None and bool(self._store.check(["refused"]))
         except RuntimeError:
             return False
 
-    def _leave_after_all(self) -> None:
+    def _wait_for_ranks_to_leave(self) -> None:
         """Makes the rank that serves the store exit last, so that the other ranks can still read from it."""
         if self._store is None or self.launch.uses_agent_store:
             return
-        deadline = time.monotonic() + _LEAVE_SECONDS
+        deadline = time.monotonic() + _EXIT_SECONDS
         try:
-            left = self._store.add("left", 1)
-            while self._serves and left < self.launch.world_size and time.monotonic() < deadline:
+            left_count = self._store.add("left", 1)
+            while self._serves_store and left_count < self.launch.world_size and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
-                left = self._store.add("left", 0)
+                left_count = self._store.add("left", 0)
         except RuntimeError:
             pass  # the rank that serves the store has exited
 
 
-def told_by_this_rank(refusal: CannotStart, who: str) -> CannotStart:
+def refusal_reported_here(refusal: CannotStart, rank_and_host: str) -> CannotStart:
     """Returns a copy of a refusal that names the rank that it concerns, for this rank to report."""
-    named = CannotStart(f"  {who}:\n{refusal}")
+    named = CannotStart(f"  {rank_and_host}:\n{refusal}")
     named.reported_elsewhere = False
     return named
 
 
-def reported_by_another_rank() -> CannotStart:
+def refusal_reported_elsewhere() -> CannotStart:
     """Returns a refusal that another rank reports."""
     refusal = CannotStart("another rank cannot start")
     refusal.reported_elsewhere = True

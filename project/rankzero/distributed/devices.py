@@ -37,7 +37,7 @@ class WorldInfo:
         devices: Number of processes on this machine.
         backend: `nccl` or `gloo`.
         index: Index of this process's GPU among the GPUs that it sees.
-        shared: Whether processes share a GPU.
+        shares_gpu: Whether processes share a GPU.
         threads: Source of this process's number of threads, such as `12 cores / 4 ranks`.
     """
 
@@ -47,7 +47,7 @@ class WorldInfo:
     devices: int = 1
     backend: str = "gloo"
     index: int = 0
-    shared: bool = False
+    shares_gpu: bool = False
     threads: str = field(default="", compare=False)
 
 
@@ -59,36 +59,36 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
     """
     launch = coordinator.launch
     assignment = coordinator.run_on_all_ranks(lambda: assign_device(requested, launch))
-    assignments = [DeviceAssignment(**other) for other in coordinator.all_gather_object(asdict(assignment))]
+    assignments = [DeviceAssignment(**fields) for fields in coordinator.all_gather_object(asdict(assignment))]
     hosts = [member.host for member in coordinator.members]
-    kinds = {other.accelerator: host for other, host in zip(assignments, hosts, strict=True)}
-    if len(kinds) > 1:
+    host_by_accelerator = {device.accelerator: host for device, host in zip(assignments, hosts, strict=True)}
+    if len(host_by_accelerator) > 1:
         raise RequestError(
             "the same accelerator for all processes",
-            ", ".join(f"{kind} on {host}" for kind, host in kinds.items()),
-            "--accelerator cpu, or machines that all have GPUs",
+            ", ".join(f"{accelerator} on {host}" for accelerator, host in host_by_accelerator.items()),
+            "--accelerator cpu, or only machines with GPUs",
         )
-    gpus = Counter((host, other.gpu) for other, host in zip(assignments, hosts, strict=True) if other.gpu)
-    shared = any(count > 1 for count in gpus.values())
-    backend = requested.backend or ("nccl" if assignment.accelerator == "cuda" and not shared else "gloo")
+    process_counts = Counter((host, device.gpu) for device, host in zip(assignments, hosts, strict=True) if device.gpu)
+    shares_gpu = any(count > 1 for count in process_counts.values())
+    backend = requested.backend or ("nccl" if assignment.accelerator == "cuda" and not shares_gpu else "gloo")
     if backend == "nccl" and assignment.accelerator != "cuda":
         raise RequestError(
-            "--backend nccl", f"NCCL needs GPUs, and this runs on {assignment.accelerator}", "--backend gloo"
+            "--backend nccl", f"NCCL needs GPUs, but the run uses {assignment.accelerator}", "--backend gloo"
         )
-    if backend == "nccl" and shared:
-        (host, _), count = gpus.most_common(1)[0]
+    if backend == "nccl" and shares_gpu:
+        (host, _), count = process_counts.most_common(1)[0]
         raise RequestError(
             "--backend nccl",
-            f"{count} processes share a GPU on {host}, and NCCL needs one for each",
-            f"--devices {len({gpu for where, gpu in gpus if where == host})}, or --backend gloo",
+            f"{count} processes share a GPU on {host}, but NCCL needs one GPU per process",
+            f"--devices {len({gpu for gpu_host, gpu in process_counts if gpu_host == host})}, or --backend gloo",
         )
     assert launch.local_world_size and launch.num_nodes
     size, nodes, devices = launch.world_size, launch.num_nodes, launch.local_world_size
-    threads = _share_threads(coordinator)
-    return WorldInfo(assignment.accelerator, size, nodes, devices, backend, assignment.index, shared, threads)
+    threads = _set_torch_threads(coordinator)
+    return WorldInfo(assignment.accelerator, size, nodes, devices, backend, assignment.index, shares_gpu, threads)
 
 
-def _share_threads(coordinator: Coordinator) -> str:
+def _set_torch_threads(coordinator: Coordinator) -> str:
     """Sets torch's number of threads to this rank's share of the machine's cores; returns the source of the number.
 
     Under torchrun, the processes know one another only at this point, after torch is imported.
@@ -97,7 +97,7 @@ def _share_threads(coordinator: Coordinator) -> str:
     set_threads(threads)
     # A process that shares its cores with no other rank keeps torch's default, which excludes slower cores on some
     # machines.
-    if threads.count and not threads.all_cores and threads.count != torch.get_num_threads():
+    if threads.count and not threads.uses_all_cores and threads.count != torch.get_num_threads():
         torch.set_num_threads(threads.count)
     return threads.reason
 
@@ -108,16 +108,16 @@ def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment
     Raises:
         RequestError: The requested device does not exist on this machine.
     """
-    accelerator = _accelerator(requested.accelerator)
+    accelerator = _choose_accelerator(requested.accelerator)
     processes = launch.local_world_size or 1
     if accelerator == "mps" and processes > 1:
         raise RequestError(f"{processes} processes with --accelerator mps", "one MPS device", "--accelerator cpu")
     if accelerator != "cuda":
         return DeviceAssignment(accelerator)
-    visible, local_rank = torch.cuda.device_count(), launch.local_rank or 0
-    indices = requested.gpus or range(visible)
-    if max(indices) >= visible:
-        raise RequestError(f"GPU {max(indices)}", f"{visible} GPUs, counted from 0", "--trainer.devices [0]")
+    visible_gpus, local_rank = torch.cuda.device_count(), launch.local_rank or 0
+    indices = requested.gpus or range(visible_gpus)
+    if max(indices) >= visible_gpus:
+        raise RequestError(f"GPU {max(indices)}", f"{visible_gpus} GPUs, counted from 0", "--trainer.devices [0]")
     # With `srun --gpus-per-task=1`, each process sees only its own GPU, with index 0.
     index = indices[local_rank % len(indices)]
     return DeviceAssignment(accelerator, index, gpu_id(index))
@@ -136,23 +136,23 @@ def processes_for_gpus(requested: RequestedWorld, launch: Launch) -> int:
     """
     if launch.externally_created or requested.devices:
         return 0
-    count = torch.cuda.device_count() if _accelerator(requested.accelerator) == "cuda" else 1
+    count = torch.cuda.device_count() if _choose_accelerator(requested.accelerator) == "cuda" else 1
     return 0 if count == 1 and launch.num_nodes == 1 else count
 
 
-def _accelerator(asked: object) -> str:
-    gpus = torch.cuda.device_count()
-    mps = torch.backends.mps.is_available()
-    if asked == "auto":
-        return "cuda" if gpus else "mps" if mps else "cpu"
-    if asked in ("gpu", "cuda") and gpus:
+def _choose_accelerator(requested: object) -> str:
+    gpu_count = torch.cuda.device_count()
+    has_mps = torch.backends.mps.is_available()
+    if requested == "auto":
+        return "cuda" if gpu_count else "mps" if has_mps else "cpu"
+    if requested in ("gpu", "cuda") and gpu_count:
         return "cuda"
-    if asked in ("gpu", "mps") and mps:
+    if requested in ("gpu", "mps") and has_mps:
         return "mps"
-    if asked != "cpu":
+    if requested != "cpu":
         raise RequestError(
-            f"--accelerator {asked}",
-            f"no such device on this machine (torch {torch.__version__} sees {gpus} GPUs)",
-            "--accelerator cpu, or auto to take what there is",
+            f"--accelerator {requested}",
+            f"no such device on this machine (torch {torch.__version__} sees {gpu_count} GPUs)",
+            "--accelerator cpu, or auto",
         )
     return "cpu"

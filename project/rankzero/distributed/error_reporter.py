@@ -20,27 +20,27 @@ from rankzero.messages import (
     CannotStart,
     Exit,
     RequestError,
-    is_of_package,
-    lost_contact,
+    is_in_package,
+    is_peer_failure,
     print_error,
     user_message,
     was_reported,
 )
 
-OURS = ("rankzero", "data_modules", "lightning_modules")
+OWN_PACKAGES = ("rankzero", "data_modules", "lightning_modules")
 
-LOST_CONTACT_SECONDS = 1.0
+LOST_CONTACT_EXIT_DELAY_SECONDS = 1.0
 """How long a rank that lost contact delays its exit, so that the launcher names the rank that failed first."""
 
-RANKS = tuple(dict.fromkeys(name for launcher in LAUNCHERS.values() for name in launcher.rank_variables))
+RANK_VARIABLES = tuple(dict.fromkeys(name for launcher in LAUNCHERS.values() for name in launcher.rank_variables))
 """Names of the variables in which launchers store a process's rank; the first one that is set counts."""
 
-LEAVE_SECONDS = 2.5
+EXIT_DELAY_SECONDS = 2.5
 """How much later than rank zero the other ranks exit: torchrun and mpirun terminate all ranks once one exits."""
 
-HEARD_SECONDS = 0.3
+REPORTER_EXIT_DELAY_SECONDS = 0.3
 
-_claim: list[socket.socket] = []
+_host_locks: list[socket.socket] = []
 """Sockets that represent this process's host locks, kept open until it exits."""
 
 
@@ -49,7 +49,7 @@ def is_reporting_rank(launch: Launch | None) -> bool:
     if launch is not None and launch.rank is not None and launch.launcher != "env":
         return launch.rank == 0
     variables = Variables(os.environ)
-    ranks = [(name, variables.text(name)) for name in RANKS if name in variables]
+    ranks = [(name, variables.text(name)) for name in RANK_VARIABLES if name in variables]
     if not ranks:
         return True
     name, rank = ranks[0]
@@ -62,26 +62,26 @@ def is_reporting_rank(launch: Launch | None) -> bool:
         return False
     if "PBS_TASKNUM" in variables:
         return (variables.find("PBS_NODENUM") or "0") == "0" and acquire_host_lock(f"pbs {variables.find('PBS_JOBID')}")
-    alone = (variables.find("GROUP_WORLD_SIZE") or "1") == "1"
+    is_single_node = (variables.find("GROUP_WORLD_SIZE") or "1") == "1"
     if slurm.found(variables) and "TORCHELASTIC_RUN_ID" in variables:
         # There may be several torchruns, each with its own rank zero.
         step = f"slurm {variables.find('SLURM_JOB_ID')} {variables.find('SLURM_STEP_ID')}"
-        return not (alone and (variables.find("SLURM_NODEID") or "0") != "0") and acquire_host_lock(step)
-    outer = variables.find("OMPI_COMM_WORLD_RANK") or variables.find("PMI_RANK")
-    if outer and "TORCHELASTIC_RUN_ID" in variables:
-        return not (alone and outer != "0") and acquire_host_lock(f"mpi {variables.find('PMIX_NAMESPACE')}")
+        return not (is_single_node and (variables.find("SLURM_NODEID") or "0") != "0") and acquire_host_lock(step)
+    mpi_rank = variables.find("OMPI_COMM_WORLD_RANK") or variables.find("PMI_RANK")
+    if mpi_rank and "TORCHELASTIC_RUN_ID" in variables:
+        return not (is_single_node and mpi_rank != "0") and acquire_host_lock(f"mpi {variables.find('PMIX_NAMESPACE')}")
     return True
 
 
-def is_node_reporter(launch: Launch, own: bool) -> bool:
+def is_node_reporter(launch: Launch, local_only: bool) -> bool:
     """Whether this process prints one line on its machine about an error, in addition to rank zero's report.
 
     Args:
         launch: The position of this process among all processes.
-        own: Whether only this process may have found the error, so that rank zero's report does not include it.
+        local_only: Whether only this process may have found the error, so that rank zero's report does not include it.
     """
-    apart = not LAUNCHERS[launch.launcher].gathers_output
-    return (own or apart) and launch.rank != 0 and launch.local_rank == 0
+    has_separate_output = not LAUNCHERS[launch.launcher].gathers_output
+    return (local_only or has_separate_output) and launch.rank != 0 and launch.local_rank == 0
 
 
 def acquire_host_lock(name: str) -> bool:
@@ -91,17 +91,17 @@ def acquire_host_lock(name: str) -> bool:
     """
     if sys.platform != "linux":
         return True
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        claim.bind(f"\0rankzero {os.getuid()} {sha256(name.encode()).hexdigest()}")  # at most 107 bytes
+        lock.bind(f"\0rankzero {os.getuid()} {sha256(name.encode()).hexdigest()}")  # at most 107 bytes
     except OSError:
-        claim.close()
+        lock.close()
         return False
-    _claim.append(claim)
+    _host_locks.append(lock)
     return True
 
 
-def exit_after_reporter(code: int, spoke: bool) -> None:
+def exit_after_reporter(code: int, has_printed: bool) -> None:
     """Delays the exit of this process until rank zero's report has reached the user.
 
     srun transports output and exit codes separately, so an exit code may overtake the output. A process that has
@@ -110,18 +110,18 @@ def exit_after_reporter(code: int, spoke: bool) -> None:
 
     Args:
         code: Exit code.
-        spoke: Whether this process has printed a report.
+        has_printed: Whether this process has printed a report.
     """
     variables = Variables(os.environ)
-    if not any(name in variables for name in RANKS):
+    if not any(name in variables for name in RANK_VARIABLES):
         return  # no launcher, hence no other ranks
 
-    def leave(*_: object) -> None:
+    def exit_at_once(*_: object) -> None:
         report_exit()
         os._exit(code)
 
-    signal.signal(signal.SIGTERM, leave)
-    time.sleep(LEAVE_SECONDS if _claim or not spoke else HEARD_SECONDS)
+    signal.signal(signal.SIGTERM, exit_at_once)
+    time.sleep(EXIT_DELAY_SECONDS if _host_locks or not has_printed else REPORTER_EXIT_DELAY_SECONDS)
 
 
 def refuse(error: CannotStart, launch: Launch | None) -> Exit:
@@ -130,29 +130,29 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
     Rank zero reports, unless the ranks have already agreed on a reporting rank. If the launcher does not gather the
     output of all machines, each of the other machines prints one line.
     """
-    reported = error.reported_elsewhere if error.reported_elsewhere is not None else not is_reporting_rank(launch)
-    if not reported:
+    is_reported = error.reported_elsewhere if error.reported_elsewhere is not None else not is_reporting_rank(launch)
+    if not is_reported:
         print_error(f"cannot start\n{error}")
     elif error.reported_elsewhere is None and launch and is_node_reporter(launch, error.local_only):
         found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
-        who = f"rank {launch.rank} on {socket.gethostname()}"
-        print_error(f"{who} does not start: {found}")
-    exit_after_reporter(Exit.WRONG_REQUEST, spoke=not reported or error.local_only)
+        process_name = f"rank {launch.rank} on {socket.gethostname()}"
+        print_error(f"{process_name} cannot start: {found}")
+    exit_after_reporter(Exit.WRONG_REQUEST, has_printed=not is_reported or error.local_only)
     return Exit.WRONG_REQUEST
 
 
 def report_error(error: BaseException, launch: Launch) -> Exit:
     """Reports the failure of this rank, unless another rank has done so, and returns the exit code."""
-    who = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
+    process_name = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     if was_reported(error):
-        time.sleep(LOST_CONTACT_SECONDS)
-    elif launch.world_size > 1 and lost_contact(error):
-        print_error(f"{who} lost contact with another rank ({error})")
-        time.sleep(LOST_CONTACT_SECONDS)
+        time.sleep(LOST_CONTACT_EXIT_DELAY_SECONDS)
+    elif launch.world_size > 1 and is_peer_failure(error):
+        print_error(f"{process_name} lost contact with another rank ({error})")
+        time.sleep(LOST_CONTACT_EXIT_DELAY_SECONDS)
     elif message := user_message(error):
-        print_error(f"{who} failed\n  {message}")
+        print_error(f"{process_name} failed\n  {message}")
     else:
-        print_error(f"{who} failed with the error above", above="".join(user_frames(error)))
+        print_error(f"{process_name} failed with the error above", prefix="".join(user_frames(error)))
     return Exit.FAILED
 
 
@@ -174,8 +174,8 @@ def _user_frames(trace: traceback.TracebackException) -> list[str]:
     frames = [
         frame
         for frame in trace.stack
-        if "site-packages" not in frame.filename and not is_of_package(Path(frame.filename), *OURS)
+        if "site-packages" not in frame.filename and not is_in_package(Path(frame.filename), *OWN_PACKAGES)
     ]
-    left_out = len(trace.stack) - len(frames) if frames else 0
-    head = f"Traceback (most recent call last{f'; {left_out} frames of libraries left out' if left_out else ''}):\n"
-    return [*causes, head, *traceback.format_list(frames or trace.stack), *trace.format_exception_only()]
+    omitted = len(trace.stack) - len(frames) if frames else 0
+    header = f"Traceback (most recent call last{f'; {omitted} frames of libraries omitted' if omitted else ''}):\n"
+    return [*causes, header, *traceback.format_list(frames or trace.stack), *trace.format_exception_only()]

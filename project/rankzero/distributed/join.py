@@ -2,7 +2,7 @@
 
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.network import silence_socket_warnings
-from rankzero.distributed.process.spawn import die_with_parent, is_watched, own_command, run_processes
+from rankzero.distributed.process.spawn import die_with_parent, is_local_process, own_command, run_processes
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import RendezvousResult, find_all_ranks
 
@@ -20,7 +20,7 @@ def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> Rendezv
         SystemExit: In the process that started the local processes, after they have exited.
     """
     start_processes(launch, count)
-    if is_watched():
+    if is_local_process():
         die_with_parent()
     silence_socket_warnings()
     rendezvous_result = find_all_ranks(launch, requested)

@@ -18,20 +18,20 @@ def resolve(address: str) -> list[str]:
     Raises:
         RequestError: A host name does not resolve.
     """
-    found: list[str] = []
+    addresses: list[str] = []
     for host in address.split(","):
         try:
-            found += [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+            addresses += [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
         except (OSError, UnicodeError) as error:
             raise RequestError(
-                f"to meet at {host} (MASTER_ADDR, --master_addr or the launcher's first host)",
+                f"rendezvous at {host} (MASTER_ADDR, --master_addr or the launcher's first host)",
                 f"{host!r} does not resolve on {socket.gethostname()}: {getattr(error, 'strerror', None) or error}",
                 "--master_addr HOST, where HOST is the name or IP address of rank 0's machine",
             ) from None
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(addresses))
 
 
-def is_mine(ip: str) -> bool:
+def is_local_address(ip: str) -> bool:
     """Returns whether an IP address belongs to this machine."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -54,18 +54,18 @@ def listen(ip: str, port: int) -> socket.socket:
         OSError: The port is in use, or the process may not listen on it.
     """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((ip, port))
-        listening.listen(4096)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((ip, port))
+        listener.listen(4096)
     except OSError:
-        listening.close()
+        listener.close()
         raise
-    return listening
+    return listener
 
 
-def holder(port: int) -> str:
+def describe_listener(port: int) -> str:
     """Describes the process that listens on a port of this machine, as far as it is visible to this user."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
@@ -90,7 +90,7 @@ def source_address(target: str) -> str | None:
 def interface_of(ip: str) -> str | None:
     """Returns the name of the interface that has this IP address; None if there is no such interface."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address.partition("%")[0] == ip for address in addresses):
+        if any(entry.address.partition("%")[0] == ip for entry in addresses):
             return name
     return None
 
@@ -103,34 +103,34 @@ def address_of(interface: str) -> str:
     """
     interfaces = psutil.net_if_addrs()
     for family in (socket.AF_INET, socket.AF_INET6):
-        for address in interfaces.get(interface, []):
-            if address.family == family:
-                return str(address.address.partition("%")[0])
+        for entry in interfaces.get(interface, []):
+            if entry.family == family:
+                return str(entry.address.partition("%")[0])
     names = ", ".join(sorted(interfaces))
     raise RequestError(
         f"--interface {interface}",
-        f"{socket.gethostname()} has no interface of that name with an address; it has {names}",
+        f"{socket.gethostname()} has no network interface of that name with an address; its interfaces are {names}",
         f"--interface {next((name for name in sorted(interfaces) if name != 'lo'), 'lo')}",
     )
 
 
-def use_interface(asked: str | None, found: str | None) -> str | None:
+def use_interface(requested: str | None, detected: str | None) -> str | None:
     """Sets the interface that gloo and NCCL use, before they start; returns gloo's.
 
     Args:
-        asked: `--interface`, which applies to both. Like all flags, it overrides environment variables.
-        found: The interface that reaches the other machines. It is set for gloo, which by default uses the interface
+        requested: `--interface`, which applies to both. Like all flags, it overrides environment variables.
+        detected: The interface that reaches the other machines. It is set for gloo, which by default uses the interface
             with the address of this machine's host name (127.0.1.1 on Debian). NCCL finds an interface itself, so
-            `found` is set for NCCL only if it is `lo`, on one machine.
+            `detected` is set for NCCL only if it is `lo`, on one machine.
     """
     if sys.platform != "linux":
         return None
-    if asked:
-        os.environ[GLOO] = os.environ[NCCL] = asked
-    elif found:
-        os.environ.setdefault(GLOO, found)
-        if found == "lo":
-            os.environ.setdefault(NCCL, found)
+    if requested:
+        os.environ[GLOO] = os.environ[NCCL] = requested
+    elif detected:
+        os.environ.setdefault(GLOO, detected)
+        if detected == "lo":
+            os.environ.setdefault(NCCL, detected)
     return os.environ.get(GLOO)
 
 

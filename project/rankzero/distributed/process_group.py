@@ -21,7 +21,7 @@ def init_process_group(
         device: The device of this process.
         timeout: Time limit of a collective; None for torch's default.
     """
-    hook = sys.excepthook  # torch wraps the hook, and delays its output until it returns
+    exception_hook = sys.excepthook  # torch wraps the hook, and delays its output until it returns
     torch.distributed.init_process_group(
         backend,
         store=PrefixStore("process group", store),
@@ -30,10 +30,10 @@ def init_process_group(
         timeout=timeout,
         device_id=device if backend == "nccl" else None,
     )
-    sys.excepthook = hook
+    sys.excepthook = exception_hook
 
 
-def leave_process_group(after_error: bool) -> bool:
+def destroy_process_group(after_error: bool) -> bool:
     """Destroys the process group; otherwise about one gloo run in ten dies of signal 6 after all work is done.
 
     Args:

@@ -24,7 +24,15 @@ from rankzero.distributed.join import join_ranks, start_processes
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.client import RendezvousResult
-from rankzero.messages import CannotStart, RequestError, Stopped, flush_streams, lost_contact, print_error, was_reported
+from rankzero.messages import (
+    CannotStart,
+    RequestError,
+    Stopped,
+    flush_streams,
+    is_peer_failure,
+    print_error,
+    was_reported,
+)
 
 
 @dataclass
@@ -50,7 +58,7 @@ class Session:
 
     @classmethod
     @contextmanager
-    def of_command(cls, requested: RequestedWorld, rendezvous_result: RendezvousResult) -> Iterator["Session"]:
+    def for_command(cls, requested: RequestedWorld, rendezvous_result: RendezvousResult) -> Iterator["Session"]:
         """Opens the session of a command after its rendezvous. All ranks must call.
 
         Starts one process per GPU if neither a launcher nor the command line specifies the number of processes.
@@ -68,7 +76,7 @@ class Session:
                 cls.current = None
 
     @classmethod
-    def of_trainer(cls, requested: RequestedWorld) -> "Session":
+    def for_trainer(cls, requested: RequestedWorld) -> "Session":
         """Returns the session that a Trainer joins: the command's, or the script's, which its first Trainer opens.
 
         Starts the requested processes if no launcher has. The process that the user started then only waits for them
@@ -79,39 +87,39 @@ class Session:
             SystemExit: In the process that waited for the local processes.
         """
         if cls.current is None:
-            cls.current = _of_script(requested)
+            cls.current = _open_script_session(requested)
         elif cls.current.is_script:
-            cls.current.check_same(requested)
+            cls.current.check_same_processes(requested)
         return cls.current
 
-    def check_same(self, requested: RequestedWorld) -> None:
+    def check_same_processes(self, requested: RequestedWorld) -> None:
         """Checks that a later Trainer requests the same processes as this session.
 
         Raises:
             RequestError: It requests different nodes, devices, accelerator or GPUs.
         """
         world, launch = self.world, self.coordinator.launch
-        present = {"nodes": world.nodes, "devices": world.devices, "accelerator": world.accelerator}
-        asked = {"nodes": requested.nodes, "devices": requested.devices, "accelerator": requested.accelerator}
-        same_kind = {"auto": True, "gpu": world.accelerator in ("cuda", "mps")}
-        for name, value in asked.items():
-            if value in (None, present[name]) or (name == "accelerator" and same_kind.get(str(value))):
+        chosen = {"nodes": world.nodes, "devices": world.devices, "accelerator": world.accelerator}
+        wanted = {"nodes": requested.nodes, "devices": requested.devices, "accelerator": requested.accelerator}
+        same_accelerator = {"auto": True, "gpu": world.accelerator in ("cuda", "mps")}
+        for name, value in wanted.items():
+            if value in (None, chosen[name]) or (name == "accelerator" and same_accelerator.get(str(value))):
                 continue
             raise RequestError(
                 f"--{name} {value} for another Trainer of this program",
-                f"{launch.shape} on {world.accelerator}, which an earlier Trainer chose; a process keeps its place",
-                f"--{name} {present[name]} (every sample still counts once), or a script of its own",
+                f"{launch.shape} on {world.accelerator}, which an earlier Trainer of this process chose",
+                f"--{name} {chosen[name]} (each sample is still used once), or a separate script",
             )
         gpus = self.requested.gpus or tuple(range(world.devices))
         if world.accelerator == "cuda" and requested.gpus and requested.gpus != gpus:
             raise RequestError(
                 f"devices={list(requested.gpus)} for another Trainer of this program",
-                f"devices={list(gpus)}, which an earlier Trainer chose; a process keeps its GPU",
-                f"devices={list(gpus)}, or a script of its own",
+                f"devices={list(gpus)}, which an earlier Trainer of this process chose",
+                f"devices={list(gpus)}, or a separate script",
             )
 
 
-def _of_script(requested: RequestedWorld) -> Session:
+def _open_script_session(requested: RequestedWorld) -> Session:
     launch = detect(requested)
     check_world(requested, launch)
     count = processes_to_start(requested, launch) or processes_for_gpus(requested, launch)
@@ -124,12 +132,12 @@ def _of_script(requested: RequestedWorld) -> Session:
         raise
     silence_warnings(rendezvous_result.launch.rank or 0)
     coordinator = Coordinator(rendezvous_result, requested).__enter__()
-    _teams.append(coordinator)
-    atexit.register(_leave)
+    _coordinators.append(coordinator)
+    atexit.register(_close_at_exit)
     return Session(requested, coordinator, resolve_world(requested, coordinator), title=_script_name(), is_script=True)
 
 
-_teams: list[Coordinator] = []
+_coordinators: list[Coordinator] = []
 """The coordinators that a script has entered and not left."""
 
 
@@ -153,29 +161,29 @@ def _report_uncaught(
         error: The error.
         trace: The traceback of the error.
     """
-    launch = _teams[0].launch if _teams else None
+    launch = _coordinators[0].launch if _coordinators else None
     try:
-        _leave_others(error)
+        _close_coordinator(error)
     except CannotStart as refusal:
         error = refusal
     if isinstance(error, CannotStart):
         code = refuse(error, launch)
         raise SystemExit(code)
-    if launch and (was_reported(error) or lost_contact(error)):
+    if launch and (was_reported(error) or is_peer_failure(error)):
         raise SystemExit(report_error(error, launch))
     previous(kind, error, trace)
 
 
-def _leave() -> None:
+def _close_at_exit() -> None:
     """Disconnects from the other processes at the end of a script."""
-    _leave_others(None)
+    _close_coordinator(None)
     flush_streams()
     report_exit()
 
 
-def _leave_others(error: BaseException | None) -> None:
-    if _teams:
-        _teams.pop().__exit__(type(error) if error else None, error, None)
+def _close_coordinator(error: BaseException | None) -> None:
+    if _coordinators:
+        _coordinators.pop().__exit__(type(error) if error else None, error, None)
 
 
 def _check_can_start(count: int) -> None:
@@ -188,11 +196,11 @@ def _check_can_start(count: int) -> None:
     script = getattr(main, "__file__", None)
     if script is not None and Path(script).is_file() and not hasattr(sys, "ps1"):
         return
-    where = "a notebook" if "ipykernel" in sys.modules else "an interactive interpreter or standard input"
+    program = "a notebook" if "ipykernel" in sys.modules else "an interactive interpreter or standard input"
     raise RequestError(
         f"--devices {count}",
-        f"{where}: each process runs the same script file, and here is none",
-        "--devices 1 here, or save the program as train.py and run `python train.py`",
+        f"{program}: several processes need a script file, and there is none",
+        "--devices 1, or save the program as train.py and run `python train.py`",
     )
 
 
@@ -200,5 +208,5 @@ def _script_name() -> str:
     """Returns the script's file name without suffix, restricted to characters that a run name allows; else `run`."""
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
     stem = Path(script).stem if Path(script).is_file() else "run"
-    name = "".join(letter if letter.isalnum() or letter in "_.+=@-" else "-" for letter in stem)
+    name = "".join(character if character.isalnum() or character in "_.+=@-" else "-" for character in stem)
     return name.lstrip(".-")[:64] or "run"

@@ -32,10 +32,10 @@ from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.crash_log import CrashLog
 from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
-from rankzero.runs.next_attempt import next_attempt, why_not_again
-from rankzero.runs.resume import RunOptions, choose_resume_point, on_rank_zero
+from rankzero.runs.next_attempt import objection_to_next_attempt, request_next_attempt
+from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
-from rankzero.runs.summary import Figures, summarise
+from rankzero.runs.summary import Figures, summarize
 from rankzero.runs.tensorboard import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
@@ -48,8 +48,8 @@ def agree_on_run(root: str, name: str | None, title: str, coordinator: Coordinat
         run = choose_run(root, name, title, coordinator.launch.job_id)
         return [str(run.path), run.title]
 
-    path, numbered = coordinator.run_on_rank_zero(choose)
-    return RunDirectory(Path(str(path)), numbered)
+    path, run_title = coordinator.run_on_rank_zero(choose)
+    return RunDirectory(Path(str(path)), run_title)
 
 
 @dataclass
@@ -57,14 +57,14 @@ class Outcome:
     """Progress and error of an attempt's training on this rank.
 
     Attributes:
-        begun: Whether this attempt has trained on a batch.
+        has_trained: Whether this attempt has trained on a batch.
         error: Error of this rank; None without an error, or if this rank failed only because another rank did.
-        entered: Whether training was started.
+        has_started: Whether training was started.
     """
 
-    begun: bool = False
+    has_trained: bool = False
     error: Exception | None = None
-    entered: bool = False
+    has_started: bool = False
 
 
 class Attempt:
@@ -102,10 +102,10 @@ class Attempt:
         self._coordinator, self.control_channel = coordinator, coordinator.control_channel
         self.launch = launch = coordinator.launch
         trainer.strategy.setup_environment()
-        self._lock = RunLock(launch, notice=self._tell, interrupted=lambda: SIGNALS.asked)
+        self._lock = RunLock(launch, notify=self._print_on_rank_zero, received_signal=lambda: SIGNALS.received)
         choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)
-        self.resume_plan = on_rank_zero(trainer.strategy, launch.rank, choose)
-        run.follow(self.resume_plan.run)
+        self.resume_plan = run_on_rank_zero(trainer.strategy, launch.rank, choose)
+        run.copy_from(self.resume_plan.run)
         self.checkpoint = self.resume_plan.checkpoint
         self.already_finished = self.resume_plan.already_finished
         if self.already_finished:
@@ -117,7 +117,7 @@ class Attempt:
         self._log = logging.getLogger("rankzero")
         self._crash_log = CrashLog(run)
         for note in self.resume_plan.notes:
-            self._tell(note)
+            self._print_on_rank_zero(note)
 
     def train(self, fit: Callable[[], None], may_exit: bool) -> None:
         """Calls Lightning's `fit` within this attempt. All ranks must call.
@@ -139,7 +139,7 @@ class Attempt:
         except (SystemExit, KeyboardInterrupt) as error:
             if may_exit:
                 raise
-            raise LeftEarlyError(f"the code that was trained called for an end: {error!r}") from error
+            raise LeftEarlyError(f"the trained code ended the process: {error!r}") from error
         except Exception as error:
             if self.outcome.error in (None, error):
                 raise
@@ -154,22 +154,22 @@ class Attempt:
 
     def _begin(self) -> Self:
         self._started = time.perf_counter()
-        accepts = "global_batch_size" in self.options.accept_changed
+        accepts_new_size = "global_batch_size" in self.options.accept_changed
         try:
-            note = resume_order(self.plan, self.resume_plan.manifest, self.run.name, accepts)
+            note = resume_order(self.plan, self.resume_plan.manifest, self.run.name, accepts_new_size)
         except CannotStart:
             if self.launch.rank == 0:
                 self.run.discard_attempt()
             raise
         if note:
-            self._tell(note)
-        self._before = self.control_channel.on_abort, self.control_channel.how_ended
+            self._print_on_rank_zero(note)
+        self._previous_callbacks = self.control_channel.on_abort, self.control_channel.describe_exit
         self._open_log()
-        self.control_channel.on_abort = self._last_words
+        self.control_channel.on_abort = self._record_abort
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
-        self._tell(line)
-        self.outcome.entered = True
+        self._print_on_rank_zero(line)
+        self.outcome.has_started = True
         return self
 
     def __exit__(
@@ -179,18 +179,20 @@ class Attempt:
             self._end(error)
         finally:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
-            self.control_channel.on_abort, how_ended = self._before
+            self.control_channel.on_abort, describe_exit = self._previous_callbacks
             if error is None:  # after an error, rank zero may still report how a lost rank ended
-                self.control_channel.how_ended = how_ended
+                self.control_channel.describe_exit = describe_exit
             self._lock.release()
 
     def _end(self, error: BaseException | None) -> None:
         error = self.outcome.error or error
         if isinstance(error, Stopped):
-            self._log.info("stopped behind step %d: %s", self.trainer.global_step, error)
+            self._log.info("stopped after step %d: %s", self.trainer.global_step, error)
         elif error is not None and error is not self.outcome.error:
             self._log.error("".join(traceback.format_exception(error)))
-        impossible = not self.outcome.begun and isinstance(error, Exception) and user_message(error) is not None
+        is_impossible = (
+            not self.outcome.has_trained and isinstance(error, Exception) and user_message(error) is not None
+        )
         self._crash_log.disable()
         self._log.removeHandler(self._handler)
         level, self._log.propagate = self._log_settings
@@ -199,17 +201,17 @@ class Attempt:
             self._handler.close()
         if self.launch.rank != 0 or self._is_taken_over():
             return
-        if impossible:
+        if is_impossible:
             self.run.discard_attempt()
             return
         if not isinstance(error, Stopped):
             status = "finished" if error is None else "failed"
-            report.print_table(self._summarise(status), self.run, self.world, self._log_folders())
+            report.print_table(self._summarize(status), self.run, self.world, self._log_folders())
             return
-        against = why_not_again(self.run, error, self.options.max_attempts, self.outcome.begun)
-        summary = self._summarise("stopped", again=not against)
+        objection = objection_to_next_attempt(self.run, error, self.options.max_attempts, self.outcome.has_trained)
+        summary = self._summarize("stopped", another_attempt=not objection)
         report.print_table(summary, self.run, self.world, self._log_folders())
-        if self.options.requeue != "never" and (line := next_attempt(self.run, self.launch, against)):
+        if self.options.requeue != "never" and (line := request_next_attempt(self.run, self.launch, objection)):
             print_error(line)
 
     def _log_folders(self) -> list[str]:
@@ -222,7 +224,7 @@ class Attempt:
             return True
         return False
 
-    def _tell(self, text: str) -> None:
+    def _print_on_rank_zero(self, text: str) -> None:
         if self.launch.rank == 0:
             print_line(f"rankzero: {spelled(text)}")
 
@@ -232,24 +234,24 @@ class Attempt:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._crash_log.enable(cast(TextIO, handler.stream))
-        self.control_channel.how_ended = self._crash_log.how_ended
+        self.control_channel.describe_exit = self._crash_log.describe_crash
         self._log_settings = self._log.level, self._log.propagate
         self._log.setLevel(logging.INFO)
         self._log.propagate = False
 
-    def _last_words(self, cause: str) -> None:
+    def _record_abort(self, cause: str) -> None:
         """Writes log and summary before the control channel terminates this process; `__exit__` may not run."""
         self._log.error(cause)
         if self.launch.rank == 0:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
             if not self._is_taken_over():
-                self._summarise("failed")
+                self._summarize("failed")
             self._lock.release()
 
-    def _summarise(self, status: str, again: bool = False) -> dict[str, Any]:
-        seconds, best = time.perf_counter() - self._started, self.options.keep_best
-        of_run = (self.run, self.world, self.launch)
-        summary = summarise(status, self.trainer, self.figures(), *of_run, best, seconds, again)
+    def _summarize(self, status: str, another_attempt: bool = False) -> dict[str, Any]:
+        seconds, keep_best = time.perf_counter() - self._started, self.options.keep_best
+        run_context = (self.run, self.world, self.launch)
+        summary = summarize(status, self.trainer, self.figures(), *run_context, keep_best, seconds, another_attempt)
         try:
             self.run.write_summary(summary)
         except OSError as error:

@@ -25,30 +25,30 @@ class CrashLog:
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        self.run, self._enabled = run, False
+        self.run, self._is_enabled = run, False
 
     def enable(self, log: TextIO) -> None:
         """Enables faulthandler, unless the user has enabled it already (PYTHONFAULTHANDLER)."""
         if not faulthandler.is_enabled():
             faulthandler.enable(log)
-            self._enabled = True
+            self._is_enabled = True
 
     def disable(self) -> None:
         """Disables faulthandler. Call this before the log is closed."""
-        if self._enabled:
+        if self._is_enabled:
             faulthandler.disable()
-            self._enabled = False
+            self._is_enabled = False
 
-    def how_ended(self, rank: int) -> str:
+    def describe_crash(self, rank: int) -> str:
         """Returns how a rank ended if its log contains a crash of this attempt; otherwise an empty string."""
-        log, crash, started = self.run.log(rank), None, False
+        log, crash, in_this_attempt = self.run.log(rank), None, False
         try:
             with log.open(errors="replace") as file:
                 for line in file:
                     if f" attempt {self.run.attempt}: " in line:
-                        started, crash = True, None
-                    elif started and crash is None:
+                        in_this_attempt, crash = True, None
+                    elif in_this_attempt and crash is None:
                         crash = re.match("Fatal Python error: (.+)", line)
         except OSError:
             return ""
-        return f"was ended by {SIGNALS.get(crash[1], crash[1])}, see {log}" if crash else ""
+        return f"was killed by {SIGNALS.get(crash[1], crash[1])}, see {log}" if crash else ""

@@ -34,16 +34,16 @@ class RunDirectory:
         title: `<model>-<data>` if the name is this title with the next free number; None if the name is final.
         attempt: Number of the current attempt; 0 before `begin_attempt`.
         id: Unique id of the run; empty before `begin_attempt`.
-        fresh: Whether this attempt created the directory.
-        moved: Paths that this attempt has archived, as pairs (original path, new path).
+        is_new: Whether this attempt created the directory.
+        archived_paths: Paths that this attempt has archived, as pairs (original path, new path).
     """
 
     path: Path
     title: str | None = None
     attempt: int = 0
     id: str = ""
-    fresh: bool = False
-    moved: list[tuple[Path, Path]] = field(default_factory=list)
+    is_new: bool = False
+    archived_paths: list[tuple[Path, Path]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -60,9 +60,9 @@ class RunDirectory:
         """Whether a run of this name has begun."""
         return (self.path / "run.json").is_file()
 
-    def follow(self, other: "RunDirectory") -> None:
+    def copy_from(self, source: "RunDirectory") -> None:
         """Copies all fields of the `RunDirectory` that rank zero has broadcast."""
-        vars(self).update(vars(other))
+        vars(self).update(vars(source))
 
     def log(self, rank: int) -> Path:
         """Returns the path of one rank's log."""
@@ -76,7 +76,7 @@ class RunDirectory:
             return {}
         return content if isinstance(content, dict) else {}
 
-    def started_by(self, job_id: str) -> bool:
+    def was_started_by(self, job_id: str) -> bool:
         """Returns whether the newest attempt belongs to this job of the scheduler or torchrun."""
         attempts = self.read("run.json").get("attempts") or [{}]
         return bool(attempts[-1].get("job") == job_id)
@@ -93,7 +93,7 @@ class RunDirectory:
             if self.path.exists():
                 _check_writable(self.path)
         except OSError as error:
-            raise cannot_write(folder, error) from None
+            raise cannot_write_error(folder, error) from None
 
     def begin_attempt(self, config: str, job_id: str | None = None) -> None:
         """Creates the directory if necessary and records a new attempt. Only rank zero calls this.
@@ -114,15 +114,15 @@ class RunDirectory:
             self.attempt, self.id = len(record["attempts"]) + 1, record["id"]
             attempt = {"number": self.attempt, "started": _now(), "host": socket.gethostname(), "job": job_id}
             record["attempts"].append(attempt)
-            kept = self.path / "attempts" / f"{self.attempt:04d}"
-            kept.mkdir(parents=True, exist_ok=True)
-            write_text(kept / "config.yaml", config)
+            attempt_folder = self.path / "attempts" / f"{self.attempt:04d}"
+            attempt_folder.mkdir(parents=True, exist_ok=True)
+            write_text(attempt_folder / "config.yaml", config)
             write_text(self.path / "config.yaml", config)
             write_text(self.path / "run.json", json.dumps(record, indent=2) + "\n")
         except OSError as error:
             with contextlib.suppress(OSError):
                 self.discard_attempt()
-            raise cannot_write(self.path, error) from None
+            raise cannot_write_error(self.path, error) from None
 
     def assert_owner(self) -> None:
         """Checks that no newer attempt has begun, for example by a job that was requeued after a node was lost.
@@ -135,7 +135,7 @@ class RunDirectory:
         if len(attempts) > self.attempt or (attempts and record.get("id") != self.id):  # new id: --resume never
             newer = attempts[-1]
             raise TakenOverError(
-                f"attempt {newer['number']} at run {self.name} has begun on {newer['host']}; this one ends"
+                f"attempt {newer['number']} at run {self.name} has started on {newer['host']}; this attempt ends"
             )
 
     def _create(self) -> None:
@@ -146,28 +146,28 @@ class RunDirectory:
             except FileExistsError:
                 if self.title is None:
                     return
-                self.path = next_free(self.path.parent, self.title)
+                self.path = next_free_path(self.path.parent, self.title)
             else:
-                self.fresh = True
+                self.is_new = True
                 return
 
     def discard_attempt(self) -> None:
         """Undoes `begin_attempt`, for an attempt that turned out to be impossible before its first step."""
-        if self.fresh and not any(self.checkpoints.glob("*")):
+        if self.is_new and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.path, ignore_errors=True)
-            self._put_back()
+            self._restore_archived()
             with contextlib.suppress(OSError):
                 self.path.parent.rmdir()  # the root, if it is empty
             return
-        self._put_back()
+        self._restore_archived()
         shutil.rmtree(self.path / "attempts" / f"{self.attempt:04d}", ignore_errors=True)
         record = self.read("run.json")
         if len(record.get("attempts", [])) >= self.attempt > 0:
             record["attempts"] = record["attempts"][: self.attempt - 1]
             write_text(self.path / "run.json", json.dumps(record, indent=2) + "\n")
-        before = self.path / "attempts" / f"{self.attempt - 1:04d}" / "config.yaml"
-        if before.is_file():
-            write_text(self.path / "config.yaml", before.read_text())
+        previous_config = self.path / "attempts" / f"{self.attempt - 1:04d}" / "config.yaml"
+        if previous_config.is_file():
+            write_text(self.path / "config.yaml", previous_config.read_text())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes `summary.json` atomically."""
@@ -175,34 +175,34 @@ class RunDirectory:
 
     def archive(self) -> Path:
         """Renames an earlier run of this name, so that a new one can begin; returns the new path."""
-        aside = next_free(self.path.parent, f"{self.name}.before")
-        self._move({self.path: aside})
-        return aside
+        archive_path = next_free_path(self.path.parent, f"{self.name}.before")
+        self._move({self.path: archive_path})
+        return archive_path
 
     def archive_checkpoints(self, checkpoints: Sequence[Path]) -> Path:
         """Moves checkpoints to a new folder in the run's directory, outside `checkpoints`; returns the folder."""
-        aside = next_free(self.path, "checkpoints.before")
-        self._move({path: aside / path.name for path in checkpoints})
-        return aside
+        archive_folder = next_free_path(self.path, "checkpoints.before")
+        self._move({path: archive_folder / path.name for path in checkpoints})
+        return archive_folder
 
     def _move(self, moves: Mapping[Path, Path]) -> None:
         try:
-            for place, aside in moves.items():
-                make_folder(aside.parent)
-                place.rename(aside)
-                self.moved.append((place, aside))
+            for original, archived in moves.items():
+                make_folder(archived.parent)
+                original.rename(archived)
+                self.archived_paths.append((original, archived))
         except OSError as error:
-            self._put_back()
-            raise cannot_write(self.path, error) from None
+            self._restore_archived()
+            raise cannot_write_error(self.path, error) from None
 
-    def _put_back(self) -> None:
+    def _restore_archived(self) -> None:
         """Moves archived paths back, for an attempt that cannot begin."""
-        for place, aside in reversed(self.moved):
+        for original, archived in reversed(self.archived_paths):
             with contextlib.suppress(OSError):
-                aside.rename(place)
-                if aside.parent != place.parent and not any(aside.parent.iterdir()):
-                    aside.parent.rmdir()
-        self.moved.clear()
+                archived.rename(original)
+                if archived.parent != original.parent and not any(archived.parent.iterdir()):
+                    archived.parent.rmdir()
+        self.archived_paths.clear()
 
 
 def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> RunDirectory:
@@ -220,13 +220,13 @@ def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> R
     folder = Path(root).expanduser()
     try:
         if not (name or job_id):
-            return RunDirectory(next_free(folder, title), title)
+            return RunDirectory(next_free_path(folder, title), title)
         return RunDirectory(folder / (name or f"{title}-{job_id}"))
     except OSError as error:
-        raise cannot_write(folder, error) from None
+        raise cannot_write_error(folder, error) from None
 
 
-def next_free(folder: Path, title: str) -> Path:
+def next_free_path(folder: Path, title: str) -> Path:
     """Returns the first path `<title>-<n>` in `folder` that does not exist, with n from 1."""
     number = 1
     while (path := folder / f"{title}-{number}").exists():
@@ -245,10 +245,10 @@ def _check_writable(folder: Path) -> None:
         raise OSError(f"{existing.resolve()} is on a read-only file system")
 
 
-def cannot_write(folder: Path, error: OSError) -> RequestError:
+def cannot_write_error(folder: Path, error: OSError) -> RequestError:
     """Returns the error for a run directory that cannot be written."""
     return RequestError(
-        f"to keep the run in {folder}", str(error), "--root DIR, where DIR is a folder you may write to"
+        f"a run directory in {folder}", str(error), "--root DIR, where DIR is a folder where you may write"
     )
 
 

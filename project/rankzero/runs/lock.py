@@ -27,15 +27,15 @@ from rankzero.distributed.process.process_state import process_state
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import RequestError, printable
 from rankzero.runs.checkpoints.atomic_files import make_folder, sync_folder, synced
-from rankzero.runs.directory import cannot_write
+from rankzero.runs.directory import cannot_write_error
 
-BEAT_SECONDS = 10.0
+HEARTBEAT_SECONDS = 10.0
 """Seconds between two heartbeats of the owner."""
 
 STALE_SECONDS = 60.0
 """Seconds without a heartbeat after which an owner counts as dead, if its process cannot be inspected."""
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -69,10 +69,12 @@ class Owner:
     @classmethod
     def this(cls, launch: Launch) -> "Owner":
         """Returns the description of this process."""
-        me = Peer.this(launch)
+        peer = Peer.this(launch)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-        born = (process_state(me.pid) or ("", ""))[1]
-        return cls(secrets.token_hex(16), me.host, me.pid, born, me.boot, me.pids, now, launch.job_id, launch.restarts)
+        born = (process_state(peer.pid) or ("", ""))[1]
+        return cls(
+            secrets.token_hex(16), peer.host, peer.pid, born, peer.boot, peer.pids, now, launch.job_id, launch.restarts
+        )
 
     def is_superseded_by(self, launch: Launch) -> bool:
         """Returns whether `launch` is a restart of the owner's job by the scheduler or torchrun."""
@@ -85,20 +87,20 @@ class RunLock:
 
     Args:
         launch: How this process was started.
-        notice: Called with a line for the user: before a wait, or if the file system has no hard links.
-        interrupted: Called during a wait; returns the name of the signal that ends the wait, or None.
+        notify: Called with a line for the user: before a wait, or if the file system has no hard links.
+        received_signal: Called during a wait; returns the name of the signal that ends the wait, or None.
     """
 
     def __init__(
         self,
         launch: Launch,
-        notice: Callable[[str], None] = lambda line: None,
-        interrupted: Callable[[], str | None] = lambda: None,
+        notify: Callable[[str], None] = lambda line: None,
+        received_signal: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self.launch, self.notice, self.interrupted = launch, notice, interrupted
+        self.launch, self.notify, self.received_signal = launch, notify, received_signal
         self._owner: Owner | None = None
-        self._beats: threading.Thread | None = None
-        self._alone = False
+        self._heartbeat_thread: threading.Thread | None = None
+        self._may_remove_folder = False
         self._released = threading.Event()
 
     def acquire(self, run: Path) -> None:
@@ -107,73 +109,75 @@ class RunLock:
         Raises:
             RequestError: Another process is training the run, or the folder of the runs is not writable.
         """
-        self._run, self._place = run, _place_of(run)
-        folder = self._place.parent
-        self._alone = not folder.exists() or [path.name for path in folder.glob("*")] == [run.name]
-        me = Owner.this(self.launch)
+        self._run, self._path = run, _lock_path(run)
+        folder = self._path.parent
+        self._may_remove_folder = not folder.exists() or [path.name for path in folder.glob("*")] == [run.name]
+        claimant = Owner.this(self.launch)
         try:
             make_folder(folder)
-            with self._written(me) as file:
-                while not self._take(file, me):
+            with self._temporary_file(claimant) as file:
+                while not self._try_to_acquire(file, claimant):
                     time.sleep(0.01)
-                self._keep_alive(file, me)
+                self._keep_alive(file, claimant)
         except OSError as error:
             if error.errno not in _NO_LINKS:
-                raise cannot_write(folder, error) from None
-            self.notice(f"this file system knows no hard links, so nothing keeps run {run.name} from a second start")
+                raise cannot_write_error(folder, error) from None
+            self.notify(
+                f"this file system has no hard links, so nothing prevents a second process from training run {run.name}"
+            )
             return
         self._clean()
 
     def release(self) -> None:
         """Releases the lock; does nothing if this process does not hold it."""
-        if self._owner is None or self._beats is None:
+        if self._owner is None or self._heartbeat_thread is None:
             return
         owner, self._owner = self._owner, None
         self._released.set()
-        self._beats.join()
-        mark = self._successor(owner)  # while this file exists, no other process changes the lock
-        with contextlib.suppress(OSError), self._written(replace(owner, token=secrets.token_hex(16))) as file:
-            os.link(file, mark)
-            if _read(self._place) == owner:
-                self._place.unlink()
-            mark.unlink()
-        if self._alone:
+        self._heartbeat_thread.join()
+        claim = self._successor_path(owner)  # while this file exists, no other process changes the lock
+        with contextlib.suppress(OSError), self._temporary_file(replace(owner, token=secrets.token_hex(16))) as file:
+            os.link(file, claim)
+            if _read(self._path) == owner:
+                self._path.unlink()
+            claim.unlink()
+        if self._may_remove_folder:
             with contextlib.suppress(OSError):
-                self._place.parent.rmdir()  # created for this run, which left no files
+                self._path.parent.rmdir()  # created for this run, which left no files
 
-    def _take(self, file: Path, me: Owner) -> bool:
+    def _try_to_acquire(self, file: Path, claimant: Owner) -> bool:
         """Tries to become the owner; returns False if the lock changed meanwhile.
 
         Raises:
             RequestError: The owner is alive.
         """
-        owner, place = self._current()
+        owner, path = self._current_owner()
         if owner is None:
-            return self._link(file, self._place, me)
+            return self._link(file, self._path, claimant)
         if not owner.is_superseded_by(self.launch):
-            lives = self._lives(owner, place)
-            if lives is None:
+            is_alive = self._is_alive(owner, path)
+            if is_alive is None:
                 return False
-            if lives:
+            if is_alive:
                 raise self._refusal(owner)
-        claim = self._successor(owner)
-        if not self._link(file, claim, me):
+        claim = self._successor_path(owner)
+        if not self._link(file, claim, claimant):
             return False
-        if self._current()[0] != me:  # another process claimed the lock first
+        if self._current_owner()[0] != claimant:  # another process claimed the lock first
             claim.unlink(missing_ok=True)
             return False
-        claim.rename(self._place)
-        sync_folder(self._place.parent)
+        claim.rename(self._path)
+        sync_folder(self._path.parent)
         return True
 
-    def _current(self) -> tuple[Owner | None, Path]:
+    def _current_owner(self) -> tuple[Owner | None, Path]:
         """Returns the owner, or the process that is taking over from it, and the file that describes it."""
-        place, owner = self._place, _read(self._place)
-        while owner is not None and (follower := _read(self._successor(owner))) is not None:
-            place, owner = self._successor(owner), follower
-        return owner, place
+        path, owner = self._path, _read(self._path)
+        while owner is not None and (successor := _read(self._successor_path(owner))) is not None:
+            path, owner = self._successor_path(owner), successor
+        return owner, path
 
-    def _lives(self, owner: Owner, place: Path) -> bool | None:
+    def _is_alive(self, owner: Owner, path: Path) -> bool | None:
         """Returns whether an owner is alive, or None if the lock changed meanwhile. May wait for `STALE_SECONDS`."""
         if self._is_on_this_host(owner):
             process = process_state(owner.pid)
@@ -182,42 +186,43 @@ class RunLock:
             if owner.born:
                 return True
             # Without /proc, another process may have reused the process id: wait for a heartbeat.
-        first, deadline = _sign_of_life(place), time.monotonic() + STALE_SECONDS
+        first_heartbeat, deadline = _heartbeat(path), time.monotonic() + STALE_SECONDS
         line = f"run {self._run.name} belongs to process {owner.pid} on {owner.host} since {owner.since}; "
-        self.notice(printable(f"{line}waiting {STALE_SECONDS:g} s for a sign of life"))
+        self.notify(printable(f"{line}waiting {STALE_SECONDS:g} s for its heartbeat"))
         while time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
-            if self._current()[0] != owner:
+            time.sleep(POLL_SECONDS)
+            if self._current_owner()[0] != owner:
                 return None
-            if _sign_of_life(place) != first:
+            if _heartbeat(path) != first_heartbeat:
                 return True
-            if reason := self.interrupted():
-                raise self._refusal(owner, f"; {reason} ended the wait for a sign of life")
+            if reason := self.received_signal():
+                raise self._refusal(owner, f"; {reason} ended the wait for its heartbeat")
         return False
 
-    def _refusal(self, owner: Owner, more: str = "") -> RequestError:
-        here = self._is_on_this_host(owner)
-        process = process_state(owner.pid) if here else None
-        if process and process[0] == "T" and not more:
-            more = f"; it is stopped (SIGSTOP); kill -CONT {owner.pid} resumes it"
+    def _refusal(self, owner: Owner, detail: str = "") -> RequestError:
+        is_on_this_host = self._is_on_this_host(owner)
+        process = process_state(owner.pid) if is_on_this_host else None
+        if process and process[0] == "T" and not detail:
+            detail = f"; it is suspended (SIGSTOP); kill -CONT {owner.pid} resumes it"
         return RequestError(
-            f"to train run {self._run.name}",
-            f"process {owner.pid} on {owner.host} has been training it since {owner.since}{more}",
-            f"--name ANOTHER-NAME, or stop that process first: kill {owner.pid}" + f" on {owner.host}" * (not here),
+            f"--name {self._run.name}",
+            f"process {owner.pid} on {owner.host} has been training it since {owner.since}{detail}",
+            f"--name ANOTHER-NAME, or first stop that process: kill {owner.pid}"
+            + f" on {owner.host}" * (not is_on_this_host),
         )
 
     def _is_on_this_host(self, owner: Owner) -> bool:
         """Returns whether the owner's process id is valid here: same boot of the same kernel, same PID namespace."""
-        me = Peer.this(self.launch)
-        return (owner.boot, owner.pids) == (me.boot, me.pids) and bool(me.boot or owner.host == me.host)
+        peer = Peer.this(self.launch)
+        return (owner.boot, owner.pids) == (peer.boot, peer.pids) and bool(peer.boot or owner.host == peer.host)
 
-    def _successor(self, owner: Owner) -> Path:
-        return self._place.with_name(f"{self._place.name}.{owner.token}")
+    def _successor_path(self, owner: Owner) -> Path:
+        return self._path.with_name(f"{self._path.name}.{owner.token}")
 
     @contextlib.contextmanager
-    def _written(self, owner: Owner) -> Iterator[Path]:
+    def _temporary_file(self, owner: Owner) -> Iterator[Path]:
         """Yields a temporary file that describes the owner, to be hard-linked to the lock's path."""
-        file = self._place.with_name(f"{self._place.name}-{owner.token}")
+        file = self._path.with_name(f"{self._path.name}-{owner.token}")
         try:
             with synced(file) as content:
                 content.write((json.dumps(asdict(owner)) + "\n").encode())
@@ -226,55 +231,57 @@ class RunLock:
             file.unlink(missing_ok=True)
 
     @staticmethod
-    def _link(file: Path, place: Path, me: Owner) -> bool:
+    def _link(file: Path, path: Path, claimant: Owner) -> bool:
         try:
-            os.link(file, place)
+            os.link(file, path)
         except FileExistsError:
-            return _read(place) == me  # NFS repeats a request whose reply was lost: the first try may have linked it
+            return (
+                _read(path) == claimant
+            )  # NFS repeats a request whose reply was lost: the first try may have linked it
         return True
 
-    def _keep_alive(self, file: Path, me: Owner) -> None:
+    def _keep_alive(self, file: Path, claimant: Owner) -> None:
         descriptor = os.open(file, os.O_RDONLY)  # this file, even if another one is linked to the path later
 
         def beat() -> None:
             with os.fdopen(descriptor):
-                while not self._released.wait(BEAT_SECONDS):
+                while not self._released.wait(HEARTBEAT_SECONDS):
                     with contextlib.suppress(OSError):
                         os.utime(descriptor)
 
-        self._owner = me
+        self._owner = claimant
         self._released.clear()
-        self._beats = threading.Thread(target=beat, name="run-lock", daemon=True)
-        self._beats.start()
+        self._heartbeat_thread = threading.Thread(target=beat, name="run-lock", daemon=True)
+        self._heartbeat_thread.start()
 
     def _clean(self) -> None:
         """Removes the files of processes that were killed while they acquired this lock."""
         with contextlib.suppress(OSError):
-            for path in self._place.parent.iterdir():
-                if not re.fullmatch(re.escape(self._place.name) + "[.-][0-9a-f]{32}", path.name) or not self._owner:
+            for path in self._path.parent.iterdir():
+                if not re.fullmatch(re.escape(self._path.name) + "[.-][0-9a-f]{32}", path.name) or not self._owner:
                     continue
-                kind, token = path.name[-33], path.name[-32:]
+                separator, token = path.name[-33], path.name[-32:]
                 writer = _read(path)
-                killed = writer and self._is_on_this_host(writer) and process_state(writer.pid) is None
-                if token != self._owner.token if kind == "." else killed:
+                was_killed = writer and self._is_on_this_host(writer) and process_state(writer.pid) is None
+                if token != self._owner.token if separator == "." else was_killed:
                     path.unlink(missing_ok=True)
 
 
-def _place_of(run: Path) -> Path:
+def _lock_path(run: Path) -> Path:
     """Returns the path of a run's lock, which is the same for every path to the run's directory."""
     real = run.resolve()
     folder = real.parent if os.access(real.parent, os.W_OK | os.X_OK) or not real.parent.exists() else run.parent
     return folder / f".{real.name}.lock"
 
 
-def _read(place: Path) -> Owner | None:
+def _read(path: Path) -> Owner | None:
     """Reads the owner from a file; returns None if the file cannot be read, and an unknown owner if it is damaged."""
     try:
-        text = place.read_bytes()
+        content = path.read_bytes()
     except OSError:
         return None
     try:
-        owner = Owner(**json.loads(text))
+        owner = Owner(**json.loads(content))
         if re.fullmatch("[0-9a-f]{32}", owner.token) and isinstance(owner.pid, int) and owner.pid > 0:
             return owner
     except (TypeError, ValueError):
@@ -282,10 +289,10 @@ def _read(place: Path) -> Owner | None:
     return Owner(token="0" * 32, host="an unknown host", pid=0, since="an unknown time")  # assume a living owner
 
 
-def _sign_of_life(place: Path) -> int | None:
+def _heartbeat(path: Path) -> int | None:
     """Returns the heartbeat: the modification time in ns. Opening the file bypasses the attribute cache of NFS."""
     try:
-        with place.open("rb") as file:
+        with path.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
     except OSError:
         return None

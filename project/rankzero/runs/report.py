@@ -14,17 +14,17 @@ from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import print_line, spelled
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.shown_metrics import once
+from rankzero.runs.shown_metrics import unique_metrics
 
 
 def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | None) -> str:
     """Returns the line printed at the start: launcher and its evidence, processes, devices, run and checkpoint."""
-    processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shared}"
+    processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shares_gpu}"
     threads = f", {_threads(world)} ({world.threads})"
-    backend = f", {world.backend}, met at {launch.address}:{launch.port}" if world.size > 1 else ""
-    carried = f", carrying on from {checkpoint.name}" if checkpoint else ""
+    backend = f", {world.backend}, rendezvous at {launch.address}:{launch.port}" if world.size > 1 else ""
+    resumed = f", resuming from {checkpoint.name}" if checkpoint else ""
     evidence = "".join(letter if letter.isprintable() else "?" for letter in launch.evidence)
-    return f"{launch.launcher} ({evidence}): {processes}{threads}{backend}; run {run.path}{carried}"
+    return f"{launch.launcher} ({evidence}): {processes}{threads}{backend}; run {run.path}{resumed}"
 
 
 def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, log_folders: Iterable[str] = ()) -> None:
@@ -32,24 +32,24 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, lo
     table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
     backend = f", {world.backend}" if world.size > 1 else ""
     table.add_row("ran on", f"{summary['launcher']}: {world.nodes} x {world.devices} {_device(world)}{backend}")
-    most = summary["max_epochs"] or -1
-    epochs = f"{summary['epochs']}" + f" of {most}" * (summary["epochs"] < most)
+    max_epochs = summary["max_epochs"] or -1
+    epochs = f"{summary['epochs']}" + f" of {max_epochs}" * (summary["epochs"] < max_epochs)
     table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
     if summary["ledger"]:
         table.add_row("ledger", summary["ledger"][-1])
-    table.add_row("speed", f"{summary['samples_per_second']:,.0f} samples/s; {summary['seconds']:.1f} s in all")
-    for name, value in once(_numbers(summary["metrics"])).items():
+    table.add_row("speed", f"{summary['samples_per_second']:,.0f} samples/s; {summary['seconds']:.1f} s in total")
+    for name, value in unique_metrics(_nan_for_none(summary["metrics"])).items():
         table.add_row(name, f"{value:.4f}" if math.isfinite(value) else "not a finite number")
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
         table.add_row("to resume", spelled(f"the same command with --name {run.name}"))
-    for label, where in logged(run, log_folders):
-        table.add_row(label, where)
+    for label, location in log_locations(run, log_folders):
+        table.add_row(label, location)
     _print(table)
 
 
-def logged(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
+def log_locations(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
     """Returns the table rows that locate logged metrics: only folders that contain files, each once.
 
     Args:
@@ -65,7 +65,7 @@ def logged(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
     return rows
 
 
-def _numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
+def _nan_for_none(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Returns the metrics of a summary with NaN in place of None, which marks a non-finite value."""
     return {name: math.nan if value is None else value for name, value in metrics.items()}
 
@@ -75,8 +75,8 @@ def print_evaluation(result: dict[str, Any], file: Path) -> None:
     table = Table(show_header=False, title=f"{result['split']} split of {result['run']}", title_justify="left")
     table.add_row("checkpoint", result["checkpoint"])
     samples = result["samples"]
-    counted = "not counted (a loader keeps its own order)" if samples is None else f"{samples:,}, each once"
-    table.add_row("samples", f"{counted}, on {result['world_size']} process(es)")
+    sample_count = "not counted (a loader has its own sample order)" if samples is None else f"{samples:,}, each once"
+    table.add_row("samples", f"{sample_count}, on {result['world_size']} process(es)")
     for name, value in result["metrics"].items():
         table.add_row(name, f"{value:.6f}")
     table.add_row("written to", str(file))
@@ -91,7 +91,7 @@ def print_predictions(result: dict[str, Any], folder: Path) -> None:
     for file, samples in result["samples"].items():
         table.add_row(file, f"{samples:,} samples, each once, on {result['world_size']} process(es)")
     table.add_row("written to", str(folder))
-    table.add_row("to read it", f'torch.load("{folder / next(iter(result["samples"]))}", weights_only=True)')
+    table.add_row("to load it", f'torch.load("{folder / next(iter(result["samples"]))}", weights_only=True)')
     _print(table)
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import Strategy
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import CannotStart, RequestError, Stopped, nearest
 from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
-from rankzero.runs.checkpoints.safe_load import load, needs_trust, signed_sha256
+from rankzero.runs.checkpoints.safe_load import load, needs_trust_error, signed_sha256
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.lock import RunLock
 from rankzero.runs.stored_config import Config, changes, classes_in, dump_config, read_config
@@ -81,7 +81,7 @@ class ResumePlan:
         return int(self.manifest.get("step") or 0)
 
 
-def on_rank_zero(strategy: Strategy, rank: int | None, work: Callable[[], T]) -> T:
+def run_on_rank_zero(strategy: Strategy, rank: int | None, work: Callable[[], T]) -> T:
     """Runs `work` on rank zero; all ranks return its result or raise its error. All ranks must call."""
     outcome: T | BaseException | None = None
     if rank == 0:
@@ -125,37 +125,41 @@ def _choose_resume_point(
     plan = ResumePlan(run)
     resume = options.resume
     clean(run.checkpoints)
-    again = launch.restarts and launch.job_id and run.started_by(launch.job_id)
-    if resume != "auto" and again and (resume == "never" or newest_valid(run.checkpoints)[0]):
-        plan.notes.append(f"--resume {resume} was for the first start of job {launch.job_id}; it is carried on")
+    is_restart = launch.restarts and launch.job_id and run.was_started_by(launch.job_id)
+    if resume != "auto" and is_restart and (resume == "never" or newest_valid(run.checkpoints)[0]):
+        plan.notes.append(f"--resume {resume} applied to the first start of job {launch.job_id}; the run resumes")
         resume = "auto"
     if resume == "never":
         if run.exists:
             plan.notes.append(f"the earlier run {run.name} is kept as {run.archive()}")
     elif resume == "auto":
-        plan.checkpoint, refused = newest_valid(run.checkpoints)
-        plan.notes += [f"passed over: {reason}" for reason in refused]
+        plan.checkpoint, refusals = newest_valid(run.checkpoints)
+        plan.notes += [f"skipped: {reason}" for reason in refusals]
     else:
-        plan.checkpoint = given_checkpoint(resume)
+        plan.checkpoint = requested_checkpoint(resume)
     if plan.checkpoint:
         plan.manifest = read_description(plan.checkpoint, options.trust_checkpoint)
         if (names := plan.manifest.get("needs")) and not options.trust_checkpoint:
             plan.trusted_sha256 = signed_sha256(plan.manifest)
             if not plan.trusted_sha256:
-                raise needs_trust(plan.checkpoint, names)
+                raise needs_trust_error(plan.checkpoint, names)
         if plan.manifest.get("rankzero") is None:
-            plan.notes.append(f"{plan.checkpoint} is not ours: the epoch that it ends in begins anew")
+            plan.notes.append(
+                f"{plan.checkpoint} was not written by Rankzero: its last epoch restarts from the beginning"
+            )
     _check_same_training(plan, config)
     if stored := _stored_config(plan):
         plan.notes += changes(read_config(stored), config)
     summary = run.read("summary.json")
-    finished = resume == "auto" and _reached(summary, trainer)
-    plan.already_finished = finished and plan.checkpoint is not None and plan.step >= summary["steps"]
+    is_finished = resume == "auto" and _has_reached_limits(summary, trainer)
+    plan.already_finished = is_finished and plan.checkpoint is not None and plan.step >= summary["steps"]
     if plan.already_finished:
         plan.notes.append(already_finished_note(run, trainer))
     else:
-        if finished:
-            plan.notes.append(f"run {run.name} has finished, but has no checkpoint of its last step; it trains again")
+        if is_finished:
+            plan.notes.append(
+                f"run {run.name} is finished, but has no checkpoint of its last step; it resumes from the newest"
+            )
         archive_newer(plan)
         run.begin_attempt(dump_config(config), launch.job_id)
     return plan
@@ -169,8 +173,8 @@ def read_description(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
         content = load(checkpoint, trusted=trusted)
     except RequestError:  # loading the checkpoint later raises this error again
         return {"rankzero": {}}
-    ours = content.get("rankzero") if isinstance(content.get("rankzero"), dict) else None
-    return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": ours}
+    record = content.get("rankzero") if isinstance(content.get("rankzero"), dict) else None
+    return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": record}
 
 
 def _stored_config(plan: ResumePlan) -> Any:
@@ -183,15 +187,15 @@ def _check_same_training(plan: ResumePlan, config: Config) -> None:
     stored = _stored_config(plan)
     if stored is None:
         return
-    was, asked = classes_in(read_config(stored)), classes_in(config)
-    if not was:
-        found = "its manifest does not say of which model and data it is"
+    stored_classes, requested_classes = classes_in(read_config(stored)), classes_in(config)
+    if not stored_classes:
+        found = "its manifest does not name the model and the data module"
         raise RequestError(f"the checkpoint {plan.checkpoint}", found, "the path of another checkpoint")
-    if was != asked:
+    if stored_classes != requested_classes:
         raise RequestError(
-            " ".join(f"--{name} {path}" for name, path in asked.items()) + f" for run {plan.run.name}",
-            f"{plan.checkpoint} is of " + " and ".join(was.values()),
-            " ".join(f"--{name} {path}" for name, path in was.items()) + ", or another --name NAME",
+            " ".join(f"--{name} {path}" for name, path in requested_classes.items()) + f" for run {plan.run.name}",
+            f"{plan.checkpoint} is of " + " and ".join(stored_classes.values()),
+            " ".join(f"--{name} {path}" for name, path in stored_classes.items()) + ", or another --name NAME",
         )
 
 
@@ -201,16 +205,16 @@ def archive_newer(plan: ResumePlan) -> None:
     Archived checkpoints are not lost, and no later attempt takes them for the newest.
     """
     folder = plan.run.checkpoints
-    beyond = checkpoints_in(folder)
+    newer = checkpoints_in(folder)
     if plan.checkpoint and plan.checkpoint.parent.resolve() == folder.resolve():
-        beyond = beyond[[path.name for path in beyond].index(plan.checkpoint.name) + 1 :]
-    if not beyond:
+        newer = newer[[path.name for path in newer].index(plan.checkpoint.name) + 1 :]
+    if not newer:
         return
-    aside = plan.run.archive_checkpoints(beyond)
-    plan.notes.append(f"checkpoints that are not carried on from are kept in {aside}")
+    archive_folder = plan.run.archive_checkpoints(newer)
+    plan.notes.append(f"newer checkpoints, from which the run does not resume, are kept in {archive_folder}")
 
 
-def given_checkpoint(text: str) -> Path:
+def requested_checkpoint(text: str) -> Path:
     """Returns the checkpoint at the path of `--resume` or `--checkpoint`; in a run's directory, the newest valid one.
 
     Raises:
@@ -218,53 +222,55 @@ def given_checkpoint(text: str) -> Path:
     """
     path = Path(text).expanduser()
     if not os.path.lexists(path):
-        raise _no_such_checkpoint(text, path)
+        raise _no_such_checkpoint_error(text, path)
     if path.suffix == ".ckpt" and path.is_file():
         return path
-    checkpoint, refused = newest_valid(path / "checkpoints")
+    checkpoint, refusals = newest_valid(path / "checkpoints")
     if checkpoint:
         return checkpoint
     try:
         verify(path)
     except (OSError, ValueError) as error:
-        siblings = newest_valid(path.parent)[0]
+        sibling = newest_valid(path.parent)[0]
         raise RequestError(
             f"the checkpoint {text}",
-            "\n".join([*refused, str(error)]),
-            str(siblings or f"the path of a checkpoint, such as {_EXAMPLE}"),
+            "\n".join([*refusals, str(error)]),
+            str(sibling or f"the path of a checkpoint, such as {_EXAMPLE}"),
         ) from None
     return path
 
 
-def _no_such_checkpoint(text: str, path: Path) -> RequestError:
+def _no_such_checkpoint_error(text: str, path: Path) -> RequestError:
     folder = path.parent
     if not folder.is_dir():
         found = f"there is no such file or folder, and no folder {folder}"
         return RequestError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
-    names_there = [other.name for other in folder.glob("*.ckpt")] + [other.name for other in checkpoints_in(folder)]
-    names_there += [other.parent.name for other in folder.glob("*/run.json")]
-    near = nearest(path.name, names_there) or (sorted(names_there)[-1] if names_there else None)
-    names = f"; {folder.resolve()} holds {', '.join(sorted(names_there)[-8:])}" if names_there else ""
-    within_run = newest_valid(folder / "checkpoints")[0]
-    instead = str(folder / near if near else within_run or f"the path of a checkpoint, such as {_EXAMPLE}")
+    existing_names = [entry.name for entry in folder.glob("*.ckpt")] + [entry.name for entry in checkpoints_in(folder)]
+    existing_names += [entry.parent.name for entry in folder.glob("*/run.json")]
+    similar = nearest(path.name, existing_names) or (sorted(existing_names)[-1] if existing_names else None)
+    names = f"; {folder.resolve()} contains {', '.join(sorted(existing_names)[-8:])}" if existing_names else ""
+    newest_in_run = newest_valid(folder / "checkpoints")[0]
+    instead = str(folder / similar if similar else newest_in_run or f"the path of a checkpoint, such as {_EXAMPLE}")
     return RequestError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)
 
 
-def _reached(summary: dict[str, Any], trainer: Trainer) -> bool:
+def _has_reached_limits(summary: dict[str, Any], trainer: Trainer) -> bool:
     """Returns whether a run is finished, and this start requests no more epochs or steps than it had then."""
     if summary.get("status") != "finished":
         return False
     limits = _limits(summary, trainer)
-    if all(had is None for _, _, had, _ in limits):  # ended by something else, such as `max_time`
-        return any(asked is not None and done >= asked for _, done, _, asked in limits)
-    return not any(had is not None and (asked is None or asked > had) for _, _, had, asked in limits)
+    if all(stored is None for _, _, stored, _ in limits):  # ended by something else, such as `max_time`
+        return any(requested is not None and count >= requested for _, count, _, requested in limits)
+    return not any(
+        stored is not None and (requested is None or requested > stored) for _, _, stored, requested in limits
+    )
 
 
 def _limits(summary: dict[str, Any], trainer: Trainer) -> list[tuple[str, int, int | None, int | None]]:
     """Returns, for epochs and for steps: flag, number done, limit then, limit now. None means unlimited."""
     return [
-        (flag, summary[done], *(None if limit in (None, -1) else limit for limit in (summary.get(name), asked)))
-        for flag, done, name, asked in (
+        (flag, summary[count_key], *(None if limit in (None, -1) else limit for limit in (summary.get(key), requested)))
+        for flag, count_key, key, requested in (
             ("--epochs", "epochs", "max_epochs", trainer.max_epochs),
             ("--trainer.max_steps", "steps", "max_steps", trainer.max_steps),
         )
@@ -274,14 +280,15 @@ def _limits(summary: dict[str, Any], trainer: Trainer) -> list[tuple[str, int, i
 def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
     """Returns the note for a run that has nothing left to train."""
     summary = run.read("summary.json")
-    limits = [(flag, done, asked if had is None else had) for flag, done, had, asked in _limits(summary, trainer)]
-    limited = [(flag, done, most) for flag, done, most in limits if most is not None]
-    reached = [(flag, done, most) for flag, done, most in limited if done >= most]
-    more = " ".join(f"{flag} {max(count, most) * 2 or 1}" for flag, count, most in reached or limited[:1])
-    done = f"{summary['epochs']} epochs, {summary['steps']} steps"
-    early = "" if reached else "; ended early by a callback such as EarlyStopping, or by max_time"
+    limits = _limits(summary, trainer)
+    effective = [(flag, count, requested if stored is None else stored) for flag, count, stored, requested in limits]
+    limited = [(flag, count, limit) for flag, count, limit in effective if limit is not None]
+    reached = [(flag, count, limit) for flag, count, limit in limited if count >= limit]
+    raised_limits = " ".join(f"{flag} {max(count, limit) * 2 or 1}" for flag, count, limit in reached or limited[:1])
+    progress = f"{summary['epochs']} epochs, {summary['steps']} steps"
+    reason = "" if reached else "; stopped early by a callback such as EarlyStopping, or by max_time"
     return (
-        f"run {run.name} is already finished ({done}{early}; {run.path}).\n"
-        f"  to go on:     the same command with {more}\n"
-        f"  to start anew: the same command with --name ANOTHER-NAME, or with --resume never"
+        f"run {run.name} is already finished ({progress}{reason}; {run.path}).\n"
+        f"  to train on:    the same command with {raised_limits}\n"
+        f"  to start again: the same command with --name ANOTHER-NAME, or with --resume never"
     )

@@ -7,7 +7,7 @@ _PARTS = re.compile(r"(?P<base>.+)_(?P<kind>step|epoch)(?P<loader>/dataloader_id
 _LOADER = re.compile(r"(/dataloader_idx_\d+)?$")
 
 
-def once(metrics: Mapping[str, float]) -> dict[str, float]:
+def unique_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Returns each metric once, with its epoch value if it has one.
 
     Lightning (2.6) stores a metric that is logged with `on_step=True, on_epoch=True` under three names: `loss_step`,
@@ -16,24 +16,28 @@ def once(metrics: Mapping[str, float]) -> dict[str, float]:
     shown = {}
     for name, value in metrics.items():
         parts = _PARTS.fullmatch(name)
-        if parts and (whole := parts["base"] + (parts["loader"] or "")) in metrics and _is_forked(whole, metrics):
+        if (
+            parts
+            and (base_name := parts["base"] + (parts["loader"] or "")) in metrics
+            and _is_forked(base_name, metrics)
+        ):
             continue
         shown[name] = metrics.get(_variant(name, "epoch"), value) if _is_forked(name, metrics) else value
     return shown
 
 
-def in_one_line(head: str, metrics: Mapping[str, float], first: Iterable[str], tail: str, width: int) -> str:
-    """Returns a line of at most `width` columns with as many metrics as fit, those in `first` first."""
-    shown, wanted = once(metrics), [name for name in first if name in metrics]
-    names = sorted(shown, key=lambda name: (name not in wanted, name))
-    room = width - len(head) - len(tail) - 4
+def metrics_line(head: str, metrics: Mapping[str, float], preferred: Iterable[str], tail: str, width: int) -> str:
+    """Returns a line of at most `width` columns with as many metrics as fit, those in `preferred` first."""
+    shown, preferred_names = unique_metrics(metrics), [name for name in preferred if name in metrics]
+    names = sorted(shown, key=lambda name: (name not in preferred_names, name))
+    available_columns = width - len(head) - len(tail) - 4
     pieces: list[str] = []
     for number, name in enumerate(names):
         piece = f"{name} {shown[name]:.4g}"
-        left = len(names) - number - 1
-        more = f"+{left} more" if left else ""
-        if len("  ".join([*pieces, piece, *filter(None, [more])])) > room:
-            pieces.append(f"+{left + 1} more")
+        omitted = len(names) - number - 1
+        omission = f"+{omitted} more" if omitted else ""
+        if len("  ".join([*pieces, piece, *filter(None, [omission])])) > available_columns:
+            pieces.append(f"+{omitted + 1} more")
             break
         pieces.append(piece)
     return "  ".join([head, *pieces, tail])

@@ -68,16 +68,18 @@ def classes_in(config: Config) -> dict[str, str]:
         return {}
 
 
-def changes(before: Config, now: Config) -> list[str]:
+def changes(stored: Config, current: Config) -> list[str]:
     """Returns one line that lists changed settings as `--flag before -> now`; an empty list if there are none.
 
     Args:
-        before: Configuration of the checkpoint, from `read_config`.
-        now: Configuration of this start.
+        stored: Configuration of the checkpoint, from `read_config`.
+        current: Configuration of this start.
     """
-    was, asked = flattened(before), flattened(as_json(now))
+    stored_values, current_values = flattened(stored), flattened(as_json(current))
     changed = [
-        f"--{key} {was.get(key)} -> {asked.get(key)}" for key in {**was, **asked} if was.get(key) != asked.get(key)
+        f"--{key} {stored_values.get(key)} -> {current_values.get(key)}"
+        for key in {**stored_values, **current_values}
+        if stored_values.get(key) != current_values.get(key)
     ]
     return [f"changed since the checkpoint: {', '.join(changed)}"] if changed else []
 
@@ -88,12 +90,12 @@ def flattened(content: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix.removesuffix("."): content}
     return {
         path: value
-        for key, part in content.items()
-        for path, value in flattened(part, prefix if key == "init_args" else f"{prefix}{key}.").items()
+        for key, item in content.items()
+        for path, value in flattened(item, prefix if key == "init_args" else f"{prefix}{key}.").items()
     }
 
 
-OF_ONE_START = (
+SINGLE_START_ARGUMENTS = (
     *("name", "resume", "accept_changed", "trust_checkpoint"),
     *("node_rank", "master_addr", "master_port", "interface"),
 )
@@ -111,12 +113,14 @@ def describe_config(model: object, data: object, arguments: Mapping[str, Any]) -
     config: Config = {"model": {"class_path": _class_path(model)}}
     if hasattr(data, "train_dataloader"):
         config["data"] = {"class_path": _class_path(data)}
-    plain = {name: value for name, value in arguments.items() if name not in OF_ONE_START and _is_plain(value)}
+    plain = {
+        name: value for name, value in arguments.items() if name not in SINGLE_START_ARGUMENTS and _is_plain(value)
+    }
     return {**config, "trainer": plain}
 
 
-def _class_path(thing: object) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+def _class_path(instance: object) -> str:
+    return f"{type(instance).__module__}.{type(instance).__qualname__}"
 
 
 def _is_plain(value: object) -> bool:

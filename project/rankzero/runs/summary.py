@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
-from rankzero.runs.checkpoints.manifest import checkpoints_in, is_finished
+from rankzero.runs.checkpoints.manifest import checkpoints_in, has_valid_manifest
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.directory import RunDirectory
 
@@ -22,24 +22,24 @@ class Figures:
     Args:
         samples: Training samples over all ranks and attempts.
         samples_per_second: Training samples per second over all ranks, in this attempt.
-        statements: Entries of the sample ledger, one per epoch.
+        ledger_entries: Entries of the sample ledger, one per epoch.
     """
 
     samples: int
     samples_per_second: float
-    statements: Sequence[str]
+    ledger_entries: Sequence[str]
 
 
-def summarise(
+def summarize(
     status: str,
     trainer: Trainer,
     figures: Figures,
     run: RunDirectory,
     world: WorldInfo,
     launch: Launch,
-    best: str | None,
+    keep_best: str | None,
     seconds: float,
-    again: bool,
+    another_attempt: bool,
 ) -> dict[str, Any]:
     """Returns the summary of the whole run; only `seconds` and `samples_per_second` are of this attempt alone.
 
@@ -50,12 +50,12 @@ def summarise(
         run: Directory of the run.
         world: Number of processes and their devices.
         launch: How the processes were started.
-        best: Value of `--keep_best`.
+        keep_best: Value of `--keep_best`.
         seconds: Duration of this attempt.
-        again: Whether another attempt would help, see `why_not_again`.
+        another_attempt: Whether another attempt would help, see `objection_to_next_attempt`.
     """
 
-    def within_run(checkpoint: Path | None) -> str | None:
+    def relative_path(checkpoint: Path | None) -> str | None:
         return str(checkpoint.relative_to(run.path)) if checkpoint else None
 
     return {
@@ -73,11 +73,11 @@ def summarise(
         "metrics": metrics_of(trainer),
         "samples_per_second": round(figures.samples_per_second, 1),
         "seconds": round(seconds, 3),
-        "ledger": list(figures.statements),
+        "ledger": list(figures.ledger_entries),
         "attempts": run.attempt,
-        "another_attempt": again,
-        "checkpoint": within_run(next(filter(is_finished, reversed(checkpoints_in(run.checkpoints))), None)),
-        "best": within_run(Retention(best=best).best_in(run.checkpoints)),
+        "another_attempt": another_attempt,
+        "checkpoint": relative_path(next(filter(has_valid_manifest, reversed(checkpoints_in(run.checkpoints))), None)),
+        "best": relative_path(Retention(best=keep_best).best_in(run.checkpoints)),
         "max_epochs": trainer.max_epochs,
         "max_steps": trainer.max_steps,
     }

@@ -12,29 +12,30 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from rankzero.runs.directory import RunDirectory
 
-AGAIN_SECONDS = 30.0
-MOST_WAITING = 100_000
-SHOWN_SECONDS = 2.0
+RETRY_SECONDS = 30.0
+MAX_QUEUED_CALLS = 100_000
+FLUSH_SECONDS = 2.0
 """Seconds between two writes: handing a value to the writer's thread costs more than a step of a small model."""
 
 
-def loggers(asked: Any, run: RunDirectory) -> list[Logger] | bool:
+def loggers(requested: Any, run: RunDirectory) -> list[Logger] | bool:
     """Returns the loggers of a Trainer.
 
     Args:
-        asked: The Trainer's `logger` argument: loggers, None or True for the run's TensorBoard logger, False for none.
+        requested: The Trainer's `logger` argument: loggers, None or True for the run's TensorBoard logger, False for
+            none.
         run: Directory of the run.
     """
-    if asked in (None, True):
+    if requested in (None, True):
         return [DurableTensorBoardLogger(run)]
-    return (list(asked) if isinstance(asked, list | tuple) else [asked]) if asked else False
+    return (list(requested) if isinstance(requested, list | tuple) else [requested]) if requested else False
 
 
 class DurableTensorBoardLogger(TensorBoardLogger):
     """Lightning's TensorBoard logger, but a full disk does not end the run (tensorboard 2.21).
 
     TensorBoard's writer thread ends at its first error, and every later call raises this error again. This logger tries
-    a new writer every `AGAIN_SECONDS`, and keeps the newest `MOST_WAITING` calls in memory until a write succeeds.
+    a new writer every `RETRY_SECONDS`, and keeps the newest `MAX_QUEUED_CALLS` calls in memory until a write succeeds.
 
     Args:
         run: Directory of the run, which the logger writes to.
@@ -42,10 +43,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     def __init__(self, run: RunDirectory) -> None:
         # With the default max_queue of 10, a call waits for the writer's thread as soon as 10 values are queued.
-        super().__init__(run.path, name="", version="tensorboard", default_hp_metric=False, max_queue=MOST_WAITING)
+        super().__init__(run.path, name="", version="tensorboard", default_hp_metric=False, max_queue=MAX_QUEUED_CALLS)
         self.run = run
-        self._again_at = self._saved_at = 0.0
-        self._waiting: deque[tuple[dict[str, float], int | None, float]] = deque(maxlen=MOST_WAITING)
+        self._retry_at = self._flushed_at = 0.0
+        self._queued: deque[tuple[dict[str, float], int | None, float]] = deque(maxlen=MAX_QUEUED_CALLS)
 
     @property
     def root_dir(self) -> str:
@@ -62,24 +63,24 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         try:
-            self._waiting.append(({name: float(value) for name, value in metrics.items()}, step, time.time()))
+            self._queued.append(({name: float(value) for name, value in metrics.items()}, step, time.time()))
         except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
-            self._sturdily(lambda: super(DurableTensorBoardLogger, self).log_metrics(metrics, step))
+            self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(metrics, step))
         self.save()
 
     def save(self) -> None:
-        if time.monotonic() - self._saved_at >= SHOWN_SECONDS:
+        if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         """Writes all logged values now."""
-        self._saved_at = time.monotonic()
-        self._sturdily(self._write)
-        self._sturdily(super().save)
+        self._flushed_at = time.monotonic()
+        self._try_to_write(self._write)
+        self._try_to_write(super().save)
 
     def finalize(self, status: str) -> None:
-        self._sturdily(self._write)
-        self._sturdily(lambda: super(DurableTensorBoardLogger, self).finalize(status))
+        self._try_to_write(self._write)
+        self._try_to_write(lambda: super(DurableTensorBoardLogger, self).finalize(status))
 
     def _write(self) -> None:
         """Writes all waiting values in one call; the writer's thread would reopen the file for each value."""
@@ -87,22 +88,22 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        if not self._waiting:
+        if not self._queued:
             return
-        written = BytesIO()
-        records = RecordWriter(written)
-        for numbers, step, seconds in self._waiting:
-            named = _add_prefix(numbers, self._prefix, self.LOGGER_JOIN_CHAR)
-            values = [Summary.Value(tag=name, simple_value=number) for name, number in named.items()]
+        buffer = BytesIO()
+        records = RecordWriter(buffer)
+        for metrics, step, seconds in self._queued:
+            prefixed = _add_prefix(metrics, self._prefix, self.LOGGER_JOIN_CHAR)
+            values = [Summary.Value(tag=name, simple_value=number) for name, number in prefixed.items()]
             event = Event(wall_time=seconds, step=None if step is None else int(step), summary=Summary(value=values))
             records.write(event.SerializeToString())
         writer = self.experiment._get_file_writer().event_writer
         writer.flush()  # values in its queue are older
-        writer._general_file_writer.write(written.getvalue())
-        self._waiting.clear()
+        writer._general_file_writer.write(buffer.getvalue())
+        self._queued.clear()
 
-    def _sturdily(self, write: Callable[[], None]) -> None:
-        if time.monotonic() < self._again_at:
+    def _try_to_write(self, write: Callable[[], None]) -> None:
+        if time.monotonic() < self._retry_at:
             return
         try:
             write()
@@ -112,7 +113,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             )  # Lightning wraps the error to name the metric
             if not isinstance(error, OSError):
                 raise
-            rank_zero_warn(f"rankzero: TensorBoard's curves cannot be written, and wait: {error}")
-            self._again_at = time.monotonic() + AGAIN_SECONDS
+            rank_zero_warn(f"rankzero: TensorBoard's curves cannot be written now, and are kept in memory: {error}")
+            self._retry_at = time.monotonic() + RETRY_SECONDS
             self._experiment = None
             self._kwargs.pop("purge_step", None)  # in a new writer, it would hide the values already written

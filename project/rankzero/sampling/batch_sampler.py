@@ -61,7 +61,7 @@ class Share:
         return self.has_empty_rank and not self.samples
 
 
-EVEN = Share(samples=1, total=1, loss_weight=1.0, metric_weight=1.0, has_empty_rank=False)
+EVEN_SHARE = Share(samples=1, total=1, loss_weight=1.0, metric_weight=1.0, has_empty_rank=False)
 """Share of a rank that has as many samples as every other rank."""
 
 
@@ -90,7 +90,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         in_flight: Samples of each batch that has been read and not been removed by `on_many_in_flight`.
         on_many_in_flight: Called when a batch is read with more than `MANY_IN_FLIGHT` in flight. Removes batches that
             have been trained on.
-        padded: Whether a rank without samples in a step reads one of the step's samples with weight 0. Required by
+        is_padded: Whether a rank without samples in a step reads one of the step's samples with weight 0. Required by
             features that need a sample on every rank.
     """
 
@@ -115,10 +115,10 @@ class ElasticBatchSampler(Sampler[Indices]):
         self.device_batch_size = min(size, max_device_batch_size or size)
         self.micro_batches = -(-self.largest_share // self.device_batch_size)
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.padded = self.begun = self._exhausted = False
+        self.is_padded = self.has_started = self._is_exhausted = False
         self.in_flight: deque[Positions] = deque()
         self.on_many_in_flight: Callable[[], None] = lambda: self.in_flight.clear()
-        self._dealt: dict[tuple[int, bool], list[Share]] = {}
+        self._shares_by_size: dict[tuple[int, bool], list[Share]] = {}
         self.start_position = start or Position()
         self.epoch = self.start_position.epoch
 
@@ -130,19 +130,19 @@ class ElasticBatchSampler(Sampler[Indices]):
     def set_epoch(self, epoch: int) -> None:
         """Moves to the beginning of another epoch; does nothing for the current one."""
         if epoch != self.epoch:
-            self.epoch, self._exhausted = epoch, False
+            self.epoch, self._is_exhausted = epoch, False
             self.start_position = Position(epoch)
 
     @property
-    def is_patched(self) -> bool:
+    def has_changed_batch_size(self) -> bool:
         """Whether this epoch began with another global batch size, and so has another number of steps."""
         return self.start_position.samples != self.start_position.step * self.global_batch_size
 
     @property
     def steps(self) -> int:
         """Optimizer steps in this epoch."""
-        full_steps, rest = divmod(self.count - self.start_position.samples, self.global_batch_size)
-        return self.start_position.step + full_steps + (rest > 0 and not self.drop_last)
+        full_steps, remainder = divmod(self.count - self.start_position.samples, self.global_batch_size)
+        return self.start_position.step + full_steps + (remainder > 0 and not self.drop_last)
 
     @property
     def first_batch(self) -> int:
@@ -150,7 +150,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         return self.start_position.step * self.micro_batches
 
     @property
-    def pass_began_at(self) -> int:
+    def batches_of_earlier_passes(self) -> int:
         """Batches in earlier passes of this epoch, for a loader that repeats."""
         return self.start_position.pass_index and self.start_position.pass_index * len(self)
 
@@ -172,12 +172,12 @@ class ElasticBatchSampler(Sampler[Indices]):
         if batches >= len(self) or not micro_batches:
             return self.position(batches).samples
         size = self._size(step)
-        return self._first(step) + min(size, micro_batches * self.device_batch_size * self._active_ranks(size))
+        return self._first_position(step) + min(size, micro_batches * self.device_batch_size * self._active_ranks(size))
 
     def position(self, batches: int) -> Position:
         """Returns the position after the last complete step within the first `batches` batches of this epoch."""
         step = batches // self.micro_batches if batches < len(self) else self.steps
-        return Position(self.epoch, step, min(self.count, self._first(step)), self.start_position.pass_index)
+        return Position(self.epoch, step, min(self.count, self._first_position(step)), self.start_position.pass_index)
 
     def shares(self) -> Iterator[Share]:
         """Returns this rank's share of each batch of this pass, from the start position to the end."""
@@ -188,10 +188,10 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def _sizes(self) -> list[int]:
         """Returns the sizes of steps that occur: the global batch size, and that of a short last step."""
-        full_steps, rest = divmod(self.count, self.global_batch_size)
-        return [self.global_batch_size] * (full_steps > 0) + [rest] * (rest > 0 and not self.drop_last)
+        full_steps, remainder = divmod(self.count, self.global_batch_size)
+        return [self.global_batch_size] * (full_steps > 0) + [remainder] * (remainder > 0 and not self.drop_last)
 
-    def leaves_idle(self) -> bool:
+    def has_empty_batches(self) -> bool:
         """Returns whether some batch of an epoch is empty on some rank, or would be without padding."""
         device = self.device_batch_size
         for size in self._sizes():
@@ -201,7 +201,7 @@ class ElasticBatchSampler(Sampler[Indices]):
                 return True
         return False
 
-    def leaves_single(self) -> bool:
+    def has_single_samples(self) -> bool:
         """Returns whether some batch of an epoch has a single sample on some rank."""
         single = 1 % self.device_batch_size
         for size in self._sizes():
@@ -212,33 +212,41 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def samples_in(self, batch: int) -> int:
         """Returns the samples of a batch over all ranks; `batch` is its index over all passes of the epoch."""
-        step, micro_batch = divmod(batch - self.pass_began_at, self.micro_batches)
+        step, micro_batch = divmod(batch - self.batches_of_earlier_passes, self.micro_batches)
         size = self._size(step)
         if step < 0 or size <= 0 or (self.drop_last and size < self.global_batch_size):
             return 0
         shares = self._shares(size)
         return shares[micro_batch].total if micro_batch < len(shares) else 0
 
-    def _first(self, step: int) -> int:
-        origin = self.start_position
-        return origin.samples + (step - origin.step) * self.global_batch_size
+    def _first_position(self, step: int) -> int:
+        start = self.start_position
+        return start.samples + (step - start.step) * self.global_batch_size
 
     def _size(self, step: int) -> int:
-        return min(self.global_batch_size, self.count - self._first(step))
+        return min(self.global_batch_size, self.count - self._first_position(step))
 
     def _shares(self, size: int) -> list[Share]:
         """Returns this rank's share of each micro-batch of a step with `size` samples."""
-        shares = self._dealt.get((size, self.padded))
+        shares = self._shares_by_size.get((size, self.is_padded))
         if shares is None:
             device, world, active = self.device_batch_size, self.world_size, self._active_ranks(size)
-            of_rank = [(size - rank + active - 1) // active if rank < active else 0 for rank in range(world)]
+            samples_per_rank = [(size - rank + active - 1) // active if rank < active else 0 for rank in range(world)]
             shares = []
-            for done in range(0, of_rank[0], device):
-                dealt = [min(device, max(0, samples - done)) for samples in of_rank]
-                own, total = dealt[self.rank] * world, sum(dealt)
-                idle = not all(dealt) and not self.padded
-                shares.append(Share(dealt[self.rank], total, own * self.micro_batches / size, own / total, idle))
-            self._dealt[size, self.padded] = shares
+            for offset in range(0, samples_per_rank[0], device):
+                counts = [min(device, max(0, samples - offset)) for samples in samples_per_rank]
+                own_weight, total = counts[self.rank] * world, sum(counts)
+                has_empty_rank = not all(counts) and not self.is_padded
+                shares.append(
+                    Share(
+                        counts[self.rank],
+                        total,
+                        own_weight * self.micro_batches / size,
+                        own_weight / total,
+                        has_empty_rank,
+                    )
+                )
+            self._shares_by_size[size, self.is_padded] = shares
         return shares
 
     def _active_ranks(self, size: int) -> int:
@@ -246,55 +254,57 @@ class ElasticBatchSampler(Sampler[Indices]):
 
         A short step is dealt to fewer ranks so that no rank gets a single sample, which batch norm cannot train on.
         """
-        if self.padded or size >= min(2 * self.world_size, self.global_batch_size):
+        if self.is_padded or size >= min(2 * self.world_size, self.global_batch_size):
             return self.world_size
         return max(1, size // 2, -(-size // self.largest_share))
 
     def __iter__(self) -> Iterator[Indices]:
         key = epoch_key(self.seed, self.epoch)
-        return (Indices.of(drawn, key) for drawn in self.arrays())
+        return (Indices.from_array(samples, key) for samples in self.arrays())
 
     def arrays(self) -> Iterator[Positions]:
         """Returns the samples of each batch of this rank: the batches of `__iter__`, as arrays."""
-        if self._exhausted:
-            self._exhausted = False
+        if self._is_exhausted:
+            self._is_exhausted = False
             self.start_position = Position(self.epoch, pass_index=self.start_position.pass_index + 1)
-        self.begun = True
+        self.has_started = True
         self.in_flight = deque()
         return self._batches(self.in_flight)
 
-    def _batches(self, given: deque[Positions]) -> Iterator[Positions]:
+    def _batches(self, in_flight: deque[Positions]) -> Iterator[Positions]:
         order = self.order()
-        full_size = self.global_batch_size if self.micro_batches == 1 and not self.padded else 0
+        full_size = self.global_batch_size if self.micro_batches == 1 and not self.is_padded else 0
         for first, size, row in self._rows(order):
-            if len(given) > MANY_IN_FLIGHT:
+            if len(in_flight) > MANY_IN_FLIGHT:
                 self.on_many_in_flight()
             if size == full_size:
-                given.append(row)
+                in_flight.append(row)
                 yield row
                 continue
-            for number in range(len(self._shares(size))):
-                drawn = row[number * self.device_batch_size : (number + 1) * self.device_batch_size]
-                given.append(drawn)
-                if self.padded and not drawn.size:
-                    drawn = order(np.array([first + self.rank % size]))
-                yield drawn
-        self._exhausted = True
+            for micro_batch in range(len(self._shares(size))):
+                samples = row[micro_batch * self.device_batch_size : (micro_batch + 1) * self.device_batch_size]
+                in_flight.append(samples)
+                if self.is_padded and not samples.size:
+                    samples = order(np.array([first + self.rank % size]))
+                yield samples
+        self._is_exhausted = True
 
     def _rows(self, order: Callable[[Positions], Positions]) -> Iterator[tuple[int, int, Positions]]:
         """Yields the first position, the size and this rank's samples of each step."""
-        size, own_places = self.global_batch_size, self._share_of(self.global_batch_size)
+        size, own_positions = self.global_batch_size, self._own_positions(self.global_batch_size)
         first_short_step = self.start_position.step + (self.count - self.start_position.samples) // size
-        block = max(1, BLOCK // max(1, own_places.size))
+        block = max(1, BLOCK // max(1, own_positions.size))
         for step in range(self.start_position.step, first_short_step, block):
-            firsts = self._first(step) + size * np.arange(min(block, first_short_step - step))
-            for first, row in zip(firsts.tolist(), order(firsts[:, None] + own_places), strict=True):
+            first_positions = self._first_position(step) + size * np.arange(min(block, first_short_step - step))
+            for first, row in zip(
+                first_positions.tolist(), order(first_positions[:, None] + own_positions), strict=True
+            ):
                 yield first, size, row
         if first_short_step < self.steps:
-            first, size = self._first(first_short_step), self._size(first_short_step)
-            yield first, size, order(first + self._share_of(size))
+            first, size = self._first_position(first_short_step), self._size(first_short_step)
+            yield first, size, order(first + self._own_positions(size))
 
-    def _share_of(self, size: int) -> Positions:
+    def _own_positions(self, size: int) -> Positions:
         """Returns this rank's positions within a step of `size` samples."""
         active_ranks = self._active_ranks(size)
         return np.arange(self.rank, size if self.rank < active_ranks else 0, active_ranks)

@@ -31,19 +31,19 @@ class Digest:
     def of_all(cls, count: int) -> "Digest":
         """Returns the digest of 0, 1, ..., count - 1."""
         last = count - 1
-        ones, squares = count * last // 2, last * count * (2 * last + 1) // 6
-        return cls([total % _MODULUS for total in (count, ones, squares, ones**2)])
+        linear, squares = count * last // 2, last * count * (2 * last + 1) // 6
+        return cls([total % _MODULUS for total in (count, linear, squares, linear**2)])
 
     def add(self, samples: Positions) -> None:
         """Adds samples to the sums."""
         numbers = samples.astype(np.uint64)
         power = np.ones_like(numbers)
-        for place in range(POWERS):
-            self.sums[place] = (self.sums[place] + int(power.sum(dtype=np.uint64))) % _MODULUS
+        for exponent in range(POWERS):
+            self.sums[exponent] = (self.sums[exponent] + int(power.sum(dtype=np.uint64))) % _MODULUS
             power = power * numbers
 
     def __sub__(self, other: "Digest") -> "Digest":
-        return Digest([(own - others) % _MODULUS for own, others in zip(self.sums, other.sums, strict=True)])
+        return Digest([(own - subtracted) % _MODULUS for own, subtracted in zip(self.sums, other.sums, strict=True)])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Digest) and self.sums == other.sums
@@ -60,19 +60,19 @@ class Ledger:
 
     def __init__(self, digest: Digest | None = None) -> None:
         self._digest = digest or Digest()
-        self._waiting: list[Positions] = []
-        self._waiting_samples = 0
+        self._pending: list[Positions] = []
+        self._pending_samples = 0
 
     def use(self, samples: Positions) -> None:
         """Records samples that have been trained on; takes half a microsecond, because many are summed at a time."""
-        self._waiting.append(samples)
-        self._waiting_samples += samples.size
-        if self._waiting_samples > _BLOCK:
+        self._pending.append(samples)
+        self._pending_samples += samples.size
+        if self._pending_samples > _BLOCK:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        self._digest.add(np.concatenate([np.empty(0, np.int64), *self._waiting]))
-        self._waiting, self._waiting_samples = [], 0
+        self._digest.add(np.concatenate([np.empty(0, np.int64), *self._pending]))
+        self._pending, self._pending_samples = [], 0
 
     def digest(self) -> Digest:
         """Returns the digest of all samples that this rank has used."""
@@ -80,11 +80,11 @@ class Ledger:
         return self._digest
 
 
-def expected(order: Callable[[Positions], Positions], count: int, consumed: int) -> Digest:
+def expected_digest(order: Callable[[Positions], Positions], count: int, consumed: int) -> Digest:
     """Returns the digest of the samples at the first `consumed` positions of an order of `count` samples."""
-    behind = consumed > count // 2
-    rest = Digest()
-    ends = (consumed, count) if behind else (0, consumed)
-    for start in range(*ends, _BLOCK):
-        rest.add(order(np.arange(start, min(start + _BLOCK, ends[1]))))
-    return Digest.of_all(count) - rest if behind else rest
+    is_second_half = consumed > count // 2
+    digest = Digest()
+    bounds = (consumed, count) if is_second_half else (0, consumed)
+    for start in range(*bounds, _BLOCK):
+        digest.add(order(np.arange(start, min(start + _BLOCK, bounds[1]))))
+    return Digest.of_all(count) - digest if is_second_half else digest

@@ -54,11 +54,11 @@ class EvaluationBatchSampler(Sampler[Indices]):
 
     def share(self, batch: int) -> Share:
         """Returns this rank's share of a batch."""
-        more = self.count % self.world_size  # the first `more` ranks have one sample more than the other ranks
-        mine, most, least = (self._end(batch, rank) - self._end(batch - 1, rank) for rank in (self.rank, 0, -1))
-        total = more * most + (self.world_size - more) * least
+        extra = self.count % self.world_size  # the first `extra` ranks have one sample more than the other ranks
+        own, most, least = (self._end(batch, rank) - self._end(batch - 1, rank) for rank in (self.rank, 0, -1))
+        total = extra * most + (self.world_size - extra) * least
         return Share(
-            mine, total, loss_weight=1.0, metric_weight=mine * self.world_size / total, has_empty_rank=least == 0
+            own, total, loss_weight=1.0, metric_weight=own * self.world_size / total, has_empty_rank=least == 0
         )
 
     def samples_until(self, batches: float) -> int:
@@ -68,9 +68,9 @@ class EvaluationBatchSampler(Sampler[Indices]):
     def _end(self, batch: int, rank: int) -> int:
         """Returns how many of its samples a rank has read after a batch; rank -1 is the last rank."""
         samples = (self.count - rank % self.world_size + self.world_size - 1) // self.world_size
-        to_come = len(self) - 1 - batch
-        keeps_back = to_come if samples >= len(self) else 0
-        return max(0, min((batch + 1) * self.batch_size, samples - keeps_back))
+        remaining_batches = len(self) - 1 - batch
+        reserved_samples = remaining_batches if samples >= len(self) else 0
+        return max(0, min((batch + 1) * self.batch_size, samples - reserved_samples))
 
     def samples(self, batch: int) -> list[int]:
         """Returns this rank's sample indices in a batch."""

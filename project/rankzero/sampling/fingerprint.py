@@ -30,36 +30,36 @@ def fingerprint(dataset: Any, count: int) -> dict[str, str]:
     Returns:
         Attribute name -> readable description with a digest.
     """
-    found = {"samples": f"{count:,}"}
-    _describe(dataset, "", found, _DEPTH)
-    return found
+    entries = {"samples": f"{count:,}"}
+    _describe(dataset, "", entries, _DEPTH)
+    return entries
 
 
-def changes(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changes(previous: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """Returns the differences between two fingerprints, one line each."""
-    nothing = "not there"
-    names = [*was, *(name for name in now if name not in was)]
+    missing = "not there"
+    names = [*previous, *(name for name in current if name not in previous)]
     return [
-        f"{name}: was {was.get(name, nothing)}, is {now.get(name, nothing)}"
+        f"{name}: was {previous.get(name, missing)}, is {current.get(name, missing)}"
         for name in names
-        if was.get(name) != now.get(name)
+        if previous.get(name) != current.get(name)
     ]
 
 
-def _describe(dataset: Any, prefix: str, found: dict[str, str], depth: int) -> None:
-    found[f"{prefix}class"] = type(dataset).__qualname__
+def _describe(dataset: Any, prefix: str, entries: dict[str, str], depth: int) -> None:
+    entries[f"{prefix}class"] = type(dataset).__qualname__
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
-        inner = value if isinstance(value, list | tuple) else [value]
-        if depth and inner and all(isinstance(part, Dataset) for part in inner):
-            for number, part in enumerate(inner):
-                _describe(part, f"{prefix}{name}{f'[{number}]' if len(inner) > 1 else ''}.", found, depth - 1)
+        parts = value if isinstance(value, list | tuple) else [value]
+        if depth and parts and all(isinstance(part, Dataset) for part in parts):
+            for index, part in enumerate(parts):
+                _describe(part, f"{prefix}{name}{f'[{index}]' if len(parts) > 1 else ''}.", entries, depth - 1)
         elif isinstance(value, Tensor | np.ndarray):
-            found[prefix + name] = f"{_form(value)}, {_digest(value)}"
+            entries[prefix + name] = f"{_type_and_shape(value)}, {_digest(value)}"
         elif isinstance(value, list | tuple | dict | set | frozenset) and value:
-            found[prefix + name] = f"{type(value).__name__} of {len(value):,}, {_digest(value)}"
+            entries[prefix + name] = f"{type(value).__name__} of {len(value):,}, {_digest(value)}"
 
 
-def _form(value: Any) -> str:
+def _type_and_shape(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
@@ -71,12 +71,17 @@ def _content(value: Any, depth: int) -> bytes:
     """Returns bytes to hash; they differ for two values that differ in an examined element."""
     if isinstance(value, Tensor):
         if value.layout is not torch.strided or value.device.type == "meta":
-            return _form(value).encode()
-        rows = value.detach()[_probes(len(value))] if value.ndim else value.detach()
-        return _form(value).encode() + rows.reshape(-1)[: 2**20].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            return _type_and_shape(value).encode()
+        rows = value.detach()[_probe_indices(len(value))] if value.ndim else value.detach()
+        return (
+            _type_and_shape(value).encode()
+            + rows.reshape(-1)[: 2**20].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        )
     if isinstance(value, np.ndarray):
-        seen = value[_probes(len(value))] if value.ndim else value
-        return _form(value).encode() + (b"" if seen.dtype.hasobject else seen.reshape(-1)[: 2**20].tobytes())
+        probed_rows = value[_probe_indices(len(value))] if value.ndim else value
+        return _type_and_shape(value).encode() + (
+            b"" if probed_rows.dtype.hasobject else probed_rows.reshape(-1)[: 2**20].tobytes()
+        )
     if isinstance(value, str | PurePath):
         return PurePath(value).name.encode(errors="replace")
     if isinstance(value, bool | int | float | complex | bytes | np.generic) or value is None:
@@ -86,10 +91,10 @@ def _content(value: Any, depth: int) -> bytes:
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, Sequence) and depth:
-        return b"\0".join(_content(value[place], depth - 1) for place in _probes(len(value)))
+        return b"\0".join(_content(value[index], depth - 1) for index in _probe_indices(len(value)))
     return type(value).__qualname__.encode()
 
 
-def _probes(length: int) -> list[int]:
+def _probe_indices(length: int) -> list[int]:
     """Returns up to `PROBES` evenly spaced indices, including the first and the last."""
-    return sorted({place * (length - 1) // (PROBES - 1) for place in range(PROBES)}) if length else []
+    return sorted({index * (length - 1) // (PROBES - 1) for index in range(PROBES)}) if length else []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-State = tuple[Any, Any, torch.Tensor]
+States = tuple[Any, Any, torch.Tensor]
 
 
 def global_seed() -> int:
@@ -27,35 +27,37 @@ def draw() -> tuple[float, float, float]:
     return random.random(), np.random.random_sample(), torch.rand((), device="cpu").item()
 
 
-def look() -> State:
+def get_states() -> States:
     """Returns the states of the three generators."""
     return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
 
 
-def drawn_since(before: State) -> bool:
-    """Returns whether a generator has been drawn from or seeded since `look` returned `before`."""
-    now = look()
-    same = _of_python(now) == _of_python(before) and _of_numpy(now) == _of_numpy(before)
-    return not (same and torch.equal(now[2], before[2]))
+def have_changed_since(earlier: States) -> bool:
+    """Returns whether a generator has been drawn from or seeded since `get_states` returned `earlier`."""
+    current = get_states()
+    is_unchanged = _python_summary(current) == _python_summary(earlier) and _numpy_summary(current) == _numpy_summary(
+        earlier
+    )
+    return not (is_unchanged and torch.equal(current[2], earlier[2]))
 
 
-def put_back(state: State) -> None:
-    """Restores the states that `look` returned."""
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.set_rng_state(state[2])
+def set_states(states: States) -> None:
+    """Restores the states that `get_states` returned."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
 
 
-def _of_python(state: State) -> tuple[Any, ...]:
+def _python_summary(states: States) -> tuple[Any, ...]:
     """Returns the parts of Python's state that change: a draw advances the position, a new seed replaces all words."""
-    _, words, next_normal = state[0]
+    _, words, next_normal = states[0]
     return words[-1], words[0], words[1], next_normal
 
 
-def _of_numpy(state: State) -> Any:
+def _numpy_summary(states: States) -> Any:
     """Returns the parts of NumPy's state that change; a program may have replaced NumPy's generator by another kind."""
-    of_numpy = state[1]
-    if of_numpy["bit_generator"] != "MT19937":
-        return repr(of_numpy)
-    twister = of_numpy["state"]
-    return twister["pos"], twister["key"][0], twister["key"][1], of_numpy["has_gauss"], of_numpy["gauss"]
+    numpy_state = states[1]
+    if numpy_state["bit_generator"] != "MT19937":
+        return repr(numpy_state)
+    twister = numpy_state["state"]
+    return twister["pos"], twister["key"][0], twister["key"][1], numpy_state["has_gauss"], numpy_state["gauss"]

@@ -17,16 +17,17 @@ class Indices(list[int]):
     Args:
         samples: Sample indices.
         key: Key of the epoch, see `rankzero.sampling.permutation.epoch_key`.
-        numbers: Indices of the samples in the loader's data set, if `samples` are indices into the source of a Subset.
+        loader_indices: Indices of the samples in the loader's data set, if `samples` are indices into the source of a
+            Subset.
     """
 
-    def __init__(self, samples: Iterable[int] = (), key: int = 0, numbers: Sequence[int] | None = None) -> None:
+    def __init__(self, samples: Iterable[int] = (), key: int = 0, loader_indices: Sequence[int] | None = None) -> None:
         super().__init__(samples)
-        self.key, self.numbers = key, numbers
+        self.key, self.loader_indices = key, loader_indices
         self._array: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, samples: NDArray[np.int64], key: int) -> "Indices":
+    def from_array(cls, samples: NDArray[np.int64], key: int) -> "Indices":
         """Returns the indices in an array, which must not be changed afterwards."""
         indices = cls(samples.tolist(), key)
         indices._array = samples
@@ -40,4 +41,6 @@ class Indices(list[int]):
     @property
     def random_keys(self) -> NDArray[np.uint64]:
         """64 random bits per sample, with shape `(len(self),)`."""
-        return sample_keys(self.key, self.array if self.numbers is None else np.asarray(self.numbers, dtype=np.int64))
+        return sample_keys(
+            self.key, self.array if self.loader_indices is None else np.asarray(self.loader_indices, dtype=np.int64)
+        )

@@ -35,34 +35,34 @@ class Permutation:
         self.height = math.isqrt(count - 1) + 1
         self.width = -(-count // self.height)
         rounds = ROUNDS_WHEN_SMALL if count < SMALL else ROUNDS
-        stream = np.random.SeedSequence([_ORDER, seed, epoch, pass_index])
-        self._keys = stream.generate_state(rounds, np.uint64)
+        seed_sequence = np.random.SeedSequence([_ORDER, seed, epoch, pass_index])
+        self._keys = seed_sequence.generate_state(rounds, np.uint64)
 
     def __call__(self, positions: Positions) -> Positions:
         """Returns the indices at `positions`, in the same shape; takes tens of nanoseconds per position."""
-        indices = self._once(positions.astype(np.uint64).ravel())
-        while (outside := np.flatnonzero(indices >= self.count)).size:
-            indices[outside] = self._once(indices[outside])
+        indices = self._permute_once(positions.astype(np.uint64).ravel())
+        while (out_of_range := np.flatnonzero(indices >= self.count)).size:
+            indices[out_of_range] = self._permute_once(indices[out_of_range])
         return indices.astype(np.int64).reshape(positions.shape)
 
-    def _once(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        heights = np.uint64(self.height), np.uint64(self.width)
-        left, right = np.divmod(numbers, heights[1])
-        between = np.empty_like(right)
-        for number, key in enumerate(self._keys):
-            size = heights[number % 2]
-            drawn = right + key
-            drawn *= _MULTIPLIERS[0]
-            drawn ^= np.right_shift(drawn, _32, out=between)
-            drawn *= _MULTIPLIERS[1]
-            drawn >>= _32  # 32 random bits ...
-            drawn *= size
-            drawn >>= _32  # ... become a number below `size` (Lemire 2019, without a division)
-            drawn += left
+    def _permute_once(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        sizes = np.uint64(self.height), np.uint64(self.width)
+        left, right = np.divmod(numbers, sizes[1])
+        buffer = np.empty_like(right)
+        for round_index, key in enumerate(self._keys):
+            size = sizes[round_index % 2]
+            mixed = right + key
+            mixed *= _MULTIPLIERS[0]
+            mixed ^= np.right_shift(mixed, _32, out=buffer)
+            mixed *= _MULTIPLIERS[1]
+            mixed >>= _32  # 32 random bits ...
+            mixed *= size
+            mixed >>= _32  # ... become a number below `size` (Lemire 2019, without a division)
+            mixed += left
             # Subtracts `size` from sums of at least `size`; for smaller sums the difference wraps around and is larger.
-            np.minimum(drawn, np.subtract(drawn, size, out=between), out=drawn)
-            left, right = right, drawn
-        left *= heights[1]
+            np.minimum(mixed, np.subtract(mixed, size, out=buffer), out=mixed)
+            left, right = right, mixed
+        left *= sizes[1]
         left += right
         return left
 

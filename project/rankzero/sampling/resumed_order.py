@@ -6,17 +6,17 @@ from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import Position
 from rankzero.sampling.plan import SamplingPlan
 
-_ANEW = "--resume never to start anew"
+_NEW_RUN = "--resume never to restart the run"
 
 
-def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts_another_batch: bool) -> str | None:
+def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts_batch_size_change: bool) -> str | None:
     """Makes a resumed run keep its global batch size, seed and data, because another order would repeat samples.
 
     Args:
         plan: The run's sampling plan, before it has wrapped a loader.
         manifest: The checkpoint's manifest.
         run: Name of the run.
-        accepts_another_batch: Whether `--accept_changed global_batch_size` was given.
+        accepts_batch_size_change: Whether `--accept_changed global_batch_size` was given.
 
     Returns:
         A note for the user, or None.
@@ -24,51 +24,56 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
     Raises:
         RequestError: Another order was requested and not accepted, or the checkpoint's order is invalid.
     """
-    kept = (manifest.get("rankzero") or {}).get("order")
-    if not kept:
-        plan.start = [Position(manifest["epoch"])] if manifest.get("epoch") else []
+    stored_order = (manifest.get("rankzero") or {}).get("order")
+    if not stored_order:
+        plan.start_positions = [Position(manifest["epoch"])] if manifest.get("epoch") else []
         return None
     try:
-        seed, sizes = _number(kept["seed"]), [_number(size, least=1) for size in kept["global_batch_sizes"]]
-        plan.kept_data = None if kept["data"] is None else dict(kept["data"])
-        plan.start = [_position(stored) for stored in kept["positions"]]
-        first = sizes[0]
+        seed, sizes = (
+            _checked_number(stored_order["seed"]),
+            [_checked_number(size, minimum=1) for size in stored_order["global_batch_sizes"]],
+        )
+        plan.kept_data = None if stored_order["data"] is None else dict(stored_order["data"])
+        plan.start_positions = [_position(stored) for stored in stored_order["positions"]]
+        kept_size = sizes[0]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        found = f"the order of samples that it was saved in is not whole ({error!r})"
-        raise RequestError("to carry on from this checkpoint", found, f"another one, or {_ANEW}") from None
+        found = f"its stored sample order is damaged ({error!r})"
+        raise RequestError("to resume from this checkpoint", found, f"another checkpoint, or {_NEW_RUN}") from None
     if plan.seed != seed:
-        raise RequestError(f"--seed {plan.seed}", f"run {run} carries on with {seed}", f"--seed {seed}, or {_ANEW}")
-    if accepts_another_batch:
+        raise RequestError(f"--seed {plan.seed}", f"run {run} resumes with {seed}", f"--seed {seed}, or {_NEW_RUN}")
+    if accepts_batch_size_change:
         if len(sizes) > 1:  # several loaders would get out of step, so the epoch restarts
-            plan.start = [Position(position.epoch) for position in plan.start]
+            plan.start_positions = [Position(position.epoch) for position in plan.start_positions]
         return None
     plan.kept_sizes = sizes
-    if plan.global_batch_size not in (None, first):
+    if plan.global_batch_size not in (None, kept_size):
         raise RequestError(
             f"--global_batch_size {plan.global_batch_size}",
-            f"run {run} carries on with {first}",
-            f"--global_batch_size {first}, or --accept_changed global_batch_size to change it, or {_ANEW}",
+            f"run {run} resumes with {kept_size}",
+            f"--global_batch_size {kept_size}, or --accept_changed global_batch_size to change it, or {_NEW_RUN}",
         )
-    asked = (plan.batch_size or 0) * plan.world_size * plan.micro_batches
-    if asked in (0, first):
+    requested_size = (plan.batch_size or 0) * plan.world_size * plan.micro_batches
+    if requested_size in (0, kept_size):
         return None
     return (
-        f"--batch_size {plan.batch_size} would be {asked:,} samples a step; run {run} carries on with {first:,}, "
-        "or else with --accept_changed global_batch_size"
+        f"--batch_size {plan.batch_size} would be {requested_size:,} samples a step; "
+        f"run {run} resumes with {kept_size:,}; --accept_changed global_batch_size changes it"
     )
 
 
 def _position(stored: dict[str, int]) -> Position:
     """Returns a position that a checkpoint stores; versions before 0.2 named its `pass_index` `cycle`."""
-    return Position(**{"pass_index" if name == "cycle" else name: _number(value) for name, value in stored.items()})
+    return Position(
+        **{"pass_index" if name == "cycle" else name: _checked_number(value) for name, value in stored.items()}
+    )
 
 
-def _number(value: object, least: int = 0) -> int:
+def _checked_number(value: object, minimum: int = 0) -> int:
     """Returns a stored number after a check.
 
     Raises:
-        ValueError: The value is not an integer from `least` to 2^63 - 1.
+        ValueError: The value is not an integer from `minimum` to 2^63 - 1.
     """
-    if type(value) is not int or not least <= value < 2**63:
-        raise ValueError(f"{value!r} is not a whole number from {least}")
+    if type(value) is not int or not minimum <= value < 2**63:
+        raise ValueError(f"{value!r} is not a whole number of {minimum} or more")
     return value

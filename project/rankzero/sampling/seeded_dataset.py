@@ -37,16 +37,18 @@ class SeededDataset(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any], gathers: bool = False) -> None:
         self.dataset = self._source = dataset
-        self._parts: list[Sequence[int]] = []
+        self._subset_indices: list[Sequence[int]] = []
         # A Subset always has __getitems__, even if its data set has none, and passes a plain list to it.
         while isinstance(self._source, Subset) and type(self._source).__getitems__ is Subset.__getitems__:
-            self._parts.append(self._source.indices)
+            self._subset_indices.append(self._source.indices)
             self._source = self._source.dataset
         self._reads_batches = callable(getattr(self._source, "__getitems__", None))
         self._needs_no_seed = type(self._source) is TensorDataset or getattr(self._source, "draws_from_keys", False)
         self.gathers = gathers and type(self._source) is TensorDataset and all(map(_is_plain, self._source.tensors))
-        self.gathers_rows = self.gathers and not self._parts
-        self.reads_ahead = self._reads_batches and bool(getattr(self._source, "reads_ahead", False)) and not self._parts
+        self.gathers_rows = self.gathers and not self._subset_indices
+        self.reads_ahead = (
+            self._reads_batches and bool(getattr(self._source, "reads_ahead", False)) and not self._subset_indices
+        )
         self._draws: bool | None = None
         """Whether the data set draws random numbers; None before the first batch."""
 
@@ -62,34 +64,34 @@ class SeededDataset(Dataset[Any]):
         """Returns a list of samples, or the batch that the data set makes of them; None for an empty batch."""
         if not indices:
             return None
-        indices = self._within_source(indices)
+        indices = self._source_indices(indices)
         if self._needs_no_seed:
             return self._read(indices)
-        before = generators.look()
+        states = generators.get_states()
         if self._draws is False:
             samples = self._read(indices)
-            if not generators.drawn_since(before):
+            if not generators.have_changed_since(states):
                 return samples
             self._draws = True
         try:
             return self._read_seeded(indices)
         finally:
-            generators.put_back(before)
+            generators.set_states(states)
 
     def gather(self, samples: Positions) -> list[Tensor] | None:
         """Returns the rows of these samples, one tensor per field; None for an empty batch. Requires `gathers`."""
         if not samples.size:
             return None
-        where = torch.from_numpy(samples)
-        if self._parts:  # the indices of a Subset may be negative
-            where = where.remainder(len(self._source))  # type: ignore[arg-type]
-        return [tensor.index_select(0, where) for tensor in self._source.tensors]  # type: ignore[attr-defined]
+        rows = torch.from_numpy(samples)
+        if self._subset_indices:  # the indices of a Subset may be negative
+            rows = rows.remainder(len(self._source))  # type: ignore[arg-type]
+        return [tensor.index_select(0, rows) for tensor in self._source.tensors]  # type: ignore[attr-defined]
 
-    def _within_source(self, indices: Indices) -> Indices:
+    def _source_indices(self, indices: Indices) -> Indices:
         samples: Sequence[int] = indices
-        for part in self._parts:
-            samples = [part[sample] for sample in samples]
-        return Indices(samples, indices.key, indices) if self._parts else indices
+        for subset_indices in self._subset_indices:
+            samples = [subset_indices[sample] for sample in samples]
+        return Indices(samples, indices.key, indices) if self._subset_indices else indices
 
     def _read(self, indices: Indices) -> Any:
         if self.gathers:
@@ -102,18 +104,18 @@ class SeededDataset(Dataset[Any]):
         keys = indices.random_keys.tolist()
         reads = [(sum(keys) % 2**64, indices)] if self._reads_batches else list(zip(keys, indices, strict=True))
         draws, samples = bool(self._draws), []
-        for key, what in reads:
+        for key, item in reads:
             generators.seed(key)
             if not draws:  # comparing the next draw takes a tenth of the time of comparing states (0.2 ms per sample)
-                first = generators.draw()
+                first_draw = generators.draw()
                 generators.seed(key)
-            samples.append(self._read(what) if self._reads_batches else self._source[what])  # type: ignore[arg-type]
-            draws = draws or generators.draw() != first
+            samples.append(self._read(item) if self._reads_batches else self._source[item])  # type: ignore[arg-type]
+            draws = draws or generators.draw() != first_draw
         self._draws = draws
         return samples[0] if self._reads_batches else samples
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Returns whether gathering rows of this tensor gives the same result as stacking them."""
-    strided = tensor.layout == torch.strided and tensor.is_cpu and not tensor.is_quantized
-    return type(tensor) is Tensor and strided and tensor.is_contiguous() and not tensor.requires_grad
+    is_strided = tensor.layout == torch.strided and tensor.is_cpu and not tensor.is_quantized
+    return type(tensor) is Tensor and is_strided and tensor.is_contiguous() and not tensor.requires_grad

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from rankzero.distributed.process.stop_signals import STOPPING
+from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 
 
 class IgnoreStopSignals:
@@ -26,16 +26,16 @@ class IgnoreStopSignals:
         self.init = init
 
     def __call__(self, worker_id: int) -> None:
-        if not _parent_lives():
+        if not _is_parent_alive():
             os._exit(1)
-        for signum in STOPPING:
+        for signum in STOP_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if self.init:
             self.init(worker_id)
 
 
-def _parent_lives() -> bool:
+def _is_parent_alive() -> bool:
     """Returns whether the process that started this loader process still exists.
 
     torch's ManagerWatchdog compares the parent's id with the id that it found at its start. If the parent was killed
@@ -51,17 +51,17 @@ def _parent_lives() -> bool:
 @contextmanager
 def blocked_signals() -> Iterator[None]:
     """Blocks stop signals while loader processes start; each inherits the block until it ignores the signals."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def end_workers() -> None:
     """Kills the remaining loader processes at program exit, because they ignore the SIGTERM that Python sends."""
-    left = [child for child in multiprocessing.active_children() if child.daemon]
-    if left:
+    remaining = [child for child in multiprocessing.active_children() if child.daemon]
+    if remaining:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler reports killed loader processes as an error
-    for child in left:
+    for child in remaining:
         child.kill()

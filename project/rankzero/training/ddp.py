@@ -16,13 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.messages import RequestError
-from rankzero.sampling.batch_sampler import EVEN
+from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.gradients import average_gradients
 from rankzero.training.strategies import OneProcess, RunStrategy
 
-UNUSED_PARAMETERS = {
+FIND_UNUSED_PARAMETERS = {
     "auto": False,
     "ddp": False,
     "ddp_find_unused_parameters_false": False,
@@ -31,11 +31,11 @@ UNUSED_PARAMETERS = {
 """Strategy name -> whether DistributedDataParallel searches for parameters that a step did not use."""
 
 
-def strategy_for(asked: object, world: WorldInfo, coordinator: Coordinator, plan: SamplingPlan) -> RunStrategy:
+def strategy_for(requested: object, world: WorldInfo, coordinator: Coordinator, plan: SamplingPlan) -> RunStrategy:
     """Returns the strategy that reads the samples in the order of the plan.
 
     Args:
-        asked: The Trainer's `strategy`: a name, or a `DDPStrategy` whose settings are kept.
+        requested: The Trainer's `strategy`: a name, or a `DDPStrategy` whose settings are kept.
         world: Devices, backend and number of processes.
         coordinator: Exchanges objects between ranks and creates the process group.
         plan: The order of samples.
@@ -44,18 +44,20 @@ def strategy_for(asked: object, world: WorldInfo, coordinator: Coordinator, plan
         RequestError: The strategy is not known to keep the order of samples, or it sets an unsupported option.
     """
     settings: dict[str, Any] = {"process_group_backend": world.backend}
-    if type(asked) is DDPStrategy and not asked._model_averaging_period:
-        hook = {name: getattr(asked, f"_{name}") for name in ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper")}
-        settings |= {**hook, **asked._ddp_kwargs, "timeout": asked._timeout}
-        settings["precision_plugin"] = asked._precision_plugin
-        _check_settings(asked, world.backend)
-    elif isinstance(asked, str) and asked in UNUSED_PARAMETERS:
-        settings["find_unused_parameters"] = UNUSED_PARAMETERS[asked]
+    if type(requested) is DDPStrategy and not requested._model_averaging_period:
+        hook_settings = {
+            name: getattr(requested, f"_{name}") for name in ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper")
+        }
+        settings |= {**hook_settings, **requested._ddp_kwargs, "timeout": requested._timeout}
+        settings["precision_plugin"] = requested._precision_plugin
+        _check_settings(requested, world.backend)
+    elif isinstance(requested, str) and requested in FIND_UNUSED_PARAMETERS:
+        settings["find_unused_parameters"] = FIND_UNUSED_PARAMETERS[requested]
     else:
         raise RequestError(
-            f"--trainer.strategy {asked}",
-            "a strategy for which the order of samples is not known to be right",
-            f"--trainer.strategy {' or '.join(list(UNUSED_PARAMETERS)[:2])}, or ddp_find_unused_parameters_true",
+            f"--trainer.strategy {requested}",
+            "Rankzero does not know the sample order of this strategy",
+            f"--trainer.strategy {' or '.join(list(FIND_UNUSED_PARAMETERS)[:2])}, or ddp_find_unused_parameters_true",
         )
     if world.size == 1:
         device = torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else world.accelerator
@@ -63,21 +65,21 @@ def strategy_for(asked: object, world: WorldInfo, coordinator: Coordinator, plan
     return DataParallel(plan, coordinator, **settings)
 
 
-def _check_settings(asked: DDPStrategy, backend: str) -> None:
+def _check_settings(requested: DDPStrategy, backend: str) -> None:
     """Raises an error if a user's strategy sets an option that Rankzero decides itself.
 
     Raises:
         RequestError: Such an option differs from its default.
     """
-    found = {
-        "checkpoint_io": (asked._checkpoint_io is None, "checkpoints are written by rankzero"),
-        "start_method": (asked._start_method == "popen", "processes are started by a launcher, or by devices=N"),
+    checks = {
+        "checkpoint_io": (requested._checkpoint_io is None, "checkpoints are written by rankzero"),
+        "start_method": (requested._start_method == "popen", "processes are started by a launcher, or by devices=N"),
         "process_group_backend": (
-            asked._process_group_backend in (None, backend),
+            requested._process_group_backend in (None, backend),
             f"processes communicate by {backend} on these devices; --backend chooses another",
         ),
     }
-    for name, (is_default, reason) in found.items():
+    for name, (is_default, reason) in checks.items():
         if not is_default:
             raise RequestError(f"DDPStrategy({name}=...)", reason, f"DDPStrategy without {name}")
 
@@ -94,13 +96,13 @@ class DataParallel(RunStrategy, DDPStrategy):
     def __init__(self, plan: SamplingPlan, coordinator: Coordinator, **arguments: Any) -> None:
         super().__init__(plan=plan, **arguments)
         self.coordinator = coordinator
-        self._apart = False
+        self._skips_collectives = False
         """True during a step that some rank skips for lack of samples, in which a collective would block."""
-        self._part = 1.0
+        self._metric_weight = 1.0
         """Factor for means of this rank in the current training step; 1 outside of training steps."""
 
     def configure_ddp(self) -> None:
-        self._synchronized = _trained(self._module)
+        self._synchronized_ids = _trainable_ids(self._module)
         super().configure_ddp()
 
     def synchronize_new_parameters(self) -> None:
@@ -109,7 +111,10 @@ class DataParallel(RunStrategy, DDPStrategy):
         DistributedDataParallel only averages gradients of the parameters that were trainable when it was created.
         Parameters that are unfrozen later would diverge between ranks, as they do in stock Lightning.
         """
-        if isinstance(self.model, DistributedDataParallel) and not _trained(self._module) <= self._synchronized:
+        if (
+            isinstance(self.model, DistributedDataParallel)
+            and not _trainable_ids(self._module) <= self._synchronized_ids
+        ):
             self.model = self._module
             gc.collect()  # frees the old wrapper, and with it the wrapper's gradient hooks
             self.configure_ddp()
@@ -127,9 +132,9 @@ class DataParallel(RunStrategy, DDPStrategy):
         then depend on the number of processes. Instead, all ranks continue with rank zero's CPU generators.
         """
         self.coordinator.init_process_group(self._get_process_group_backend(), self.root_device, self._timeout)
-        drawn = _collect_rng_states(include_cuda=False)
+        generator_states = _collect_rng_states(include_cuda=False)
         super().setup_distributed()
-        _set_rng_states(self.broadcast(drawn))
+        _set_rng_states(self.broadcast(generator_states))
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.coordinator.launch.world_size
@@ -139,11 +144,11 @@ class DataParallel(RunStrategy, DDPStrategy):
         )
         return values
 
-    def reduce_together(self, values: Tensor, operation: str) -> int:
+    def reduce_in_place(self, values: Tensor, operation: str) -> int:
         torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, operation.upper()))
         return torch.distributed.get_world_size()
 
-    def add_up(self, numbers: Sequence[int]) -> list[int]:
+    def sum_over_ranks(self, numbers: Sequence[int]) -> list[int]:
         sums = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64)).to(self.root_device)
         torch.distributed.all_reduce(sums)
         return [int(number) for number in sums.cpu().numpy().view(np.uint64)]
@@ -151,15 +156,15 @@ class DataParallel(RunStrategy, DDPStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a training step; if some rank has no sample, without DistributedDataParallel, which needs all ranks."""
         if not self.share.has_empty_rank:
-            self._part = self.share.metric_weight
+            self._metric_weight = self.share.metric_weight
             try:
                 return super().training_step(*args, **kwargs)
             finally:
-                self._part = 1.0
+                self._metric_weight = 1.0
         if self.share.is_empty:
             return torch.zeros((), device=self.root_device, requires_grad=True)  # depends on no parameter
         with self.precision_plugin.train_step_context():
-            return self._alone(self._module.training_step, *args, **kwargs)
+            return self._run_local_step(self._module.training_step, *args, **kwargs)
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Averages the gradients of steps that bypass DistributedDataParallel. All ranks must call."""
@@ -190,26 +195,26 @@ class DataParallel(RunStrategy, DDPStrategy):
         loaders = combined.flattened
         with self.precision_plugin.predict_step_context():
             # With several loaders, Lightning passes the index of the loader as the last argument.
-            return self._step_of(loaders[args[-1] if len(loaders) > 1 else 0], self._module.predict_step, *args)
+            return self._run_step(loaders[args[-1] if len(loaders) > 1 else 0], self._module.predict_step, *args)
 
     def _evaluate(self, step: Any, *args: Any) -> Any:
         trainer = self._module.trainer
         combined, results = trainer._evaluation_loop._combined_loader, trainer._results
         assert combined is not None and results is not None
-        return self._step_of(combined.flattened[results.dataloader_idx or 0], step, *args)
+        return self._run_step(combined.flattened[results.dataloader_idx or 0], step, *args)
 
-    def _step_of(self, loader: object, step: Any, *args: Any) -> Any:
+    def _run_step(self, loader: object, step: Any, *args: Any) -> Any:
         """Runs an evaluation or prediction step; returns None if this rank has no sample in the loader's next batch."""
-        self.share = loader.next_share() if isinstance(loader, ManagedLoader) else EVEN
-        return None if self.share.is_empty else self._alone(step, *args)
+        self.share = loader.next_share() if isinstance(loader, ManagedLoader) else EVEN_SHARE
+        return None if self.share.is_empty else self._run_local_step(step, *args)
 
-    def _alone(self, step: Any, *args: Any, **kwargs: Any) -> Any:
+    def _run_local_step(self, step: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs a step that other ranks may skip."""
-        self._apart = self.share.has_empty_rank
+        self._skips_collectives = self.share.has_empty_rank
         try:
             return step(*args, **kwargs)
         finally:
-            self._apart = False
+            self._skips_collectives = False
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduces a tensor over ranks.
@@ -217,17 +222,17 @@ class DataParallel(RunStrategy, DDPStrategy):
         Within a training step, a mean is weighted by the ranks' shares. In a step in which some rank has no sample,
         the tensor is returned unchanged.
         """
-        if self._apart or not isinstance(tensor, Tensor):
+        if self._skips_collectives or not isinstance(tensor, Tensor):
             return tensor
-        return super().reduce(self.part(tensor, reduce_op), group, reduce_op)
+        return super().reduce(self.apply_metric_weight(tensor, reduce_op), group, reduce_op)
 
-    def part(self, value: Tensor, reduce_op: Any) -> Tensor:
-        return value * self._part if self._part != 1 and _is_mean(reduce_op) else value
+    def apply_metric_weight(self, value: Tensor, reduce_op: Any) -> Tensor:
+        return value * self._metric_weight if self._metric_weight != 1 and _is_mean(reduce_op) else value
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        if self._apart:
+        if self._skips_collectives:
             raise RuntimeError(
-                "all_gather in a step in which some rank has no sample: it would wait for ever. "
+                "all_gather in a step in which a rank has no sample would wait forever. "
                 "DataLoader(drop_last=True), or a --global_batch_size that divides the number of samples, avoids it"
             )
         return super().all_gather(tensor, group, sync_grads)
@@ -239,6 +244,6 @@ def _is_mean(reduce_op: Any) -> bool:
     return bool(reduce_op == torch.distributed.ReduceOp.AVG)
 
 
-def _trained(module: LightningModule) -> set[int]:
+def _trainable_ids(module: LightningModule) -> set[int]:
     """Returns the `id` of each parameter that is not frozen."""
     return {id(parameter) for parameter in module.parameters() if parameter.requires_grad}

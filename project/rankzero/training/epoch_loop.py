@@ -36,15 +36,15 @@ class EpochLoop(_TrainingEpochLoop):
         """True between steps."""
         self.has_validated = False
         """True if a validation has run since the last safe point."""
-        self._fast: FastEpoch | None = None
-        self._skipped = 0
+        self._fast_epoch: FastEpoch | None = None
+        self._skipped_batches = 0
         self._validates = False
-        self._is_shown = True
+        self._metrics_are_current = True
         self._reported: set[str] = set()
 
     @property
     def global_step(self) -> int:
-        if self._fast is None:
+        if self._fast_epoch is None:
             return super().global_step
         # The same value as Lightning's, without its nested calls: this property is read several times per step.
         return self.automatic_optimization.optim_progress.optimizer.step.total.completed
@@ -57,7 +57,7 @@ class EpochLoop(_TrainingEpochLoop):
     @property
     def batches_trained(self) -> int:
         """Number of batches of this epoch that were trained on, without one that `on_train_batch_start` skipped."""
-        return self.batches_done - self._skipped
+        return self.batches_done - self._skipped_batches
 
     @property
     def is_complete(self) -> bool:
@@ -66,14 +66,14 @@ class EpochLoop(_TrainingEpochLoop):
 
     def reset(self) -> None:
         """Sets the counters to the position of the checkpoint, or to the beginning of an epoch."""
-        within, order = self.trainer.fit_loop.restarted_mid_epoch, self.plan.order
+        mid_epoch, order = self.trainer.fit_loop.restarted_mid_epoch, self.plan.order
         # Lightning counts an epoch that `max_steps` cut short as done, but resumes with the epoch's next batch.
         cut_short = bool(self.batches_done) and not self.is_complete
-        if not self.is_resuming or (not order and (within or cut_short)):
+        if not self.is_resuming or (not order and (mid_epoch or cut_short)):
             super().reset()  # the beginning of an epoch, or a user's order, which Lightning resumes
             return
         self.restarting = False  # no validation is left to repeat
-        if not within:
+        if not mid_epoch:
             super().reset()
             return
         assert order
@@ -81,23 +81,25 @@ class EpochLoop(_TrainingEpochLoop):
         self.automatic_optimization.optim_progress.reset_on_restart()
         if not self.between_steps and self.batches_done <= order.first_batch:
             self._batches_that_stepped += 1  # Lightning counts a step after the hooks in which it saves
-        done = order.first_batch
-        vars(self.batch_progress.current).update(ready=done, started=done, processed=done, completed=done)
-        self.batch_progress.is_last_batch = done >= self.trainer.num_training_batches
+        batches_done = order.first_batch
+        vars(self.batch_progress.current).update(
+            ready=batches_done, started=batches_done, processed=batches_done, completed=batches_done
+        )
+        self.batch_progress.is_last_batch = batches_done >= self.trainer.num_training_batches
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         self.reset()
-        self._skipped = 0
+        self._skipped_batches = 0
         self.on_run_start(data_fetcher)
         is_trial: bool = self.trainer.fit_loop.is_trial  # type: ignore[attr-defined]
-        is_whole = not self.batches_done
+        is_whole_epoch = not self.batches_done
         if not is_trial:
-            self.results.averages.decide()
+            self.results.averages.decide_deferral()
         if isinstance(self.trainer.strategy, RunStrategy):
             self.trainer.strategy.synchronize_new_parameters()
         self._validates = self._should_check_val_epoch()
-        self._fast = self._fast_or_none(data_fetcher)
-        self.results.is_watched = True
+        self._fast_epoch = self._fast_epoch_or_none(data_fetcher)
+        self.results.records_reads = True
         try:
             while not (self.may_be_done and self.done):
                 try:
@@ -105,64 +107,64 @@ class EpochLoop(_TrainingEpochLoop):
                     self.on_advance_end(data_fetcher)
                 except StopIteration:
                     counts: Any = self.batch_progress.current
-                    self._skipped = counts.processed - counts.completed
+                    self._skipped_batches = counts.processed - counts.completed
                     break
                 finally:
                     self.on_iteration_done()
             self.flush_metrics()
-            if is_whole and not is_trial:
-                self.results.averages.note_epoch()
+            if is_whole_epoch and not is_trial:
+                self.results.averages.record_epoch()
         finally:
-            self._fast, self.results.is_watched = None, False
+            self._fast_epoch, self.results.records_reads = None, False
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
-        self.between_steps = self._is_shown = False
-        if self._fast is not None and not self._fast.is_current:
-            self._fast = self._fast_or_none(data_fetcher)
-        if self._fast is not None and not self.restarting:
-            self._fast.train_on_next()
+        self.between_steps = self._metrics_are_current = False
+        if self._fast_epoch is not None and not self._fast_epoch.is_current:
+            self._fast_epoch = self._fast_epoch_or_none(data_fetcher)
+        if self._fast_epoch is not None and not self.restarting:
+            self._fast_epoch.train_on_next()
         else:
             super().advance(data_fetcher)
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
-        fast = self._fast
+        fast_epoch = self._fast_epoch
         if may_validate := self._may_validate:
             self.flush_metrics()
-        if fast is None or may_validate:
+        if fast_epoch is None or may_validate:
             super().on_advance_end(data_fetcher)
         else:
-            fast.end_step()
+            fast_epoch.end_step()
         self.between_steps = True
         if self.trainer.accumulate_grad_batches > 1 and self._should_accumulate():
             return
         trainer = self.trainer
-        for listen in self.subscribers.of["on_step_done"]:
-            listen(trainer)
+        for method in self.subscribers.methods["on_step_done"]:
+            method(trainer)
         if not self.is_complete:  # otherwise the safe point follows at the end of the epoch
-            for listen in self.subscribers.of["on_safe_point"]:
-                listen(trainer)
+            for method in self.subscribers.methods["on_safe_point"]:
+                method(trainer)
             self.has_validated = False
 
-    def come_to_safe_point(self) -> None:
+    def reach_safe_point(self) -> None:
         """Calls the hooks of a safe point, where a run can be saved and can stop. All ranks must call."""
         self.subscribers.call("on_safe_point")
         self.has_validated = False
 
     def flush_metrics(self) -> None:
         """Updates the metrics that the Trainer shows with those of the last batch. All ranks must call."""
-        if not self._is_shown:
-            self.show_metrics()
+        if not self._metrics_are_current:
+            self.update_trainer_metrics()
 
-    def show_metrics(self, reduces: bool = True) -> Any:
+    def update_trainer_metrics(self, reduces: bool = True) -> Any:
         """Copies the last batch's metrics to those that the Trainer shows, and returns them.
 
         Args:
             reduces: Whether to first average deferred values over ranks; all ranks must then call.
         """
         if reduces:
-            self._is_shown = True
+            self._metrics_are_current = True
             self.results.reduce()
-        metrics, connector = self.results.unwatched_metrics(on_step=True), self.trainer._logger_connector
+        metrics, connector = self.results.unrecorded_metrics(on_step=True), self.trainer._logger_connector
         connector._progress_bar_metrics.update(metrics["pbar"])
         connector._callback_metrics.update(metrics["callback"])
         connector._logged_metrics.update(metrics["log"])
@@ -173,7 +175,7 @@ class EpochLoop(_TrainingEpochLoop):
         """Whether the loop may be done after the last batch; a cheap check before Lightning's `done`."""
         trainer, progress = self.trainer, self.batch_progress
         return (
-            self._fast is None
+            self._fast_epoch is None
             or progress.is_last_batch
             or progress.current.ready >= trainer.num_training_batches
             or trainer.should_stop
@@ -183,17 +185,17 @@ class EpochLoop(_TrainingEpochLoop):
     @property
     def _may_validate(self) -> bool:
         """Whether a validation may be due after the last batch; a cheap check before Lightning's own."""
-        trainer, progress, every = self.trainer, self.batch_progress, self.trainer.val_check_batch
+        trainer, progress, interval = self.trainer, self.batch_progress, self.trainer.val_check_batch
         if trainer.should_stop:
             return True
         if not self._validates:
             return False
-        if every is None or every == float("inf") or progress.is_last_batch:
+        if interval is None or interval == float("inf") or progress.is_last_batch:
             return True
         counts = progress.total if trainer.check_val_every_n_epoch is None else progress.current
-        return counts.ready % every == 0
+        return counts.ready % interval == 0
 
-    def _fast_or_none(self, data_fetcher: _DataFetcher) -> FastEpoch | None:
+    def _fast_epoch_or_none(self, data_fetcher: _DataFetcher) -> FastEpoch | None:
         """Returns the fast path, or None if Lightning's own loop must train; prints each new reason for that."""
         reason = fallback_reason(self.trainer, data_fetcher)
         if reason and reason not in self._reported:

@@ -22,14 +22,14 @@ from rankzero.training.strategies import RunStrategy
 def install(trainer: Trainer, plan: SamplingPlan) -> "HookBridge":
     """Replaces Lightning's loops; returns a callback that calls the new loops' hooks and must be the first one."""
     stock = trainer.fit_loop
-    ours = FitLoop(trainer, stock.min_epochs, stock.max_epochs)
-    ours.epoch_loop = EpochLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
-    ours.plan = ours.epoch_loop.plan = plan
-    trainer.fit_loop = ours
+    loop = FitLoop(trainer, stock.min_epochs, stock.max_epochs)
+    loop.epoch_loop = EpochLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
+    loop.plan = loop.epoch_loop.plan = plan
+    trainer.fit_loop = loop
     if isinstance(trainer.strategy, RunStrategy):
-        trainer.strategy.before_idle_step = ours.epoch_loop.results.reduce
-    ours.caller = HookBridge(ours.call)
-    return ours.caller
+        trainer.strategy.before_step_with_empty_rank = loop.epoch_loop.results.reduce
+    loop.hook_bridge = HookBridge(loop.call)
+    return loop.hook_bridge
 
 
 def fit_loop_of(trainer: Trainer) -> "FitLoop":
@@ -43,7 +43,7 @@ class FitLoop(_FitLoop):
 
     plan: SamplingPlan
     epoch_loop: EpochLoop
-    caller: HookBridge
+    hook_bridge: HookBridge
 
     def __init__(self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None) -> None:
         super().__init__(trainer, min_epochs, max_epochs)
@@ -51,9 +51,9 @@ class FitLoop(_FitLoop):
         """True during a trial of a batch size or learning rate finder, which is undone afterwards."""
         self.only_restores = False
         """True if `fit` only restores a checkpoint, without training."""
-        self.outside_trials: tuple[list[Callback], list[Logger]] = [], []
+        self.run_callbacks_and_loggers: tuple[list[Callback], list[Logger]] = [], []
         """The run's callbacks and loggers; a finder replaces both during its trials."""
-        self.hooks: list[LoopHooks] = []
+        self.extra_subscribers: list[LoopHooks] = []
         """Subscribers that are not callbacks; called after the callbacks."""
 
     def call(self, hook: str, *arguments: Any) -> None:
@@ -71,7 +71,7 @@ class FitLoop(_FitLoop):
         return bool(self.epoch_progress.current.started > self.epochs_done)  # type: ignore[attr-defined]
 
     @property
-    def place(self) -> Position | int:
+    def position(self) -> Position | int:
         """The run's position in its order of samples; only the number of ended epochs if the order is the user's."""
         return self.position_of(self.plan.order) if self.plan.order else self.epochs_done
 
@@ -80,7 +80,7 @@ class FitLoop(_FitLoop):
         batches = self.epoch_loop.batches_done
         cut_short = order.epoch == self.epochs_done - 1 and not self.epoch_loop.is_complete
         if batches and (self.is_within_epoch or cut_short):
-            return order.position(batches - order.pass_began_at)
+            return order.position(batches - order.batches_of_earlier_passes)
         return Position(self.epochs_done)
 
     @property
@@ -90,7 +90,7 @@ class FitLoop(_FitLoop):
     def run(self) -> None:
         # Lightning's finders (2.6) replace the callbacks and run this loop, within a hook of the actual run.
         outer = self.is_trial, vars(self.epoch_loop).get("subscribers")
-        self.is_trial = self.caller not in self.trainer.callbacks  # type: ignore[attr-defined]
+        self.is_trial = self.hook_bridge not in self.trainer.callbacks  # type: ignore[attr-defined]
         try:
             super().run()
         finally:
@@ -99,13 +99,13 @@ class FitLoop(_FitLoop):
                 self.epoch_loop.subscribers = subscribers
 
     def setup_data(self) -> None:
-        before = self._combined_loader
+        previous_loader = self._combined_loader
         self.plan.loads_training = True
         try:
             super().setup_data()
         finally:
             self.plan.loads_training = False
-        if self._combined_loader not in (None, before) and not self.plan.start:
+        if self._combined_loader not in (None, previous_loader) and not self.plan.start_positions:
             for loader in self._combined_loader.flattened:  # a finder in an epoch's first hook recreates the loaders
                 _set_sampler_epoch(loader, self.epochs_done)
 
@@ -116,19 +116,19 @@ class FitLoop(_FitLoop):
             super().reset()
             return
         torch.set_grad_enabled(True)
-        done = order.start_position.epoch
-        begun = done + (order.start_position.step > 0)
+        completed = order.start_position.epoch
+        started = completed + (order.start_position.step > 0)
         for counts in (self.epoch_progress.current, self.epoch_progress.total):
-            vars(counts).update(ready=begun, started=begun, processed=done, completed=done)
-        self._restart_stage = RestartStage.RESTARTED_MID_EPOCH if begun > done else RestartStage.NONE
+            vars(counts).update(ready=started, started=started, processed=completed, completed=completed)
+        self._restart_stage = RestartStage.RESTARTED_MID_EPOCH if started > completed else RestartStage.NONE
 
     def on_run_start(self) -> None:
         super().on_run_start()
-        hooks = [hook for hook in self.hooks if hook.in_trials or not self.is_trial]
-        self.epoch_loop.subscribers = Subscribers(self.trainer, hooks)
+        subscribers = [subscriber for subscriber in self.extra_subscribers if subscriber.in_trials or not self.is_trial]
+        self.epoch_loop.subscribers = Subscribers(self.trainer, subscribers)
         self.call("on_ready")
-        self.epoch_loop.subscribers.drop_idle()
-        self.epoch_loop.come_to_safe_point()
+        self.epoch_loop.subscribers.drop_unneeded()
+        self.epoch_loop.reach_safe_point()
 
     def on_advance_start(self) -> None:
         super().on_advance_start()
@@ -137,16 +137,16 @@ class FitLoop(_FitLoop):
         self._restarting = False
 
     def on_advance_end(self) -> None:
-        complete = self.epoch_loop.is_complete
+        is_complete = self.epoch_loop.is_complete
         super().on_advance_end()
         if not self.is_trial:
-            self.plan.start = []  # loaders created from now on start at the beginning
-        if not complete:
+            self.plan.start_positions = []  # loaders created from now on start at the beginning
+        if not is_complete:
             return
         order = self.plan.order
-        if order and order.is_patched:  # later epochs have a different number of steps
+        if order and order.has_changed_batch_size:  # later epochs have a different number of steps
             assert self._combined_loader is not None
             self._combined_loader.reset()
             self._combined_loader = None
         self.call("on_epoch_done")
-        self.epoch_loop.come_to_safe_point()
+        self.epoch_loop.reach_safe_point()

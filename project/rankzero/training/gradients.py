@@ -40,7 +40,7 @@ def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
         flat /= world_size
         torch.distributed.all_reduce(flat)
         for parameter, mean in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):
-            _put(parameter, mean.view_as(parameter), is_sparse=kind_of[parameter] == SPARSE)
+            _set_gradient(parameter, mean.view_as(parameter), is_sparse=kind_of[parameter] == SPARSE)
 
 
 def _kind_of_gradient(parameter: Parameter) -> int:
@@ -49,7 +49,7 @@ def _kind_of_gradient(parameter: Parameter) -> int:
     return SPARSE if parameter.grad.is_sparse else DENSE
 
 
-def _put(parameter: Parameter, mean: Tensor, is_sparse: bool) -> None:
+def _set_gradient(parameter: Parameter, mean: Tensor, is_sparse: bool) -> None:
     if is_sparse:
         parameter.grad = mean.to_sparse(1)  # one index per row, as in the gradient of an Embedding
         return
@@ -63,7 +63,7 @@ def _buckets(parameters: Iterable[Parameter]) -> Iterable[list[Parameter]]:
     bucket: list[Parameter] = []
     for parameter in parameters:
         size = sum(member.numel() * member.element_size() for member in bucket)
-        if bucket and (_kind(parameter) != _kind(bucket[0]) or size >= BUCKET_BYTES):
+        if bucket and (_dtype_and_device(parameter) != _dtype_and_device(bucket[0]) or size >= BUCKET_BYTES):
             yield bucket
             bucket = []
         bucket.append(parameter)
@@ -71,5 +71,5 @@ def _buckets(parameters: Iterable[Parameter]) -> Iterable[list[Parameter]]:
         yield bucket
 
 
-def _kind(parameter: Parameter) -> tuple[torch.dtype, torch.device]:
+def _dtype_and_device(parameter: Parameter) -> tuple[torch.dtype, torch.device]:
     return parameter.dtype, parameter.device

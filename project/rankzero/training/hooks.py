@@ -63,7 +63,7 @@ class Subscribers:
 
     Args:
         trainer: The Trainer, whose callbacks are called first, in their order.
-        beside: Subscribers that are called after the callbacks.
+        extra_subscribers: Subscribers that are called after the callbacks.
     """
 
     HOOKS = (
@@ -71,26 +71,29 @@ class Subscribers:
         "on_safe_point",
     )
 
-    def __init__(self, trainer: Trainer, beside: list[LoopHooks]) -> None:
+    def __init__(self, trainer: Trainer, extra_subscribers: list[LoopHooks]) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        subscribers = [*(subscriber for subscriber in callbacks if isinstance(subscriber, LoopHooks)), *beside]
+        subscribers = [
+            *(subscriber for subscriber in callbacks if isinstance(subscriber, LoopHooks)),
+            *extra_subscribers,
+        ]
         self._trainer = trainer
-        self.of: dict[str, tuple[Callable[..., None], ...]] = {}
+        self.methods: dict[str, tuple[Callable[..., None], ...]] = {}
         """Hook -> the methods to call, in this order."""
         for hook in self.HOOKS:
-            idle = getattr(LoopHooks, hook)
-            implemented = [subscriber for subscriber in subscribers if getattr(type(subscriber), hook) is not idle]
-            self.of[hook] = tuple(getattr(subscriber, hook) for subscriber in implemented)
+            default = getattr(LoopHooks, hook)
+            implementers = [subscriber for subscriber in subscribers if getattr(type(subscriber), hook) is not default]
+            self.methods[hook] = tuple(getattr(subscriber, hook) for subscriber in implementers)
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Calls a hook of all subscribers that implement it."""
-        for listen in self.of[hook]:
-            listen(self._trainer, *arguments)
+        for method in self.methods[hook]:
+            method(self._trainer, *arguments)
 
-    def drop_idle(self) -> None:
+    def drop_unneeded(self) -> None:
         """Removes methods that have nothing to do in this run (see `LoopHooks.needs`), so that no step calls them."""
-        for hook, methods in self.of.items():
-            self.of[hook] = tuple(method for method in methods if method.__self__.needs(hook))  # type: ignore[attr-defined]
+        for hook, methods in self.methods.items():
+            self.methods[hook] = tuple(method for method in methods if method.__self__.needs(hook))  # type: ignore[attr-defined]
 
 
 class HookBridge(Callback):
@@ -105,8 +108,8 @@ class HookBridge(Callback):
         self._next_tick = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if every and trainer.global_step % every == 0:
+        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if interval and trainer.global_step % interval == 0:
             self._call("on_logging_step")
 
     def on_train_batch_end(

@@ -22,12 +22,12 @@ class PredictionLoop(_PredictionLoop):
             super().setup_data()
         if self._combined_loader is not None:
             for loader in self._combined_loader.flattened:
-                _note_batches(loader)
+                _record_batch_samples(loader)
 
     def _get_batch_indices(self, dataloader: object) -> Any:
         if isinstance(dataloader, ManagedLoader) and isinstance(dataloader.batch_sampler, EvaluationBatchSampler):
-            batches = dataloader.batch_sampler
-            return [batches.samples(batch) for batch in range(len(batches))]
+            batch_sampler = dataloader.batch_sampler
+            return [batch_sampler.samples(batch) for batch in range(len(batch_sampler))]
         return super()._get_batch_indices(dataloader)
 
 
@@ -48,13 +48,13 @@ def _with_last_batch(dataloader: object, *arguments: Any, **settings: Any) -> ob
     """Returns a copy of the user's loader that keeps the last batch; the strategy then sets the order of samples."""
     if not isinstance(dataloader, DataLoader) or type(dataloader.batch_sampler) is not BatchSampler:
         return dataloader
-    loader, batches = copy.copy(dataloader), dataloader.batch_sampler
-    complete = BatchSampler(batches.sampler, batches.batch_size, drop_last=False)
-    vars(loader).update(batch_sampler=complete, drop_last=False)
+    loader, batch_sampler = copy.copy(dataloader), dataloader.batch_sampler
+    complete_sampler = BatchSampler(batch_sampler.sampler, batch_sampler.batch_size, drop_last=False)
+    vars(loader).update(batch_sampler=complete_sampler, drop_last=False)
     return loader
 
 
-def _note_batches(loader: object) -> None:
+def _record_batch_samples(loader: object) -> None:
     """Makes a loader with the user's own order record the samples of each batch, as Lightning does."""
     if (
         isinstance(loader, DataLoader)

@@ -36,21 +36,21 @@ class OptimizerStep:
     ) -> None:
         self.trainer, self.strategy, self.loop, self.hooks, self.log = trainer, strategy, loop, hooks, log
         self.module: LightningModule = trainer.lightning_module
-        self._of_module = vars(self.module)
-        self._is_direct = (
+        self._module_vars = vars(self.module)
+        self._bypasses_strategy = (
             type(strategy) is OneProcess
             and type(trainer.precision_plugin) is Precision
             and strategy.model is self.module
         )
-        self._clips = overrides(self.module, "configure_gradient_clipping", LightningModule)
-        self._signature_of: Any = None
+        self._overrides_clipping = overrides(self.module, "configure_gradient_clipping", LightningModule)
+        self._inspected_function: Any = None
         self._takes_batch_idx = False
         self._optimizer: Optimizer | None = None
         self._batch: tuple[Any, ...] = ()
         self._batch_idx = 0
         self._output: Any = None
         self._result: ClosureResult | None = None
-        self._is_quiet = False
+        self._is_unobserved = False
         """True if the next hooks have no observers; updated each time user code has run."""
 
     def run(self, batch: Any, batch_idx: int, accumulates: bool) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class OptimizerStep:
         Returns:
             The outputs for `on_train_batch_end`; empty if the hook has no observers.
         """
-        self._batch = (batch, batch_idx) if self._wants_batch_idx() else (batch,)
+        self._batch = (batch, batch_idx) if self._step_takes_batch_idx() else (batch,)
         self._batch_idx = batch_idx
         if accumulates:
             with _block_parallel_sync_behavior(self.strategy):
@@ -73,22 +73,22 @@ class OptimizerStep:
             counts = self.loop.automatic_optimization.optim_progress.optimizer.step
             counts.current.ready += 1
             counts.total.ready += 1
-            of_module = self._of_module
-            before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_step"
+            module_vars = self._module_vars
+            previous_hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "optimizer_step"
             optimizer = self.strategy.optimizers[0]
             if optimizer is not self._optimizer:
                 self._optimizer, self._step = optimizer, fast_step(optimizer)
             self._step(self._closure)
-            of_module["_current_fx_name"] = before
+            module_vars["_current_fx_name"] = previous_hook
             counts.current.completed += 1
             counts.total.completed += 1
         return self._outputs()
 
-    def _wants_batch_idx(self) -> bool:
+    def _step_takes_batch_idx(self) -> bool:
         method = self.module.training_step
         function = getattr(method, "__func__", method)
-        if function is not self._signature_of:
-            self._signature_of = function
+        if function is not self._inspected_function:
+            self._inspected_function = function
             self._takes_batch_idx = "batch_idx" in self.loop._build_kwargs(OrderedDict(), None, 0)
         return self._takes_batch_idx
 
@@ -101,7 +101,7 @@ class OptimizerStep:
                 " hook? It could also happen because the `optimizer.step(optimizer_closure)` call did not execute it"
                 " internally."
             )
-        if result is _UNSEEN:
+        if result is _UNOBSERVED:
             if not self.hooks.has_observers("on_train_batch_end"):
                 return {}
             result = ClosureResult.from_training_step_output(output)  # a callback was added during this batch
@@ -109,9 +109,9 @@ class OptimizerStep:
 
     def _closure(self) -> Tensor | None:
         loss = self._run_passes()
-        if not self._is_quiet:
+        if not self._is_unobserved:
             self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])
-        if self._clips or self.trainer.gradient_clip_val:
+        if self._overrides_clipping or self.trainer.gradient_clip_val:
             self.trainer.precision_plugin._clip_gradients(
                 self.module,
                 self.strategy.optimizers[0],
@@ -125,15 +125,15 @@ class OptimizerStep:
         if not torch.is_grad_enabled():  # the optimizer called the closure without enabling gradients
             with torch.enable_grad():
                 return self._run_passes()
-        of_module = self._of_module
-        before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "training_step"
+        module_vars = self._module_vars
+        previous_hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "training_step"
         with self.log:
-            output = (self.module if self._is_direct else self.strategy).training_step(*self._batch)
-        of_module["_current_fx_name"] = before
-        self._is_quiet = self.hooks.have_no_observers
+            output = (self.module if self._bypasses_strategy else self.strategy).training_step(*self._batch)
+        module_vars["_current_fx_name"] = previous_hook
+        self._is_unobserved = self.hooks.have_no_observers
         loss = self._loss_of(output)
-        batches_a_step: int = self.trainer.accumulate_grad_batches
-        if self._batch_idx % batches_a_step == 0:
+        batches_per_step: int = self.trainer.accumulate_grad_batches
+        if self._batch_idx % batches_per_step == 0:
             self._zero_gradients()
         if loss is None:
             Closure.warning_cache.warn(
@@ -144,10 +144,10 @@ class OptimizerStep:
         return loss.detach()
 
     def _loss_of(self, output: Any) -> Tensor | None:
-        batches_a_step: int = self.trainer.accumulate_grad_batches
-        is_seen = not self._is_quiet and self.hooks.has_observers("on_train_batch_end")
-        if type(output) is Tensor and batches_a_step == 1 and not is_seen:
-            self._result, self._output = _UNSEEN, output
+        batches_per_step: int = self.trainer.accumulate_grad_batches
+        is_observed = not self._is_unobserved and self.hooks.has_observers("on_train_batch_end")
+        if type(output) is Tensor and batches_per_step == 1 and not is_observed:
+            self._result, self._output = _UNOBSERVED, output
             return output
         if output is None and self.trainer.world_size > 1:
             raise RuntimeError(
@@ -155,7 +155,7 @@ class OptimizerStep:
                 " It is recommended that you rewrite your training logic to avoid having to skip the step in the first"
                 " place."
             )
-        self._result = ClosureResult.from_training_step_output(output, batches_a_step)
+        self._result = ClosureResult.from_training_step_output(output, batches_per_step)
         return self._result.closure_loss
 
     def _zero_gradients(self) -> None:
@@ -164,44 +164,44 @@ class OptimizerStep:
         current, total = counts.current, counts.total
         current.ready += 1
         total.ready += 1
-        if not self._is_quiet:
+        if not self._is_unobserved:
             self.hooks.call("on_before_zero_grad", optimizer)
         counts.increment_started()
-        of_module = self._of_module
-        before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "optimizer_zero_grad"
-        if not self._is_quiet and self._has_own("optimizer_zero_grad"):
+        module_vars = self._module_vars
+        previous_hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "optimizer_zero_grad"
+        if not self._is_unobserved and self._is_replaced("optimizer_zero_grad"):
             self.module.optimizer_zero_grad(self.trainer.current_epoch, self._batch_idx, optimizer)
         elif not zero_gradients(optimizer):
-            self._is_quiet = False
-        of_module["_current_fx_name"] = before
+            self._is_unobserved = False
+        module_vars["_current_fx_name"] = previous_hook
         current.completed += 1
         total.completed += 1
 
     def _run_backward(self, loss: Tensor) -> None:
         if self.strategy.share.loss_weight != 1:
             loss = self.strategy.scale_loss(loss)
-        if not self._is_quiet:
+        if not self._is_unobserved:
             self.hooks.call("on_before_backward", loss)
-        of_module = self._of_module
-        before, of_module["_current_fx_name"] = of_module["_current_fx_name"], "backward"
-        if not self._is_quiet and self._has_own("backward"):
+        module_vars = self._module_vars
+        previous_hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "backward"
+        if not self._is_unobserved and self._is_replaced("backward"):
             self.module.backward(loss)
         else:
             fast_backward(loss)
-        of_module["_current_fx_name"] = before
-        self._is_quiet = self.hooks.have_no_observers
-        if not self._is_quiet:
+        module_vars["_current_fx_name"] = previous_hook
+        self._is_unobserved = self.hooks.have_no_observers
+        if not self._is_unobserved:
             self.hooks.call("on_after_backward")
         if self.strategy.share.has_empty_rank:  # otherwise DDP has already averaged the gradients
             self.strategy.post_backward(loss)
 
-    def _has_own(self, method: str) -> bool:
+    def _is_replaced(self, method: str) -> bool:
         """Whether a hook called within this batch has replaced a method of the module."""
-        return method in self._of_module or getattr(type(self.module), method) is not _STOCK[method]
+        return method in self._module_vars or getattr(type(self.module), method) is not _STOCK[method]
 
 
 _STOCK = {method: getattr(LightningModule, method) for method in OPTIMIZER_HOOKS}
 
 
-_UNSEEN = ClosureResult(None)
+_UNOBSERVED = ClosureResult(None)
 """Result of a step whose outputs have no observer."""

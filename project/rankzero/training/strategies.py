@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankzero.messages import RequestError
-from rankzero.sampling.batch_sampler import EVEN, ElasticBatchSampler, Share
+from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopHooks
@@ -32,9 +32,9 @@ class RunStrategy(Strategy):
     def __init__(self, plan: SamplingPlan, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.plan = plan
-        self.share = EVEN
+        self.share = EVEN_SHARE
         """This rank's share of the current batch."""
-        self.before_idle_step: Callable[[], None] = lambda: None
+        self.before_step_with_empty_rank: Callable[[], None] = lambda: None
         """Called on all ranks before a step in which some rank has no sample."""
 
     @property
@@ -44,48 +44,48 @@ class RunStrategy(Strategy):
 
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self._module.trainer
-        loads = self.plan.loads_training  # a finder loads validation data while the stage is training
-        training = trainer.state.stage is RunningStage.TRAINING if loads is None else loads
+        loads_training = self.plan.loads_training  # a finder loads validation data while the stage is training
+        is_training = trainer.state.stage is RunningStage.TRAINING if loads_training is None else loads_training
         loader = self.plan.wrap(
-            dataloader, training, self.broadcast, self._module_needing_samples() if training else None
+            dataloader, is_training, self.broadcast, self._feature_needing_samples() if is_training else None
         )
-        if training and self.plan.order:
-            self._accumulate(self.plan.order.micro_batches)
+        if is_training and self.plan.order:
+            self._set_micro_batches(self.plan.order.micro_batches)
             self._warn_of_single_samples(self.plan.order)
         return loader
 
-    def _accumulate(self, micro_batches: int) -> None:
+    def _set_micro_batches(self, micro_batches: int) -> None:
         """Sets the number of micro-batches after which Lightning takes an optimizer step.
 
         Raises:
             RequestError: The module or a callback decides itself when to step.
         """
         trainer = self._module.trainer
-        schedules = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        own_way = "a GradientAccumulationScheduler" if schedules else "a module that optimises by hand"
-        if micro_batches > 1 and (schedules or not self._module.automatic_optimization):
+        has_scheduler = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        conflict = "a GradientAccumulationScheduler" if has_scheduler else "a module with manual optimization"
+        if micro_batches > 1 and (has_scheduler or not self._module.automatic_optimization):
             raise RequestError(
                 f"{micro_batches} batches a step",
-                f"{own_way}, which says itself when to step",
+                f"{conflict}, which decides itself when to step",
                 "a smaller --global_batch_size, or no --max_device_batch_size",
             )
-        if not schedules:
+        if not has_scheduler:
             trainer.accumulate_grad_batches = micro_batches
 
     def _warn_of_single_samples(self, order: ElasticBatchSampler) -> None:
-        if order.leaves_single() and any(isinstance(module, _BatchNorm) for module in self._module.modules()):
+        if order.has_single_samples() and any(isinstance(module, _BatchNorm) for module in self._module.modules()):
             rank_zero_warn(
                 f"rankzero: {order.count:,} samples, {order.global_batch_size:,} a step: in some step a process has a "
-                "single one, which batch norm may refuse. DataLoader(drop_last=True), or another --global_batch_size, "
-                "avoids it"
+                "single sample, which batch norm may refuse. DataLoader(drop_last=True), or another "
+                "--global_batch_size, avoids it"
             )
 
-    def _module_needing_samples(self) -> str | None:
+    def _feature_needing_samples(self) -> str | None:
         """Returns the feature of this module that needs a non-empty batch on every rank, or None."""
         if not self._module.automatic_optimization:
-            return "manual optimisation"
-        synced = any(isinstance(module, torch.nn.SyncBatchNorm) for module in self._module.modules())
-        return "SyncBatchNorm" if synced else None
+            return "manual optimization"
+        has_sync_batch_norm = any(isinstance(module, torch.nn.SyncBatchNorm) for module in self._module.modules())
+        return "SyncBatchNorm" if has_sync_batch_norm else None
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
@@ -95,17 +95,17 @@ class RunStrategy(Strategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Loads the model without pruning; in a fit, `LiveSettings` prunes it again after optimizers are configured."""
-        fits = self._module.trainer.state.fn is TrainerFn.FITTING
-        if fits and "weights_in_training" in checkpoint:
+        is_fitting = self._module.trainer.state.fn is TrainerFn.FITTING
+        if is_fitting and "weights_in_training" in checkpoint:
             checkpoint = {**checkpoint, "state_dict": checkpoint["weights_in_training"]}
         if pruned := checkpoint.get("pruned"):
-            state = without_pruning(checkpoint["state_dict"], pruned, masked=not fits)
+            state = without_pruning(checkpoint["state_dict"], pruned, masked=not is_fitting)
             checkpoint = {**checkpoint, "state_dict": state}
         super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        saved = checkpoint.get("live_settings", {}).get("groups", [])
-        add_missing_groups(self._module, self.optimizers, saved)
+        saved_groups = checkpoint.get("live_settings", {}).get("groups", [])
+        add_missing_groups(self._module, self.optimizers, saved_groups)
         super().load_optimizer_state_dict(checkpoint)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -114,7 +114,7 @@ class RunStrategy(Strategy):
         assert combined is not None
         self.share = shares_from(combined.flattened)()
         if self.share.has_empty_rank:
-            self.before_idle_step()
+            self.before_step_with_empty_rank()
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         return super().backward(self.scale_loss(closure_loss), optimizer, *args, **kwargs)
@@ -123,7 +123,7 @@ class RunStrategy(Strategy):
         """Scales a loss so that the averaged gradient is that of the mean over the global batch."""
         return loss if self.share.loss_weight == 1 else loss * self.share.loss_weight
 
-    def part(self, value: Tensor, reduce_op: Any) -> Tensor:
+    def apply_metric_weight(self, value: Tensor, reduce_op: Any) -> Tensor:
         """Returns this rank's term in the reduction of a value over ranks; a mean is weighted by the rank's share."""
         return value
 
@@ -134,7 +134,7 @@ class RunStrategy(Strategy):
         """Returns the values of all ranks, in order of rank. All ranks must call."""
         return [value]
 
-    def reduce_together(self, values: Tensor, operation: str) -> int:
+    def reduce_in_place(self, values: Tensor, operation: str) -> int:
         """Reduces each element over ranks, in place. All ranks must call.
 
         Args:
@@ -146,7 +146,7 @@ class RunStrategy(Strategy):
         """
         return 1
 
-    def add_up(self, numbers: Sequence[int]) -> list[int]:
+    def sum_over_ranks(self, numbers: Sequence[int]) -> list[int]:
         """Returns the sum of each number over all ranks, modulo 2^64. All ranks must call."""
         return list(numbers)
 
@@ -157,12 +157,12 @@ def shares_from(loaders: Sequence[object]) -> Callable[[], Share]:
     if managed and len(loaders) == 1:
         return managed[0].next_share
 
-    def even() -> Share:
+    def next_even_share() -> Share:
         for loader in managed:  # with several loaders, no single share determines a sample's weight in the loss
             loader.next_share()
-        return EVEN
+        return EVEN_SHARE
 
-    return even
+    return next_even_share
 
 
 def strategy_of(trainer: Trainer) -> RunStrategy:

@@ -7,12 +7,12 @@ from running import command_of, fit
 FIT = command_of("fit")
 
 
-def read(*arguments):
+def parse(*arguments):
     return parse_arguments(FIT, arguments)
 
 
 def test_short_flags_become_lightning_keys_and_override_long_flags():
-    flags = read("--epochs", "3", "--trainer.max_epochs", "9", "--model", "MLP", "--data=Toy", "--batch_size=8")
+    flags = parse("--epochs", "3", "--trainer.max_epochs", "9", "--model", "MLP", "--data=Toy", "--batch_size=8")
     assert flags.arguments == [
         "--model=lightning_modules.MLP",
         "--data=data_modules.Toy",
@@ -25,12 +25,12 @@ def test_short_flags_become_lightning_keys_and_override_long_flags():
 
 
 def test_total_epochs_is_an_alias_of_epochs():
-    assert read("--total_epochs", "50").get("epochs") == 50
+    assert parse("--total_epochs", "50").get("epochs") == 50
 
 
 def test_values_of_lightning_flags_are_read():
-    assert read("--trainer.devices", "2").values["trainer.devices"] == 2
-    assert read("--trainer.devices=[0,1]").values["trainer.devices"] == [0, 1]
+    assert parse("--trainer.devices", "2").values["trainer.devices"] == 2
+    assert parse("--trainer.devices=[0,1]").values["trainer.devices"] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -44,45 +44,45 @@ def test_values_of_lightning_flags_are_read():
         ("--trainer.devices=3", "--trainer={devices: 2}"),
     ],
 )
-def test_devices_in_a_trainer_section_or_file_are_read(here, arguments):
-    (here / "trainer.yaml").write_text("devices: 2\nlogger: false\n")
-    flags = read(*arguments)
+def test_devices_in_a_trainer_section_or_file_are_read(cwd, arguments):
+    (cwd / "trainer.yaml").write_text("devices: 2\nlogger: false\n")
+    flags = parse(*arguments)
     assert flags.requested_world.devices == 2 and "trainer.logger" not in flags.values
     assert set(arguments) <= set(flags.arguments)
 
 
 def test_defaults_apply_only_to_flags_that_were_not_given():
-    assert "--model=lightning_modules.ResNet" in read().arguments
-    assert read().explicitly_set == frozenset()
-    assert read("--model", "my.Net").explicitly_set == {"model"}
-    assert "--data=data_modules.Digits" in read("--model", "my.Net").arguments
+    assert "--model=lightning_modules.ResNet" in parse().arguments
+    assert parse().explicitly_set == frozenset()
+    assert parse("--model", "my.Net").explicitly_set == {"model"}
+    assert "--data=data_modules.Digits" in parse("--model", "my.Net").arguments
 
 
 @pytest.mark.parametrize(
     ("arguments", "found", "instead"),
     [
         (["--epocs", "3"], "no flag of that name", "--epochs 3"),
-        (["--batchsize=3"], "near it: --batch_size", "--batch_size 3"),
+        (["--batchsize=3"], "similar names: --batch_size", "--batch_size 3"),
         (["--model", "RezNet"], "there are MLP, ResNet", "--model ResNet"),
         (["--data", "Fashion"], "there are CIFAR10, Digits", "--data FashionMNIST"),
         (["--devices", "0"], "not a whole number", "--devices 2"),
-        (["--epochs"], "no value after it", "--epochs VALUE"),
+        (["--epochs"], "it has no value", "--epochs VALUE"),
         (["trainn"], "the subcommands are fit, validate, test, predict", "fit.py fit ..."),
         (["evaluate"], "the subcommands are", "fit.py validate ..."),
-        (["--model", "MLP", "test"], "it stands first", "fit.py test ..."),
+        (["--model", "MLP", "test"], "must come before the flags", "fit.py test ..."),
         (["--epochs", "3", "4"], "unexpected argument", "--help"),
         (["--nodes", "-3"], "not a whole number", "--nodes 2"),
         (["--seed", "-1"], "0 to 4294967295", "--seed 0"),
         (["-x"], "no flag of that name", ""),
-        (["--trainer", "qqqqq"], "no such file", "--trainer FILE, or leave it out"),
-        (["--trainer", "{devices"], "not YAML", "--print_config to see one that is"),
+        (["--trainer", "qqqqq"], "no such file", "--trainer FILE, or omit it"),
+        (["--trainer", "{devices"], "not YAML", "--print_config prints an example"),
         (["--run", "../../etc"], "folder's name", "--name my-run"),
         (["--foo", "3"], "no flag of that name", "--help"),
     ],
 )
 def test_a_wrong_argument_is_refused_with_a_suggestion(arguments, found, instead):
     with pytest.raises(RequestError) as error:
-        read(*arguments)
+        parse(*arguments)
     assert found in error.value.found and error.value.instead.endswith(instead)
 
 
@@ -91,26 +91,26 @@ def test_a_wrong_argument_is_refused_with_a_suggestion(arguments, found, instead
 )
 def test_hostile_arguments_give_a_short_printable_message(argument):
     with pytest.raises(RequestError) as error:
-        read(argument)
+        parse(argument)
     lines = str(error.value).split("\n")
     assert len(lines) == 3 and all(line.isprintable() and len(line) < 700 for line in lines)
 
 
-@pytest.mark.parametrize(("text", "meant"), [("last", "auto"), ("null", "never"), ("a/b.ckpt", "a/b.ckpt")])
-def test_ckpt_path_of_lightning_is_translated_to_resume(text, meant):
-    assert read("--ckpt_path", text).get("resume") == meant
+@pytest.mark.parametrize(("text", "value"), [("last", "auto"), ("null", "never"), ("a/b.ckpt", "a/b.ckpt")])
+def test_ckpt_path_of_lightning_is_translated_to_resume(text, value):
+    assert parse("--ckpt_path", text).get("resume") == value
 
 
 @pytest.mark.parametrize("flag", ["--name", "--run", "--run_name"])
 def test_name_run_and_run_name_set_the_name_of_the_run(flag):
-    assert read(flag, "x").get("name") == "x"
+    assert parse(flag, "x").get("name") == "x"
 
 
 def test_flags_that_only_print_are_recognized():
-    assert read("--print_config", "--devices", "2").only_prints
-    assert read("--model.help", "ResNet").only_prints
-    assert read("--help_all").only_prints
-    assert not read("--model.hidden_sizes", "[8]").only_prints
+    assert parse("--print_config", "--devices", "2").only_prints
+    assert parse("--model.help", "ResNet").only_prints
+    assert parse("--help_all").only_prints
+    assert not parse("--model.hidden_sizes", "[8]").only_prints
 
 
 def test_help_does_not_import_torch(tmp_path):
@@ -139,5 +139,5 @@ def test_a_wrong_argument_exits_with_code_2_without_importing_torch(tmp_path):
     ],
 )
 def test_every_form_of_lightnings_devices_argument_is_read(text, gpus, count):
-    requested = read(f"--trainer.devices={text}").requested_world
+    requested = parse(f"--trainer.devices={text}").requested_world
     assert (requested.gpus, requested.devices) == (gpus, count)

@@ -3,43 +3,43 @@ from importlib import import_module
 import pytest
 
 from rankzero.cli.arguments import parse_arguments
-from rankzero.cli.command import EVERY_DAY, GROUPS, OTHER_SUBCOMMANDS, SUBCOMMANDS
-from rankzero.messages import RequestError, spell_with
+from rankzero.cli.command import FIRST_FLAGS, GROUPS, OTHER_SUBCOMMANDS, SUBCOMMANDS
+from rankzero.messages import RequestError, set_spelling
 from running import command_of
 
 FIT = command_of("fit")
-COMMANDS = ("fit", "evaluate", "predict")
+COMMAND_NAMES = ("fit", "evaluate", "predict")
 
 
 def test_help_shows_all_flags_in_groups(capsys):
-    with pytest.raises(SystemExit) as leaving:
+    with pytest.raises(SystemExit) as exit_info:
         parse_arguments(FIT, ["--help"])
     text = capsys.readouterr().out
-    assert leaving.value.code == 0
+    assert exit_info.value.code == 0
     assert all(f"--{flag.name} " in text for flag in FIT.flags)
     assert len(text.splitlines()) <= 60 and max(map(len, text.splitlines())) <= 120
     titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles == [f"{title}:" for title in GROUPS]
-    first = [line.split()[0] for line in text.splitlines()[2:7]]
-    assert first == [f"--{name}" for name in EVERY_DAY]
+    first_options = [line.split()[0] for line in text.splitlines()[2:7]]
+    assert first_options == [f"--{name}" for name in FIRST_FLAGS]
     assert all(example in text for example in FIT.examples) and len(FIT.examples) == 3
 
 
 @pytest.mark.parametrize("command", ["fit", "evaluate", "predict"])
 def test_every_flag_belongs_to_exactly_one_help_group(command):
-    grouped = [*EVERY_DAY, *(name for names in GROUPS.values() for name in names)]
+    grouped = [*FIRST_FLAGS, *(name for names in GROUPS.values() for name in names)]
     assert len(grouped) == len(set(grouped))
     assert {flag.name for flag in command_of(command).flags} <= set(grouped)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", COMMAND_NAMES)
 def test_the_help_of_each_command_shows_exactly_its_flags(name):
     command = command_of(name)
     lines = command.help().splitlines()
     assert lines[0] == f"python launch/{name}.py: {command.purpose}"
-    shown = [line.split()[0].removeprefix("--") for line in lines if line.startswith("  --")]
-    others = {"model", "data", "explain", "config", "model.X", "help_all"}
-    assert sorted(shown) == sorted({flag.name for flag in command.flags} | others)
+    printed_options = [line.split()[0].removeprefix("--") for line in lines if line.startswith("  --")]
+    other_options = {"model", "data", "explain", "config", "model.X", "help_all"}
+    assert sorted(printed_options) == sorted({flag.name for flag in command.flags} | other_options)
     titles = [number for number, line in enumerate(lines) if line.endswith(":") and not line.startswith(" ")]
     assert all(lines[number + 1].startswith("  --") for number in titles)
     assert ("What to train:" in lines) is (name == "fit") and (f"What to {name}:" in lines) is (name != "fit")
@@ -47,15 +47,15 @@ def test_the_help_of_each_command_shows_exactly_its_flags(name):
 
 
 def test_the_help_names_the_command_as_typed():
-    spell_with(lambda text: text.replace("python launch/fit.py", "rankzero fit"))
+    set_spelling(lambda text: text.replace("python launch/fit.py", "rankzero fit"))
     try:
         assert FIT.help().startswith("rankzero fit: ") and "python launch/fit.py" not in FIT.help()
     finally:
-        spell_with(None)
+        set_spelling(None)
 
 
 def test_aliases_are_shown_in_the_help_and_map_to_the_same_key():
-    assert "passes over the data (also --total_epochs)" in FIT.help()
+    assert "pass N times over the data [20] (also --total_epochs)" in FIT.help()
     assert FIT.keys["total_epochs"] == FIT.keys["epochs"] == "trainer.max_epochs"
     assert FIT.keys["ckpt_path"] == FIT.keys["resume"] == "resume"
 
@@ -93,9 +93,30 @@ def test_an_unknown_model_or_data_name_suggests_the_nearest_or_first_name(flag, 
         FIT.class_path(flag, text)
     assert (error.value.asked, error.value.instead) == (f"--{flag} {text}", instead)
     names = (FIT.models if flag == "model" else FIT.data).__all__
-    assert error.value.found == (
-        f"no {flag} of that name; there are {', '.join(names)}, and any class path (my_package.MyClass)"
-    )
+    assert error.value.found == f"there is no {flag} of that name; choose {', '.join(names)}, or a class path"
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "found", "instead"),
+    [
+        (
+            "model",
+            "mine.py",
+            "mine.py is a file, not a class path; classes in this folder: mine.Net",
+            "--model mine.Net",
+        ),
+        ("data", "mine", "; classes in this folder: mine.Net", "--data mine.Net"),
+        ("model", "Net", "; classes in this folder: mine.Net", "--model mine.Net"),
+        ("model", "other.py", "there is no such file", "--model MLP"),
+        ("model", "resnet50", "there is no model of that name", "--model ResNet --model.depth 50"),
+    ],
+)
+def test_a_file_or_class_of_the_folder_is_suggested(tmp_path, monkeypatch, flag, text, found, instead):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("class Net: ...\n")
+    with pytest.raises(RequestError) as error:
+        FIT.class_path(flag, text)
+    assert found in error.value.found and error.value.instead == instead
 
 
 @pytest.mark.parametrize(
@@ -110,7 +131,8 @@ def test_an_unknown_model_or_data_name_suggests_the_nearest_or_first_name(flag, 
             ("batchsize", "", "3"),
             (
                 "--batchsize 3",
-                "there is no flag of that name; near it: --batch_size, --global_batch_size, --max_device_batch_size",
+                "there is no flag of that name; "
+                "similar names: --batch_size, --global_batch_size, --max_device_batch_size",
                 "--batch_size 3",
             ),
         ),
@@ -122,7 +144,7 @@ def test_an_unknown_model_or_data_name_suggests_the_nearest_or_first_name(flag, 
     ],
 )
 def test_an_unknown_flag_or_key_gives_one_message_with_a_suggestion(arguments, lines):
-    error = FIT.unknown(*arguments)
+    error = FIT.unknown_flag_error(*arguments)
     assert (error.asked, error.found, error.instead) == lines
 
 

@@ -8,20 +8,22 @@ from running import command_of
 FIT = command_of("fit")
 
 
-def read(path, text):
+def parse(path, text):
     path.write_text(text)
     return read_config(FIT, str(path))
 
 
 def test_a_file_with_only_lightning_keys_is_passed_on_unchanged(tmp_path):
     path = tmp_path / "a.yaml"
-    text, values = read(path, "trainer:\n  max_epochs: 3\n  devices: 2\nmodel:\n  class_path: my.Net\n")
+    text, values = parse(path, "trainer:\n  max_epochs: 3\n  devices: 2\nmodel:\n  class_path: my.Net\n")
     assert text == str(path)
     assert values == {"trainer.max_epochs": 3, "trainer.devices": 2, "model": {"class_path": "my.Net"}}
 
 
 def test_short_names_in_a_file_become_lightning_keys(tmp_path):
-    text, values = read(tmp_path / "a.yaml", "epochs: 3\nmodel: MLP\ndata: {class_path: Toy}\nseed: 1\nbatch_size: 8\n")
+    text, values = parse(
+        tmp_path / "a.yaml", "epochs: 3\nmodel: MLP\ndata: {class_path: Toy}\nseed: 1\nbatch_size: 8\n"
+    )
     assert yaml.safe_load(text) == {
         "trainer": {"max_epochs": 3},
         "model": {"class_path": "lightning_modules.MLP"},
@@ -33,7 +35,7 @@ def test_short_names_in_a_file_become_lightning_keys(tmp_path):
 
 
 def test_numbers_that_plain_yaml_reads_as_text_are_unchanged(tmp_path):
-    text, _ = read(tmp_path / "a.yaml", "epochs: 1\ntrainer: {gradient_clip_val: 1e-3}\n")
+    text, _ = parse(tmp_path / "a.yaml", "epochs: 1\ntrainer: {gradient_clip_val: 1e-3}\n")
     assert "gradient_clip_val: 1e-3" in text
 
 
@@ -42,15 +44,15 @@ def test_numbers_that_plain_yaml_reads_as_text_are_unchanged(tmp_path):
     [
         ("epoch: 3", "no such key"),
         ("a: [", "not YAML"),
-        ("just words", "no key: value lines"),
-        ("", "no key: value lines"),
+        ("just words", "no 'key: value' lines"),
+        ("", "no 'key: value' lines"),
         ("model: RezNet", "no model of that name"),
         ("devices: 0", "not a whole number"),
     ],
 )
 def test_a_wrong_config_file_is_refused(tmp_path, text, found):
     with pytest.raises(RequestError) as error:
-        read(tmp_path / "a.yaml", text)
+        parse(tmp_path / "a.yaml", text)
     assert found in error.value.found
 
 

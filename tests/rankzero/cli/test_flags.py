@@ -1,9 +1,9 @@
 import pytest
 
-from rankzero.cli.flags import RUNNING, TRAINING
+from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
 from rankzero.messages import RequestError
 
-FLAGS = {flag.name: flag for flag in (*RUNNING, *TRAINING)}
+FLAGS = {flag.name: flag for flag in (*COMMON_FLAGS, *TRAINING_FLAGS)}
 
 
 def test_a_wrong_value_gives_a_message_with_asked_found_and_type():

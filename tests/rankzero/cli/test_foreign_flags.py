@@ -6,7 +6,7 @@ from lightning.pytorch import Trainer
 
 from rankzero.cli import foreign_flags
 from rankzero.cli.arguments import parse_arguments
-from rankzero.cli.foreign_flags import TRAINER, known_elsewhere, near_names, quoted
+from rankzero.cli.foreign_flags import TRAINER_ARGUMENTS, equivalent_flag, quoted, similar_names
 from rankzero.messages import RequestError
 from running import command_of
 
@@ -42,42 +42,42 @@ def test_a_flag_of_another_trainer_suggests_the_rankzero_flag_with_the_users_val
 
 
 def test_every_argument_of_lightnings_trainer_is_known():
-    assert set(TRAINER) == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    assert set(TRAINER_ARGUMENTS) == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
 
 
 @pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
 def test_every_suggested_flag_is_accepted_by_the_command(name):
     command = command_of(name)
     values = {flag.name: flag.example for flag in command.flags} | {"model": "MLP", "data": "Toy"}
-    for target, others in foreign_flags._OTHER_NAMES.items():
+    for target, other_names in foreign_flags._OTHER_NAMES.items():
         if "." in target or target in values:
-            for other in others.split():
-                suggestion = known_elsewhere(other, values.get(target, "1"), list(values), model="")
+            for other_name in other_names.split():
+                suggestion = equivalent_flag(other_name, values.get(target, "1"), list(values), model="")
                 assert suggestion == f"--{target} {values.get(target, '1')}"
                 parse_arguments(command, shlex.split(suggestion))
 
 
 def test_every_target_in_the_table_of_other_names_is_a_flag():
     flags = {flag.name for name in ("fit", "evaluate", "predict") for flag in command_of(name).flags}
-    trainer = {f"trainer.{name}" for name in TRAINER}
-    assert foreign_flags._OTHER_NAMES.keys() <= flags | trainer | {"model", "data", "data.num_workers", "data.root"}
+    keys = {f"trainer.{name}" for name in TRAINER_ARGUMENTS}
+    assert foreign_flags._OTHER_NAMES.keys() <= flags | keys | {"model", "data", "data.num_workers", "data.root"}
 
 
 def test_a_switch_suggests_a_flag_with_a_value():
     for switch in foreign_flags._SWITCHES:
-        suggestion = known_elsewhere(switch, None, list(FIT.keys), model="")
-        assert suggestion == known_elsewhere(switch, "true", list(FIT.keys), model="")
+        suggestion = equivalent_flag(switch, None, list(FIT.keys), model="")
+        assert suggestion == equivalent_flag(switch, "true", list(FIT.keys), model="")
         parse_arguments(FIT, suggestion.replace("N", "2").split())
 
 
 def test_case_hyphens_and_a_trainer_prefix_do_not_matter_in_a_name():
     for name in ("num_workers", "num-workers", "NUM_WORKERS", "trainer_num-workers"):
-        assert known_elsewhere(name, "3", [], model="") == "--data.num_workers 3"
+        assert equivalent_flag(name, "3", [], model="") == "--data.num_workers 3"
 
 
 @pytest.mark.parametrize("name", ["Epochs", "EPOCHS", "trainer_epochs"])
 def test_another_spelling_of_a_flag_suggests_the_flag(name):
-    assert known_elsewhere(name, "3", list(FIT.keys), model="") == "--epochs 3"
+    assert equivalent_flag(name, "3", list(FIT.keys), model="") == "--epochs 3"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,11 @@ def test_another_spelling_of_a_flag_suggests_the_flag(name):
         ("gpu", None, "--trainer.devices [0]"),
         ("gpu", "1", "--trainer.devices [1]"),
         ("gpu", "0,2", "--trainer.devices [0,2]"),
+        ("gpu", "all", "--accelerator gpu --devices N"),
+        ("device", "cuda:1", "--trainer.devices [1]"),
+        ("device", "cuda", "--accelerator cuda"),
+        ("device", "cpu", "--accelerator cpu"),
+        ("device", "a b", "--accelerator gpu --devices N"),
         ("exp_name", "my run", "--name 'my run'"),
         ("log_dir", "", "--root ''"),
         ("log_dir", "$(rm x)", "--root '$(rm x)'"),
@@ -96,27 +101,27 @@ def test_another_spelling_of_a_flag_suggests_the_flag(name):
     ],
 )
 def test_the_suggestion_quotes_the_value_for_a_shell(name, value, suggestion):
-    assert known_elsewhere(name, value, list(FIT.keys), model="") == suggestion
+    assert equivalent_flag(name, value, list(FIT.keys), model="") == suggestion
 
 
 @pytest.mark.parametrize("name", ["lr", "learning_rate", "base_lr"])
 def test_a_learning_rate_flag_suggests_an_argument_of_the_optimizer(name):
-    ours = known_elsewhere(name, "0.1", [], model="MLP")
-    assert ours == "--model.optimizer AdamW --model.optimizer.lr 0.1"
-    assert known_elsewhere(name, "0.1", [], model="") == (
+    suggestion = equivalent_flag(name, "0.1", [], model="MLP")
+    assert suggestion == "--model.optimizer AdamW --model.optimizer.lr 0.1"
+    assert equivalent_flag(name, "0.1", [], model="") == (
         f"--model.{name} 0.1, where the model takes it, or --optimizer AdamW --optimizer.lr 0.1"
     )
-    parse_arguments(FIT, ["--model", "MLP", *ours.split()])
+    parse_arguments(FIT, ["--model", "MLP", *suggestion.split()])
 
 
 def test_a_flag_that_the_command_lacks_is_not_suggested():
-    assert known_elsewhere("num_epochs", "3", list(command_of("evaluate").keys), model="") is None
-    assert known_elsewhere("checkpoint_path", "a", list(FIT.keys), model="") == "--resume a"
-    assert known_elsewhere("checkpoint_path", "a", list(command_of("evaluate").keys), model="") == "--checkpoint a"
+    assert equivalent_flag("num_epochs", "3", list(command_of("evaluate").keys), model="") is None
+    assert equivalent_flag("checkpoint_path", "a", list(FIT.keys), model="") == "--resume a"
+    assert equivalent_flag("checkpoint_path", "a", list(command_of("evaluate").keys), model="") == "--checkpoint a"
 
 
 @pytest.mark.parametrize(
-    ("name", "near"),
+    ("name", "expected"),
     [
         ("epocs", ["epochs"]),
         ("EPOCHS", ["epochs"]),
@@ -127,14 +132,14 @@ def test_a_flag_that_the_command_lacks_is_not_suggested():
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_near_names_finds_similar_flags_and_no_unrelated_flags(name, near):
-    assert near_names(name, ["epochs", "data.batch_size", "batch_size", "model"]) == near
+def test_similar_names_finds_similar_flags_and_no_unrelated_flags(name, expected):
+    assert similar_names(name, ["epochs", "data.batch_size", "batch_size", "model"]) == expected
 
 
-def test_near_names_returns_a_limited_number_with_the_nearest_first():
+def test_similar_names_returns_a_limited_number_with_the_nearest_first():
     names = [f"abcde{i}" for i in range(9)]
-    assert near_names("abcde7", names, count=2)[0] == "abcde7" and len(near_names("abcde7", names, count=2)) == 2
-    assert len(near_names("abcde7", names)) == 4 and near_names("abcde7", []) == []
+    assert similar_names("abcde7", names, count=2)[0] == "abcde7" and len(similar_names("abcde7", names, count=2)) == 2
+    assert len(similar_names("abcde7", names)) == 4 and similar_names("abcde7", []) == []
 
 
 @pytest.mark.parametrize("value", ["", "a", "a b", "$(rm)", "it's", "[1, 2]", "*", "ümlaut", "x" * 120])

@@ -7,9 +7,9 @@ import pytest
 
 from rankzero.cli.import_names import CHECKOUT
 from rankzero.messages import CannotStart
-from running import fit_here
+from running import fit_in_process
 
-BROKEN = {
+BROKEN_FILES = {
     "missing.py": ("import json\nimport nosuchthing\n", "missing.py, line 2: import nosuchthing"),
     "name.py": ("x = undefined\n", "NameError: name 'undefined' is not defined"),
     "syntax.py": ("def f(:\n", "syntax.py, line 1: def f(:"),
@@ -18,30 +18,30 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("file", BROKEN)
-def test_an_error_in_a_users_module_names_its_file_and_line(here, monkeypatch, file):
-    content, found = BROKEN[file]
-    folder = here / "broken_modules"
+@pytest.mark.parametrize("file", BROKEN_FILES)
+def test_an_error_in_a_users_module_names_its_file_and_line(cwd, monkeypatch, file):
+    content, found = BROKEN_FILES[file]
+    folder = cwd / "broken_modules"
     folder.mkdir()
     (folder / file).write_text(content)
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(CannotStart) as error:
-        fit_here("--model", f"{file.removesuffix('.py')}.Net")
+        fit_in_process("--model", f"{file.removesuffix('.py')}.Net")
     message = str(error.value)
-    assert found in message and "from the folder" not in message and "Traceback" not in message
-    assert f"asked  --model {file.removesuffix('.py')}.Net" in message and "the same command, once" in message
+    assert found in message and "in the folder that" not in message and "Traceback" not in message
+    assert f"asked  --model {file.removesuffix('.py')}.Net" in message and "the same command, after" in message
 
 
-def test_a_class_that_is_not_a_lightning_module_is_refused(here):
+def test_a_class_that_is_not_a_lightning_module_is_refused(cwd):
     with pytest.raises(CannotStart, match="json.JSONDecoder is not a LightningModule"):
-        fit_here("--model", "json.JSONDecoder")
+        fit_in_process("--model", "json.JSONDecoder")
 
 
 @pytest.mark.system
-def test_a_users_file_hidden_by_a_rankzero_module_is_named(here):
-    (here / "data_modules").mkdir()
-    (here / "data_modules/toy.py").write_text("class Mine: pass")
+def test_a_users_file_hidden_by_a_rankzero_module_is_named(cwd):
+    (cwd / "data_modules").mkdir()
+    (cwd / "data_modules/toy.py").write_text("class Mine: pass")
     command = [sys.executable, str(CHECKOUT / "launch/fit.py"), "--model", "data_modules.toy.Mine"]
-    done = subprocess.run(command, cwd=here, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"{here}/data_modules/toy.py cannot be imported as data_modules.toy: Rankzero has a module" in done.stderr
+    process = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert f"{cwd}/data_modules/toy.py cannot be imported as data_modules.toy: Rankzero has a module" in process.stderr

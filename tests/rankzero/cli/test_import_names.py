@@ -11,20 +11,20 @@ from running import fit, run
 
 def run_code(code, folder, *options):
     """Runs code in a user's folder, as Rankzero's commands run user code."""
-    begin = f"import sys; sys.path[:0] = {SOURCES!r}\nfrom rankzero.cli import import_names\n"
-    done = subprocess.run([sys.executable, *options, "-c", begin + code], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    setup = f"import sys; sys.path[:0] = {SOURCES!r}\nfrom rankzero.cli import import_names\n"
+    process = subprocess.run([sys.executable, *options, "-c", setup + code], cwd=folder, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
-def write(folder, files):
+def write_files(folder, files):
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
 
 
-EVERY_FORM = """
+EVERY_IMPORT_FORM = """
 import_names.install()
 import pytorch_lightning as pl, lightning.pytorch
 import pytorch_lightning.loggers as l
@@ -63,13 +63,13 @@ else:
 
 @pytest.mark.system
 def test_every_import_of_an_uninstalled_pytorch_lightning_gives_lightning_pytorch(tmp_path):
-    hide = (
+    hide_packages = (
         "class Hidden:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name in import_names.ALIASES: raise ModuleNotFoundError(name=name)\n"
         "sys.meta_path.insert(0, Hidden())\n"
     )
-    run_code(hide + EVERY_FORM, tmp_path)
+    run_code(hide_packages + EVERY_IMPORT_FORM, tmp_path)
 
 
 @pytest.mark.system
@@ -86,7 +86,7 @@ def test_a_second_install_changes_nothing(tmp_path):
     run_code(code, tmp_path)
 
 
-IN_CHILD = """
+MAIN_SCRIPT = """
 import_names.install()
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -96,7 +96,7 @@ if __name__ == "__main__":
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         print(pool.submit(data_modules.made.look_in_child).result())
 """
-MADE = """
+CHILD_MODULE = """
 from concurrent.futures import ProcessPoolExecutor
 
 def look_in_child():
@@ -111,11 +111,13 @@ def look():
 
 @pytest.mark.system
 def test_child_processes_import_the_same_modules(tmp_path):
-    write(tmp_path, {"data_modules/__init__.py": "", "data_modules/made.py": MADE, "data_modules/toy.py": ""})
-    assert run_code(IN_CHILD, tmp_path).strip() == str((True, str(CHECKOUT / "data_modules/toy.py")))
+    write_files(
+        tmp_path, {"data_modules/__init__.py": "", "data_modules/made.py": CHILD_MODULE, "data_modules/toy.py": ""}
+    )
+    assert run_code(MAIN_SCRIPT, tmp_path).strip() == str((True, str(CHECKOUT / "data_modules/toy.py")))
 
 
-NET = """
+MODEL_MODULE = """
 import torch
 import pytorch_lightning as pl
 from project.width import WIDTH
@@ -133,7 +135,7 @@ class Net(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 """
-DATA = """
+DATA_MODULE = """
 import torch
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities.types import TRAIN_DATALOADERS
@@ -165,7 +167,7 @@ class Data(LightningDataModule):
             workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": self.context}
         return DataLoader(Rows(), 8, sampler=Unshuffled(32) if self.sampler else None, **workers)
 """
-STOCK = """
+STOCK_SCRIPT = """
 import_names.install()
 import lightning.pytorch as pl
 from data_modules.mine import Data
@@ -178,22 +180,22 @@ print(trainer.callback_metrics["loss_epoch"].item())
 
 
 @pytest.fixture
-def clashing(tmp_path):
+def user_folder(tmp_path):
     """A user's folder with packages that have the same names as Rankzero's packages."""
-    ours = "raise RuntimeError('the file of the user`s in the place of ours')"
+    hiding_module = "raise RuntimeError('the file of the user`s in the place of ours')"
     files = {
-        "project/nets.py": NET,
+        "project/nets.py": MODEL_MODULE,
         "project/width.py": "WIDTH = 4",
         "data_modules/__init__.py": "NAME = 1",
-        "data_modules/mine.py": DATA,
-        "data_modules/toy.py": ours,
+        "data_modules/mine.py": DATA_MODULE,
+        "data_modules/toy.py": hiding_module,
         "data_modules/deep/rows.py": "import torch\ndef row(index): return torch.full((4,), index / 32)",
         "lightning_modules/__init__.py": "from .mine import Mine as Short\nfrom . import helper\n",
         "lightning_modules/helper.py": "",
         "lightning_modules/mine.py": "from project.nets import Net\nclass Mine(Net): pass",
         "evaluate.py": "",
     }
-    write(tmp_path, files)
+    write_files(tmp_path, files)
     return tmp_path
 
 
@@ -206,18 +208,20 @@ def clashing(tmp_path):
         ("lightning_modules.Short", "forkserver", "false", {}),
     ],
 )
-def test_user_packages_named_like_rankzeros_train_as_in_stock_lightning(clashing, model, context, sampler, environment):
-    (clashing / "project/__init__.py").touch() if environment else None
+def test_user_packages_named_like_rankzeros_train_as_in_stock_lightning(
+    user_folder, model, context, sampler, environment
+):
+    (user_folder / "project/__init__.py").touch() if environment else None
     arguments = ["--data", "data_modules.mine.Data", "--data.context", context, "--data.sampler", sampler]
     arguments += ["--epochs", "2", "--run", "x", "--trainer.enable_progress_bar", "false"]
-    done = fit("--model", model, *arguments, folder=clashing, environment=environment)
-    stock = float(run_code(STOCK, clashing))
-    assert done.summary()["metrics"]["loss_epoch"] == pytest.approx(stock, rel=1e-6)
+    result = fit("--model", model, *arguments, folder=user_folder, environment=environment)
+    stock_loss = float(run_code(STOCK_SCRIPT, user_folder))
+    assert result.summary()["metrics"]["loss_epoch"] == pytest.approx(stock_loss, rel=1e-6)
 
 
 @pytest.mark.system
-def test_included_and_user_classes_train_on_two_ranks_despite_clashing_names(clashing):
-    fit("--model", "MLP", "--data", "Toy", "--epochs", "1", "--devices", "2", folder=clashing)
-    environment = {"PYTHONPATH": ":".join((str(clashing), *SOURCES))}
+def test_included_and_user_classes_train_on_two_ranks_despite_clashing_names(user_folder):
+    fit("--model", "MLP", "--data", "Toy", "--epochs", "1", "--devices", "2", folder=user_folder)
+    environment = {"PYTHONPATH": ":".join((str(user_folder), *SOURCES))}
     command = ("python", "-m", "launch.fit", "--model", "project.nets.Net", "--data", "data_modules.mine.Data")
-    run(*command, "--epochs", "1", "--devices", "2", folder=clashing, environment=environment)
+    run(*command, "--epochs", "1", "--devices", "2", folder=user_folder, environment=environment)

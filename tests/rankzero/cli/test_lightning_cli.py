@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rankzero.messages import CannotStart, RequestError
-from running import fit_here, weights
+from running import fit_in_process, weights
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1")
 
@@ -16,20 +16,20 @@ def summary(folder, run="x"):
     return json.loads((folder / "runs" / run / "summary.json").read_text())
 
 
-def test_a_stored_configuration_reproduces_its_run(here):
-    fit_here(*TOY, "--run", "x", "--batch_size", "16", "--seed", "3", "--model.hidden_sizes", "[8, 4]")
-    config = here / "runs/x/config.yaml"
+def test_a_stored_configuration_reproduces_its_run(cwd):
+    fit_in_process(*TOY, "--run", "x", "--batch_size", "16", "--seed", "3", "--model.hidden_sizes", "[8, 4]")
+    config = cwd / "runs/x/config.yaml"
     assert "name" not in yaml.safe_load(config.read_text())
-    fit_here("--config", str(config), "--run", "y")
-    one, other = weights(here / "runs/x"), weights(here / "runs/y")
-    assert all((one[name] == other[name]).all() for name in one) and one.keys() == other.keys()
-    assert summary(here, "y")["steps"] == 128
+    fit_in_process("--config", str(config), "--run", "y")
+    first, second = weights(cwd / "runs/x"), weights(cwd / "runs/y")
+    assert all((first[name] == second[name]).all() for name in first) and first.keys() == second.keys()
+    assert summary(cwd, "y")["steps"] == 128
 
 
-def test_flags_override_a_config_file_at_any_position(here):
-    (here / "c.yaml").write_text("epochs: 5\nmodel: MLP\ndata: Toy\nbatch_size: 64\n")
-    fit_here("--epochs", "1", "--config", "c.yaml", "--run", "x")
-    assert (summary(here)["epochs"], summary(here)["steps"]) == (1, 32)
+def test_flags_override_a_config_file_at_any_position(cwd):
+    (cwd / "c.yaml").write_text("epochs: 5\nmodel: MLP\ndata: Toy\nbatch_size: 64\n")
+    fit_in_process("--epochs", "1", "--config", "c.yaml", "--run", "x")
+    assert (summary(cwd)["epochs"], summary(cwd)["steps"]) == (1, 32)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_flags_override_a_config_file_at_any_position(here):
     ids=lambda arguments: " ".join(arguments[:2]),
 )
 @pytest.mark.filterwarnings("ignore:.*will be overridden by")
-def test_a_run_accepts_settings_of_optimizer_schedule_precision_and_trainer(here, arguments):
-    assert fit_here(*TOY, "--run", "x", *arguments) == 0
-    assert summary(here)["status"] == "finished"
+def test_a_run_accepts_settings_of_optimizer_schedule_precision_and_trainer(cwd, arguments):
+    assert fit_in_process(*TOY, "--run", "x", *arguments) == 0
+    assert summary(cwd)["status"] == "finished"
 
 
-MINE = """
+USER_MODULE = """
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
@@ -87,42 +87,44 @@ class WithLoaders(Net):
 
 
 @pytest.fixture
-def mine(here, monkeypatch):
-    (here / "mine.py").write_text(MINE)
-    monkeypatch.syspath_prepend(here)
+def user_module(cwd, monkeypatch):
+    (cwd / "mine.py").write_text(USER_MODULE)
+    monkeypatch.syspath_prepend(cwd)
     yield
     import sys
 
     sys.modules.pop("mine", None)
 
 
-def test_a_users_model_and_data_module_train(here, mine):
-    assert fit_here("--model", "mine.Net", "--data", "mine.Data", "--epochs", "2") == 0
-    found = summary(here, "Net-Data-1")
+def test_a_users_model_and_data_module_train(cwd, user_module):
+    assert fit_in_process("--model", "mine.Net", "--data", "mine.Data", "--epochs", "2") == 0
+    found = summary(cwd, "Net-Data-1")
     assert (found["samples"], found["steps"]) == (100, 14) and set(found["metrics"]) == {"loss", "val_loss"}
 
 
-def test_num_classes_of_the_data_module_is_passed_to_a_users_model(here, mine):
-    fit_here("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--run", "x")
-    assert weights(here / "runs/x")["layer.bias"].shape == (5,)
-    fit_here("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--run", "y", "--model.num_classes", "2")
-    assert weights(here / "runs/y")["layer.bias"].shape == (2,)
+def test_num_classes_of_the_data_module_is_passed_to_a_users_model(cwd, user_module):
+    fit_in_process("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--run", "x")
+    assert weights(cwd / "runs/x")["layer.bias"].shape == (5,)
+    fit_in_process(
+        "--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--run", "y", "--model.num_classes", "2"
+    )
+    assert weights(cwd / "runs/y")["layer.bias"].shape == (2,)
 
 
 @pytest.mark.filterwarnings("ignore:.*you have no `val_dataloader`", "ignore:.*but have no `val_dataloader`")
-def test_a_model_with_its_own_loaders_needs_no_data_module(here, mine):
-    assert fit_here("--model", "mine.WithLoaders", "--epochs", "1") == 0
-    assert summary(here, "WithLoaders-own-1")["samples"] == 50
-    fit_here("--config", "runs/WithLoaders-own-1/config.yaml", "--run", "again")
-    assert summary(here, "again")["samples"] == 50
+def test_a_model_with_its_own_loaders_needs_no_data_module(cwd, user_module):
+    assert fit_in_process("--model", "mine.WithLoaders", "--epochs", "1") == 0
+    assert summary(cwd, "WithLoaders-own-1")["samples"] == 50
+    fit_in_process("--config", "runs/WithLoaders-own-1/config.yaml", "--run", "again")
+    assert summary(cwd, "again")["samples"] == 50
 
 
-def test_the_batch_size_flag_overrides_the_batch_size_of_the_data_module(here):
-    fit_here(*TOY, "--run", "x", "--data.count", "20", "--batch_size", "4")
-    assert summary(here)["steps"] == 5
+def test_the_batch_size_flag_overrides_the_batch_size_of_the_data_module(cwd):
+    fit_in_process(*TOY, "--run", "x", "--data.count", "20", "--batch_size", "4")
+    assert summary(cwd)["steps"] == 5
 
 
-BAD = [
+BAD_INPUT = [
     ("--trainer.max_epocs 3", "--trainer.max_epochs"),
     ("--trainer.max_epochs x", "expected int"),
     ("--trainer.precision 17", "expected one of"),
@@ -136,37 +138,37 @@ BAD = [
     ("--model MLP --model.hidden_sizes [8,0]", "hidden_sizes is"),
     ("--model ResNet --data Toy", "Type another --model or --data"),
     ("--data ImageFolder", "--data.root"),
-    ("--data ImageFolder --data.root nowhere", "nowhere is not there"),
+    ("--data ImageFolder --data.root nowhere", "nowhere does not exist"),
     ("--data ImageFolder --data.root empty", "is empty"),
     ("--data.batch_size 0", "1 or more"),
     ("--data.batch_size 2000", "1,437 training samples"),
     ("--batch_size 2000", "type   --batch_size 1437, or less"),
-    ("--batch_size 8 --global_batch_size 8", "one of the two"),
+    ("--batch_size 8 --global_batch_size 8", "only one of the two"),
     ("--config unknown.yaml", "type   --model.depth"),
     ("--config trainer.yaml", "--trainer.max_epochs"),
     ("--root file", "is a file"),
-    ("--root /proc/nowhere", "folder you may write to"),
+    ("--root /proc/nowhere", "folder where you may write"),
     ("--resume nowhere", "there is no such file or folder"),
     ("--backend nccl --accelerator cpu", "--backend gloo"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[arguments for arguments, _ in BAD])
-def test_bad_input_gives_one_message_and_creates_nothing(here, arguments, message):
-    (here / "empty").mkdir()
-    (here / "file").write_text("")
-    (here / "unknown.yaml").write_text("model: {class_path: ResNet, init_args: {dept: 18}}")
-    (here / "trainer.yaml").write_text("trainer: {max_epoch: 3}")
-    before = sorted(os.listdir(here))
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT, ids=[arguments for arguments, _ in BAD_INPUT])
+def test_bad_input_gives_one_message_and_creates_nothing(cwd, arguments, message):
+    (cwd / "empty").mkdir()
+    (cwd / "file").write_text("")
+    (cwd / "unknown.yaml").write_text("model: {class_path: ResNet, init_args: {dept: 18}}")
+    (cwd / "trainer.yaml").write_text("trainer: {max_epoch: 3}")
+    before = sorted(os.listdir(cwd))
     with pytest.raises(CannotStart) as error:
-        fit_here(*arguments.split())
+        fit_in_process(*arguments.split())
     assert message in str(error.value)
-    assert sorted(os.listdir(here)) == before
+    assert sorted(os.listdir(cwd)) == before
 
 
-def test_a_too_large_batch_size_gives_a_message_of_three_lines(here):
+def test_a_too_large_batch_size_gives_a_message_of_three_lines(cwd):
     with pytest.raises(RequestError) as error:
-        fit_here("--batch_size", "2000")
+        fit_in_process("--batch_size", "2000")
     assert str(error.value).splitlines() == [
         "  asked  --batch_size 2000",
         "  found  1,437 training samples",

@@ -3,18 +3,18 @@ import pytest
 from rankzero.cli.origins import Origins
 
 ORIGINS = Origins(
-    typed=["--model", "my.Net", "--model.width=3", "--epochs", "2", "--flag", "--data.n", "a\x1b[31mb"],
-    names={"epochs": "trainer.max_epochs"},
-    files=[
+    typed_arguments=["--model", "my.Net", "--model.width=3", "--epochs", "2", "--flag", "--data.n", "a\x1b[31mb"],
+    keys={"epochs": "trainer.max_epochs"},
+    sources=[
         ("the stored configuration", {"data": {"class_path": "my.Data", "init_args": {"n": 1, "sleep": 0.5}}}),
         ("--config c.yaml", {"model": {"class_path": "my.Net", "init_args": {"width": 4, "depth": 5}}}),
     ],
-    stored="the stored configuration",
+    stored_source="the stored configuration",
 )
 
 
 @pytest.mark.parametrize(
-    ("key", "asked"),
+    ("key", "requested"),
     [
         ("model.width", "--model.width 3"),
         ("trainer.max_epochs", "--epochs 2"),
@@ -25,13 +25,13 @@ ORIGINS = Origins(
         ("trainer.logger", "--trainer.logger given"),
     ],
 )
-def test_a_value_is_named_as_typed_or_with_its_file(key, asked):
-    assert ORIGINS.asked(key, "given") == asked
+def test_a_value_is_named_as_typed_or_with_its_file(key, requested):
+    assert ORIGINS.request_for(key, "given") == requested
 
 
 def test_namespace_objects_of_the_parser_are_not_shown():
-    assert Origins().asked("model", "Namespace(class_path='my.Net', init_args=Namespace())") == "--model"
+    assert Origins().request_for("model", "Namespace(class_path='my.Net', init_args=Namespace())") == "--model"
 
 
 def test_without_returns_the_stored_section_as_a_flag_without_the_argument():
-    assert ORIGINS.without("data.sleep") == """--data '{"class_path": "my.Data", "init_args": {"n": 1}}'"""
+    assert ORIGINS.flag_without("data.sleep") == """--data '{"class_path": "my.Data", "init_args": {"n": 1}}'"""

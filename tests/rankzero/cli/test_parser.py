@@ -16,20 +16,20 @@ from rankzero.messages import RequestError
 MLP = "lightning_modules.MLP"
 
 
-def parser(**options):
-    made = RankzeroParser(**options)
-    made.add_argument("--config", action="config")
-    made.add_argument("--keep", type=reader(positive_int), default=3)
-    made.add_argument("--rate", type=float)
-    made.add_lightning_class_args(LightningModule, "model", subclass_mode=True, required=False)
-    return made
+def new_parser(**options):
+    parser = RankzeroParser(**options)
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--keep", type=reader(positive_int), default=3)
+    parser.add_argument("--rate", type=float)
+    parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True, required=False)
+    return parser
 
 
 def refusal(*arguments, files=(), stored=""):
-    made = parser()
-    made.origins = Origins(typed=arguments, files=files, stored=stored)
+    parser = new_parser()
+    parser.origins = Origins(typed_arguments=arguments, sources=files, stored_source=stored)
     with pytest.raises(RequestError) as error:
-        made.parse_args(arguments)
+        parser.parse_args(arguments)
     return error.value
 
 
@@ -39,7 +39,7 @@ def refusal(*arguments, files=(), stored=""):
         (("--kep", "3"), "--kep", "there is no such flag; there are --help, --config", "--keep"),
         (("--kep=3",), "--kep", "there is no such flag", "--keep"),
         (("--zzzz",), "--zzzz", "there is no such flag", "--help_all"),
-        (("--rate", "x"), "--rate x", "expected float", "--help_all to see what it may be"),
+        (("--rate", "x"), "--rate x", "expected float", "--help_all lists its valid values"),
         (("--model", MLP, "--model.hidden_sizes", "x"), "--model.hidden_sizes x", "expected list", "--help_all"),
         (("--model", MLP, "--model.hiden_sizes=[3]"), "--model.hiden_sizes", "MLP has no such", "--model.hidden_sizes"),
         (("--model", "json.JSONDecoder"), "--model json.JSONDecoder", "is not a LightningModule", "the class path of"),
@@ -81,26 +81,26 @@ def test_the_suggestion_for_a_stored_configuration_omits_a_removed_argument():
         stored="the stored configuration",
     )
     assert error.found.startswith("MLP has no such argument")  # the argument was typed, not only stored
-    made = parser()
-    made.origins = Origins(files=[("the stored configuration", content)], stored="the stored configuration")
+    parser = new_parser()
+    parser.origins = Origins(sources=[("the stored configuration", content)], stored_source="the stored configuration")
     with pytest.raises(RequestError) as raised:
-        made.parse_object({"model": content["model"]})
+        parser.parse_object({"model": content["model"]})
     assert raised.value.found.startswith("gone is no longer an argument of MLP; the stored configuration")
     assert raised.value.instead.startswith('--model \'{"class_path": "lightning_modules.MLP", "init_args": {"hid')
 
 
 def test_a_parser_with_exit_on_error_false_raises_argument_error():
     with pytest.raises(ArgumentError):
-        parser(exit_on_error=False).parse_args(["--rate", "x"])
+        new_parser(exit_on_error=False).parse_args(["--rate", "x"])
 
 
 def test_a_request_error_from_a_users_class_is_raised_unchanged():
-    refused = RequestError("--data.root nowhere", "nowhere is not there", "--data.root DIR")
+    refused = RequestError("--data.root nowhere", "nowhere does not exist", "--data.root DIR")
     wrapped = ValueError("in jsonargparse")
     wrapped.__cause__ = TypeError("around it")
     wrapped.__cause__.__context__ = refused
     with pytest.raises(RequestError) as error:
-        parser().error("Problem with given class_path", wrapped)
+        new_parser().error("Problem with given class_path", wrapped)
     assert error.value is refused
 
 
@@ -120,7 +120,7 @@ def test_a_reader_accepts_numbers_that_yaml_has_parsed():
     assert reader(save_interval)(200) == "200" and reader(save_interval)("200steps") == "200steps"
     with pytest.raises(ValueError, match="a whole number of 1 or more"):
         reader(positive_int)(0)
-    assert parser().parse_args(["--keep", "4"]).keep == 4
+    assert new_parser().parse_args(["--keep", "4"]).keep == 4
 
 
 def test_enum_members_are_replaced_by_their_values():
@@ -137,7 +137,7 @@ def test_enum_members_are_replaced_by_their_values():
 
 
 def test_a_configuration_with_lightnings_timer_can_be_written():
-    made = RankzeroParser()
-    made.add_lightning_class_args(Timer, "timer")
-    config = without_enums(made.parse_args([]))
-    assert "interval: step" in made.dump(config, skip_unset=False)
+    parser = RankzeroParser()
+    parser.add_lightning_class_args(Timer, "timer")
+    config = without_enums(parser.parse_args([]))
+    assert "interval: step" in parser.dump(config, skip_unset=False)

@@ -17,7 +17,7 @@ from rankzero.messages import RequestError
         ("the same command with --name ANOTHER-NAME", "the same command with name=ANOTHER-NAME"),
         ("--global_batch_size 3 with a BatchSizeFinder", "global_batch_size=3 with a BatchSizeFinder"),
         ("--seed 3", "seed=3"),
-        ("leave --nodes and --devices out", "leave num_nodes and devices out"),
+        ("omit --nodes and --devices", "leave num_nodes and devices out"),
         ("srun --nodes=2 python launch/fit.py --epochs 3", None),
     ],
 )
@@ -27,7 +27,7 @@ def test_flags_in_a_message_are_rewritten_as_trainer_arguments(flags, arguments,
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "value"),
+    ("name", "argument", "value"),
     [
         ("time_limit", timedelta(minutes=90), "5400s"),
         ("time_limit", "2h", "7200s"),
@@ -40,14 +40,14 @@ def test_flags_in_a_message_are_rewritten_as_trainer_arguments(flags, arguments,
         ("name", None, None),
     ],
 )
-def test_trainer_arguments_are_read_like_the_flags_of_the_same_name(name, given, value):
-    assert read_arguments({name: given}) == {name: value}
+def test_trainer_arguments_are_read_like_the_flags_of_the_same_name(name, argument, value):
+    assert read_arguments({name: argument}) == {name: value}
 
 
-@pytest.mark.parametrize(("name", "given"), [("keep", 1.5), ("keep", True), ("batch_size", "many"), ("seed", -1)])
-def test_a_wrong_argument_raises_a_request_error(name, given):
+@pytest.mark.parametrize(("name", "argument"), [("keep", 1.5), ("keep", True), ("batch_size", "many"), ("seed", -1)])
+def test_a_wrong_argument_raises_a_request_error(name, argument):
     with pytest.raises(RequestError, match=f"--{name}"):
-        read_arguments({name: given})
+        read_arguments({name: argument})
 
 
 def test_as_list_returns_a_list_for_none_one_or_several_values():

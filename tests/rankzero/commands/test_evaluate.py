@@ -9,16 +9,16 @@ from rankzero.commands.evaluate import EVALUATE, evaluate, main
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.messages import RequestError
-from running import as_before
+from running import restore_process_state
 
-ALONE = RendezvousResult.without_rendezvous(Launch())
+NO_RENDEZVOUS = RendezvousResult.without_rendezvous(Launch())
 
 
 @pytest.mark.parametrize("example", EVALUATE.examples)
 def test_the_examples_in_the_help_are_valid_command_lines(example):
-    before, after = re.split(r"launch/evaluate\.py", example)
-    assert before.split()[0] in ("python", "torchrun", "srun")
-    assert parse_arguments(EVALUATE, shlex.split(after)).command is EVALUATE
+    start, arguments = re.split(r"launch/evaluate\.py", example)
+    assert start.split()[0] in ("python", "torchrun", "srun")
+    assert parse_arguments(EVALUATE, shlex.split(arguments)).command is EVALUATE
 
 
 def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
@@ -29,10 +29,10 @@ def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
     assert "would start: 2 processes on this machine" in capsys.readouterr().out
 
 
-def test_an_unknown_run_is_refused(here):
-    with as_before(), pytest.raises(RequestError, match="no such run") as error:
-        evaluate(parse_arguments(EVALUATE, ["--name", "x"]), ALONE)
-    assert error.value.asked == "to evaluate --name x" and not list(here.iterdir())
+def test_an_unknown_run_is_refused(cwd):
+    with restore_process_state(), pytest.raises(RequestError, match="no such run") as error:
+        evaluate(parse_arguments(EVALUATE, ["--name", "x"]), NO_RENDEZVOUS)
+    assert error.value.asked == "to evaluate --name x" and not list(cwd.iterdir())
 
 
 def test_model_and_data_have_no_default_and_the_split_is_val():
@@ -41,4 +41,4 @@ def test_model_and_data_have_no_default_and_the_split_is_val():
 
 
 def test_evaluate_ends_at_once_on_a_signal():
-    assert not EVALUATE.stops_safely
+    assert not EVALUATE.stops_at_safe_point

@@ -4,14 +4,14 @@ import pytest
 
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands.explain import explain
-from rankzero.distributed.environments.validate import PROCESSES_A_CORE
+from rankzero.distributed.environments.validate import PROCESSES_PER_CORE
 from rankzero.messages import Exit
 from recorded import OPEN_MPI, STEP, TORCHRUN
 from running import command_of
 
 
 @pytest.fixture
-def explained(monkeypatch, capsys):
+def explain_rows(monkeypatch, capsys):
     """Returns a function that explains a command line and returns the printed rows by label."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
@@ -30,26 +30,26 @@ def explained(monkeypatch, capsys):
     return run
 
 
-def test_explain_without_a_launcher_describes_one_local_process(explained):
-    rows = explained()
+def test_explain_without_a_launcher_describes_one_local_process(explain_rows):
+    rows = explain_rows()
     assert rows["launcher"] == ["local (no launcher's variables are set)"] and rows["world"] == ["1 node x 1 process"]
-    assert rows["would start"] == ["one process, or one for each GPU of this machine"]
-    assert rows["backend"] == ["nccl where each process has a GPU of its own, else gloo"]
+    assert rows["would start"] == ["one process, or one per GPU of this machine"]
+    assert rows["backend"] == ["nccl if each process has its own GPU, else gloo"]
     assert not {"this is", "meet at", "hosts", "read"} & rows.keys()
 
 
 @pytest.mark.parametrize(
-    ("devices", "does"),
+    ("devices", "work"),
     [
-        (1, "one process, or one for each GPU of this machine"),
+        (1, "one process, or one per GPU of this machine"),
         (2, "2 processes on this machine"),
         (3, "3 processes on this machine"),
     ],
 )
-def test_local_processes_share_the_cores(explained, devices, does):
-    rows = explained("--devices", str(devices))
+def test_local_processes_share_the_cores(explain_rows, devices, work):
+    rows = explain_rows("--devices", str(devices))
     cores = len(os.sched_getaffinity(0))
-    assert rows["would start"] == [does]
+    assert rows["would start"] == [work]
     each = "each " if devices > 1 else ""
     assert rows["threads"][0].startswith(f"{max(1, cores // devices)} {each}(") or "quota" in rows["threads"][0]
 
@@ -69,10 +69,10 @@ def test_local_processes_share_the_cores(explained, devices, does):
     ],
     ids=["torchrun", "Open MPI", "Slurm"],
 )
-def test_rank_zero_explains_the_variables_of_the_launcher(explained, variables, expected):
-    rows = explained(**variables)
+def test_rank_zero_explains_the_variables_of_the_launcher(explain_rows, variables, expected):
+    rows = explain_rows(**variables)
     assert rows.items() >= expected.items()
-    assert rows["would start"] == ["the work of this rank, once all are there"]
+    assert rows["would start"] == ["the work of this rank, after the rendezvous of all ranks"]
     read = dict(row.split("=", 1) for row in rows["read"])
     assert read and read.items() <= variables.items() and list(read) == sorted(read)
 
@@ -82,26 +82,26 @@ def test_rank_zero_explains_the_variables_of_the_launcher(explained, variables, 
     [TORCHRUN, OPEN_MPI, STEP],
     ids=["torchrun", "Open MPI", "Slurm"],
 )
-def test_other_ranks_print_nothing(explained, variables):
-    assert explained(**variables) == {}
+def test_other_ranks_print_nothing(explain_rows, variables):
+    assert explain_rows(**variables) == {}
 
 
 @pytest.mark.parametrize(
-    ("devices", "world", "does"),
+    ("devices", "world", "work"),
     [
-        (1, "2 nodes x 1 process", "the work of this rank, once all are there"),
+        (1, "2 nodes x 1 process", "the work of this rank, after the rendezvous of all ranks"),
         (2, "2 nodes x 2 processes", "2 processes on this machine"),
     ],
 )
-def test_nodes_given_by_flags_are_explained(explained, devices, world, does):
+def test_nodes_given_by_flags_are_explained(explain_rows, devices, world, work):
     flags = {"nodes": 2, "node_rank": 0, "devices": devices, "master_addr": "node1", "master_port": 29511}
-    rows = explained(*(f"--{name}={value}" for name, value in flags.items()))
-    expected = {"world": world, "meet at": "node1:29511", "this is": "rank 0, node 0", "would start": does}
+    rows = explain_rows(*(f"--{name}={value}" for name, value in flags.items()))
+    expected = {"world": world, "meet at": "node1:29511", "this is": "rank 0, node 0", "would start": work}
     assert {label: rows[label] for label in expected} == {label: [text] for label, text in expected.items()}
 
 
-def test_threads_and_backend_set_by_the_user_are_shown(explained):
-    rows = explained("--backend", "gloo", OMP_NUM_THREADS="5")
+def test_threads_and_backend_set_by_the_user_are_shown(explain_rows):
+    rows = explain_rows("--backend", "gloo", OMP_NUM_THREADS="5")
     assert rows["threads"] == ["as set by OMP_NUM_THREADS=5"] and rows["backend"] == ["gloo"]
 
 
@@ -113,8 +113,8 @@ def test_threads_and_backend_set_by_the_user_are_shown(explained):
         ((), {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "no task has been started (SLURM_JOB_ID=1"),
     ],
 )
-def test_without_a_detected_launch_only_the_refusal_is_shown(explained, arguments, variables, found):
-    rows = explained(*arguments, **variables)
+def test_without_a_detected_launch_only_the_refusal_is_shown(explain_rows, arguments, variables, found):
+    rows = explain_rows(*arguments, **variables)
     assert rows["would start"] == ["nothing"] and "launcher" not in rows
     assert found in " ".join(rows)
 
@@ -122,11 +122,11 @@ def test_without_a_detected_launch_only_the_refusal_is_shown(explained, argument
 @pytest.mark.parametrize(
     ("arguments", "variables", "found"),
     [
-        (("--devices", str(PROCESSES_A_CORE * (os.cpu_count() or 1) + 1)), {}, "cores on this machine"),
+        (("--devices", str(PROCESSES_PER_CORE * (os.cpu_count() or 1) + 1)), {}, "cores on this machine"),
         (("--devices", "3"), {**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}, "slurm started 2 nodes x 2 processes"),
     ],
 )
-def test_the_detected_launcher_is_shown_above_a_refusal(explained, arguments, variables, found):
-    rows = explained(*arguments, **variables)
+def test_the_detected_launcher_is_shown_above_a_refusal(explain_rows, arguments, variables, found):
+    rows = explain_rows(*arguments, **variables)
     assert rows["would start"] == ["nothing"] and list(rows)[:2] == ["launcher", "world"]
     assert any(label.startswith("found") and found in label for label in rows)

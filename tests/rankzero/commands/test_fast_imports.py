@@ -17,7 +17,7 @@ with fast_imports():
     import rankzero.cli.lightning_cli
     assert not gc.isenabled()
     assert not any(name.startswith("scipy.signal.") for name in sys.modules)
-    {within}
+    {statement}
 assert gc.isenabled() and gc.get_freeze_count() > 100_000
 with fast_imports():
     assert gc.isenabled()  # nothing is left to be saved
@@ -29,17 +29,17 @@ print(convolve([1, 2], [1, 1]).tolist())
 """
 
 
-def imported(within: str) -> str:
-    """Runs `CODE` in a new process, with `within` inside the `fast_imports` block; returns its output."""
-    command = [sys.executable, "-c", CODE.format(within=within)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    return done.stdout
+def run_code(statement: str) -> str:
+    """Runs `CODE` in a new process, with `statement` inside the `fast_imports` block; returns its output."""
+    command = [sys.executable, "-c", CODE.format(statement=statement)]
+    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert process.returncode == 0 and process.stderr == "", process.stderr
+    return process.stdout
 
 
 def test_a_delayed_module_can_be_imported_afterwards():
-    assert imported("pass") == "[1, 3, 2]\n"
+    assert run_code("pass") == "[1, 3, 2]\n"
 
 
 def test_a_delayed_module_can_be_used_during_fast_imports():
-    assert imported("from scipy.signal import windows; windows.hann(3)") == "[1, 3, 2]\n"
+    assert run_code("from scipy.signal import windows; windows.hann(3)") == "[1, 3, 2]\n"

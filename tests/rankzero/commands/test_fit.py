@@ -8,16 +8,16 @@ from rankzero.cli.arguments import parse_arguments
 from rankzero.commands.fit import FIT, fit, main
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.client import RendezvousResult
-from running import as_before
+from running import restore_process_state
 
-ALONE = RendezvousResult.without_rendezvous(Launch())
+NO_RENDEZVOUS = RendezvousResult.without_rendezvous(Launch())
 
 
 @pytest.mark.parametrize("example", FIT.examples)
 def test_the_examples_in_the_help_are_valid_command_lines(example):
-    before, after = re.split(r"launch/fit\.py", example)
-    assert before.split()[0] in ("python", "torchrun", "srun")
-    assert parse_arguments(FIT, shlex.split(after)).command is FIT
+    start, arguments = re.split(r"launch/fit\.py", example)
+    assert start.split()[0] in ("python", "torchrun", "srun")
+    assert parse_arguments(FIT, shlex.split(arguments)).command is FIT
 
 
 def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
@@ -28,13 +28,13 @@ def test_main_reads_the_command_line_of_the_process(monkeypatch, capsys):
     assert "would start: 2 processes on this machine" in capsys.readouterr().out
 
 
-def test_the_default_model_and_data_are_used_if_none_are_given(here, capsys):
-    with as_before(), pytest.raises(SystemExit) as leaving:
-        fit(parse_arguments(FIT, ["--print_config"]), ALONE)
+def test_the_default_model_and_data_are_used_if_none_are_given(cwd, capsys):
+    with restore_process_state(), pytest.raises(SystemExit) as exit_info:
+        fit(parse_arguments(FIT, ["--print_config"]), NO_RENDEZVOUS)
     printed = capsys.readouterr().out
-    assert leaving.value.code == 0
+    assert exit_info.value.code == 0
     assert "class_path: lightning_modules.ResNet" in printed and "class_path: data_modules.Digits" in printed
 
 
 def test_fit_stops_at_a_safe_point():
-    assert FIT.stops_safely
+    assert FIT.stops_at_safe_point

@@ -14,29 +14,29 @@ from data_modules.toy import Toy
 from lightning_modules.mlp import MLP
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands import prediction
-from rankzero.commands.prediction import PARTS, KeepPredictions, output_folder, predict, read_split
+from rankzero.commands.prediction import PARTS_FOLDER, KeepPredictions, output_folder, predict, read_split
 from rankzero.commands.prediction_files import merge
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.messages import CannotStart, RequestError
-from running import as_before, command_of, fit_here, weights
+from running import command_of, fit_in_process, restore_process_state, weights
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 
-def flags(*arguments):
+def parse_flags(*arguments):
     return parse_arguments(command_of("predict"), arguments)
 
 
 def predict_here(*arguments):
-    with as_before():
-        return predict(flags(*arguments), RendezvousResult.without_rendezvous(Launch()))
+    with restore_process_state():
+        return predict(parse_flags(*arguments), RendezvousResult.without_rendezvous(Launch()))
 
 
 @pytest.fixture
-def run(here):
-    fit_here(*("--model", "MLP", "--data", "Toy", "--data.count", "80", "--epochs", "1", "--name", "x"))
-    return here / "runs" / "x"
+def run(cwd):
+    fit_in_process(*("--model", "MLP", "--data", "Toy", "--data.count", "80", "--epochs", "1", "--name", "x"))
+    return cwd / "runs" / "x"
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
@@ -45,7 +45,7 @@ def test_predictions_equal_those_of_a_stock_trainer(run, batch_size, capsys):
     model, data = MLP(in_features=20, out_features=1), Toy(count=80)
     model.load_state_dict(weights(run))
     data.setup("test")
-    with as_before():
+    with restore_process_state():
         expected = torch.cat(Trainer(accelerator="cpu", **QUIET).predict(model, data.test_dataloader()))
     folder = run / "predictions-test"
     torch.testing.assert_close(torch.load(folder / "predictions.pt", weights_only=True), expected)
@@ -61,14 +61,14 @@ def test_predictions_equal_those_of_a_stock_trainer(run, batch_size, capsys):
 
 
 def test_a_split_without_samples_is_refused(run, monkeypatch):
-    nothing = DataLoader(TensorDataset(torch.zeros(0, 20)))
-    monkeypatch.setattr(Toy, "predict_dataloader", lambda self: nothing, raising=False)
+    empty_loader = DataLoader(TensorDataset(torch.zeros(0, 20)))
+    monkeypatch.setattr(Toy, "predict_dataloader", lambda self: empty_loader, raising=False)
     with pytest.raises(RequestError, match="it has no samples"):
         predict_here("--name", "x", "--split", "predict")
     assert not (run / "predictions").exists()
 
 
-@pytest.mark.parametrize("function", ["_clear", "write_result"])
+@pytest.mark.parametrize("function", ["_prepare_folder", "write_result"])
 def test_an_unexpected_error_on_rank_zero_is_raised_unchanged(run, monkeypatch, function):
     monkeypatch.setattr(prediction, function, lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -76,23 +76,23 @@ def test_an_unexpected_error_on_rank_zero_is_raised_unchanged(run, monkeypatch, 
 
 
 def test_ctrl_c_while_writing_predictions_raises_keyboard_interrupt(run, monkeypatch):
-    def interrupted(*arguments):
+    def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prediction, "_write", interrupted)
+    monkeypatch.setattr(prediction, "_write_files", interrupt)
     with pytest.raises(KeyboardInterrupt):
         predict_here("--name", "x", "--split", "test")
 
 
 def test_old_predictions_are_replaced_and_other_files_are_kept(run):
     folder = run.parent.parent / "out"
-    (folder / PARTS / "0").mkdir(parents=True)
+    (folder / PARTS_FOLDER / "0").mkdir(parents=True)
     for name in ("predictions.pt", "predictions-1.pt", "predictions-1.csv", "notes.txt"):
         (folder / name).write_text("old")
-    (folder / PARTS / "0" / "rank-9.pt").write_text("of a prediction that did not finish")
+    (folder / PARTS_FOLDER / "0" / "rank-9.pt").write_text("of a prediction that did not finish")
     predict_here("--name", "x", "--split", "val", "--output", "out")
-    kept = ["notes.txt", "predictions.csv", "predictions.json", "predictions.pt"]
-    assert sorted(path.name for path in folder.iterdir()) == kept and (folder / "notes.txt").read_text() == "old"
+    expected = ["notes.txt", "predictions.csv", "predictions.json", "predictions.pt"]
+    assert sorted(path.name for path in folder.iterdir()) == expected and (folder / "notes.txt").read_text() == "old"
 
 
 def test_a_refused_prediction_creates_and_changes_no_files(run):
@@ -100,12 +100,12 @@ def test_a_refused_prediction_creates_and_changes_no_files(run):
         predict_here("--name", "x", "--output", "out")
     assert error.value.instead == "--split test" and not (run.parent.parent / "out").exists()
     (run.parent.parent / "file").write_text("kept")
-    with pytest.raises(RequestError, match="--output DIR, a folder you may write to"):
+    with pytest.raises(RequestError, match="--output DIR, a folder where you may write"):
         predict_here("--name", "x", "--split", "test", "--output", "file")
     assert (run.parent.parent / "file").read_text() == "kept"
 
 
-SCALAR = """
+SCALAR_MODULE = """
 from lightning_modules.mlp import MLP
 
 class Scalar(MLP):
@@ -120,10 +120,10 @@ def test_a_failed_prediction_removes_its_partial_files(run, monkeypatch, kept):
     for name in kept:
         folder.mkdir()
         (folder / name).touch()
-    (run.parent.parent / "scalar.py").write_text(SCALAR)
+    (run.parent.parent / "scalar.py").write_text(SCALAR_MODULE)
     monkeypatch.syspath_prepend(run.parent.parent)
     try:
-        with pytest.raises(RequestError, match="no row for each sample"):
+        with pytest.raises(RequestError, match="does not have one row per sample"):
             predict_here(*("--name", "x", "--split", "test", "--output", "out", "--model", "scalar.Scalar"))
     finally:
         sys.modules.pop("scalar", None)
@@ -151,25 +151,25 @@ class Data(LightningDataModule):
         self.stages.append(stage)
 
     def test_dataloader(self):
-        return loader(5)
+        return new_loader(5)
 
     def val_dataloader(self):
-        return loader(6)
+        return new_loader(6)
 
 
 class NetWithLoader(Net):
     def test_dataloader(self):
-        return loader(7)
+        return new_loader(7)
 
 
-def loader(count, **settings):
+def new_loader(count, **settings):
     return DataLoader(TensorDataset(torch.arange(float(count))[:, None]), batch_size=3, **settings)
 
 
 def predicted_numbers(model, datamodule, folder):
-    kept = KeepPredictions(folder, rank=0, world_size=1)
-    with as_before():
-        trainer = Trainer(accelerator="cpu", callbacks=[kept], **QUIET)
+    callback = KeepPredictions(folder, rank=0, world_size=1)
+    with restore_process_state():
+        trainer = Trainer(accelerator="cpu", callbacks=[callback], **QUIET)
         trainer.predict(model, datamodule=datamodule, return_predictions=False)
     merge(folder / "0", folder / "predictions.pt")
     return torch.load(folder / "predictions.pt", weights_only=True)["number"].tolist()
@@ -198,8 +198,8 @@ def test_a_split_comes_from_the_data_module_or_the_model_and_is_set_up_as_its_st
     ("data", "split", "found", "instead"),
     [
         (Data, "predict", "neither Data nor Net has a predict_dataloader", "--split test"),
-        (LightningDataModule, "val", "neither LightningDataModule nor Net has a val_dataloader", "a data module that"),
-        (lambda: None, "test", "neither Net has a test_dataloader", "a data module that has a test_dataloader"),
+        (LightningDataModule, "val", "no val_dataloader in LightningDataModule or Net", "a data module with"),
+        (lambda: None, "test", "no test_dataloader in Net", "a data module with a test_dataloader"),
     ],
 )
 def test_a_split_without_a_dataloader_is_refused(data, split, found, instead):
@@ -218,27 +218,27 @@ def test_predictions_of_a_users_loader_are_stored_in_reading_order(tmp_path, cou
     torch.manual_seed(0)
     seen = []
 
-    class Noting(Net):
+    class RecordingNet(Net):
         def predict_step(self, batch, batch_idx):
             seen.extend(batch[0][:, 0].tolist())
             return batch[0][:, 0]
 
-    kept = KeepPredictions(tmp_path, rank=0, world_size=1)
-    with as_before():
-        trainer = Trainer(accelerator="cpu", callbacks=[kept], **QUIET)
-        trainer.predict(Noting(), loader(count, **settings), return_predictions=False)
+    callback = KeepPredictions(tmp_path, rank=0, world_size=1)
+    with restore_process_state():
+        trainer = Trainer(accelerator="cpu", callbacks=[callback], **QUIET)
+        trainer.predict(RecordingNet(), new_loader(count, **settings), return_predictions=False)
     if count == 0:  # Lightning calls no hook for an empty loader
-        assert kept.writers == []
+        assert callback.writers == []
         return
     assert merge(tmp_path / "0", tmp_path / "all.pt") == len(seen)
     assert torch.load(tmp_path / "all.pt", weights_only=True).tolist() == seen
 
 
 def test_predictions_of_each_loader_are_stored_separately(tmp_path):
-    kept = KeepPredictions(tmp_path, rank=0, world_size=1)
-    with as_before():
-        trainer = Trainer(accelerator="cpu", callbacks=[kept], **QUIET)
-        trainer.predict(Net(), [loader(4), loader(5)], return_predictions=False)
+    callback = KeepPredictions(tmp_path, rank=0, world_size=1)
+    with restore_process_state():
+        trainer = Trainer(accelerator="cpu", callbacks=[callback], **QUIET)
+        trainer.predict(Net(), [new_loader(4), new_loader(5)], return_predictions=False)
     for number, count in enumerate((4, 5)):
         assert merge(tmp_path / str(number), tmp_path / "all.pt") == count
         found = torch.load(tmp_path / "all.pt", weights_only=True)
@@ -247,8 +247,8 @@ def test_predictions_of_each_loader_are_stored_separately(tmp_path):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_users_sampler_is_refused_on_several_processes(tmp_path, world_size):
-    own = loader(4, sampler=SubsetRandomSampler(range(4)))
-    trainer = SimpleNamespace(predict_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[own])))
+    user_loader = new_loader(4, sampler=SubsetRandomSampler(range(4)))
+    trainer = SimpleNamespace(predict_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[user_loader])))
     with pytest.raises(RequestError) as error:
         KeepPredictions(tmp_path, 0, world_size).on_predict_start(trainer, Net())
     assert error.value.asked == f"predictions on {world_size} processes"
@@ -264,13 +264,13 @@ def test_a_users_sampler_is_refused_on_several_processes(tmp_path, world_size):
         (("--output", "here"), "here"),
     ],
 )
-def test_predictions_are_written_into_the_run_or_the_output_folder(here, arguments, folder):
-    (here / "runs/x/checkpoints/step-1").mkdir(parents=True)
-    (here / "runs/x/run.json").write_text("{}")
-    assert output_folder(flags(*arguments), Path("runs/x/checkpoints/step-1")) == Path(folder)
+def test_predictions_are_written_into_the_run_or_the_output_folder(cwd, arguments, folder):
+    (cwd / "runs/x/checkpoints/step-1").mkdir(parents=True)
+    (cwd / "runs/x/run.json").write_text("{}")
+    assert output_folder(parse_flags(*arguments), Path("runs/x/checkpoints/step-1")) == Path(folder)
 
 
 def test_predictions_of_a_checkpoint_without_a_run_go_into_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert output_folder(flags("--split", "test"), Path("else/where/a.ckpt")) == Path("a.ckpt-predictions-test")
-    assert output_folder(flags("--output", "~/out"), Path("a/b/c")) == tmp_path / "out"
+    assert output_folder(parse_flags("--split", "test"), Path("else/where/a.ckpt")) == Path("a.ckpt-predictions-test")
+    assert output_folder(parse_flags("--output", "~/out"), Path("a/b/c")) == tmp_path / "out"

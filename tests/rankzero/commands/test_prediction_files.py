@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from rankzero.commands.prediction_files import PartWriter, merge, plain
+from rankzero.commands.prediction_files import PartWriter, as_plain, merge
 from rankzero.messages import RequestError
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 
 COUNT = 11
 
 
-def merged(tmp_path, output_of, batch_size=4, world=1, count=COUNT):
+def write_and_merge(tmp_path, output_of, batch_size=4, world=1, count=COUNT):
     """Writes and merges the outputs of all ranks; `output_of` maps the sample indices of a batch to its output."""
     for rank in range(world):
         writer, batches = PartWriter(tmp_path / "parts", rank), EvaluationBatchSampler(count, batch_size, rank, world)
@@ -28,7 +28,7 @@ def merged(tmp_path, output_of, batch_size=4, world=1, count=COUNT):
     return torch.load(tmp_path / "predictions.pt", weights_only=True)
 
 
-def table(tmp_path):
+def read_table(tmp_path):
     with (tmp_path / "predictions.csv").open() as file:
         return list(csv.reader(file))
 
@@ -44,7 +44,7 @@ def test_rows_are_in_the_order_of_the_samples(tmp_path, batch_size, world):
             "none": None,
         }
 
-    found = merged(tmp_path, output_of, batch_size, world)
+    found = write_and_merge(tmp_path, output_of, batch_size, world)
     numbers = torch.arange(COUNT)
     assert torch.equal(found["scores"], torch.stack([numbers * 1.0, numbers**2], 1))
     assert type(found["pair"]) is tuple
@@ -56,43 +56,43 @@ def test_rows_are_in_the_order_of_the_samples(tmp_path, batch_size, world):
 
 def test_large_outputs_are_merged_from_several_parts_in_a_mapped_file(tmp_path, monkeypatch):
     monkeypatch.setattr("rankzero.commands.prediction_files.PART_BYTES", 64)
-    found = merged(tmp_path, lambda numbers: numbers[:, None] + torch.zeros(50), 3, 2)
+    found = write_and_merge(tmp_path, lambda numbers: numbers[:, None] + torch.zeros(50), 3, 2)
     assert torch.equal(found, torch.arange(COUNT)[:, None] + torch.zeros(50))
 
 
 def test_numeric_outputs_are_also_written_as_csv(tmp_path):
-    merged(tmp_path, lambda numbers: {"class": numbers, "p": torch.stack([numbers, -numbers], 1) / 2}, 2, 3)
-    rows = table(tmp_path)
+    write_and_merge(tmp_path, lambda numbers: {"class": numbers, "p": torch.stack([numbers, -numbers], 1) / 2}, 2, 3)
+    rows = read_table(tmp_path)
     assert rows[0] == ["sample", "class", "p.0", "p.1"]
     assert rows[1:] == [[str(i), str(i), str(i / 2), str(-i / 2)] for i in range(COUNT)]
 
 
 def test_a_non_tabular_output_removes_the_csv_of_an_earlier_prediction(tmp_path):
-    merged(tmp_path, lambda numbers: numbers)
-    assert table(tmp_path)[0] == ["sample", "prediction"]
-    merged(tmp_path, lambda numbers: numbers.view(-1, 1, 1))
+    write_and_merge(tmp_path, lambda numbers: numbers)
+    assert read_table(tmp_path)[0] == ["sample", "prediction"]
+    write_and_merge(tmp_path, lambda numbers: numbers.view(-1, 1, 1))
     assert not (tmp_path / "predictions.csv").exists()
 
 
 def test_rows_of_different_shapes_become_a_list(tmp_path):
-    found = merged(tmp_path, lambda numbers: torch.zeros(len(numbers), int(numbers.max())))
+    found = write_and_merge(tmp_path, lambda numbers: torch.zeros(len(numbers), int(numbers.max())))
     assert isinstance(found, list) and [len(row) for row in found] == [3] * 4 + [7] * 4 + [10] * 3
 
 
 def test_a_list_of_batched_tensors_keeps_its_structure(tmp_path):
-    found = merged(tmp_path, lambda numbers: [numbers, numbers + 1.5])
+    found = write_and_merge(tmp_path, lambda numbers: [numbers, numbers + 1.5])
     assert len(found) == 2 and torch.equal(found[1], torch.arange(COUNT) + 1.5)
 
 
 @pytest.mark.parametrize("output", [torch.tensor(1.0), 3.0, "text", torch.zeros(2, 2), {"a": torch.tensor(1)}])
 def test_an_output_without_a_row_for_each_sample_is_refused(tmp_path, output):
-    with pytest.raises(RequestError, match="no row for each sample"):
-        merged(tmp_path, lambda numbers: output)
+    with pytest.raises(RequestError, match="does not have one row per sample"):
+        write_and_merge(tmp_path, lambda numbers: output)
 
 
 def test_no_samples_or_no_output_is_merged_to_none(tmp_path):
-    assert merged(tmp_path, lambda numbers: numbers, count=0) is None
-    assert merged(tmp_path, lambda numbers: None) is None
+    assert write_and_merge(tmp_path, lambda numbers: numbers, count=0) is None
+    assert write_and_merge(tmp_path, lambda numbers: None) is None
 
 
 def test_outputs_are_converted_to_plain_values_or_refused():
@@ -102,12 +102,12 @@ def test_outputs_are_converted_to_plain_values_or_refused():
         names: list
 
     pair = namedtuple("Pair", "a b")
-    found = plain(Out(torch.ones(2, requires_grad=True) * 2, [np.float32(1.5), pair(1, "x")]))
+    found = as_plain(Out(torch.ones(2, requires_grad=True) * 2, [np.float32(1.5), pair(1, "x")]))
     assert torch.equal(found["logits"], torch.full((2,), 2.0)) and not found["logits"].requires_grad
     assert found["names"] == [1.5, {"a": 1, "b": "x"}] and type(found["names"][0]) is float
     with pytest.raises(RequestError, match=r"it returned a torch.nn.modules.linear.Linear"):
-        plain({"model": torch.nn.Linear(1, 1)})
+        as_plain({"model": torch.nn.Linear(1, 1)})
 
 
 def test_a_view_of_a_large_tensor_is_copied_without_the_rest():
-    assert plain(torch.zeros(1000, 10)[:, 0]).untyped_storage().nbytes() == 4000
+    assert as_plain(torch.zeros(1000, 10)[:, 0]).untyped_storage().nbytes() == 4000

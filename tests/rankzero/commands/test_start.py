@@ -23,7 +23,7 @@ def raises(error):
 
 def stopped_by_signal():
     os.kill(os.getpid(), signal.SIGTERM)
-    while not SIGNALS.asked:
+    while not SIGNALS.received:
         time.sleep(0.01)
     return 6
 
@@ -49,31 +49,31 @@ def work(flags, rendezvous_result):
     return WORK[os.environ["WORK"]]()
 
 if __name__ == "__main__":
-    sys.exit(start(FIT._replace(stops_safely=os.environ["WORK"] == "signal"), work, sys.argv[1:]))
+    sys.exit(start(FIT._replace(stops_at_safe_point=os.environ["WORK"] == "signal"), work, sys.argv[1:]))
 """
 
 
 @pytest.fixture
-def started(here):
+def start_program(cwd):
     """Returns a function that starts the program and returns its process."""
-    (here / "code").mkdir()
-    (here / "code" / "program.py").write_text(PROGRAM)
+    (cwd / "code").mkdir()
+    (cwd / "code" / "program.py").write_text(PROGRAM)
 
-    def begin(work, *arguments, **variables):
+    def start_process(work, *arguments, **variables):
         environment = {**os.environ, "WORK": work, **variables}
         environment.pop("OMP_NUM_THREADS", None)
         command = [sys.executable, "code/program.py", *arguments]
         return subprocess.Popen(
-            command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    return begin
+    return start_process
 
 
-FAILED = "KeyError: 'in the work'\nrankzero: this process failed with the error above\n"
+FAILURE_MESSAGE = "KeyError: 'in the work'\nrankzero: this process failed with the error above\n"
 
 
-def ended(process):
+def wait_for(process):
     out, err = process.communicate(timeout=60)
     return process.returncode, [json.loads(line) for line in out.splitlines()], err
 
@@ -89,36 +89,39 @@ def ended(process):
         ("signal", 6, ""),
     ],
 )
-def test_the_outcome_of_the_work_determines_the_exit_code(started, work, code, error):
-    found, seen, err = ended(started(work, "--epochs", "3"))
-    assert found == code and (err == error or (error is None and err.endswith(FAILED)))
-    (call,) = seen
+def test_the_outcome_of_the_work_determines_the_exit_code(start_program, work, code, error):
+    exit_code, calls, err = wait_for(start_program(work, "--epochs", "3"))
+    assert exit_code == code and (err == error or (error is None and err.endswith(FAILURE_MESSAGE)))
+    (call,) = calls
     expected = {"rank": 0, "world": 1, "members": 1, "epochs": 3, "torch": False, "prints": False, "path": True}
     assert call.items() >= expected.items()
 
 
 @pytest.mark.parametrize("devices", [2, 3])
-def test_the_work_runs_once_on_each_rank(started, devices):
-    code, seen, _ = ended(started("seven", "--devices", str(devices)))
+def test_the_work_runs_once_on_each_rank(start_program, devices):
+    code, calls, _ = wait_for(start_program("seven", "--devices", str(devices)))
     assert code == 7
-    assert sorted(call["rank"] for call in seen) == list(range(devices))
-    assert {(call["world"], call["members"]) for call in seen} == {(devices, devices)}
+    assert sorted(call["rank"] for call in calls) == list(range(devices))
+    assert {(call["world"], call["members"]) for call in calls} == {(devices, devices)}
     cores = len(os.sched_getaffinity(0))
-    assert {call["threads"] for call in seen} <= {str(max(1, cores // devices)), str(max(1, cores // devices) + 1)}
+    assert {call["threads"] for call in calls} <= {str(max(1, cores // devices)), str(max(1, cores // devices) + 1)}
 
 
-def test_a_failure_on_one_rank_fails_the_command(started):
-    code, seen, err = ended(started("fails on rank 1", "--devices", "2"))
-    assert code == 1 and len(seen) == 2 and err.count("KeyError: 'in the work'") == 1
+def test_a_failure_on_one_rank_fails_the_command(start_program):
+    code, calls, err = wait_for(start_program("fails on rank 1", "--devices", "2"))
+    assert code == 1 and len(calls) == 2 and err.count("KeyError: 'in the work'") == 1
 
 
-def test_ranks_of_a_launcher_complete_the_rendezvous_before_the_work(started):
+def test_ranks_of_a_launcher_complete_the_rendezvous_before_the_work(start_program):
     with reserved_port() as port:
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks = [started("seven", "--devices", "2", RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in range(2)]
-        results = [ended(process) for process in ranks]
+        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks = [
+            start_program("seven", "--devices", "2", RANK=str(rank), LOCAL_RANK=str(rank), **variables)
+            for rank in range(2)
+        ]
+        results = [wait_for(process) for process in ranks]
     assert [code for code, _, _ in results] == [7, 7]
-    assert [[(call["rank"], call["world"], call["members"]) for call in seen] for _, seen, _ in results] == [
+    assert [[(call["rank"], call["world"], call["members"]) for call in calls] for _, calls, _ in results] == [
         [(0, 2, 2)],
         [(1, 2, 2)],
     ]
@@ -137,19 +140,20 @@ TORCHRUN = {
 }
 
 
-def test_devices_that_contradict_the_launcher_are_refused_before_the_rendezvous(started):
-    code, seen, err = ended(started("seven", "--devices", "3", "--start_timeout", "1", **TORCHRUN))
-    assert (code, seen) == (2, [])
+def test_devices_that_contradict_the_launcher_are_refused_before_the_rendezvous(start_program):
+    code, calls, err = wait_for(start_program("seven", "--devices", "3", "--start_timeout", "1", **TORCHRUN))
+    assert (code, calls) == (2, [])
     assert "asked  --devices 3\n  found  torchrun started 1 node x 2 processes" in err
 
 
-def test_rank_zero_alone_prints_a_configuration_without_a_rendezvous(started):
-    ranks = [started("seven", "--print_config", **TORCHRUN | {"RANK": str(rank)}) for rank in range(2)]
-    (first, printed, _), (second, silent, _) = map(ended, ranks)
-    assert (first, len(printed), printed[0]["prints"]) == (7, 1, True) and (second, silent) == (0, [])
+def test_rank_zero_alone_prints_a_configuration_without_a_rendezvous(start_program):
+    ranks = [start_program("seven", "--print_config", **TORCHRUN | {"RANK": str(rank)}) for rank in range(2)]
+    (first_code, first_calls, _), (second_code, second_calls, _) = map(wait_for, ranks)
+    assert (first_code, len(first_calls), first_calls[0]["prints"]) == (7, 1, True)
+    assert (second_code, second_calls) == (0, [])
 
 
-def never(*arguments):
+def fail_if_called(*arguments):
     pytest.fail("the work was called")
 
 
@@ -170,11 +174,11 @@ def test_a_subcommand_resolves_to_its_command_and_the_remaining_arguments(argume
     assert resolve_subcommand(command_of("fit"), arguments) == (name, rest)
 
 
-@pytest.mark.parametrize(("word", "script"), [("test", "evaluate"), ("predict", "predict")])
-def test_a_subcommand_of_fit_starts_the_other_command(word, script, capsys):
-    with pytest.raises(SystemExit) as leaving:
-        start(command_of("fit"), never, [word, "--help"])
-    assert leaving.value.code == 0 and capsys.readouterr().out.startswith(f"python launch/{script}.py: ")
+@pytest.mark.parametrize(("subcommand", "script"), [("test", "evaluate"), ("predict", "predict")])
+def test_a_subcommand_of_fit_starts_the_other_command(subcommand, script, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        start(command_of("fit"), fail_if_called, [subcommand, "--help"])
+    assert exit_info.value.code == 0 and capsys.readouterr().out.startswith(f"python launch/{script}.py: ")
 
 
 @pytest.mark.parametrize(
@@ -186,11 +190,11 @@ def test_a_subcommand_of_fit_starts_the_other_command(word, script, capsys):
     ],
 )
 def test_a_wrong_request_prints_one_message_and_exits_with_code_2(arguments, message, capsys):
-    assert start(command_of("evaluate"), never, arguments) == 2
+    assert start(command_of("evaluate"), fail_if_called, arguments) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("rankzero: cannot start\n  asked  ") and message in printed.err and not printed.out
 
 
 def test_explain_does_not_start_the_work(capsys):
-    assert start(command_of("evaluate"), never, ["--explain", "--devices", "1"]) == 0
+    assert start(command_of("evaluate"), fail_if_called, ["--explain", "--devices", "1"]) == 0
     assert "would start: one process" in capsys.readouterr().out

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rankzero.cli.arguments import parse_arguments
-from rankzero.distributed import devices as world
+from rankzero.distributed import devices
 from rankzero.distributed.devices import DeviceAssignment, WorldInfo, assign_device, resolve_world
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
@@ -16,11 +16,11 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has 
 
 
 @pytest.fixture(autouse=True)
-def no_threads_are_set(monkeypatch):
+def threads_of_the_environment(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-class TeamOf:
+class CoordinatorOfRankZero:
     """Replacement for the coordinator on rank zero, with the given device assignments of all ranks."""
 
     def __init__(self, launch, assignments=None, hosts=None):
@@ -41,18 +41,18 @@ class TeamOf:
 
 def resolve(*arguments, launch=None, assignments=None, hosts=None):
     return resolve_world(
-        parse_arguments(FIT, arguments).requested_world, TeamOf(launch or Launch(), assignments, hosts)
+        parse_arguments(FIT, arguments).requested_world, CoordinatorOfRankZero(launch or Launch(), assignments, hosts)
     )
 
 
-def launch_of(count, **more):
-    return Launch(launcher="torchrun", world_size=count, local_world_size=count, externally_created=True, **more)
+def launch_of(count, **fields):
+    return Launch(launcher="torchrun", world_size=count, local_world_size=count, externally_created=True, **fields)
 
 
 @pytest.fixture
 def gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(world, "gpu_id", lambda index: f"GPU-{index}")
+    monkeypatch.setattr(devices, "gpu_id", lambda index: f"GPU-{index}")
 
 
 @no_gpu
@@ -85,9 +85,9 @@ def test_equal_gpu_ids_on_two_machines_are_two_gpus(gpus):
 
 def test_processes_that_share_a_gpu_use_gloo_and_cannot_use_nccl(gpus):
     assignments = [DeviceAssignment("cuda", r % 2, f"GPU-{r % 2}") for r in range(4)]
-    shared = resolve(launch=launch_of(4), assignments=assignments)
-    assert shared.backend == "gloo" and shared.shared
-    with pytest.raises(CannotStart, match="2 processes share a GPU on a, and NCCL needs one for each") as caught:
+    world = resolve(launch=launch_of(4), assignments=assignments)
+    assert world.backend == "gloo" and world.shares_gpu
+    with pytest.raises(CannotStart, match="2 processes share a GPU on a, but NCCL needs one GPU per process") as caught:
         resolve("--backend", "nccl", launch=launch_of(4), assignments=assignments)
     assert "--devices 2" in str(caught.value)
 
@@ -104,8 +104,8 @@ def test_nccl_without_gpus_is_refused():
 
 
 def test_local_ranks_use_the_gpus_in_turn(gpus):
-    flags = parse_arguments(FIT, []).requested_world
-    assert [assign_device(flags, launch_of(4, local_rank=rank)).index for rank in range(4)] == [0, 1, 0, 1]
+    requested = parse_arguments(FIT, []).requested_world
+    assert [assign_device(requested, launch_of(4, local_rank=rank)).index for rank in range(4)] == [0, 1, 0, 1]
 
 
 def test_a_process_that_sees_only_one_gpu_uses_index_0(gpus, monkeypatch):
@@ -115,7 +115,7 @@ def test_a_process_that_sees_only_one_gpu_uses_index_0(gpus, monkeypatch):
 
 def test_requested_gpu_indices_are_used_if_they_exist(monkeypatch, gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    flags = parse_arguments(FIT, ["--trainer.devices", "[1,3]"]).requested_world
-    assert assign_device(flags, launch_of(2, local_rank=1)).index == 3
+    requested = parse_arguments(FIT, ["--trainer.devices", "[1,3]"]).requested_world
+    assert assign_device(requested, launch_of(2, local_rank=1)).index == 3
     with pytest.raises(CannotStart, match="GPU 9"):
         assign_device(parse_arguments(FIT, ["--trainer.devices", "[1,9]"]).requested_world, launch_of(2))

@@ -11,7 +11,7 @@ import pytest
 from rankzero.distributed import error_reporter
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.error_reporter import (
-    RANKS,
+    RANK_VARIABLES,
     acquire_host_lock,
     exit_after_reporter,
     is_node_reporter,
@@ -22,7 +22,7 @@ from rankzero.distributed.error_reporter import (
 )
 from rankzero.messages import AnotherRankFailed, CannotStart, Exit, RequestError, RunError, mark_reported
 
-HERE = socket.gethostname()
+HOST = socket.gethostname()
 JOB = f"job of process {os.getpid()}"
 """Name of a host lock. Other test runs on the machine share the locks, so the name contains a process id."""
 
@@ -35,24 +35,24 @@ PBS = {"PBS_TASKNUM": "2", "PBS_NODENUM": "0"}
 @pytest.fixture(autouse=True)
 def locks(monkeypatch):
     """Records the host locks that a test acquires, and releases them after the test."""
-    held = []
-    monkeypatch.setattr(error_reporter, "_claim", held)
-    yield held
-    for claim in held:
-        claim.close()
+    acquired = []
+    monkeypatch.setattr(error_reporter, "_host_locks", acquired)
+    yield acquired
+    for lock in acquired:
+        lock.close()
 
 
 @pytest.fixture
 def variables(monkeypatch):
     """Returns a function that sets a launcher's variables; all other rank variables are unset."""
-    for name in (*RANKS, "SLURM_STEP_ID", "SLURM_JOB_ID", "PBS_TASKNUM", "TORCHELASTIC_RUN_ID"):
+    for name in (*RANK_VARIABLES, "SLURM_STEP_ID", "SLURM_JOB_ID", "PBS_TASKNUM", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
 
-    def put(**values):
+    def set_variables(**values):
         for name, value in values.items():
             monkeypatch.setenv(name, value)
 
-    return put
+    return set_variables
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_the_first_process_of_a_job_reports_if_several_may_be_rank_zero(variable
 
 
 @pytest.mark.parametrize(
-    ("launcher", "rank", "local_rank", "own", "reports"),
+    ("launcher", "rank", "local_rank", "local_only", "reports"),
     [
         ("torchrun", 2, 0, False, True),
         ("torchrun", 3, 1, False, False),
@@ -125,22 +125,26 @@ def test_the_first_process_of_a_job_reports_if_several_may_be_rank_zero(variable
         ("mpi", 3, 1, True, False),
     ],
 )
-def test_each_other_machine_has_one_reporter_of_ungathered_or_local_errors(launcher, rank, local_rank, own, reports):
-    assert is_node_reporter(Launch(launcher=launcher, rank=rank, local_rank=local_rank), own) == reports
+def test_each_other_machine_has_one_reporter_of_ungathered_or_local_errors(
+    launcher, rank, local_rank, local_only, reports
+):
+    assert is_node_reporter(Launch(launcher=launcher, rank=rank, local_rank=local_rank), local_only) == reports
 
 
-CLAIM = (
+ACQUIRE_LOCK = (
     "import sys; from rankzero.distributed.error_reporter import *; print(acquire_host_lock(sys.argv[1]), flush=True)"
 )
 
 
 def test_one_process_holds_a_host_lock_until_it_exits(locks):
-    def claimed_elsewhere():
-        return subprocess.run([sys.executable, "-c", CLAIM, JOB], capture_output=True, text=True, check=True).stdout
+    def acquired_elsewhere():
+        return subprocess.run(
+            [sys.executable, "-c", ACQUIRE_LOCK, JOB], capture_output=True, text=True, check=True
+        ).stdout
 
-    assert claimed_elsewhere() == "True\n"
+    assert acquired_elsewhere() == "True\n"
     assert acquire_host_lock(JOB) and not acquire_host_lock(JOB) and len(locks) == 1
-    assert claimed_elsewhere() == "False\n"
+    assert acquired_elsewhere() == "False\n"
 
 
 def test_names_of_host_locks_may_be_long_and_contain_any_character():
@@ -150,32 +154,34 @@ def test_names_of_host_locks_may_be_long_and_contain_any_character():
 
 def test_a_process_without_a_launcher_exits_without_delay(variables, pauses):
     before = signal.getsignal(signal.SIGTERM)
-    exit_after_reporter(2, spoke=False)
+    exit_after_reporter(2, has_printed=False)
     assert pauses == [] and signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(
-    ("name", "spoke", "claims", "seconds"),
+    ("name", "has_printed", "has_lock", "seconds"),
     [
-        *((name, False, False, 2.5) for name in RANKS),
+        *((name, False, False, 2.5) for name in RANK_VARIABLES),
         ("RANK", False, True, 2.5),
         ("RANK", True, True, 2.5),
         ("RANK", True, False, 0.3),
     ],
 )
-def test_only_a_reporter_without_a_host_lock_has_a_short_exit_delay(variables, pauses, name, spoke, claims, seconds):
+def test_only_a_reporter_without_a_host_lock_has_a_short_exit_delay(
+    variables, pauses, name, has_printed, has_lock, seconds
+):
     variables(**{name: "1"})
-    if claims:
+    if has_lock:
         acquire_host_lock(JOB)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        exit_after_reporter(2, spoke)
+        exit_after_reporter(2, has_printed)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert pauses == [seconds]
 
 
-ENDED = """
+TERMINATED = """
 import os, signal, threading, time
 from rankzero.distributed import error_reporter
 def end():
@@ -183,16 +189,16 @@ def end():
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=end).start()
-error_reporter.LEAVE_SECONDS = 60
+error_reporter.EXIT_DELAY_SECONDS = 60
 error_reporter.exit_after_reporter(75, False)
 """
 
 
 def test_sigterm_during_the_exit_delay_keeps_the_exit_code():
-    assert subprocess.run([sys.executable, "-c", ENDED], env={**os.environ, "RANK": "1"}).returncode == 75
+    assert subprocess.run([sys.executable, "-c", TERMINATED], env={**os.environ, "RANK": "1"}).returncode == 75
 
 
-def refused(capsys, launch, error=None, **attributes):
+def printed_refusal(capsys, launch, error=None, **attributes):
     error = error or RequestError("--devices 3", "2 devices\nand more", "--devices 2")
     for name, value in attributes.items():
         setattr(error, name, value)
@@ -200,16 +206,18 @@ def refused(capsys, launch, error=None, **attributes):
     return capsys.readouterr().err
 
 
-WHOLE = "rankzero: cannot start\n  asked  --devices 3\n  found  2 devices\n         and more\n  type   --devices 2\n"
+FULL_REPORT = (
+    "rankzero: cannot start\n  asked  --devices 3\n  found  2 devices\n         and more\n  type   --devices 2\n"
+)
 
 
 @pytest.mark.parametrize(
     ("launch", "attributes", "printed"),
     [
-        (None, {}, WHOLE),
-        (Launch(), {}, WHOLE),
+        (None, {}, FULL_REPORT),
+        (Launch(), {}, FULL_REPORT),
         (Launch(launcher="slurm", rank=0), {"reported_elsewhere": True}, ""),
-        (Launch(launcher="slurm", rank=1), {"reported_elsewhere": False}, WHOLE),
+        (Launch(launcher="slurm", rank=1), {"reported_elsewhere": False}, FULL_REPORT),
         (Launch(launcher="slurm", rank=1), {}, ""),
         (Launch(launcher="slurm", rank=1, local_rank=0), {"local_only": True}, "2 devices"),
         (Launch(launcher="torchrun", rank=1, local_rank=0), {}, "2 devices"),
@@ -218,28 +226,30 @@ WHOLE = "rankzero: cannot start\n  asked  --devices 3\n  found  2 devices\n     
     ],
 )
 def test_a_refusal_is_printed_in_full_once_per_job(variables, capsys, launch, attributes, printed):
-    text = refused(capsys, launch, **attributes)
-    assert text == (f"rankzero: rank 1 on {HERE} does not start: {printed}\n" if printed == "2 devices" else printed)
+    text = printed_refusal(capsys, launch, **attributes)
+    assert text == (f"rankzero: rank 1 on {HOST} cannot start: {printed}\n" if printed == "2 devices" else printed)
 
 
 def test_a_refusal_in_free_text_is_printed(variables, capsys):
-    assert refused(capsys, None, CannotStart("  no data\nat all")) == "rankzero: cannot start\n  no data\nat all\n"
-    line = refused(capsys, Launch(launcher="torchrun", rank=1), CannotStart("  no data\nat all"))
-    assert line == f"rankzero: rank 1 on {HERE} does not start: no data\n"
+    assert (
+        printed_refusal(capsys, None, CannotStart("  no data\nat all")) == "rankzero: cannot start\n  no data\nat all\n"
+    )
+    line = printed_refusal(capsys, Launch(launcher="torchrun", rank=1), CannotStart("  no data\nat all"))
+    assert line == f"rankzero: rank 1 on {HOST} cannot start: no data\n"
 
 
-TWO = Launch(world_size=2, rank=1)
+RANK_1 = Launch(world_size=2, rank=1)
 
 
 @pytest.mark.parametrize(
     ("error", "launch", "printed", "seconds"),
     [
-        (RunError("the disk is full"), TWO, f"rank 1 on {HERE} failed\n  the disk is full\n", []),
+        (RunError("the disk is full"), RANK_1, f"rank 1 on {HOST} failed\n  the disk is full\n", []),
         (RunError("the disk is full"), Launch(), "this process failed\n  the disk is full\n", []),
-        (AnotherRankFailed("rank 0"), TWO, f"rank 1 on {HERE} lost contact with another rank (rank 0)\n", [1]),
-        (RuntimeError("Broken pipe"), TWO, f"rank 1 on {HERE} lost contact with another rank (Broken pipe)\n", [1]),
+        (AnotherRankFailed("rank 0"), RANK_1, f"rank 1 on {HOST} lost contact with another rank (rank 0)\n", [1]),
+        (RuntimeError("Broken pipe"), RANK_1, f"rank 1 on {HOST} lost contact with another rank (Broken pipe)\n", [1]),
         (RuntimeError("Broken pipe"), Launch(), "RuntimeError: Broken pipe\nrankzero: this process failed", []),
-        (KeyError("x"), TWO, f"KeyError: 'x'\nrankzero: rank 1 on {HERE} failed with the error above\n", []),
+        (KeyError("x"), RANK_1, f"KeyError: 'x'\nrankzero: rank 1 on {HOST} failed with the error above\n", []),
     ],
 )  # fmt: skip
 def test_a_failure_report_names_the_rank_and_the_cause(capsys, pauses, error, launch, printed, seconds):
@@ -252,10 +262,10 @@ def test_a_failure_report_names_the_rank_and_the_cause(capsys, pauses, error, la
 def test_an_error_that_another_rank_has_reported_is_not_printed(capsys, pauses):
     error = RuntimeError("Broken pipe")
     mark_reported(error)
-    assert report_error(error, TWO) is Exit.FAILED and capsys.readouterr().err == "" and pauses == [1]
+    assert report_error(error, RANK_1) is Exit.FAILED and capsys.readouterr().err == "" and pauses == [1]
 
 
-def caught(work):
+def exception_of(work):
     try:
         work()
     except Exception as error:
@@ -266,19 +276,19 @@ def test_frames_of_libraries_are_left_out():
     def called_by_the_user():
         return psutil.Process(-1)
 
-    error = caught(lambda: called_by_the_user())
-    stock = traceback.format_exception(error)
-    head, *frames = user_frames(error)
-    assert head.startswith("Traceback (most recent call last; ") and head.count("\n") == 1
-    assert all(frame in stock for frame in frames) and not any("site-packages" in frame for frame in frames)
-    left_out = sum("site-packages" in frame for frame in stock)
-    assert left_out and f"; {left_out} frames of" in head and len(frames) == len(stock) - 1 - left_out
+    error = exception_of(lambda: called_by_the_user())
+    expected = traceback.format_exception(error)
+    header, *frames = user_frames(error)
+    assert header.startswith("Traceback (most recent call last; ") and header.count("\n") == 1
+    assert all(frame in expected for frame in frames) and not any("site-packages" in frame for frame in frames)
+    omitted = sum("site-packages" in frame for frame in expected)
+    assert omitted and f"; {omitted} frames of" in header and len(frames) == len(expected) - 1 - omitted
 
 
 def test_frames_of_the_package_are_left_out():
-    error = caught(lambda: error_reporter.refuse(None, Launch(launcher="slurm")))
-    assert [part for part in user_frames(error) if part.startswith("  File")] == [
-        part for part in traceback.format_exception(error) if __file__ in part
+    error = exception_of(lambda: error_reporter.refuse(None, Launch(launcher="slurm")))
+    assert [frame for frame in user_frames(error) if frame.startswith("  File")] == [
+        frame for frame in traceback.format_exception(error) if __file__ in frame
     ]
 
 
@@ -290,7 +300,7 @@ def test_a_cause_is_printed_before_the_error_unless_suppressed(is_cause):
         except KeyError as error:
             raise RuntimeError("bad batch") from (error if is_cause else None)
 
-    printed = "".join(user_frames(caught(fail)))
+    printed = "".join(user_frames(exception_of(fail)))
     assert ("KeyError: 'sample 7'" in printed) == is_cause and printed.endswith("RuntimeError: bad batch\n")
 
 
@@ -301,11 +311,11 @@ def test_the_implicit_context_of_an_error_is_printed():
         except KeyError:
             raise RuntimeError("bad batch")  # noqa: B904
 
-    error = caught(fail)
+    error = exception_of(fail)
     assert "".join(user_frames(error)) == "".join(traceback.format_exception(error))
 
 
 def test_a_traceback_with_only_library_frames_is_printed_in_full(monkeypatch):
-    error = caught(lambda: psutil.Process(-1))
+    error = exception_of(lambda: psutil.Process(-1))
     error.__traceback__ = error.__traceback__.tb_next.tb_next
     assert user_frames(error) == traceback.format_exception(error)

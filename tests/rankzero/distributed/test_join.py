@@ -20,9 +20,9 @@ def started(monkeypatch):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_parent_of_local_processes_exits_with_their_exit_code(started, count):
-    with pytest.raises(SystemExit) as leaving:
+    with pytest.raises(SystemExit) as caught:
         join_ranks(RequestedWorld(), Launch(), count)
-    assert leaving.value.code == 7 and started == [count]
+    assert caught.value.code == 7 and started == [count]
 
 
 def test_a_count_of_0_starts_no_process(started):

@@ -8,7 +8,7 @@ from rankzero.messages import RequestError
 
 
 def test_addresses_of_this_machine_are_recognized():
-    assert network.is_mine("127.0.0.1") and not network.is_mine("192.0.2.1")
+    assert network.is_local_address("127.0.0.1") and not network.is_local_address("192.0.2.1")
     assert network.resolve("127.0.0.1,localhost")[0] == "127.0.0.1"
     assert network.is_loopback("127.0.1.1") and not network.is_loopback("10.0.0.1")
 
@@ -19,16 +19,16 @@ def test_an_unknown_host_name_is_refused():
 
 
 def test_the_process_that_listens_on_a_port_is_named():
-    with network.listen("127.0.0.1", 0) as listening:
-        assert f"process {os.getpid()}" in network.holder(listening.getsockname()[1])
+    with network.listen("127.0.0.1", 0) as listener:
+        assert f"process {os.getpid()}" in network.describe_listener(listener.getsockname()[1])
         with pytest.raises(OSError, match="in use"):
-            network.listen("127.0.0.1", listening.getsockname()[1])
+            network.listen("127.0.0.1", listener.getsockname()[1])
 
 
 def test_interfaces_are_found_by_address_and_addresses_by_interface():
     assert network.interface_of("127.0.0.1") == "lo" and network.source_address("127.0.0.1") == "127.0.0.1"
     assert network.address_of("lo") == "127.0.0.1"
-    with pytest.raises(RequestError, match="no interface of that name") as caught:
+    with pytest.raises(RequestError, match="no network interface of that name") as caught:
         network.address_of("nosuch0")
     assert "lo" in caught.value.found
 
@@ -47,9 +47,9 @@ def test_the_interface_is_set_for_gloo_and_nccl(monkeypatch):
 
 
 def test_a_closed_port_can_be_reused_at_once():
-    with network.listen("127.0.0.1", 0) as first:
-        port = first.getsockname()[1]
+    with network.listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
-            connection, _ = first.accept()
+            connection, _ = listener.accept()
             connection.close()
     network.listen("127.0.0.1", port).close()

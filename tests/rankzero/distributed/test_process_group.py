@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process_group import init_process_group, leave_process_group
+from rankzero.distributed.process_group import destroy_process_group, init_process_group
 
 CPU = torch.device("cpu")
 
@@ -34,17 +34,17 @@ def test_the_exception_hook_is_unchanged(monkeypatch):
     try:
         assert sys.excepthook is hook
     finally:
-        leave_process_group(after_error=False)
+        destroy_process_group(after_error=False)
 
 
 @pytest.mark.parametrize("after_error", [False, True])
 def test_a_gloo_group_is_destroyed(group, after_error):
-    assert leave_process_group(after_error)
+    assert destroy_process_group(after_error)
     assert not torch.distributed.is_initialized()
-    assert leave_process_group(after_error)  # without a group
+    assert destroy_process_group(after_error)  # without a group
 
 
 def test_an_nccl_group_is_kept_after_an_error(group, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
-    assert not leave_process_group(after_error=True)
+    assert not destroy_process_group(after_error=True)
     assert torch.distributed.is_initialized()

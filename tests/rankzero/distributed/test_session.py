@@ -16,8 +16,8 @@ from running import reserved_port, run
 
 def session(**world):
     coordinator = SimpleNamespace(launch=Launch(world_size=2, local_world_size=2))
-    there = WorldInfo(**{"accelerator": "cpu", "size": 2, "devices": 2, **world})
-    return Session(RequestedWorld(), coordinator, there, title="x", is_script=True)
+    devices = WorldInfo(**{"accelerator": "cpu", "size": 2, "devices": 2, **world})
+    return Session(RequestedWorld(), coordinator, devices, title="x", is_script=True)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def session(**world):
     [RequestedWorld(), RequestedWorld(devices=2), RequestedWorld(nodes=1, accelerator="cpu")],
 )
 def test_a_later_trainer_may_request_the_same_processes(requested):
-    session().check_same(requested)
+    session().check_same_processes(requested)
 
 
 @pytest.mark.parametrize(
@@ -38,25 +38,25 @@ def test_a_later_trainer_may_request_the_same_processes(requested):
 )
 def test_a_later_trainer_may_not_request_other_processes(requested, message):
     with pytest.raises(RequestError, match=f"{message} for another Trainer"):
-        session().check_same(requested)
+        session().check_same_processes(requested)
 
 
-@pytest.mark.parametrize(("first", "present"), [((0, 2), "[0, 2]"), (None, "[0, 1]")])
-def test_a_later_trainer_may_not_request_other_gpus(first, present):
-    one = session(accelerator="cuda")
-    one.requested = RequestedWorld(devices=2, gpus=first)
-    one.check_same(RequestedWorld(devices=2, gpus=first))
-    one.check_same(RequestedWorld(devices=2))
+@pytest.mark.parametrize(("gpus", "chosen"), [((0, 2), "[0, 2]"), (None, "[0, 1]")])
+def test_a_later_trainer_may_not_request_other_gpus(gpus, chosen):
+    current = session(accelerator="cuda")
+    current.requested = RequestedWorld(devices=2, gpus=gpus)
+    current.check_same_processes(RequestedWorld(devices=2, gpus=gpus))
+    current.check_same_processes(RequestedWorld(devices=2))
     with pytest.raises(RequestError, match=r"devices=\[1, 3\] for another Trainer") as error:
-        one.check_same(RequestedWorld(devices=2, gpus=(1, 3)))
-    assert f"devices={present}" in error.value.instead
+        current.check_same_processes(RequestedWorld(devices=2, gpus=(1, 3)))
+    assert f"devices={chosen}" in error.value.instead
 
 
 def test_gpus_that_a_later_trainer_requests_are_ignored_on_the_cpu():
-    session().check_same(RequestedWorld(devices=2, gpus=(1, 3)))
+    session().check_same_processes(RequestedWorld(devices=2, gpus=(1, 3)))
 
 
-def test_a_second_trainer_of_a_script_with_other_processes_is_refused(script):
+def test_a_second_trainer_of_a_script_with_other_processes_is_refused(script_folder):
     Trainer(name="x", accelerator="cpu")
     with pytest.raises(RequestError, match="devices=2 for another Trainer of this program"):
         Trainer(name="y", devices=2, accelerator="cpu")
@@ -64,7 +64,7 @@ def test_a_second_trainer_of_a_script_with_other_processes_is_refused(script):
         Trainer(name="y", num_nodes=3, accelerator="cpu")
 
 
-def test_the_scripts_exception_hook_receives_all_errors_except_refusals(script, monkeypatch, capsys):
+def test_the_scripts_exception_hook_receives_all_errors_except_refusals(script_folder, monkeypatch, capsys):
     errors = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: errors.append((kind, error, trace)))
     report_uncaught_errors()
@@ -72,9 +72,9 @@ def test_the_scripts_exception_hook_receives_all_errors_except_refusals(script, 
     error, refusal = KeyError("x"), RequestError("--devices 9", "2 GPUs", "--devices 2")
     sys.excepthook(KeyError, error, None)
     assert errors == [(KeyError, error, None)]
-    with pytest.raises(SystemExit) as leaving:
+    with pytest.raises(SystemExit) as caught:
         sys.excepthook(RequestError, refusal, None)
-    assert leaving.value.code == 2 and len(errors) == 1 and "cannot start" in capsys.readouterr().err
+    assert caught.value.code == 2 and len(errors) == 1 and "cannot start" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_program_from_standard_input_runs_only_in_one_process(tmp_path, device
     (tmp_path / "program").write_text(FROM_STANDARD_INPUT.format(devices=devices))
     result = run("sh", "-c", "python - < program", folder=tmp_path, code=code)
     assert "Traceback" not in result.err
-    assert "run-1: finished" in result.out if code == 0 else "devices=1 here, or save the program" in result.err
+    assert "run-1: finished" in result.out if code == 0 else "devices=1, or save the program" in result.err
 
 
 JOINED_BY_HAND = """
@@ -136,7 +136,7 @@ def test_a_script_on_nodes_joined_by_hand_trains_without_a_devices_argument(tmp_
     with reserved_port() as port:
         commands = [[sys.executable, "train.py", str(rank), str(port)] for rank in range(2)]
         pipe = subprocess.PIPE
-        nodes = [subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) for line in commands]
+        nodes = [subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) for command in commands]
         try:
             results = [node.communicate(timeout=240) for node in nodes]
         finally:

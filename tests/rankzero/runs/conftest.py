@@ -12,7 +12,7 @@ from rankzero.runs.checkpoints.write import write_directory
 
 
 @pytest.fixture
-def good(tmp_path):
+def valid_checkpoint(tmp_path):
     """A valid checkpoint."""
     content = {"epoch": 1, "global_step": 20, "state_dict": {"w": torch.arange(64.0)}, "rankzero": {"run": "x"}}
     write_directory(content, tmp_path / "step-00000020")
@@ -34,28 +34,28 @@ def message_of():
 
 
 @pytest.fixture
-def refused(message_of):
+def refusal_of(message_of):
     """Returns a function that checks that a checkpoint is refused, and returns why no run resumes from it."""
 
-    def reason(path):
+    def read_reason(path):
         message_of(path)
         newest, reasons = newest_valid(path.parent)
         assert newest is None and len(reasons) == 1 and path.name in reasons[0]
         return reasons[0]
 
-    return reason
+    return read_reason
 
 
 @pytest.fixture
-def seal():
+def write_manifest():
     """Returns a function that changes a checkpoint and writes a valid manifest for it, as an attacker can."""
 
     def write(path, state: bytes | None = None, **changes):
         if state is not None:
             (path / STATE).write_bytes(state)
         data = (path / STATE).read_bytes()
-        described = {STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+        description = {STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
         content = {key: value for key, value in read_manifest(path).items() if key != "sha256"}
-        (path / MANIFEST).write_text(manifest_text({**content, "files": described, **changes}))
+        (path / MANIFEST).write_text(manifest_text({**content, "files": description, **changes}))
 
     return write

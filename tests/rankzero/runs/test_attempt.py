@@ -30,7 +30,7 @@ from rankzero.runs.resume import RunOptions
 from rankzero.runs.summary import Figures
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.strategies import OneProcess
-from running import fit_here, reserved_port
+from running import fit_in_process, reserved_port
 
 CONFIG = {"model": {"class_path": "Net"}}
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -48,17 +48,17 @@ class Ranks(OneProcess):
 
 
 @pytest.fixture
-def attempt(here):
+def attempt(cwd):
     """Returns a function that begins attempts at the run `runs/x` in this process."""
 
-    def make(plan=None, begun=True, rank=0, **options):
+    def make(plan=None, has_trained=True, rank=0, **options):
         plan = plan or SamplingPlan()
         strategy = Ranks(plan, device="cpu")
         trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **QUIET)
         coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch(rank=rank)), RequestedWorld())
         figures = Figures(0, 0.0, ())
         run, options = RunDirectory(Path("runs/x")), RunOptions(**options)
-        outcome = Outcome(begun)
+        outcome = Outcome(has_trained)
         return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: figures, WorldInfo("cpu"), coordinator)
 
     return make
@@ -88,8 +88,8 @@ def is_free():
 
 
 def test_a_finished_attempt_leaves_summary_log_and_no_lock(attempt, capsys):
-    with attempt() as made:
-        assert Path("runs/.x.lock").exists() and made.checkpoint is None
+    with attempt() as run_attempt:
+        assert Path("runs/.x.lock").exists() and run_attempt.checkpoint is None
         logging.getLogger("rankzero").info("in between")
     assert read("summary.json")["status"] == "finished" and len(read("run.json")["attempts"]) == 1
     assert "INFO attempt 1: local (" in log() and "INFO in between" in log() and "Traceback" not in log()
@@ -101,12 +101,12 @@ def test_a_finished_attempt_leaves_summary_log_and_no_lock(attempt, capsys):
 @pytest.mark.parametrize(("level", "propagate"), [(logging.NOTSET, True), (logging.ERROR, False)])
 def test_an_attempt_restores_the_users_logging_settings_at_its_end(attempt, monkeypatch, level, propagate):
     logger, texts = logging.getLogger("rankzero"), io.StringIO()
-    users = logging.StreamHandler(texts)
-    for name, value in (("handlers", [users]), ("propagate", propagate), ("level", level)):
+    user_handler = logging.StreamHandler(texts)
+    for name, value in (("handlers", [user_handler]), ("propagate", propagate), ("level", level)):
         monkeypatch.setattr(logger, name, value)
     with attempt():
         logger.info("in between")
-    assert (logger.handlers, logger.propagate, logger.level) == ([users], propagate, level)
+    assert (logger.handlers, logger.propagate, logger.level) == ([user_handler], propagate, level)
     logger.error("after the attempt")
     assert "in between" in texts.getvalue() and "after the attempt" in texts.getvalue()
     assert "in between" in log() and "after the attempt" not in log()
@@ -124,39 +124,41 @@ def test_attempts_share_one_log_and_write_each_message_once(attempt):
 @pytest.mark.parametrize("reported", [False, True])
 def test_a_failure_is_logged_once(attempt, reported):
     """`ReportFailure` has already logged the error stored in the outcome."""
-    with pytest.raises(RuntimeError, match="no such layer"), attempt() as made:
+    with pytest.raises(RuntimeError, match="no such layer"), attempt() as run_attempt:
         error = RuntimeError("no such layer")
-        made.outcome.error = error if reported else None
+        run_attempt.outcome.error = error if reported else None
         raise error
     assert log().count("RuntimeError: no such layer") == (0 if reported else 1)
     assert read("summary.json")["status"] == "failed" and is_free()
 
 
 @pytest.mark.parametrize(
-    ("settings", "saved", "again"), [({}, True, True), ({}, False, False), ({"max_attempts": 1}, True, False)]
+    ("settings", "saved", "another_attempt"), [({}, True, True), ({}, False, False), ({"max_attempts": 1}, True, False)]
 )
-def test_the_summary_of_a_stopped_attempt_states_if_another_attempt_follows(attempt, settings, saved, again, capsys):
+def test_the_summary_of_a_stopped_attempt_states_if_another_attempt_follows(
+    attempt, settings, saved, another_attempt, capsys
+):
     with pytest.raises(Stopped), attempt(**settings):
         if saved:
             save()
         raise Stopped("SIGTERM")
     summary = read("summary.json")
-    assert (summary["status"], summary["another_attempt"]) == ("stopped", again)
+    assert (summary["status"], summary["another_attempt"]) == ("stopped", another_attempt)
     assert "0: SIGTERM" in log() and "Traceback" not in log()
     assert "run x: stopped" in capsys.readouterr().out and is_free()
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("has_trained", [False, True])
 @pytest.mark.parametrize("kind", [CannotStart, MisconfigurationException])
-def test_an_explained_error_undoes_the_attempt_only_before_the_first_batch(attempt, kind, begun, capsys):
-    with pytest.raises(kind), attempt(begun=begun):
+def test_an_explained_error_undoes_the_attempt_only_before_the_first_batch(attempt, kind, has_trained, capsys):
+    with pytest.raises(kind), attempt(has_trained=has_trained):
         raise kind("no such strategy")
-    assert Path("runs").exists() == begun and ("run x: failed" in capsys.readouterr().out) == begun
-    assert not begun or read("summary.json")["status"] == "failed"
+    assert Path("runs").exists() == has_trained and ("run x: failed" in capsys.readouterr().out) == has_trained
+    assert not has_trained or read("summary.json")["status"] == "failed"
 
 
 def test_an_unexplained_error_before_the_first_batch_keeps_the_attempt(attempt):
-    with pytest.raises(ZeroDivisionError), attempt(begun=False):
+    with pytest.raises(ZeroDivisionError), attempt(has_trained=False):
         raise ZeroDivisionError
     assert read("summary.json")["status"] == "failed" and "ZeroDivisionError" in log()
 
@@ -165,7 +167,7 @@ def test_an_impossible_attempt_leaves_earlier_attempts_unchanged(attempt):
     with attempt():
         pass
     before = (read("run.json"), read("summary.json"))
-    with pytest.raises(CannotStart), attempt(begun=False, resume="never"):
+    with pytest.raises(CannotStart), attempt(has_trained=False, resume="never"):
         raise CannotStart("no such data")
     assert (read("run.json"), read("summary.json")) == before
     assert [path.name for path in Path("runs").iterdir()] == ["x"]
@@ -199,10 +201,10 @@ def test_a_run_is_locked_until_its_attempt_ends(attempt):
 
 def test_a_resumed_attempt_begins_after_its_checkpoint(attempt, capsys):
     save(5)
-    with attempt(plan := SamplingPlan()) as made:
-        assert made.checkpoint.name == "step-00000005" and made.resume_plan.step == 5
-    assert plan.start[0].step == 5 and plan.kept_sizes == [8]
-    assert "carrying on from step-00000005" in capsys.readouterr().out
+    with attempt(plan := SamplingPlan()) as run_attempt:
+        assert run_attempt.checkpoint.name == "step-00000005" and run_attempt.resume_plan.step == 5
+    assert plan.start_positions[0].step == 5 and plan.kept_sizes == [8]
+    assert "resuming from step-00000005" in capsys.readouterr().out
 
 
 def test_a_refused_order_undoes_the_attempt_and_unlocks_the_run(attempt):
@@ -228,12 +230,12 @@ def test_a_finished_run_trains_again_only_if_more_epochs_are_requested(attempt, 
     summary = {**read("summary.json"), "steps": 5, "epochs": epochs, "max_epochs": epochs}
     Path("runs/x/summary.json").write_text(json.dumps(summary))
     capsys.readouterr()
-    made = attempt()
+    run_attempt = attempt()
     finished = epochs in (2, 3)  # 2 epochs are requested; an earlier max_epochs of -1 cannot have ended the run
-    assert made.already_finished == finished and len(read("run.json")["attempts"]) == 2 - finished
+    assert run_attempt.already_finished == finished and len(read("run.json")["attempts"]) == 2 - finished
     assert ("already finished" in capsys.readouterr().out) == finished
     if not finished:
-        with made:
+        with run_attempt:
             pass
     assert is_free()
 
@@ -250,14 +252,14 @@ def test_an_exit_of_the_trained_code_is_an_error_unless_allowed(attempt, kind, m
 
 
 def test_train_raises_the_first_error_of_this_rank(attempt):
-    made = attempt()
+    run_attempt = attempt()
 
     def fit():
-        made.outcome.error = LookupError("the first")
+        run_attempt.outcome.error = LookupError("the first")
         raise RuntimeError("the second")
 
     with pytest.raises(LookupError, match="the first"):
-        made.train(fit, may_exit=False)
+        run_attempt.train(fit, may_exit=False)
 
 
 def test_train_raises_a_stop_unchanged(attempt):
@@ -273,31 +275,34 @@ def test_a_finished_run_without_a_checkpoint_of_its_last_step_trains_again(attem
     with attempt():
         save(5)
     Path("runs/x/summary.json").write_text(json.dumps({**read("summary.json"), "steps": 6}))
-    with attempt() as made:
-        assert not made.already_finished and made.run.attempt == 2
-    assert "run x has finished, but has no checkpoint of its last step; it trains again" in capsys.readouterr().out
+    with attempt() as run_attempt:
+        assert not run_attempt.already_finished and run_attempt.run.attempt == 2
+    assert (
+        "run x is finished, but has no checkpoint of its last step; it resumes from the newest"
+        in capsys.readouterr().out
+    )
 
 
-def save_slowly(made):
+def save_slowly(run_attempt):
     """Starts a background save that takes at least 50 ms."""
-    io, may_end = made.trainer.strategy.checkpoint_io, threading.Event()
+    io, may_end = run_attempt.trainer.strategy.checkpoint_io, threading.Event()
     io.on_committed = lambda path: may_end.wait(10) and path.rename(path.with_name("step-00000007"))
     io.save_checkpoint({"w": torch.ones(2)}, Path("runs/x/checkpoints/step-00000006"))
     threading.Timer(0.05, may_end.set).start()
 
 
 def test_the_end_of_an_attempt_waits_for_a_background_save(attempt):
-    with attempt() as made:
-        save_slowly(made)
+    with attempt() as run_attempt:
+        save_slowly(run_attempt)
     verify(Path("runs/x/checkpoints/step-00000007"))
 
 
 def test_an_attempt_aborted_by_another_rank_is_logged_saved_and_unlocked(attempt):
     """The control channel calls `on_abort` in a separate thread before it terminates the process."""
-    made = attempt()
-    with made:
-        save_slowly(made)
-        thread = threading.Thread(target=made.control_channel.on_abort, args=("rank 1 on a failed",))
+    run_attempt = attempt()
+    with run_attempt:
+        save_slowly(run_attempt)
+        thread = threading.Thread(target=run_attempt.control_channel.on_abort, args=("rank 1 on a failed",))
         thread.start()
         thread.join()
         verify(Path("runs/x/checkpoints/step-00000007"))
@@ -306,15 +311,15 @@ def test_an_attempt_aborted_by_another_rank_is_logged_saved_and_unlocked(attempt
 
 @pytest.mark.parametrize("error", [None, Stopped("SIGTERM"), RuntimeError("no such layer")])
 def test_a_later_failure_does_not_change_the_summary_of_an_attempt_that_ended(attempt, error):
-    made = attempt()
-    how_ended = made.control_channel.how_ended
-    with suppress(Stopped, RuntimeError), made:
+    run_attempt = attempt()
+    describe_exit = run_attempt.control_channel.describe_exit
+    with suppress(Stopped, RuntimeError), run_attempt:
         if error:
             raise error
     before = read("summary.json")
-    made.control_channel.on_abort("os._exit was called")
+    run_attempt.control_channel.on_abort("os._exit was called")
     assert read("summary.json") == before and "os._exit" not in log()
-    assert (made.control_channel.how_ended is how_ended) == (error is None)
+    assert (run_attempt.control_channel.describe_exit is describe_exit) == (error is None)
 
 
 def test_other_ranks_follow_rank_zero_and_write_only_their_log(attempt, capsys):
@@ -323,9 +328,11 @@ def test_other_ranks_follow_rank_zero_and_write_only_their_log(attempt, capsys):
         raise Stopped("SIGTERM")
     before, _ = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*")}, capsys.readouterr()
     plan = SamplingPlan(rank=1)
-    with attempt(plan, rank=1) as made:
-        assert (made.run.attempt, made.run.id) == (1, read("run.json")["id"]) and not Path("runs/.x.lock").exists()
-        assert made.checkpoint.name == "step-00000005" and plan.start[0].step == 5
+    with attempt(plan, rank=1) as run_attempt:
+        assert (run_attempt.run.attempt, run_attempt.run.id) == (1, read("run.json")["id"]) and not Path(
+            "runs/.x.lock"
+        ).exists()
+        assert run_attempt.checkpoint.name == "step-00000005" and plan.start_positions[0].step == 5
     rank_log = Path("runs/x/logs/rank-001.log")
     assert "attempt 1: local" in rank_log.read_text() and capsys.readouterr().out == ""
     assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*") if path != rank_log} == before
@@ -335,22 +342,22 @@ def test_other_ranks_follow_rank_zero_and_write_only_their_log(attempt, capsys):
 def coordinators(world):
     """Yields the coordinators of a run's ranks, which are threads here, and the thread pool."""
     with reserved_port() as port, ThreadPoolExecutor(world) as pool:
-        whole = Launch(
+        launch = Launch(
             launcher="env", world_size=world, local_world_size=world, port=port, world_id="k", externally_created=True
         )
 
         def make(rank):
-            return Coordinator(rendezvous(whole._replace(rank=rank, local_rank=rank), 10), RequestedWorld())
+            return Coordinator(rendezvous(launch._replace(rank=rank, local_rank=rank), 10), RequestedWorld())
 
-        made = list(pool.map(make, range(world)))
-        yield made, pool
-        list(pool.map(lambda member: member.control_channel.leave(), made))
+        members = list(pool.map(make, range(world)))
+        yield members, pool
+        list(pool.map(lambda member: member.control_channel.close(), members))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_all_ranks_agree_on_the_directory_that_rank_zero_chooses(here, monkeypatch, world):
-    monkeypatch.setattr(network, "use_interface", lambda asked, found: found)
-    (here / "runs/MLP-Toy-1").mkdir(parents=True)
+def test_all_ranks_agree_on_the_directory_that_rank_zero_chooses(cwd, monkeypatch, world):
+    monkeypatch.setattr(network, "use_interface", lambda requested, detected: detected)
+    (cwd / "runs/MLP-Toy-1").mkdir(parents=True)
     with coordinators(world) as (members, pool):
         for name, expected in ((None, ("runs/MLP-Toy-2", "MLP-Toy")), ("x", ("runs/x", None))):
 
@@ -359,15 +366,15 @@ def test_all_ranks_agree_on_the_directory_that_rank_zero_chooses(here, monkeypat
 
             runs = list(pool.map(agree, members))
             assert [(str(run.path), run.title) for run in runs] == [expected] * world
-    assert [path.name for path in (here / "runs").iterdir()] == ["MLP-Toy-1"]
+    assert [path.name for path in (cwd / "runs").iterdir()] == ["MLP-Toy-1"]
 
 
-def test_the_summary_is_written_even_if_the_disk_of_the_log_is_full(here):
+def test_the_summary_is_written_even_if_the_disk_of_the_log_is_full(cwd):
     toy = ("--model", "MLP", "--data", "Toy", "--data.count", "64", "--name", "x")
-    assert fit_here(*toy, "--epochs", "1") == 0
-    log = here / "runs/x/logs/rank-000.log"
+    assert fit_in_process(*toy, "--epochs", "1") == 0
+    log = cwd / "runs/x/logs/rank-000.log"
     log.unlink()
     log.symlink_to("/dev/full")
-    assert fit_here(*toy, "--epochs", "2") == 0
-    summary = json.loads((here / "runs/x/summary.json").read_text())
+    assert fit_in_process(*toy, "--epochs", "2") == 0
+    summary = json.loads((cwd / "runs/x/summary.json").read_text())
     assert (summary["status"], summary["epochs"]) == ("finished", 2)

@@ -29,37 +29,37 @@ with run.log(0).open("a") as log:
 
 
 @pytest.fixture
-def run(here):
-    (here / "x/logs").mkdir(parents=True)
-    return RunDirectory(here / "x", attempt=2)
+def run(cwd):
+    (cwd / "x/logs").mkdir(parents=True)
+    return RunDirectory(cwd / "x", attempt=2)
 
 
-def crash(here, name, state="enabled", **variables):
+def crash(cwd, name, state="enabled", **variables):
     """Runs a process that kills itself with a signal; returns its stderr."""
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}/project", **variables}
     command = [sys.executable, "-c", CRASH, name, state]
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode < 0
-    return done.stderr
+    process = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+    assert process.returncode < 0
+    return process.stderr
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"])
-def test_a_crash_is_logged_with_its_traceback_and_named_by_its_signal(run, here, name):
-    assert "Fatal" not in crash(here, name)
+def test_a_crash_is_logged_with_its_traceback_and_named_by_its_signal(run, cwd, name):
+    assert "Fatal" not in crash(cwd, name)
     assert 'File "<string>", line' in run.log(0).read_text()
-    assert CrashLog(run).how_ended(0) == f"was ended by {name}, see {run.log(0)}"
-    assert CrashLog(run).how_ended(1) == ""
+    assert CrashLog(run).describe_crash(0) == f"was killed by {name}, see {run.log(0)}"
+    assert CrashLog(run).describe_crash(1) == ""
 
 
-def test_pythonfaulthandler_set_by_the_user_keeps_tracebacks_on_stderr(run, here):
-    assert "Fatal Python error: Aborted" in crash(here, "SIGABRT", PYTHONFAULTHANDLER="1")
-    assert "Fatal" not in run.log(0).read_text() and CrashLog(run).how_ended(0) == ""
+def test_pythonfaulthandler_set_by_the_user_keeps_tracebacks_on_stderr(run, cwd):
+    assert "Fatal Python error: Aborted" in crash(cwd, "SIGABRT", PYTHONFAULTHANDLER="1")
+    assert "Fatal" not in run.log(0).read_text() and CrashLog(run).describe_crash(0) == ""
 
 
 @pytest.mark.parametrize(("variables", "printed"), [({}, False), ({"PYTHONFAULTHANDLER": "1"}, True)])
-def test_disable_restores_the_previous_destination_of_tracebacks(run, here, variables, printed):
-    assert ("Fatal" in crash(here, "SIGSEGV", "disabled", **variables)) == printed
-    assert CrashLog(run).how_ended(0) == ""
+def test_disable_restores_the_previous_destination_of_tracebacks(run, cwd, variables, printed):
+    assert ("Fatal" in crash(cwd, "SIGSEGV", "disabled", **variables)) == printed
+    assert CrashLog(run).describe_crash(0) == ""
 
 
 STARTED = "2026-01-01 INFO attempt {}: started\n"
@@ -96,9 +96,9 @@ LOGS = {
 def test_only_a_crash_of_this_attempt_is_reported(run, name):
     content, ended_by = LOGS[name]
     run.log(0).write_bytes(content)
-    assert CrashLog(run).how_ended(0) == (f"was ended by {ended_by}, see {run.log(0)}" if ended_by else "")
+    assert CrashLog(run).describe_crash(0) == (f"was killed by {ended_by}, see {run.log(0)}" if ended_by else "")
 
 
 def test_an_unreadable_log_reports_no_crash(run):
     run.log(0).mkdir()
-    assert CrashLog(run).how_ended(0) == "" and CrashLog(run).how_ended(7) == ""
+    assert CrashLog(run).describe_crash(0) == "" and CrashLog(run).describe_crash(7) == ""

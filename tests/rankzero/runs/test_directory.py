@@ -30,8 +30,8 @@ def test_concurrent_starts_never_share_a_number(tmp_path):
 def test_a_job_finds_its_own_run_again(tmp_path):
     first = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
     first.begin_attempt("a: 1")
-    again = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
-    assert again.path == first.path == tmp_path / "MLP-Toy-4711" and again.exists
+    second = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
+    assert second.path == first.path == tmp_path / "MLP-Toy-4711" and second.exists
 
 
 def test_every_attempt_keeps_its_configuration(tmp_path):
@@ -94,7 +94,7 @@ def test_a_root_that_cannot_be_written_is_refused(tmp_path):
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(RequestError, match="is a file"):
             choose_run(str(root), None, "MLP-Toy", None).check_writable()
-    with pytest.raises(RequestError, match="folder you may write to"):
+    with pytest.raises(RequestError, match="folder where you may write"):
         choose_run("/proc/runs", None, "MLP-Toy", None).begin_attempt("a: 1")
 
 
@@ -116,17 +116,17 @@ def test_a_root_without_write_permission_is_refused(tmp_path, mode):
     tmp_path.chmod(0o700)
 
 
-@pytest.mark.parametrize("refused", ["begun", "cannot begin"])
-def test_archived_files_are_restored_if_an_attempt_is_discarded_or_cannot_begin(tmp_path, refused, monkeypatch):
+@pytest.mark.parametrize("end", ["begun", "cannot begin"])
+def test_archived_files_are_restored_if_an_attempt_is_discarded_or_cannot_begin(tmp_path, end, monkeypatch):
     RunDirectory(tmp_path / "x").begin_attempt("a: 1")
     for name in ("step-00000001", "step-00000002"):
         (tmp_path / "x/checkpoints" / name).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    for put in (lambda run: run.archive(), lambda run: run.archive_checkpoints(list(run.checkpoints.iterdir()))):
+    for archive in (lambda run: run.archive(), lambda run: run.archive_checkpoints(list(run.checkpoints.iterdir()))):
         run = RunDirectory(tmp_path / "x")
-        aside = put(run)
-        assert aside.exists() and sorted(tmp_path.rglob("*")) != before
-        if refused == "begun":
+        archived = archive(run)
+        assert archived.exists() and sorted(tmp_path.rglob("*")) != before
+        if end == "begun":
             run.begin_attempt("a: 2")
             run.discard_attempt()
         else:

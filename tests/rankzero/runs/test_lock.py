@@ -23,7 +23,7 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def place(run):
+def lock_file(run):
     return run.parent / ".x.lock"
 
 
@@ -37,7 +37,7 @@ def other_process(run):
     context = multiprocessing.get_context("fork")
     started = []
 
-    def hold(answer, launch):
+    def lock_run(answer, launch):
         try:
             RunLock(launch).acquire(run)
         except RequestError as error:
@@ -48,7 +48,7 @@ def other_process(run):
 
     def start(launch=None):
         answer = context.SimpleQueue()
-        process = context.Process(target=hold, args=(answer, launch or Launch()))
+        process = context.Process(target=lock_run, args=(answer, launch or Launch()))
         process.start()
         started.append(process)
         return process, answer
@@ -59,18 +59,18 @@ def other_process(run):
         process.join()
 
 
-def held_elsewhere(place, **settings):
+def create_lock_of_another_host(lock_file, **settings):
     """Creates the lock of a process on another host; returns its owner."""
-    place.parent.mkdir(exist_ok=True)
+    lock_file.parent.mkdir(exist_ok=True)
     owner = replace(Owner.this(Launch()), host="elsewhere", boot="another kernel", **settings)
-    place.write_text(json.dumps(asdict(owner)) + "\n")
+    lock_file.write_text(json.dumps(asdict(owner)) + "\n")
     return owner
 
 
-def test_the_lock_describes_its_owner_and_is_removed_on_release(run, place):
+def test_the_lock_describes_its_owner_and_is_removed_on_release(run, lock_file):
     lock = RunLock(Launch(job_id="7", restarts=2))
     lock.acquire(run)
-    content = json.loads(place.read_text())
+    content = json.loads(lock_file.read_text())
     assert (content["pid"], content["job"], content["restarts"]) == (os.getpid(), "7", 2)
     assert files(run) == [".x.lock"]
     lock.release()
@@ -91,9 +91,9 @@ def test_the_refusal_of_a_second_start_names_the_owner(run, other_process):
     assert answer.get() == "held"
     with pytest.raises(RequestError) as error:
         RunLock(Launch()).acquire(run)
-    assert error.value.asked == "to train run x"
+    assert error.value.asked == "--name x"
     assert f"process {process.pid} on {Owner.this(Launch()).host} has been training it since 20" in error.value.found
-    assert error.value.instead == f"--name ANOTHER-NAME, or stop that process first: kill {process.pid}"
+    assert error.value.instead == f"--name ANOTHER-NAME, or first stop that process: kill {process.pid}"
     assert files(run) == [".x.lock"]
 
 
@@ -107,102 +107,102 @@ def test_a_suspended_process_keeps_its_lock(run, other_process):
         RunLock(Launch()).acquire(run)
 
 
-def test_the_lock_of_a_killed_process_can_be_taken(run, place, other_process):
+def test_the_lock_of_a_killed_process_can_be_taken(run, lock_file, other_process):
     process, answer = other_process()
     assert answer.get() == "held"
     process.kill()
     while (state := process_state(process.pid)) and state[0] != "Z":
         time.sleep(0.01)  # a zombie process counts as ended
-    lock = RunLock(Launch(), notice=pytest.fail)
+    lock = RunLock(Launch(), notify=pytest.fail)
     lock.acquire(run)
-    assert json.loads(place.read_text())["pid"] == os.getpid() and files(run) == [".x.lock"]
+    assert json.loads(lock_file.read_text())["pid"] == os.getpid() and files(run) == [".x.lock"]
     lock.release()
     assert files(run) == []
 
 
-def test_the_lock_of_an_ended_process_whose_id_was_reused_can_be_taken(run, place):
+def test_the_lock_of_an_ended_process_whose_id_was_reused_can_be_taken(run, lock_file):
     run.parent.mkdir()
-    place.write_text(json.dumps(asdict(replace(Owner.this(Launch()), born="1"))))
+    lock_file.write_text(json.dumps(asdict(replace(Owner.this(Launch()), born="1"))))
     lock = RunLock(Launch())
     lock.acquire(run)
     lock.release()
 
 
 @pytest.mark.parametrize("before", ["nothing", "a killed owner", "a killed successor too", "a damaged file"])
-def test_only_one_of_many_concurrent_starts_gets_the_lock(run, place, before, other_process, monkeypatch):
+def test_only_one_of_many_concurrent_starts_gets_the_lock(run, lock_file, before, other_process, monkeypatch):
     monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.2)
-    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.05)
     run.parent.mkdir()
-    gone = replace(Owner.this(Launch()), born="1")
+    ended_owner = replace(Owner.this(Launch()), born="1")
     if before == "a damaged file":
-        place.write_text("")
+        lock_file.write_text("")
     elif before != "nothing":
-        place.write_text(json.dumps(asdict(gone)))
+        lock_file.write_text(json.dumps(asdict(ended_owner)))
     if before == "a killed successor too":
-        follower = replace(gone, token="f" * 32)
-        place.with_name(f".x.lock.{gone.token}").write_text(json.dumps(asdict(follower)))
+        successor = replace(ended_owner, token="f" * 32)
+        lock_file.with_name(f".x.lock.{ended_owner.token}").write_text(json.dumps(asdict(successor)))
     answers = [other_process()[1] for _ in range(8)]
     found = [answer.get() for answer in answers]
-    assert all(text == "held" or "to train run x" in text for text in found)
+    assert all(text == "held" or "--name x" in text for text in found)
     assert found.count("held") == 1
     assert files(run) == [".x.lock"]
 
 
-def test_a_start_is_refused_while_an_owner_on_another_host_sends_heartbeats(run, place, monkeypatch):
-    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
-    owner, done, notes = held_elsewhere(place, pid=4711), threading.Event(), []
+def test_a_start_is_refused_while_an_owner_on_another_host_sends_heartbeats(run, lock_file, monkeypatch):
+    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.05)
+    owner, stop_heartbeat, notes = create_lock_of_another_host(lock_file, pid=4711), threading.Event(), []
 
     def beat():
-        while not done.wait(0.1):
-            os.utime(place)
+        while not stop_heartbeat.wait(0.1):
+            os.utime(lock_file)
 
     thread = threading.Thread(target=beat)
     thread.start()
     try:
         with pytest.raises(RequestError, match="process 4711 on elsewhere has been training it") as error:
-            RunLock(Launch(), notice=notes.append).acquire(run)
+            RunLock(Launch(), notify=notes.append).acquire(run)
     finally:
-        done.set()
+        stop_heartbeat.set()
         thread.join()
     assert error.value.instead.endswith("kill 4711 on elsewhere")
-    assert notes == [f"run x belongs to process 4711 on elsewhere since {owner.since}; waiting 60 s for a sign of life"]
+    assert notes == [f"run x belongs to process 4711 on elsewhere since {owner.since}; waiting 60 s for its heartbeat"]
 
 
-def test_the_lock_of_an_owner_on_another_host_without_heartbeats_is_taken(run, place, monkeypatch):
+def test_the_lock_of_an_owner_on_another_host_without_heartbeats_is_taken(run, lock_file, monkeypatch):
     monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.3)
-    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
-    held_elsewhere(place)
-    os.utime(place, (time.time() + 9000, time.time() + 9000))  # the clock of the other host is wrong
+    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.05)
+    create_lock_of_another_host(lock_file)
+    os.utime(lock_file, (time.time() + 9000, time.time() + 9000))  # the clock of the other host is wrong
     notes = []
-    lock = RunLock(Launch(), notice=notes.append)
+    lock = RunLock(Launch(), notify=notes.append)
     lock.acquire(run)
-    assert len(notes) == 1 and json.loads(place.read_text())["host"] == Owner.this(Launch()).host
+    assert len(notes) == 1 and json.loads(lock_file.read_text())["host"] == Owner.this(Launch()).host
     lock.release()
 
 
-def test_a_lock_that_another_host_releases_during_the_wait_is_taken(run, place, monkeypatch):
-    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
-    held_elsewhere(place)
-    lock = RunLock(Launch(), notice=lambda line: place.unlink())
+def test_a_lock_that_another_host_releases_during_the_wait_is_taken(run, lock_file, monkeypatch):
+    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.05)
+    create_lock_of_another_host(lock_file)
+    lock = RunLock(Launch(), notify=lambda line: lock_file.unlink())
     lock.acquire(run)
     lock.release()
 
 
-def test_a_signal_ends_the_wait_for_a_heartbeat(run, place, monkeypatch):
-    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.01)
-    held_elsewhere(place)
-    with pytest.raises(RequestError, match="SIGINT ended the wait for a sign of life"):
-        RunLock(Launch(), interrupted=lambda: "SIGINT").acquire(run)
+def test_a_signal_ends_the_wait_for_a_heartbeat(run, lock_file, monkeypatch):
+    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.01)
+    create_lock_of_another_host(lock_file)
+    with pytest.raises(RequestError, match="SIGINT ended the wait for its heartbeat"):
+        RunLock(Launch(), received_signal=lambda: "SIGINT").acquire(run)
     assert files(run) == [".x.lock"]
 
 
-def test_the_owner_sends_heartbeats(run, place, monkeypatch):
-    monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.01)
+def test_the_owner_sends_heartbeats(run, lock_file, monkeypatch):
+    monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.01)
     lock = RunLock(Launch())
     lock.acquire(run)
-    first = place.stat().st_mtime_ns
+    first_heartbeat = lock_file.stat().st_mtime_ns
     deadline = time.monotonic() + 20
-    while place.stat().st_mtime_ns == first:
+    while lock_file.stat().st_mtime_ns == first_heartbeat:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     lock.release()
@@ -220,27 +220,27 @@ SAME_JOB = {
 
 
 @pytest.mark.parametrize("case", SAME_JOB)
-def test_a_restarted_job_takes_over_only_its_own_run(run, place, case, other_process):
+def test_a_restarted_job_takes_over_only_its_own_run(run, lock_file, case, other_process):
     first, second, takes_over = SAME_JOB[case]
     _, answer = other_process(first)
     assert answer.get() == "held"
     lock = RunLock(second)
     if takes_over:
         lock.acquire(run)
-        assert json.loads(place.read_text())["pid"] == os.getpid()
+        assert json.loads(lock_file.read_text())["pid"] == os.getpid()
         lock.release()
         return
     with pytest.raises(RequestError):
         lock.acquire(run)
 
 
-def test_an_owner_that_was_replaced_does_not_release_its_successors_lock(run, place):
+def test_an_owner_that_was_replaced_does_not_release_its_successors_lock(run, lock_file):
     first, second = RunLock(Launch(job_id="7")), RunLock(Launch(job_id="7", restarts=1))
     first.acquire(run)
     second.acquire(run)
-    before = place.read_text()
+    before = lock_file.read_text()
     first.release()
-    assert place.read_text() == before and files(run) == [".x.lock"]
+    assert lock_file.read_text() == before and files(run) == [".x.lock"]
     second.release()
     assert files(run) == []
 
@@ -267,13 +267,13 @@ def test_a_symbolic_link_to_a_run_has_the_lock_of_the_run(run, tmp_path):
     lock.release()
 
 
-def test_a_lock_with_a_path_as_its_token_counts_as_damaged(run, place, tmp_path):
+def test_a_lock_with_a_path_as_its_token_counts_as_damaged(run, lock_file, tmp_path):
     run.parent.mkdir()
-    place.write_text(json.dumps(asdict(replace(Owner.this(Launch()), token="/../../victim"))))
-    assert run_lock._read(place).token == "0" * 32
+    lock_file.write_text(json.dumps(asdict(replace(Owner.this(Launch()), token="/../../victim"))))
+    assert run_lock._read(lock_file).token == "0" * 32
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match="folder you may write to"):
+    with pytest.raises(RequestError, match="folder where you may write"):
         RunLock(Launch()).acquire(tmp_path / "file/x")

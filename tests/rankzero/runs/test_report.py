@@ -3,7 +3,7 @@ from rich.table import Table
 from rankzero.distributed.devices import WorldInfo
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.report import _print, print_table
-from running import fit_here
+from running import fit_in_process
 
 
 def test_a_long_path_is_not_wrapped_in_a_pipe(capsys):
@@ -17,14 +17,14 @@ def test_a_long_path_is_not_wrapped_in_a_pipe(capsys):
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
 
 
-def test_the_table_offers_tensorboard_only_for_event_files(here, capsys):
-    fit_here(*TOY)
+def test_the_table_offers_tensorboard_only_for_event_files(cwd, capsys):
+    fit_in_process(*TOY)
     assert "tensorboard --logdir runs/x/tensorboard" in capsys.readouterr().out
     logger = ("--trainer.logger", "lightning.pytorch.loggers.CSVLogger", "--trainer.logger.save_dir", "csv")
-    fit_here(*TOY[:-1], "y", *logger)
+    fit_in_process(*TOY[:-1], "y", *logger)
     out = capsys.readouterr().out
     assert "tensorboard" not in out.lower() and "csv/lightning_logs/version_0/metrics.csv" in out
-    fit_here(*TOY[:-1], "z", "--trainer.logger", "false")
+    fit_in_process(*TOY[:-1], "z", "--trainer.logger", "false")
     out = capsys.readouterr().out
     assert "tensorboard" not in out.lower() and "metrics.csv" not in out
 

@@ -1,8 +1,8 @@
 import pytest
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from rankzero.runs.shown_metrics import in_one_line, once
-from running import train_here
+from rankzero.runs.shown_metrics import metrics_line, unique_metrics
+from running import train_in_process
 
 CASES = {
     "step and epoch": ({"loss": 1.0, "loss_step": 2.0, "loss_epoch": 1.0}, {"loss": 1.0}),
@@ -21,29 +21,31 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_each_metric_is_shown_once(name):
     metrics, shown = CASES[name]
-    assert once(metrics) == shown
+    assert unique_metrics(metrics) == shown
 
 
 def test_a_metric_logged_per_step_and_epoch_is_shown_once():
-    class Logs(BoringModel):
+    class LoggingModel(BoringModel):
         def training_step(self, batch, batch_idx):
             self.log("loss", float(batch_idx), on_step=True, on_epoch=True)
             return super().training_step(batch, batch_idx)
 
         def on_train_end(self):
-            seen.update({name: float(value) for name, value in self.trainer.callback_metrics.items()})
+            logged.update({name: float(value) for name, value in self.trainer.callback_metrics.items()})
 
-    seen = {}
-    train_here(model=Logs(), max_epochs=1, limit_train_batches=3)
-    assert {"loss", "loss_step", "loss_epoch"} <= set(seen)
-    assert {name: value for name, value in once(seen).items() if "loss" in name and "val" not in name} == {"loss": 1.0}
+    logged = {}
+    train_in_process(model=LoggingModel(), max_epochs=1, limit_train_batches=3)
+    assert {"loss", "loss_step", "loss_epoch"} <= set(logged)
+    assert {name: value for name, value in unique_metrics(logged).items() if "loss" in name and "val" not in name} == {
+        "loss": 1.0
+    }
 
 
 def test_a_line_fits_its_width_and_states_how_many_metrics_are_omitted():
     metrics = {f"metric_{number:02}": float(number) for number in range(30)}
-    line = in_one_line("epoch 1/2 done  step 3", metrics, ["metric_29"], "7 s", 120)
+    line = metrics_line("epoch 1/2 done  step 3", metrics, ["metric_29"], "7 s", 120)
     assert len(line) <= 120 and line.startswith("epoch 1/2 done  step 3  metric_29 29  metric_00 0  ")
     shown = line.count("metric_")
     assert line.endswith(f"  +{30 - shown} more  7 s") and shown > 4
-    assert in_one_line("head", {"x" * 200: 1.0}, [], "tail", 120) == "head  +1 more  tail"
-    assert in_one_line("head", {}, [], "tail", 120) == "head  tail"
+    assert metrics_line("head", {"x" * 200: 1.0}, [], "tail", 120) == "head  +1 more  tail"
+    assert metrics_line("head", {}, [], "tail", 120) == "head  tail"

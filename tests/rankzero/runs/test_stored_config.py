@@ -7,7 +7,7 @@ import yaml
 
 from rankzero.messages import CannotStart
 from rankzero.runs.stored_config import as_json, changes, dump_config, read_config, without_objects
-from running import evaluate_here, fit_here
+from running import evaluate_in_process, fit_in_process
 
 PARTIAL = """
 import functools
@@ -56,15 +56,15 @@ def nested(depth):
     return {"a": nested(depth - 1)} if depth else {}
 
 
-def test_default_values_that_are_objects_are_omitted_from_the_configuration(here, monkeypatch):
-    (here / "partial_default.py").write_text(PARTIAL)
-    monkeypatch.syspath_prepend(here)
-    assert fit_here("--model", "partial_default.Net", "--name", "x", "--epochs", "1") == 0
-    stored = yaml.safe_load((here / "runs/x/config.yaml").read_text())
+def test_default_values_that_are_objects_are_omitted_from_the_configuration(cwd, monkeypatch):
+    (cwd / "partial_default.py").write_text(PARTIAL)
+    monkeypatch.syspath_prepend(cwd)
+    assert fit_in_process("--model", "partial_default.Net", "--name", "x", "--epochs", "1") == 0
+    stored = yaml.safe_load((cwd / "runs/x/config.yaml").read_text())
     assert "Unable to serialize" not in str(stored) and "optimizer" not in stored["model"].get("init_args", {})
-    assert evaluate_here("--name", "x") == 0
-    assert fit_here("--model", "partial_default.Net", "--name", "x", "--epochs", "2") == 0
-    assert fit_here("--config", "runs/x/config.yaml", "--name", "again") == 0
+    assert evaluate_in_process("--name", "x") == 0
+    assert fit_in_process("--model", "partial_default.Net", "--name", "x", "--epochs", "2") == 0
+    assert fit_in_process("--config", "runs/x/config.yaml", "--name", "again") == 0
 
 
 def test_without_objects_keeps_all_other_values():
@@ -101,20 +101,24 @@ def test_invalid_content_is_read_as_an_empty_configuration(stored):
 
 
 def test_changes_name_flags_and_both_values():
-    before = {"model": {"class_path": "a.Net", "init_args": {"lr": 0.1, "depth": 3}}, "epochs": 2}
-    now = {"model": {"class_path": "a.Net", "init_args": {"lr": 0.2, "depth": 3}}, "epochs": 2, "limit": float("inf")}
-    assert changes(before, now) == ["changed since the checkpoint: --model.lr 0.1 -> 0.2, --limit None -> .inf"]
-    assert changes(as_json(now), now) == []
+    stored = {"model": {"class_path": "a.Net", "init_args": {"lr": 0.1, "depth": 3}}, "epochs": 2}
+    current = {
+        "model": {"class_path": "a.Net", "init_args": {"lr": 0.2, "depth": 3}},
+        "epochs": 2,
+        "limit": float("inf"),
+    }
+    assert changes(stored, current) == ["changed since the checkpoint: --model.lr 0.1 -> 0.2, --limit None -> .inf"]
+    assert changes(as_json(current), current) == []
 
 
-def test_evaluation_reads_the_configuration_that_a_manifest_stores_as_an_object(here, monkeypatch):
-    (here / "keyed.py").write_text(KEYED)
-    monkeypatch.syspath_prepend(here)
-    assert fit_here("--model", "keyed.Net", "--model.names", '{"1": "one"}', "--name", "x", "--epochs", "1") == 0
-    (checkpoint,) = (here / "runs/x/checkpoints").glob("step-*")
+def test_evaluation_reads_the_configuration_that_a_manifest_stores_as_an_object(cwd, monkeypatch):
+    (cwd / "keyed.py").write_text(KEYED)
+    monkeypatch.syspath_prepend(cwd)
+    assert fit_in_process("--model", "keyed.Net", "--model.names", '{"1": "one"}', "--name", "x", "--epochs", "1") == 0
+    (checkpoint,) = (cwd / "runs/x/checkpoints").glob("step-*")
     stored = json.loads((checkpoint / "manifest.json").read_text())["rankzero"]["config"]
     assert stored["model"] == {"class_path": "keyed.Net", "init_args": {"names": {"1": "one"}, "limit": ".inf"}}
-    assert evaluate_here("--name", "x") == 0  # the model asserts that it gets these arguments
+    assert evaluate_in_process("--name", "x") == 0  # the model asserts that it gets these arguments
 
 
 TOY = ("--model", "MLP", "--data", "Toy")
@@ -123,15 +127,15 @@ TOY = ("--model", "MLP", "--data", "Toy")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("stored") / "runs"
-    fit_here(*TOY, "--epochs", "1", "--root", str(root), "--run", "x")
+    fit_in_process(*TOY, "--epochs", "1", "--root", str(root), "--run", "x")
     return root
 
 
 @pytest.fixture
-def run(trained, here):
+def run(trained, cwd):
     """Copies a finished run for the test; returns the run's checkpoint."""
-    shutil.copytree(trained, here / "runs")
-    return here / "runs/x/checkpoints/step-00000064"
+    shutil.copytree(trained, cwd / "runs")
+    return cwd / "runs/x/checkpoints/step-00000064"
 
 
 CONFIGS = [
@@ -146,10 +150,10 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config)[:40])
-def test_an_invalid_configuration_in_a_valid_manifest_is_refused(run, config, seal):
-    seal(run, rankzero={"run": "x", "config": config})
+def test_an_invalid_configuration_in_a_valid_manifest_is_refused(run, config, write_manifest):
+    write_manifest(run, rankzero={"run": "x", "config": config})
     with pytest.raises(CannotStart):
-        evaluate_here("--checkpoint", str(run))
+        evaluate_in_process("--checkpoint", str(run))
     if config is not None:
         with pytest.raises(CannotStart):
-            fit_here(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run))
+            fit_in_process(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run))

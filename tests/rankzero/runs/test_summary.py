@@ -9,8 +9,8 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.runs.checkpoints.manifest import MANIFEST
 from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.summary import Figures, metrics_of, summarise
-from running import train_here
+from rankzero.runs.summary import Figures, metrics_of, summarize
+from running import train_in_process
 
 LOGGED = {"val/b": 1.5, "a": math.nan, "c": math.inf, "d": -math.inf, "count": 3}
 SHOWN = {"a": None, "c": None, "count": 3.0, "d": None, "val/b": 1.5}
@@ -28,7 +28,7 @@ class Logs(BoringModel):
 @pytest.fixture(scope="module")
 def trainer():
     model = Logs()
-    train_here(model=model, max_epochs=2, limit_train_batches=3)
+    train_in_process(model=model, max_epochs=2, limit_train_batches=3)
     return model.trainer
 
 
@@ -37,10 +37,10 @@ def run(tmp_path):
     return RunDirectory(tmp_path / "x", attempt=4)
 
 
-def summary_of(trainer, run, world=None, best=None, status="finished", again=False):
+def summary_of(trainer, run, world=None, keep_best=None, status="finished", another_attempt=False):
     world, launch = world or WorldInfo("cpu"), Launch(launcher="slurm")
     figures = Figures(1234, 99.96, ("epoch 1: 6 of 6 samples, each once",))
-    return summarise(status, trainer, figures, run, world, launch, best, 12.34567, again)
+    return summarize(status, trainer, figures, run, world, launch, keep_best, 12.34567, another_attempt)
 
 
 def test_the_summary_of_a_run_has_all_fields(trainer, run):
@@ -70,7 +70,7 @@ def test_the_summary_of_a_run_has_all_fields(trainer, run):
 
 
 def test_a_summary_survives_a_round_trip_through_strict_json(trainer, run):
-    summary = summary_of(trainer, run, status="stopped", again=True)
+    summary = summary_of(trainer, run, status="stopped", another_attempt=True)
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert (summary["status"], summary["another_attempt"]) == ("stopped", True)
 
@@ -96,11 +96,11 @@ def save(run, step, loss):
 def test_checkpoints_are_named_by_their_path_within_the_run(trainer, run):
     for step, loss in ((5, 2.0), (10, 1.0), (15, 3.0)):
         save(run, step, loss)
-    summary = summary_of(trainer, run, best="min:val/loss")
+    summary = summary_of(trainer, run, keep_best="min:val/loss")
     assert summary["checkpoint"] == "checkpoints/step-00000015" and summary["best"] == "checkpoints/step-00000010"
-    summary = summary_of(trainer, run, best="max:val/loss")
+    summary = summary_of(trainer, run, keep_best="max:val/loss")
     assert summary["best"] == "checkpoints/step-00000015"
-    assert summary_of(trainer, run)["best"] is None and summary_of(trainer, run, best="min:other")["best"] is None
+    assert summary_of(trainer, run)["best"] is None and summary_of(trainer, run, keep_best="min:other")["best"] is None
 
 
 def test_an_incomplete_checkpoint_is_not_reported_as_the_newest(trainer, run):

@@ -16,7 +16,7 @@ def small_disk(tmp_path):
 
 
 def test_events_are_written_once_a_full_disk_has_space_again(small_disk, monkeypatch, recwarn):
-    monkeypatch.setattr(tensorboard, "AGAIN_SECONDS", 1.1)  # TensorBoard sorts files by the second in their names
+    monkeypatch.setattr(tensorboard, "RETRY_SECONDS", 1.1)  # TensorBoard sorts files by the second in their names
     logger = DurableTensorBoardLogger(RunDirectory(small_disk))
     logger.purge_from(0)
     logger.log_metrics({"loss": 1.0}, 0)

@@ -22,19 +22,22 @@ def ranks(world, count, size, epoch=0, **settings):
 
 def steps(samplers):
     """Returns the sorted samples of each optimizer step over all ranks."""
-    found = []
+    batches_by_step = []
     for batches in zip(*samplers, strict=True):
-        number = len(found)
-        found.append((number // samplers[0].micro_batches, [i for batch in batches for i in batch]))
-    return [sorted(i for step, batch in found if step == wanted for i in batch) for wanted in range(samplers[0].steps)]
+        index = len(batches_by_step)
+        batches_by_step.append((index // samplers[0].micro_batches, [i for batch in batches for i in batch]))
+    return [
+        sorted(i for step, batch in batches_by_step if step == wanted_step for i in batch)
+        for wanted_step in range(samplers[0].steps)
+    ]
 
 
 @given(worlds, counts, sizes, limits, st.integers(0, 2**32 - 1), st.integers(0, 5))
 def test_the_steps_are_the_same_at_any_world_size(world, count, size, limit, seed, epoch):
-    here = steps(ranks(world, count, size, epoch, seed=seed, max_device_batch_size=limit))
-    assert here == steps(ranks(1, count, size, epoch, seed=seed))
-    assert sorted(i for step in here for i in step) == list(range(count))
-    assert all(len(step) == size for step in here[:-1])
+    found = steps(ranks(world, count, size, epoch, seed=seed, max_device_batch_size=limit))
+    assert found == steps(ranks(1, count, size, epoch, seed=seed))
+    assert sorted(i for step in found for i in step) == list(range(count))
+    assert all(len(step) == size for step in found[:-1])
 
 
 @given(worlds, counts, sizes, limits, st.integers(1, 4))
@@ -74,28 +77,34 @@ def test_weighted_means_over_ranks_and_micro_batches_equal_the_mean_over_the_ste
 @pytest.mark.parametrize(("world", "size"), [(1, 32), (2, 32), (4, 32), (4, 8)])
 def test_an_even_share_has_weight_one(world, size):
     assert all(
-        share.loss_weight == share.metric_weight == 1.0 for one in ranks(world, 64, size) for share in one.shares()
+        share.loss_weight == share.metric_weight == 1.0
+        for sampler in ranks(world, 64, size)
+        for share in sampler.shares()
     )
 
 
 @given(worlds, counts, sizes, limits, st.data())
 def test_a_resumed_run_continues_after_the_consumed_samples(world, count, size, limit, data):
-    whole = ranks(1, count, size, epoch=3)
-    done = data.draw(st.integers(0, whole[0].steps - 1))
-    position = whole[0].position(done)
-    rest = [
+    uninterrupted = ranks(1, count, size, epoch=3)
+    steps_done = data.draw(st.integers(0, uninterrupted[0].steps - 1))
+    position = uninterrupted[0].position(steps_done)
+    resumed = [
         ElasticBatchSampler(count, size, rank, world, 1, limit, shuffle=True, start=position) for rank in range(world)
     ]
-    assert rest[0].first_batch == done * rest[0].micro_batches and rest[0].epoch == 3
-    shares, read = [[*one.shares()] for one in rest], [[*one] for one in rest]
-    assert [[share.samples for share in of_rank] for of_rank in shares] == [[*map(len, batches)] for batches in read]
-    expected = steps(whole)[done:]
+    assert resumed[0].first_batch == steps_done * resumed[0].micro_batches and resumed[0].epoch == 3
+    shares, batches_read = [[*sampler.shares()] for sampler in resumed], [[*sampler] for sampler in resumed]
+    assert [[share.samples for share in of_rank] for of_rank in shares] == [
+        [*map(len, batches)] for batches in batches_read
+    ]
+    expected = steps(uninterrupted)[steps_done:]
     found = [[] for _ in expected]
-    for number, batches in enumerate(zip_longest(*read, fillvalue=())):
-        found[number // rest[0].micro_batches] += [i for batch in batches for i in batch]
+    for number, batches in enumerate(zip_longest(*batches_read, fillvalue=())):
+        found[number // resumed[0].micro_batches] += [i for batch in batches for i in batch]
     assert [sorted(step) for step in found] == expected
-    rest[0].set_epoch(4)
-    assert rest[0].first_batch == 0 and len(rest[0]) == len(ranks(world, count, size, max_device_batch_size=limit)[0])
+    resumed[0].set_epoch(4)
+    assert resumed[0].first_batch == 0 and len(resumed[0]) == len(
+        ranks(world, count, size, max_device_batch_size=limit)[0]
+    )
 
 
 @given(worlds, counts, sizes, limits, st.data())
@@ -108,12 +117,14 @@ def test_consumed_samples_are_the_first_part_of_the_order(world, count, size, li
 
 
 @given(counts, sizes, sizes, worlds, st.data())
-def test_a_run_resumed_with_another_global_batch_size_uses_every_sample_once(count, size, other, world, data):
+def test_a_run_resumed_with_another_global_batch_size_uses_every_sample_once(count, size, new_size, world, data):
     before = ranks(1, count, size, epoch=2)[0]
-    done = data.draw(st.integers(0, before.steps - 1))
-    start = before.position(done)
-    after = [ElasticBatchSampler(count, other, rank, world, shuffle=True, start=start) for rank in range(world)]
-    used = [i for batch in list(before)[:done] for i in batch] + [i for one in after for batch in one for i in batch]
+    steps_done = data.draw(st.integers(0, before.steps - 1))
+    start = before.position(steps_done)
+    after = [ElasticBatchSampler(count, new_size, rank, world, shuffle=True, start=start) for rank in range(world)]
+    used = [i for batch in list(before)[:steps_done] for i in batch] + [
+        i for sampler in after for batch in sampler for i in batch
+    ]
     assert sorted(used) == list(range(count))
     assert after[0].position(len(after[0])) == Position(2, after[0].steps, count)
 
@@ -132,7 +143,7 @@ def test_samples_are_in_order_without_shuffle():
 def test_a_padded_order_repeats_a_sample_with_weight_zero_on_ranks_without_samples(world):
     samplers = ranks(world, 9, 8)
     for sampler in samplers:
-        sampler.padded = True
+        sampler.is_padded = True
     last = [list(sampler)[-1] for sampler in samplers]
     assert [len(batch) for batch in last] == [1] * world and len({batch[0] for batch in last}) == 1
     shares = [[*sampler.shares()][-1] for sampler in samplers]
@@ -143,25 +154,27 @@ def test_a_padded_order_repeats_a_sample_with_weight_zero_on_ranks_without_sampl
 
 def test_each_further_pass_of_an_epoch_has_another_order_and_can_be_resumed():
     sampler = ElasticBatchSampler(4, 2, shuffle=True, seed=1)
-    rounds = [[i for batch in sampler for i in batch] for _ in range(3)]
-    assert all(sorted(one) == [0, 1, 2, 3] for one in rounds) and len({tuple(one) for one in rounds}) > 1
-    assert sampler.pass_began_at == 4 and sampler.position(1) == Position(0, 1, 2, pass_index=2)
-    carried_on = ElasticBatchSampler(4, 2, shuffle=True, seed=1, start=Position(0, 1, 2, pass_index=1))
-    assert [i for batch in carried_on for i in batch] == rounds[1][2:]
-    assert [i for batch in carried_on for i in batch] == rounds[2]
+    passes = [[i for batch in sampler for i in batch] for _ in range(3)]
+    assert (
+        all(sorted(samples) == [0, 1, 2, 3] for samples in passes) and len({tuple(samples) for samples in passes}) > 1
+    )
+    assert sampler.batches_of_earlier_passes == 4 and sampler.position(1) == Position(0, 1, 2, pass_index=2)
+    resumed = ElasticBatchSampler(4, 2, shuffle=True, seed=1, start=Position(0, 1, 2, pass_index=1))
+    assert [i for batch in resumed for i in batch] == passes[1][2:]
+    assert [i for batch in resumed for i in batch] == passes[2]
 
 
 def test_the_number_of_batches_in_flight_is_limited_by_default():
-    sampler, most = ElasticBatchSampler(2 * 3 * MANY_IN_FLIGHT, 2), 0
+    sampler, largest = ElasticBatchSampler(2 * 3 * MANY_IN_FLIGHT, 2), 0
     for _ in sampler:
-        most = max(most, len(sampler.in_flight))
-    assert MANY_IN_FLIGHT <= most <= MANY_IN_FLIGHT + 1
+        largest = max(largest, len(sampler.in_flight))
+    assert MANY_IN_FLIGHT <= largest <= MANY_IN_FLIGHT + 1
 
 
 def test_batches_in_flight_are_recorded_until_the_next_pass():
     sampler = ElasticBatchSampler(10, 4, shuffle=True)
     batches = list(sampler)
-    assert [given.tolist() for given in sampler.in_flight] == [list(batch) for batch in batches]
+    assert [samples.tolist() for samples in sampler.in_flight] == [list(batch) for batch in batches]
     iter(sampler)
     assert not sampler.in_flight
 
@@ -169,8 +182,8 @@ def test_batches_in_flight_are_recorded_until_the_next_pass():
 @given(st.integers(1, 6), counts, st.integers(2, 40))
 def test_a_short_step_gives_no_rank_a_single_sample_if_possible(world, count, share):
     samplers = ranks(world, count, share * world)
-    rest = count % (share * world)
-    single = any(len(batch) == 1 for sampler in samplers for batch in sampler)
-    assert samplers[0].leaves_single() == single
-    assert single == (rest == 1 or (share == 2 and 0 < rest < 2 * world and rest % 2 == 1))
-    assert samplers[0].leaves_idle() == any(share.has_empty_rank for share in samplers[0].shares())
+    remainder = count % (share * world)
+    has_single_samples = any(len(batch) == 1 for sampler in samplers for batch in sampler)
+    assert samplers[0].has_single_samples() == has_single_samples
+    assert has_single_samples == (remainder == 1 or (share == 2 and 0 < remainder < 2 * world and remainder % 2 == 1))
+    assert samplers[0].has_empty_batches() == any(share.has_empty_rank for share in samplers[0].shares())

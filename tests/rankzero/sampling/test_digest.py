@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.sampling.digest import Digest, Ledger, expected
+from rankzero.sampling.digest import Digest, Ledger, expected_digest
 from rankzero.sampling.permutation import Permutation
 
 
@@ -21,10 +21,10 @@ def test_the_digest_of_all_samples_does_not_depend_on_their_order(count, seed):
 
 def test_sums_wrap_modulo_2_to_the_64():
     count = 10**9
-    some = list(range(count - 1000, count))
+    last_samples = list(range(count - 1000, count))
     powers = [sum(sample**power for sample in range(1000)) for power in range(4)]
-    shifted = [sum(sample**power for sample in some) % 2**64 for power in range(4)]
-    assert digest(range(1000)).sums == powers and digest(some).sums == shifted
+    shifted = [sum(sample**power for sample in last_samples) % 2**64 for power in range(4)]
+    assert digest(range(1000)).sums == powers and digest(last_samples).sums == shifted
     assert Digest.of_all(count).sums[3] == (count * (count - 1) // 2) ** 2 % 2**64
 
 
@@ -47,7 +47,7 @@ def test_replacing_two_samples_by_two_with_the_same_sum_changes_the_digest(count
 @pytest.mark.parametrize("consumed", [0, 1, 400, 600, 999, 1000])
 def test_expected_returns_the_digest_of_the_first_part_of_an_order(consumed):
     order = Permutation(1000, 3, 4)
-    assert expected(order, 1000, consumed) == digest(order(np.arange(consumed)))
+    assert expected_digest(order, 1000, consumed) == digest(order(np.arange(consumed)))
 
 
 def test_a_ledger_continues_from_an_earlier_digest():

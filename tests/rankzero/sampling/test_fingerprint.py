@@ -10,7 +10,7 @@ from rankzero.sampling.fingerprint import changes, fingerprint
 ROWS = torch.arange(3000.0).view(1000, 3)
 
 
-class Holding(Dataset):
+class Container(Dataset):
     def __init__(self, **attributes):
         vars(self).update(attributes)
 
@@ -18,8 +18,8 @@ class Holding(Dataset):
         raise AssertionError("no sample is to be read")
 
 
-def same(one, other):
-    return fingerprint(one, 1) == fingerprint(other, 1)
+def same(first, second):
+    return fingerprint(first, 1) == fingerprint(second, 1)
 
 
 def changed(rows, index):
@@ -36,7 +36,7 @@ def test_the_fingerprint_of_tensors_depends_on_values_and_type(index):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (np.arange(9), np.arange(9)[::-1]),
         ([("cat.png", 0), ("dog.png", 1)], [("cat.png", 0), ("dog.png", 2)]),
@@ -46,12 +46,14 @@ def test_the_fingerprint_of_tensors_depends_on_values_and_type(index):
         (torch.zeros(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)),
     ],
 )
-def test_the_fingerprint_depends_on_the_content_of_arrays_and_containers(one, other):
-    assert same(Holding(held=one), Holding(held=one)) and not same(Holding(held=one), Holding(held=other))
+def test_the_fingerprint_depends_on_the_content_of_arrays_and_containers(first, second):
+    assert same(Container(content=first), Container(content=first)) and not same(
+        Container(content=first), Container(content=second)
+    )
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ("/job/1/data", "/job/2/data"),
         ([Path("/job/1/cat.png")], [Path("/job/2/cat.png")]),
@@ -60,8 +62,8 @@ def test_the_fingerprint_depends_on_the_content_of_arrays_and_containers(one, ot
         ([object()], [object()]),
     ],
 )
-def test_folders_single_numbers_and_unknown_objects_do_not_change_the_fingerprint(one, other):
-    assert not changes(fingerprint(Holding(held=one), 1), {**fingerprint(Holding(held=other), 1)})
+def test_folders_single_numbers_and_unknown_objects_do_not_change_the_fingerprint(first, second):
+    assert not changes(fingerprint(Container(content=first), 1), {**fingerprint(Container(content=second), 1)})
 
 
 def test_the_fingerprint_covers_nested_data_sets():
@@ -74,8 +76,8 @@ def test_the_fingerprint_covers_nested_data_sets():
 
 
 def test_changes_between_fingerprints_are_described():
-    was, now = fingerprint(TensorDataset(ROWS), 1000), fingerprint(Holding(tensors=(ROWS, ROWS)), 1001)
-    assert changes(was, was) == []
-    said = "\n".join(changes(was, now))
-    assert "samples: was 1,000, is 1,001" in said and "class: was TensorDataset, is Holding" in said
-    assert "tensors: was tuple of 1" in said
+    previous, current = fingerprint(TensorDataset(ROWS), 1000), fingerprint(Container(tensors=(ROWS, ROWS)), 1001)
+    assert changes(previous, previous) == []
+    text = "\n".join(changes(previous, current))
+    assert "samples: was 1,000, is 1,001" in text and "class: was TensorDataset, is Container" in text
+    assert "tensors: was tuple of 1" in text

@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch import seed_everything
 
 from rankzero.sampling import generators
-from running import as_before
+from running import restore_process_state
 
 DRAWS = {
     "python": random.random,
@@ -49,7 +49,7 @@ def test_the_global_seed_is_read_from_the_variable_that_lightning_sets(monkeypat
 
 
 def test_the_global_seed_is_the_last_seed_passed_to_seed_everything():
-    with as_before():
+    with restore_process_state():
         for seed in (3, 0, 5):
             seed_everything(seed, verbose=False)
             assert generators.global_seed() == seed
@@ -65,83 +65,83 @@ def test_seed_has_the_same_effect_as_the_seed_function_of_each_generator(key):
     assert found == draw(2)
 
 
-def test_look_does_not_change_the_generators():
+def test_get_states_does_not_change_the_generators():
     expected = draw(2)
     generators.seed(1)
-    state = generators.look()
-    assert not generators.drawn_since(state) and not generators.drawn_since(generators.look())
+    state = generators.get_states()
+    assert not generators.have_changed_since(state) and not generators.have_changed_since(generators.get_states())
     assert draw(2) == expected
 
 
 @pytest.mark.parametrize("draw_normal", [np.random.randn, lambda: random.gauss(0, 1)], ids=["numpy", "python"])
 def test_a_draw_of_a_cached_normal_number_is_detected_and_can_be_undone(draw_normal):
     draw_normal()  # computes two numbers and caches the second
-    state = generators.look()
+    state = generators.get_states()
     expected = [draw_normal() for _ in range(3)]
-    generators.put_back(state)
+    generators.set_states(state)
     draw_normal()
-    assert generators.drawn_since(state)
-    generators.put_back(state)
+    assert generators.have_changed_since(state)
+    generators.set_states(state)
     assert [draw_normal() for _ in range(3)] == expected
 
 
 @pytest.mark.parametrize("reseed", [random.seed, np.random.seed, torch.manual_seed], ids=["python", "numpy", "torch"])
 def test_a_second_seed_without_a_draw_in_between_is_detected(reseed):
     reseed(1)
-    state = generators.look()
+    state = generators.get_states()
     reseed(2)
-    assert generators.drawn_since(state)
+    assert generators.have_changed_since(state)
 
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_draw_is_detected_and_can_be_undone(name):
     draw()  # afterwards, each Mersenne twister is in the middle of a block
-    state = generators.look()
+    state = generators.get_states()
     expected = draw(2)
-    generators.put_back(state)
+    generators.set_states(state)
     DRAWS[name]()
-    assert generators.drawn_since(state)
-    generators.put_back(state)
-    assert not generators.drawn_since(state) and draw(2) == expected
+    assert generators.have_changed_since(state)
+    generators.set_states(state)
+    assert not generators.have_changed_since(state) and draw(2) == expected
 
 
 @pytest.mark.parametrize("seed", [random.seed, np.random.seed, torch.manual_seed])
 def test_a_new_seed_counts_as_a_draw(seed):
     draw()
-    state = generators.look()
+    state = generators.get_states()
     seed(2)
-    assert generators.drawn_since(state)
+    assert generators.have_changed_since(state)
 
 
 def test_a_draw_of_a_whole_block_is_detected():
     """After 624 words, a Mersenne twister is at the same position in another block."""
-    state = generators.look()
+    state = generators.get_states()
     random.getrandbits(32 * 624)
-    assert generators.drawn_since(state)
-    generators.put_back(state)
+    assert generators.have_changed_since(state)
+    generators.set_states(state)
     np.random.bytes(4 * 624)
-    assert generators.drawn_since(state)
+    assert generators.have_changed_since(state)
 
 
 def test_states_can_be_restored_in_any_order():
     states, expected = [], []
     for _ in range(3):
-        states.append(generators.look())
+        states.append(generators.get_states())
         expected.append(draw()[0])
-    for place in (2, 0, 1, 0):
-        generators.put_back(states[place])
-        assert draw()[0] == expected[place]
+    for index in (2, 0, 1, 0):
+        generators.set_states(states[index])
+        assert draw()[0] == expected[index]
 
 
 def test_a_draw_from_another_bit_generator_is_detected_and_can_be_undone():
     before = np.random.get_bit_generator()
     try:
         np.random.set_bit_generator(np.random.PCG64(1))
-        state = generators.look()
-        assert not generators.drawn_since(state)
+        state = generators.get_states()
+        assert not generators.have_changed_since(state)
         drawn = np.random.rand()
-        assert generators.drawn_since(state)
-        generators.put_back(state)
+        assert generators.have_changed_since(state)
+        generators.set_states(state)
         assert np.random.rand() == drawn
     finally:
         np.random.set_bit_generator(before)

@@ -12,7 +12,7 @@ BATCHES = [[], [0], [5, 2, 9], list(range(1000))]
 
 
 def of_array(samples):
-    return Indices.of(np.array(samples, dtype=np.int64), KEY)
+    return Indices.from_array(np.array(samples, dtype=np.int64), KEY)
 
 
 def of_list(samples):
@@ -45,11 +45,11 @@ def test_the_key_of_a_sample_depends_only_on_seed_epoch_and_sample():
 
 
 def test_samples_of_a_subset_have_the_keys_of_their_indices_in_the_loaders_data_set():
-    part = Indices([70, 71], KEY, numbers=[5, 9])
-    assert part == [70, 71] and part.array.tolist() == [70, 71]
-    assert np.array_equal(part.random_keys, of_list([5, 9]).random_keys)
-    nothing = Indices([], KEY, numbers=[])
-    assert nothing.random_keys.shape == (0,)
+    indices = Indices([70, 71], KEY, loader_indices=[5, 9])
+    assert indices == [70, 71] and indices.array.tolist() == [70, 71]
+    assert np.array_equal(indices.random_keys, of_list([5, 9]).random_keys)
+    empty = Indices([], KEY, loader_indices=[])
+    assert empty.random_keys.shape == (0,)
 
 
 def test_indices_without_arguments_are_empty():
@@ -57,7 +57,7 @@ def test_indices_without_arguments_are_empty():
     assert indices == [] and indices.array.shape == indices.random_keys.shape == (0,)
 
 
-@pytest.mark.parametrize("indices", [of_list([5, 2]), of_array([5, 2]), Indices([7, 8], KEY, numbers=[5, 2])])
+@pytest.mark.parametrize("indices", [of_list([5, 2]), of_array([5, 2]), Indices([7, 8], KEY, loader_indices=[5, 2])])
 def test_indices_keep_their_keys_when_pickled_for_a_loader_process(indices):
     copy = pickle.loads(pickle.dumps(indices))
     assert type(copy) is Indices and copy == indices and copy.key == KEY

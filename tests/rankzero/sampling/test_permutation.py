@@ -12,8 +12,8 @@ SHUFFLES = 2000
 
 @given(st.integers(1, 3000), st.integers(0, 2**32 - 1), st.integers(0, 100), st.integers(0, 3))
 @settings(max_examples=200)
-def test_every_index_occurs_exactly_once(count, seed, epoch, cycle):
-    assert sorted(Permutation(count, seed, epoch, cycle)(np.arange(count)).tolist()) == list(range(count))
+def test_every_index_occurs_exactly_once(count, seed, epoch, pass_index):
+    assert sorted(Permutation(count, seed, epoch, pass_index)(np.arange(count)).tolist()) == list(range(count))
 
 
 @pytest.mark.parametrize("count", [SMALL - 1, SMALL, SMALL + 1, 999_983, 10**6])
@@ -36,7 +36,7 @@ def test_selected_positions_have_the_same_indices_as_in_the_whole_order():
 
 def test_orders_differ_between_seeds_epochs_and_passes_and_are_reproducible():
     orders = [Permutation(1000, *key)(np.arange(1000)).tolist() for key in [(0, 0), (0, 1), (1, 0), (0, 0, 1)]]
-    assert all(one != other for i, one in enumerate(orders) for other in orders[:i])
+    assert all(first != second for i, first in enumerate(orders) for second in orders[:i])
     assert orders[0] == Permutation(1000, 0, 0)(np.arange(1000)).tolist()
     assert orders[0] != Permutation(1000, 2**32, 0)(np.arange(1000)).tolist()
 
@@ -51,8 +51,8 @@ def is_even(counts: np.ndarray, freedom: int) -> bool:
 @pytest.mark.parametrize("count", [3, 5, 8, 10, 31, 64])
 def test_small_orders_are_as_even_as_shuffles(count):
     shuffles = np.stack([Permutation(count, 5, epoch)(np.arange(count)) for epoch in range(SHUFFLES)])
-    places = np.stack([np.bincount(shuffles[:, place], minlength=count) for place in range(count)])
-    assert is_even(places, (count - 1) ** 2), "where a sample stands"
+    position_counts = np.stack([np.bincount(shuffles[:, position], minlength=count) for position in range(count)])
+    assert is_even(position_counts, (count - 1) ** 2), "where a sample stands"
     steps = (shuffles[:, 1:] - shuffles[:, :-1]) % count
     assert is_even(np.bincount(steps.ravel(), minlength=count)[1:], count - 2), "what follows on a sample"
     pairs = np.bincount(shuffles[:, 0] * count + shuffles[:, -1], minlength=count**2).reshape(count, count)
@@ -80,6 +80,6 @@ def test_sample_keys_are_distinct_random_and_reproducible():
     assert len(set(keys.tolist())) == len(samples)
     bits = np.unpackbits(keys.view(np.uint8)).reshape(-1, 64).mean(0)
     assert np.abs(bits - 0.5).max() < 5 * 0.5 / np.sqrt(len(samples))
-    others = [sample_keys(epoch_key(0, 1), samples), sample_keys(epoch_key(1, 0), samples)]
-    assert all(np.abs(np.corrcoef(keys.astype(float), other.astype(float))[0, 1]) < 0.02 for other in others)
+    other_keys = [sample_keys(epoch_key(0, 1), samples), sample_keys(epoch_key(1, 0), samples)]
+    assert all(np.abs(np.corrcoef(keys.astype(float), compared.astype(float))[0, 1]) < 0.02 for compared in other_keys)
     assert np.array_equal(sample_keys(epoch_key(0, 0), samples[50:60]), keys[50:60])

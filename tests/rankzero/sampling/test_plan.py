@@ -44,11 +44,11 @@ def test_other_attributes_of_the_loader_are_kept():
 
     with _replace_dunder_methods(DataLoader, "dataset"):  # as Lightning does while loaders are created
         loader = Loader(DATA, "mine", batch_size=8, collate_fn=collate, num_workers=1, persistent_workers=True)
-    ours = SamplingPlan(0, 2).wrap(loader, training=False)
-    assert ours.name == "mine" and ours.collate_fn is collate
-    assert ours.num_workers == 1 and ours.persistent_workers and ours.batch_size == 8
-    assert sorted(index for (batch,) in ours for index in batch.tolist()) == list(range(0, 100, 2))
-    _shutdown_workers_and_reset_iterator(ours)
+    managed = SamplingPlan(0, 2).wrap(loader, training=False)
+    assert managed.name == "mine" and managed.collate_fn is collate
+    assert managed.num_workers == 1 and managed.persistent_workers and managed.batch_size == 8
+    assert sorted(index for (batch,) in managed for index in batch.tolist()) == list(range(0, 100, 2))
+    _shutdown_workers_and_reset_iterator(managed)
 
 
 def test_a_loader_without_shuffle_reads_samples_in_order():
@@ -93,7 +93,7 @@ class Stream(IterableDataset):
 
 
 @pytest.mark.parametrize(
-    ("loader", "whose"),
+    ("loader", "reason"),
     [
         (DataLoader(Stream()), "the iterable dataset Stream"),
         (DataLoader(DATA, sampler=SubsetRandomSampler(range(5))), "the sampler SubsetRandomSampler"),
@@ -101,12 +101,12 @@ class Stream(IterableDataset):
         (DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 8, False)), "the batch sampler BatchSampler"),
         (DataLoader(DATA, batch_size=None), "a loader without batches"),
         (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "the sampler RandomSampler"),
-        (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=7)), "a sampler that draws a part"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=7)), "a sampler that draws a subset"),
         ([1, 2, 3], "a list"),
     ],
 )
-def test_a_loader_with_its_own_order_is_returned_unchanged_with_a_warning(loader, whose):
-    with pytest.warns(UserWarning, match=f"{whose}.*not promised"):
+def test_a_loader_with_its_own_order_is_returned_unchanged_with_a_warning(loader, reason):
+    with pytest.warns(UserWarning, match=f"{reason}.*does not guarantee"):
         assert SamplingPlan().wrap(loader, training=True) is loader
 
 
@@ -138,60 +138,62 @@ def test_drop_last_without_any_full_batch_is_refused():
         SamplingPlan(0, 2).wrap(DataLoader(DATA, batch_size=64, drop_last=True), training=True)
 
 
-def carried_on(data, **settings):
+def resumed_plan(data, **settings):
     plan = SamplingPlan(**settings)
-    plan.start, plan.kept_data, plan.kept_sizes = [Position(3, 5, 40)], fingerprint(data, len(data)), [8]
+    plan.start_positions, plan.kept_data, plan.kept_sizes = [Position(3, 5, 40)], fingerprint(data, len(data)), [8]
     return plan
 
 
 def test_a_resumed_run_continues_after_the_consumed_samples():
-    whole, rest = SamplingPlan(), carried_on(DATA)
-    loaders = [one.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True) for one in (whole, rest)]
-    whole.order.set_epoch(3)
-    rest.order.set_epoch(3)
+    uninterrupted, resumed = SamplingPlan(), resumed_plan(DATA)
+    loaders = [
+        plan.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True) for plan in (uninterrupted, resumed)
+    ]
+    uninterrupted.order.set_epoch(3)
+    resumed.order.set_epoch(3)
     assert drawn(loaders[1]) == drawn(loaders[0])[5:] and len(loaders[1]) == len(loaders[0])
 
 
-@pytest.mark.parametrize(("count", "said"), [(90, "samples: was 90, is 100"), (100, "tensors: was ")])
-def test_a_run_does_not_resume_with_changed_data(count, said):
-    other = TensorDataset(torch.arange(1000, 1000 + count))
-    with pytest.raises(RequestError, match=said):
-        carried_on(other).wrap(DataLoader(DATA, batch_size=8), training=True)
+@pytest.mark.parametrize(("count", "text"), [(90, "samples: was 90, is 100"), (100, "tensors: was ")])
+def test_a_run_does_not_resume_with_changed_data(count, text):
+    checkpoint_data = TensorDataset(torch.arange(1000, 1000 + count))
+    with pytest.raises(RequestError, match=text):
+        resumed_plan(checkpoint_data).wrap(DataLoader(DATA, batch_size=8), training=True)
 
 
 def test_changed_data_restarts_the_epoch_if_accepted():
-    plan = carried_on(TensorDataset(torch.arange(90)), accept_changed_data=True)
+    plan = resumed_plan(TensorDataset(torch.arange(90)), accept_changed_data=True)
     loader = plan.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
     assert plan.order.epoch == 3 and sorted(i for batch in drawn(loader) for i in batch) == [*range(100)]
 
 
 def test_a_resume_with_another_global_batch_size_continues_after_the_consumed_samples():
-    plan = carried_on(DATA, global_batch_size=25)
+    plan = resumed_plan(DATA, global_batch_size=25)
     plan.kept_sizes = []
     order = plan.wrap(DataLoader(DATA, batch_size=8), training=True).sampler
     assert [list(batch) for batch in order] == [[*range(40, 65)], [*range(65, 90)], [*range(90, 100)]]
-    assert len(order) == 5 + 3 and order.is_patched
+    assert len(order) == 5 + 3 and order.has_changed_batch_size
     order.set_epoch(4)
-    assert len(order) == 4 and not order.is_patched
+    assert len(order) == 4 and not order.has_changed_batch_size
 
 
 def test_several_training_loaders_are_padded_and_keep_their_batch_sizes():
     plan = SamplingPlan(0, 2)
     loaders = [plan.wrap(DataLoader(DATA, batch_size=size), training=True) for size in (9, 33)]
     assert plan.order.global_batch_size == 18 and [len(loader) for loader in loaders] == [6, 2]
-    assert all(order.padded for order in plan.training)
+    assert all(order.is_padded for order in plan.training_orders)
 
 
 def test_a_loader_next_to_an_unmanaged_training_loader_is_padded():
     plan = SamplingPlan(0, 2)
     plan.wrap(DataLoader(DATA, batch_size=9), training=True)
-    assert plan.only_order and not plan.order.padded
+    assert plan.only_order and not plan.order.is_padded
     plan.wrap(DataLoader(Stream()), training=False)
     assert plan.only_order
     plan.wrap(DataLoader(Stream()), training=True)
-    assert not plan.only_order and plan.order.padded
+    assert not plan.only_order and plan.order.is_padded
     plan.wrap(DataLoader(Stream()), training=False)
-    assert plan.order.padded
+    assert plan.order.is_padded
 
 
 def test_several_training_loaders_with_different_micro_batches_are_refused():
@@ -205,18 +207,18 @@ def test_reloaded_training_loaders_replace_the_previous_loaders():
     plan = SamplingPlan()
     for _ in range(2):
         list(plan.wrap(DataLoader(DATA, batch_size=9), training=True))
-    assert len(plan.training) == 1
+    assert len(plan.training_orders) == 1
 
 
 def test_padding_a_rank_without_samples_gives_a_warning():
-    with pytest.warns(UserWarning, match="SyncBatchNorm cannot do without a sample on each"):
+    with pytest.warns(UserWarning, match="SyncBatchNorm needs a sample on each"):
         SamplingPlan(0, 2, global_batch_size=33).wrap(
             DataLoader(DATA, batch_size=8), training=True, padded_for="SyncBatchNorm"
         )
 
 
 def test_a_data_set_without_samples_is_refused():
-    with pytest.raises(RequestError, match="no training samples"):
+    with pytest.raises(RequestError, match="the data module has none"):
         SamplingPlan().wrap(DataLoader(TensorDataset(torch.empty(0))), training=True)
 
 

@@ -9,7 +9,7 @@ from rankzero.messages import CannotStart, RequestError
 from rankzero.sampling.batch_sampler import Position
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
-from running import fit_here
+from running import fit_in_process
 
 TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
 
@@ -28,7 +28,7 @@ def resume(plan, content, accepts=False):
 def test_a_resumed_run_keeps_position_batch_size_and_data():
     plan = SamplingPlan(seed=7)
     assert resume(plan, manifest()) is None
-    assert (plan.start, plan.kept_sizes, plan.kept_data) == ([Position(3, 5, 40)], [8], {"samples": "100"})
+    assert (plan.start_positions, plan.kept_sizes, plan.kept_data) == ([Position(3, 5, 40)], [8], {"samples": "100"})
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -53,10 +53,10 @@ def test_a_resumed_run_continues_with_the_next_batch(world):
 def test_a_checkpoint_without_an_order_restarts_its_epoch(record, epoch, start):
     plan = SamplingPlan(seed=7, global_batch_size=9)
     assert resume(plan, {"epoch": epoch, "rankzero": record}) is None
-    assert (plan.start, plan.kept_sizes, plan.kept_data) == (start, [], None)
+    assert (plan.start_positions, plan.kept_sizes, plan.kept_data) == (start, [], None)
 
 
-BAD = {
+INVALID = {
     "a seed that is text": {"seed": "7"},
     "no batch": {"global_batch_sizes": [0]},
     "a negative batch": {"global_batch_sizes": [-3]},
@@ -72,15 +72,15 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("order", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("order", INVALID.values(), ids=INVALID)
 def test_a_damaged_order_is_refused(order):
-    with pytest.raises(RequestError, match="the order of samples that it was saved in"):
+    with pytest.raises(RequestError, match="its stored sample order is damaged"):
         resume(SamplingPlan(seed=7), manifest(**order))
 
 
 def test_a_run_without_a_manifest_starts_at_the_beginning():
     plan = SamplingPlan()
-    assert resume(plan, {}) is None and plan.start == []
+    assert resume(plan, {}) is None and plan.start_positions == []
 
 
 DAMAGED = {
@@ -100,20 +100,20 @@ DAMAGED = {
 def test_the_refusal_of_a_damaged_order_suggests_resume_never(name, accepts):
     with pytest.raises(RequestError) as error:
         resume(SamplingPlan(seed=7), manifest(**DAMAGED[name]), accepts)
-    assert "the order of samples that it was saved in is not whole (" in error.value.found
-    assert error.value.instead.endswith("--resume never to start anew")
+    assert "its stored sample order is damaged (" in error.value.found
+    assert error.value.instead.endswith("--resume never to restart the run")
 
 
 @pytest.mark.parametrize("key", ORDER)
 def test_an_order_with_a_missing_key_is_refused(key):
     order = {name: value for name, value in ORDER.items() if name != key}
-    with pytest.raises(RequestError, match=f"is not whole .*{key}"):
+    with pytest.raises(RequestError, match=f"is damaged .*{key}"):
         resume(SamplingPlan(seed=7), {"rankzero": {"order": order}})
 
 
 @pytest.mark.parametrize("order", ["text", [1], 3, True])
 def test_an_order_that_is_not_a_mapping_is_refused(order):
-    with pytest.raises(RequestError, match="is not whole"):
+    with pytest.raises(RequestError, match="is damaged"):
         resume(SamplingPlan(seed=7), {"rankzero": {"order": order}})
 
 
@@ -121,18 +121,18 @@ def test_an_order_that_is_not_a_mapping_is_refused(order):
 def test_another_seed_is_refused(accepts):
     with pytest.raises(RequestError) as error:
         resume(SamplingPlan(seed=0), manifest(), accepts)
-    assert (error.value.asked, error.value.found) == ("--seed 0", "run x carries on with 7")
-    assert error.value.instead == "--seed 7, or --resume never to start anew"
+    assert (error.value.asked, error.value.found) == ("--seed 0", "run x resumes with 7")
+    assert error.value.instead == "--seed 7, or --resume never to restart the run"
 
 
 def test_another_global_batch_size_is_refused_unless_accepted():
     with pytest.raises(RequestError) as error:
         resume(SamplingPlan(seed=7, global_batch_size=9), manifest())
-    assert (error.value.asked, error.value.found) == ("--global_batch_size 9", "run x carries on with 8")
+    assert (error.value.asked, error.value.found) == ("--global_batch_size 9", "run x resumes with 8")
     assert error.value.instead.startswith("--global_batch_size 8, or --accept_changed global_batch_size")
     plan = SamplingPlan(seed=7, global_batch_size=9)
     assert resume(plan, manifest(), accepts=True) is None
-    assert (plan.start, plan.kept_sizes) == ([Position(3, 5, 40)], [])
+    assert (plan.start_positions, plan.kept_sizes) == ([Position(3, 5, 40)], [])
 
 
 def test_the_same_global_batch_size_may_be_requested_again():
@@ -157,34 +157,36 @@ def test_a_batch_size_that_changes_the_global_batch_size_is_reported_and_ignored
     if samples is None:
         assert note is None
     else:
-        assert note.startswith(f"--batch_size {plan.batch_size} would be {samples} samples a step; run x carries on")
-        assert note.endswith("--accept_changed global_batch_size")
+        assert note.startswith(
+            f"--batch_size {plan.batch_size} would be {samples} samples a step; run x resumes with 8"
+        )
+        assert note.endswith("--accept_changed global_batch_size changes it")
     assert resume(plan, manifest(), accepts=True) is None
 
 
 def test_several_loaders_restart_their_epoch_with_another_global_batch_size():
     """In the middle of the epoch, the loaders would get out of step."""
-    other = {**POSITION, "cycle": 2}
-    order = {"global_batch_sizes": [8, 4], "positions": [POSITION, other]}
+    second_position = {**POSITION, "cycle": 2}
+    order = {"global_batch_sizes": [8, 4], "positions": [POSITION, second_position]}
     plan = SamplingPlan(seed=7)
     resume(plan, manifest(**order))
-    assert (plan.start, plan.kept_sizes) == ([Position(3, 5, 40), Position(3, 5, 40, 2)], [8, 4])
+    assert (plan.start_positions, plan.kept_sizes) == ([Position(3, 5, 40), Position(3, 5, 40, 2)], [8, 4])
     resume(plan, manifest(**order), accepts=True)
-    assert plan.start == [Position(3), Position(3)]
+    assert plan.start_positions == [Position(3), Position(3)]
 
 
-def test_a_resumed_run_keeps_its_global_batch_size(here, capsys):
-    fit_here(*TOY, "--epochs", "1", "--run", "x", "--batch_size", "64")
+def test_a_resumed_run_keeps_its_global_batch_size(cwd, capsys):
+    fit_in_process(*TOY, "--epochs", "1", "--run", "x", "--batch_size", "64")
     assert "--batch_size" not in capsys.readouterr().out
-    fit_here(*TOY, "--epochs", "2", "--run", "x", "--batch_size", "16")
-    assert "--batch_size 16 would be 16 samples a step; run x carries on with 64" in capsys.readouterr().out
-    assert json.loads((here / "runs/x/summary.json").read_text())["steps"] == 64
+    fit_in_process(*TOY, "--epochs", "2", "--run", "x", "--batch_size", "16")
+    assert "--batch_size 16 would be 16 samples a step; run x resumes with 64" in capsys.readouterr().out
+    assert json.loads((cwd / "runs/x/summary.json").read_text())["steps"] == 64
 
 
 @pytest.mark.parametrize(("flag", "kept"), [(("--seed", "5"), "--seed 0"), (("--global_batch_size", "8"), "32")])
-def test_a_request_for_another_order_is_refused_and_changes_nothing(here, flag, kept):
-    fit_here(*TOY, "--epochs", "1", "--run", "x")
-    before = (here / "runs/x/run.json").read_text()
+def test_a_request_for_another_order_is_refused_and_changes_nothing(cwd, flag, kept):
+    fit_in_process(*TOY, "--epochs", "1", "--run", "x")
+    before = (cwd / "runs/x/run.json").read_text()
     with pytest.raises(CannotStart, match=kept):
-        fit_here(*TOY, "--epochs", "2", "--run", "x", *flag)
-    assert (here / "runs/x/run.json").read_text() == before
+        fit_in_process(*TOY, "--epochs", "2", "--run", "x", *flag)
+    assert (cwd / "runs/x/run.json").read_text() == before

@@ -17,21 +17,21 @@ class Drawing(Dataset):
     """Data set that draws from the generators of torch, Python and NumPy."""
 
     def __init__(self, draws=lambda index: True):
-        self.draws, self.read = draws, []
+        self.draws, self.indices_read = draws, []
 
     def __len__(self):
         return 100
 
     def __getitem__(self, index):
-        self.read.append(index)
+        self.indices_read.append(index)
         if not self.draws(index):
             return index
         return index, torch.rand(1).item(), random.random(), np.random.rand(), np.random.randn()
 
 
-class InBatches(Drawing):
+class DrawingInBatches(Drawing):
     def __getitems__(self, indices):
-        self.read.append(list(indices))
+        self.indices_read.append(list(indices))
         return torch.rand(len(indices)) if self.draws(indices) else torch.tensor(indices)
 
 
@@ -40,17 +40,17 @@ def indices(*samples, key=5):
 
 
 def test_a_sample_is_the_same_in_any_batch():
-    reading = SeededDataset(Drawing())
-    whole = dict(zip(range(10), reading.__getitems__(indices(*range(10))), strict=True))
+    dataset = SeededDataset(Drawing())
+    samples = dict(zip(range(10), dataset.__getitems__(indices(*range(10))), strict=True))
     for order in ([3], [9, 3, 4], [4, 3]):
-        assert SeededDataset(Drawing()).__getitems__(indices(*order)) == [whole[i] for i in order]
-        assert reading.__getitems__(indices(*order)) == [whole[i] for i in order]
-    assert len({value for _, *values in whole.values() for value in values}) == 40
+        assert SeededDataset(Drawing()).__getitems__(indices(*order)) == [samples[i] for i in order]
+        assert dataset.__getitems__(indices(*order)) == [samples[i] for i in order]
+    assert len({value for _, *values in samples.values() for value in values}) == 40
 
 
 def test_another_key_gives_other_random_numbers():
-    reading = SeededDataset(Drawing())
-    assert reading.__getitems__(indices(1, key=1)) != reading.__getitems__(indices(1, key=2))
+    dataset = SeededDataset(Drawing())
+    assert dataset.__getitems__(indices(1, key=1)) != dataset.__getitems__(indices(1, key=2))
 
 
 def test_reading_does_not_change_the_generators_of_the_process():
@@ -59,49 +59,49 @@ def test_reading_does_not_change_the_generators_of_the_process():
 
     generators.seed(1)
     undisturbed = [draw() for _ in range(3)]
-    for data in (Drawing(), Drawing(lambda index: index > 50), Drawing(lambda index: False), InBatches()):
-        reading = SeededDataset(data)
+    for data in (Drawing(), Drawing(lambda index: index > 50), Drawing(lambda index: False), DrawingInBatches()):
+        dataset = SeededDataset(data)
         generators.seed(1)
         found = []
         for start in (0, 40, 60):
-            reading.__getitems__(indices(*range(start, start + 4)))
+            dataset.__getitems__(indices(*range(start, start + 4)))
             found.append(draw())
         assert found == undisturbed
 
 
 def test_a_data_set_that_draws_nothing_is_read_once_and_not_seeded(monkeypatch):
     data = Drawing(lambda index: False)
-    reading = SeededDataset(data)
-    reading.__getitems__(indices(1, 2))
+    dataset = SeededDataset(data)
+    dataset.__getitems__(indices(1, 2))
     monkeypatch.setattr(generators, "seed", lambda key: pytest.fail("seeded"))
-    assert reading.__getitems__(indices(3, 4)) == [3, 4] and data.read == [1, 2, 3, 4]
+    assert dataset.__getitems__(indices(3, 4)) == [3, 4] and data.indices_read == [1, 2, 3, 4]
 
 
 def test_a_batch_with_the_first_draw_is_read_again_with_seeds():
     data = Drawing(lambda index: index == 7)
-    reading = SeededDataset(data)
-    reading.__getitems__(indices(1, 2))
-    assert reading.__getitems__(indices(6, 7)) == SeededDataset(Drawing(lambda index: index == 7)).__getitems__(
+    dataset = SeededDataset(data)
+    dataset.__getitems__(indices(1, 2))
+    assert dataset.__getitems__(indices(6, 7)) == SeededDataset(Drawing(lambda index: index == 7)).__getitems__(
         indices(6, 7)
     )
-    assert data.read == [1, 2, 6, 7, 6, 7]
-    reading.__getitems__(indices(8))
-    assert data.read[-1:] == [8] and reading._draws
+    assert data.indices_read == [1, 2, 6, 7, 6, 7]
+    dataset.__getitems__(indices(8))
+    assert data.indices_read[-1:] == [8] and dataset._draws
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_subset_is_read_like_its_data_set(depth):
     data = Drawing()
-    part = Subset(data, [9, 8, 7, 6])
+    subset = Subset(data, [9, 8, 7, 6])
     if depth == 2:
-        part = Subset(part, [0, 1, 2, 3])
-    whole = SeededDataset(part).__getitems__(indices(0, 1, 2, 3))
-    assert [sample for sample, *_ in whole] == [9, 8, 7, 6]
-    assert SeededDataset(part).__getitems__(indices(2)) == whole[2:3]
+        subset = Subset(subset, [0, 1, 2, 3])
+    samples = SeededDataset(subset).__getitems__(indices(0, 1, 2, 3))
+    assert [sample for sample, *_ in samples] == [9, 8, 7, 6]
+    assert SeededDataset(subset).__getitems__(indices(2)) == samples[2:3]
 
 
 def test_random_keys_reach_a_data_set_inside_a_subset():
-    class Keyed(InBatches):
+    class Keyed(DrawingInBatches):
         draws_from_keys = True
 
         def __getitems__(self, indices):
@@ -112,26 +112,26 @@ def test_random_keys_reach_a_data_set_inside_a_subset():
 
 
 def test_a_data_set_with_getitems_is_read_one_batch_at_a_time():
-    data = InBatches()
+    data = DrawingInBatches()
     found = [SeededDataset(data).__getitems__(indices(1, 2, 3)) for _ in range(2)]
-    assert data.read == [[1, 2, 3]] * 2 and torch.equal(*found)
+    assert data.indices_read == [[1, 2, 3]] * 2 and torch.equal(*found)
     assert not torch.equal(found[0], SeededDataset(data).__getitems__(indices(4, 5, 6)))
 
 
 def test_a_data_set_that_draws_from_keys_is_not_checked_for_draws(monkeypatch):
-    class Keyed(InBatches):
+    class Keyed(DrawingInBatches):
         draws_from_keys = True
 
         def __getitems__(self, indices):
             return indices.random_keys
 
-    monkeypatch.setattr(generators, "look", lambda: pytest.fail("watched"))
-    one, other = (SeededDataset(Keyed()).__getitems__(indices(*samples)) for samples in ([1, 2], [2, 9]))
-    assert one[1] == other[0]
+    monkeypatch.setattr(generators, "get_states", lambda: pytest.fail("watched"))
+    first, second = (SeededDataset(Keyed()).__getitems__(indices(*samples)) for samples in ([1, 2], [2, 9]))
+    assert first[1] == second[0]
 
 
 def test_a_tensor_data_set_is_not_checked_for_draws(monkeypatch):
-    monkeypatch.setattr(generators, "look", lambda: pytest.fail("watched"))
+    monkeypatch.setattr(generators, "get_states", lambda: pytest.fail("watched"))
     assert SeededDataset(TensorDataset(torch.arange(5))).__getitems__(indices(3)) == [(torch.tensor(3),)]
 
 
@@ -141,5 +141,5 @@ def test_an_empty_batch_is_read_as_none():
 
 def test_a_seeded_data_set_can_be_pickled_and_has_the_attributes_of_its_data_set():
     data = TensorDataset(torch.arange(5))
-    there = pickle.loads(pickle.dumps(SeededDataset(data)))
-    assert len(there) == 5 and torch.equal(there.tensors[0], data.tensors[0])
+    copy = pickle.loads(pickle.dumps(SeededDataset(data)))
+    assert len(copy) == 5 and torch.equal(copy.tensors[0], data.tensors[0])

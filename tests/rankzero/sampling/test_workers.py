@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from rankzero.distributed.process.stop_signals import STOPPING
+from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.workers import IgnoreStopSignals, end_workers
 from running import REPOSITORY, SOURCES
@@ -23,9 +23,9 @@ class Handlers(Dataset):
         return 4
 
     def __getitem__(self, index):
-        for signum in STOPPING:
+        for signum in STOP_SIGNALS:
             os.kill(os.getpid(), signum)
-        return torch.tensor([signal.getsignal(signum) == signal.SIG_IGN for signum in STOPPING])
+        return torch.tensor([signal.getsignal(signum) == signal.SIG_IGN for signum in STOP_SIGNALS])
 
 
 class Stream(IterableDataset):
@@ -35,12 +35,12 @@ class Stream(IterableDataset):
 
 def test_loader_processes_ignore_stop_signals():
     loader = DataLoader(Handlers(), batch_size=2, num_workers=1)
-    heard = torch.cat(list(SamplingPlan().wrap(loader, training=True)))
-    assert heard.all() and heard.shape == (4, 4)
+    ignored = torch.cat(list(SamplingPlan().wrap(loader, training=True)))
+    assert ignored.all() and ignored.shape == (4, 4)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-@pytest.mark.filterwarnings("ignore:.*the order of the training samples is left to")
+@pytest.mark.filterwarnings("ignore:.*decides the order of the training samples")
 def test_processes_of_unmanaged_loaders_ignore_stop_signals():
     loader = DataLoader(Stream(), batch_size=1, num_workers=1)
     plan = SamplingPlan()
@@ -49,31 +49,31 @@ def test_processes_of_unmanaged_loaders_ignore_stop_signals():
 
 
 def test_a_users_worker_init_fn_is_still_called():
-    seen = []
-    loader = DataLoader(Handlers(), worker_init_fn=seen.append, num_workers=1)
+    worker_ids = []
+    loader = DataLoader(Handlers(), worker_init_fn=worker_ids.append, num_workers=1)
     worker = SamplingPlan().wrap(loader, training=True)._reader.worker_init_fn
-    before = {signum: signal.getsignal(signum) for signum in STOPPING}
+    handlers = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
     try:
         worker(3)
     finally:
-        for signum, handler in before.items():
+        for signum, handler in handlers.items():
             signal.signal(signum, handler)
-    assert seen == [3] and worker.init == seen.append
+    assert worker_ids == [3] and worker.init == worker_ids.append
 
 
 def test_end_workers_kills_the_remaining_loader_processes():
-    before = signal.getsignal(signal.SIGCHLD)
-    left = multiprocessing.get_context("fork").Process(target=_deaf, daemon=True)
-    left.start()
+    handler = signal.getsignal(signal.SIGCHLD)
+    process = multiprocessing.get_context("fork").Process(target=_ignore_signals, daemon=True)
+    process.start()
     try:
         end_workers()
-        left.join(10)
-        assert left.exitcode == -signal.SIGKILL
+        process.join(10)
+        assert process.exitcode == -signal.SIGKILL
     finally:
-        signal.signal(signal.SIGCHLD, before)
+        signal.signal(signal.SIGCHLD, handler)
 
 
-def _deaf():
+def _ignore_signals():
     IgnoreStopSignals(None)(0)
     time.sleep(60)
 
@@ -92,13 +92,13 @@ os._exit(0)
 """
 
 
-def test_a_loader_process_without_a_parent_exits_at_once(here):
+def test_a_loader_process_without_a_parent_exits_at_once(cwd):
     environment = {**os.environ, "PYTHONPATH": SOURCES}
-    subprocess.run([sys.executable, "-c", ORPHAN], env=environment, cwd=here, check=True)
+    subprocess.run([sys.executable, "-c", ORPHAN], env=environment, cwd=cwd, check=True)
     deadline = time.monotonic() + 20
-    while any(in_folder(process, here) for process in psutil.process_iter()) and time.monotonic() < deadline:
+    while any(in_folder(process, cwd) for process in psutil.process_iter()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not (here / "alive").exists() and not any(in_folder(process, here) for process in psutil.process_iter())
+    assert not (cwd / "alive").exists() and not any(in_folder(process, cwd) for process in psutil.process_iter())
 
 
 def in_folder(process, folder):
@@ -136,6 +136,6 @@ for persistent in (False, True):
 def test_a_process_exits_although_its_loader_processes_ignore_signals():
     folder = REPOSITORY / "tests"
     environment = {**os.environ, "PYTHONPATH": f"{folder}:{SOURCES}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", ENDS], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "can only test a child process" not in done.stderr
+    result = subprocess.run([sys.executable, "-c", ENDS], env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "can only test a child process" not in result.stderr

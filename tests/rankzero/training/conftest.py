@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.messages import lost_contact
+from rankzero.messages import is_peer_failure
 from running import as_rank, reserved_port
 
 
@@ -36,10 +36,10 @@ def on_ranks(fork_server):
                 externally_created=True,
             )
             launches = [world._replace(rank=rank, local_rank=rank) for rank in range(world_size)]
-            waiting = [pool.submit(as_rank, work, launch, *arguments) for launch in launches]
-            errors = [error for future in waiting if (error := future.exception())]
-            for error in sorted(errors, key=lost_contact):  # the cause, not a lost connection of another rank
+            futures = [pool.submit(as_rank, work, launch, *arguments) for launch in launches]
+            errors = [error for future in futures if (error := future.exception())]
+            for error in sorted(errors, key=is_peer_failure):  # the cause, not a lost connection of another rank
                 raise error
-            return [future.result() for future in waiting]
+            return [future.result() for future in futures]
 
     return call

@@ -32,12 +32,12 @@ QUIET = {
 }
 
 
-class OwnDDP(DDPStrategy):
+class DDPSubclass(DDPStrategy):
     pass
 
 
 @pytest.mark.parametrize(
-    ("asked", "unused"),
+    ("requested", "unused"),
     [
         ("auto", False),
         ("ddp", False),
@@ -46,13 +46,22 @@ class OwnDDP(DDPStrategy):
         (DDPStrategy(find_unused_parameters=True), True),
     ],
 )
-def test_world_size_selects_one_process_or_data_parallel_strategy(asked, unused):
+def test_world_size_selects_one_process_or_data_parallel_strategy(requested, unused):
     plan = SamplingPlan()
-    alone = strategy_for(asked, WorldInfo("cpu"), None, plan)
-    assert type(alone) is OneProcess and alone.root_device == torch.device("cpu") and alone.plan is plan
-    several = strategy_for(asked, WorldInfo("cpu", size=2, backend="gloo"), "coordinator", plan)
-    assert type(several) is DataParallel and several.plan is plan and several.coordinator == "coordinator"
-    assert several._ddp_kwargs == {"find_unused_parameters": unused} and several.process_group_backend == "gloo"
+    one_process = strategy_for(requested, WorldInfo("cpu"), None, plan)
+    assert (
+        type(one_process) is OneProcess and one_process.root_device == torch.device("cpu") and one_process.plan is plan
+    )
+    data_parallel = strategy_for(requested, WorldInfo("cpu", size=2, backend="gloo"), "coordinator", plan)
+    assert (
+        type(data_parallel) is DataParallel
+        and data_parallel.plan is plan
+        and data_parallel.coordinator == "coordinator"
+    )
+    assert (
+        data_parallel._ddp_kwargs == {"find_unused_parameters": unused}
+        and data_parallel.process_group_backend == "gloo"
+    )
 
 
 def test_one_process_uses_the_gpu_of_its_index():
@@ -64,18 +73,18 @@ def test_settings_of_a_ddp_strategy_object_are_kept():
         pass
 
     settings = {"ddp_comm_state": "state", "ddp_comm_hook": hook, "ddp_comm_wrapper": print, "bucket_cap_mb": 7}
-    asked = DDPStrategy(timeout=timedelta(seconds=5), gradient_as_bucket_view=True, **settings)
-    taken = strategy_for(asked, WorldInfo("cpu", size=2), None, SamplingPlan())
-    assert (taken._ddp_comm_state, taken._ddp_comm_hook, taken._ddp_comm_wrapper) == ("state", hook, print)
-    assert taken._ddp_kwargs == {"gradient_as_bucket_view": True, "bucket_cap_mb": 7}
-    assert taken._timeout == timedelta(seconds=5)
+    requested = DDPStrategy(timeout=timedelta(seconds=5), gradient_as_bucket_view=True, **settings)
+    strategy = strategy_for(requested, WorldInfo("cpu", size=2), None, SamplingPlan())
+    assert (strategy._ddp_comm_state, strategy._ddp_comm_hook, strategy._ddp_comm_wrapper) == ("state", hook, print)
+    assert strategy._ddp_kwargs == {"gradient_as_bucket_view": True, "bucket_cap_mb": 7}
+    assert strategy._timeout == timedelta(seconds=5)
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_precision_plugin_of_a_ddp_strategy_object_is_kept(size):
     precision = HalfPrecision("bf16-true")
-    taken = strategy_for(DDPStrategy(precision_plugin=precision), WorldInfo("cpu", size=size), None, SamplingPlan())
-    assert taken.precision_plugin is precision
+    strategy = strategy_for(DDPStrategy(precision_plugin=precision), WorldInfo("cpu", size=size), None, SamplingPlan())
+    assert strategy.precision_plugin is precision
 
 
 @pytest.mark.parametrize(
@@ -92,18 +101,18 @@ def test_ddp_strategy_options_that_rankzero_decides_are_refused(settings):
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         *("fsdp", "ddp_spawn", "single_device", "DDP", "", None, 3),
-        *(OwnDDP(), SingleDeviceStrategy(), FSDPStrategy(), DDPStrategy(model_averaging_period=2)),
+        *(DDPSubclass(), SingleDeviceStrategy(), FSDPStrategy(), DDPStrategy(model_averaging_period=2)),
     ],
-    ids=lambda asked: asked if isinstance(asked, str) else type(asked).__name__,
+    ids=lambda requested: requested if isinstance(requested, str) else type(requested).__name__,
 )
-def test_unsupported_strategy_is_refused(asked, size):
+def test_unsupported_strategy_is_refused(requested, size):
     with pytest.raises(RequestError) as refused:
-        strategy_for(asked, WorldInfo("cpu", size=size), None, SamplingPlan())
-    assert refused.value.asked == f"--trainer.strategy {asked}"
-    assert "the order of samples is not known to be right" in str(refused.value)
+        strategy_for(requested, WorldInfo("cpu", size=size), None, SamplingPlan())
+    assert refused.value.asked == f"--trainer.strategy {requested}"
+    assert "does not know the sample order of this strategy" in str(refused.value)
     assert refused.value.instead == "--trainer.strategy auto or ddp, or ddp_find_unused_parameters_true"
 
 
@@ -116,9 +125,9 @@ def share(metric_weight=1.0, has_empty_rank=False, samples=1):
 def test_mean_is_weighted_only_within_a_training_step():
     strategy = DataParallel(SamplingPlan(), None)
     value = torch.tensor(4.0)
-    assert strategy.part(value, "mean") is value
-    strategy._part = 0.5
-    assert [strategy.part(value, operation).item() for operation in ("mean", "avg", "sum", "max")] == [
+    assert strategy.apply_metric_weight(value, "mean") is value
+    strategy._metric_weight = 0.5
+    assert [strategy.apply_metric_weight(value, operation).item() for operation in ("mean", "avg", "sum", "max")] == [
         2.0,
         2.0,
         4.0,
@@ -128,11 +137,11 @@ def test_mean_is_weighted_only_within_a_training_step():
 
 def test_torch_mean_is_weighted_and_non_tensor_is_returned_unchanged():
     strategy = DataParallel(SamplingPlan(), None)
-    strategy._part = 0.5
+    strategy._metric_weight = 0.5
     operations = torch.distributed.ReduceOp
-    assert strategy.part(torch.tensor(4.0), operations.AVG).item() == 2.0
-    assert strategy.part(torch.tensor(4.0), operations.MAX).item() == 4.0
-    assert strategy.part(torch.tensor(4.0), "Mean").item() == 2.0
+    assert strategy.apply_metric_weight(torch.tensor(4.0), operations.AVG).item() == 2.0
+    assert strategy.apply_metric_weight(torch.tensor(4.0), operations.MAX).item() == 4.0
+    assert strategy.apply_metric_weight(torch.tensor(4.0), "Mean").item() == 2.0
     assert strategy.reduce(3) == DDPStrategy().reduce(3) == 3
 
 
@@ -143,13 +152,13 @@ def test_step_with_an_empty_rank_reduces_nothing_and_refuses_all_gather():
 
     def step(batch):
         assert strategy.reduce(value) is value and strategy.reduce(value, reduce_op="sum") is value
-        with pytest.raises(RuntimeError, match=r"it would wait for ever. DataLoader\(drop_last=True\), or a --global"):
+        with pytest.raises(RuntimeError, match=r"would wait forever. DataLoader\(drop_last=True\), or a --global"):
             strategy.all_gather(value)
         raise LookupError(batch)
 
     with pytest.raises(LookupError, match="the batch"):
-        strategy._alone(step, "the batch")
-    assert not strategy._apart
+        strategy._run_local_step(step, "the batch")
+    assert not strategy._skips_collectives
 
 
 class Net(LightningModule):
@@ -166,7 +175,7 @@ class Net(LightningModule):
         self.freezes, self.seen, self.errors, self.stepped = freezes, [], [], []
 
     def setup(self, stage):
-        self.drawn = torch.rand(1).item(), random.random(), numpy.random.rand()
+        self.random_numbers = torch.rand(1).item(), random.random(), numpy.random.rand()
 
     def loss(self, batch):
         return (self.layer(batch[0]) + self.late(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
@@ -207,7 +216,7 @@ def samples(count):
     return DataLoader(TensorDataset(torch.stack((numbers, numbers.square()), 1)), batch_size=4)
 
 
-def work(coordinator, count, freezes=False):
+def train_and_predict(coordinator, count, freezes=False):
     """Trains in steps of four samples and predicts; returns the samples, weights and metrics of a rank."""
     launch = coordinator.launch
     plan = SamplingPlan(launch.rank, launch.world_size, global_batch_size=4)
@@ -232,7 +241,7 @@ def work(coordinator, count, freezes=False):
         seed(launch.rank)
     trainer.fit(module, samples(count), samples(5))
     metrics = {name: trainer.callback_metrics[name].item() for name in ("loss", "synced", "val")}
-    drawn = module.drawn
+    random_numbers = module.random_numbers
     weights = [parameter.tolist() for parameter in module.parameters()]
     predicted = trainer.predict(module, samples(count))
     return SimpleNamespace(
@@ -240,45 +249,45 @@ def work(coordinator, count, freezes=False):
         metrics=metrics,
         seen=module.seen,
         errors=module.errors,
-        drawn=drawn,
+        random_numbers=random_numbers,
         stepped=module.stepped,
         steps=trainer.global_step,
         predicted=[row for rows in predicted if rows is not None for row in rows],
-        missing=module.unused.grad is None,
+        unused_has_no_gradient=module.unused.grad is None,
     )
 
 
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(("world_size", "count", "freezes"), [(2, 9, False), (3, 7, True)])
 def test_training_on_several_ranks_equals_training_on_one_rank(on_ranks, world_size, count, freezes):
-    (alone,) = on_ranks(work, 1, count, freezes)
-    ranks = on_ranks(work, world_size, count, freezes)
+    (single_rank,) = on_ranks(train_and_predict, 1, count, freezes)
+    ranks = on_ranks(train_and_predict, world_size, count, freezes)
     for rank in ranks:
-        for value, expected in zip(rank.weights, alone.weights, strict=True):
+        for value, expected in zip(rank.weights, single_rank.weights, strict=True):
             assert torch.allclose(torch.tensor(value), torch.tensor(expected), rtol=1e-9, atol=0)
         assert rank.weights == ranks[0].weights, "ranks have different weights"
-        assert rank.steps == alone.steps == 2 * -(-count // 4) and rank.missing
-        assert rank.drawn == alone.drawn, "a rank has other generators than rank zero"
-        assert rank.stepped == pytest.approx(alone.stepped, rel=1e-6) and len(rank.stepped) == 2
-        assert rank.metrics == pytest.approx(alone.metrics, rel=1e-6)
-    assert not alone.errors and len(ranks[0].errors) == 2
-    assert "all_gather in a step in which some rank has no sample: it would wait for ever" in ranks[0].errors[0]
+        assert rank.steps == single_rank.steps == 2 * -(-count // 4) and rank.unused_has_no_gradient
+        assert rank.random_numbers == single_rank.random_numbers, "a rank has other generators than rank zero"
+        assert rank.stepped == pytest.approx(single_rank.stepped, rel=1e-6) and len(rank.stepped) == 2
+        assert rank.metrics == pytest.approx(single_rank.metrics, rel=1e-6)
+    assert not single_rank.errors and len(ranks[0].errors) == 2
+    assert "all_gather in a step in which a rank has no sample would wait forever" in ranks[0].errors[0]
     for name in ("seen", "predicted"):
-        assert sorted(row for rank in ranks for row in getattr(rank, name)) == sorted(getattr(alone, name))
+        assert sorted(row for rank in ranks for row in getattr(rank, name)) == sorted(getattr(single_rank, name))
 
 
-def exchanges(coordinator):
+def collective_results(coordinator):
     """Returns the results of a strategy's collectives on this rank."""
     rank = coordinator.launch.rank
     strategy = DataParallel(SamplingPlan(), coordinator, parallel_devices=[torch.device("cpu")])
     values = {}
     gathered = strategy.gather({"tensor": torch.ones(2, requires_grad=True) * rank, "none": None})
-    values["gather"] = [(each["tensor"].tolist(), each["tensor"].requires_grad, each["none"]) for each in gathered]
-    values["add_up"] = strategy.add_up([rank, 2**64 - 1, 2**63]), strategy.add_up([])
+    values["gather"] = [(entry["tensor"].tolist(), entry["tensor"].requires_grad, entry["none"]) for entry in gathered]
+    values["sum_over_ranks"] = strategy.sum_over_ranks([rank, 2**64 - 1, 2**63]), strategy.sum_over_ranks([])
     for operation in ("sum", "max", "min"):
         tensor = torch.tensor([1.0, -1.0]) * (rank + 1)
-        values[operation] = strategy.reduce_together(tensor, operation), tensor.tolist()
-    strategy._part = (0.5, 1.5)[rank]
+        values[operation] = strategy.reduce_in_place(tensor, operation), tensor.tolist()
+    strategy._metric_weight = (0.5, 1.5)[rank]
     for operation in ("mean", "avg", "sum"):
         values[f"reduce {operation}"] = strategy.reduce(torch.tensor(2.0 + rank), reduce_op=operation).item()
     values["all_gather"] = strategy.all_gather(torch.tensor([float(rank)])).tolist()
@@ -287,10 +296,10 @@ def exchanges(coordinator):
 
 @pytest.mark.xdist_group("ranks")
 def test_collectives_of_two_ranks_return_expected_values(on_ranks):
-    for values in on_ranks(exchanges, 2):
+    for values in on_ranks(collective_results, 2):
         assert values == {
             "gather": [([0.0, 0.0], False, None), ([1.0, 1.0], False, None)],
-            "add_up": ([1, 2**64 - 2, 0], []),
+            "sum_over_ranks": ([1, 2**64 - 2, 0], []),
             "sum": (2, [3.0, -3.0]),
             "max": (2, [2.0, -1.0]),
             "min": (2, [1.0, -2.0]),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
-from stock import BATCHES, SIZE, Loaders, Net, Unsized, assert_same_training, same, train, with_methods
+from stock import BATCHES, SIZE, Loaders, Net, Unsized, are_equal, assert_same_training, train, with_methods
 from torch.utils.data import DataLoader
 
 from rankzero.training.fast import replaced
@@ -19,16 +19,16 @@ def plateau(optimizer):
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
 
 
-def own_schedule_step(self, scheduler, metric):
+def step_schedule_twice(self, scheduler, metric):
     scheduler.step()
     scheduler.step()
 
 
-def moves_batches(self, batch, dataloader_idx):
-    return [part * 2 for part in batch]
+def double_batch(self, batch, dataloader_idx):
+    return [tensor * 2 for tensor in batch]
 
 
-def logs_in_a_hook(self, batch, batch_idx):
+def log_in_hook(self, batch, batch_idx):
     self.log("begun", float(batch_idx))
     self.log("loss", 3.0)
 
@@ -65,12 +65,14 @@ CASES = {
     "a log of few steps": (Net, {"log_every_n_steps": 5, "max_epochs": 3}),
     "fast_dev_run": (Net, {"fast_dev_run": 3}),
     "lr_scheduler_step": (
-        lambda: with_methods("OwnSchedule", lr_scheduler_step=own_schedule_step)(schedule=step_lr(5), interval="step"),
+        lambda: with_methods("OwnSchedule", lr_scheduler_step=step_schedule_twice)(
+            schedule=step_lr(5), interval="step"
+        ),
         {},
     ),
-    "on_after_batch_transfer": (with_methods("Moves", on_after_batch_transfer=moves_batches), {}),
-    "on_before_batch_transfer": (with_methods("Moves", on_before_batch_transfer=moves_batches), {}),
-    "a hook that logs": (with_methods("Logs", on_train_batch_start=logs_in_a_hook), {}),
+    "on_after_batch_transfer": (with_methods("Moves", on_after_batch_transfer=double_batch), {}),
+    "on_before_batch_transfer": (with_methods("Moves", on_before_batch_transfer=double_batch), {}),
+    "a hook that logs": (with_methods("Logs", on_train_batch_start=log_in_hook), {}),
     "should_stop": (Net, {"callbacks": lambda: [Stop()], "max_epochs": 4}),
     "should_stop, but not yet": (Net, {"callbacks": lambda: [Stop()], "max_epochs": 4, "min_epochs": 2}),
     "early stopping": (
@@ -96,17 +98,24 @@ def test_training_is_identical_to_stock_lightning(case, has_every_hook, tmp_path
     assert_same_training(*CASES[case], has_every_hook, tmp_path)
 
 
-def skips_the_rest(self, batch, batch_idx):
+def skip_rest_of_epoch(self, batch, batch_idx):
     return -1 if batch_idx == 3 else None
 
 
 def test_on_train_batch_start_can_skip_the_rest_of_an_epoch():
-    results = [train(ours, with_methods("Skips", on_train_batch_start=skips_the_rest)())[0] for ours in (True, False)]
-    assert same(results[0]["weights"], results[1]["weights"]) and same(results[0]["curves"], results[1]["curves"])
-    assert same(results[0]["metrics"], results[1]["metrics"]) and same(results[0]["state"], results[1]["state"])
+    results = [
+        train(uses_rankzero, with_methods("Skips", on_train_batch_start=skip_rest_of_epoch)())[0]
+        for uses_rankzero in (True, False)
+    ]
+    assert are_equal(results[0]["weights"], results[1]["weights"]) and are_equal(
+        results[0]["curves"], results[1]["curves"]
+    )
+    assert are_equal(results[0]["metrics"], results[1]["metrics"]) and are_equal(
+        results[0]["state"], results[1]["state"]
+    )
 
 
-class ByHand(Net):
+class ManualOptimization(Net):
     """Module with manual optimization that steps two optimizers in turn."""
 
     def __init__(self):
@@ -125,64 +134,64 @@ class ByHand(Net):
         return [torch.optim.SGD(self.net[i].parameters(), lr=0.1) for i in (0, 2)]
 
 
-def takes_the_iterator(self, dataloader_iter):
+def train_on_iterator(self, dataloader_iter):
     batch, _, _ = next(dataloader_iter)
     return Net.loss(self, batch)
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "why"),
+    ("make", "settings", "reason"),
     [
-        (ByHand, {}, "ByHand uses manual optimization"),
-        (with_methods("Takes", training_step=takes_the_iterator), {}, "training_step takes dataloader_iter"),
-        (Net, {"profiler": "simple"}, "SimpleProfiler measures its parts"),
+        (ManualOptimization, {}, "ManualOptimization uses manual optimization"),
+        (with_methods("Takes", training_step=train_on_iterator), {}, "training_step takes dataloader_iter"),
+        (Net, {"profiler": "simple"}, "SimpleProfiler measures the parts of Lightning's loop"),
     ],
 )
-def test_unsupported_training_falls_back_to_lightnings_loop_and_prints_the_reason(make, settings, why, capsys):
-    results = [train(ours, make(), **settings)[0] for ours in (True, False)]
-    assert same(results[0], results[1])
-    assert capsys.readouterr().out.count(why) == 1
+def test_unsupported_training_falls_back_to_lightnings_loop_and_prints_the_reason(make, settings, reason, capsys):
+    results = [train(uses_rankzero, make(), **settings)[0] for uses_rankzero in (True, False)]
+    assert are_equal(results[0], results[1])
+    assert capsys.readouterr().out.count(reason) == 1
 
 
 def test_changed_lightning_function_disables_the_fast_path_with_a_warning(monkeypatch):
     monkeypatch.setitem(vars(replaced.loop), "changed", ["lightning.some.Class.advance"])
     with pytest.warns(UserWarning, match=r"slower training loop: .*lightning.some.Class.advance changed"):
-        ours = train(True, Net())[0]
-    assert same(ours, train(False, Net())[0])
+        actual = train(True, Net())[0]
+    assert are_equal(actual, train(False, Net())[0])
 
 
 def test_gradient_accumulation_scheduler_is_followed():
     settings = {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 4})]}
-    results = [train(ours, Net(), **settings)[0] for ours in (True, False)]
-    assert same(results[0], results[1])
+    results = [train(uses_rankzero, Net(), **settings)[0] for uses_rankzero in (True, False)]
+    assert are_equal(results[0], results[1])
 
 
 def test_model_checkpoint_saves_the_same_state_as_in_stock_lightning(tmp_path):
-    found = []
-    for ours in (True, False):
-        folder = tmp_path / str(ours)
+    saved = []
+    for uses_rankzero in (True, False):
+        folder = tmp_path / str(uses_rankzero)
         train(
-            ours,
+            uses_rankzero,
             Net(schedule=step_lr(), interval="step"),
             [ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1)],
         )
-        found.append({path.name: torch.load(path, weights_only=False) for path in sorted(folder.iterdir())})
-    assert list(found[0]) == list(found[1])
-    for name in found[0]:
-        for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
-            assert same(found[0][name][part], found[1][name][part]), (name, part)
+        saved.append({path.name: torch.load(path, weights_only=False) for path in sorted(folder.iterdir())})
+    assert list(saved[0]) == list(saved[1])
+    for name in saved[0]:
+        for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
+            assert are_equal(saved[0][name][key], saved[1][name][key]), (name, key)
 
 
 def test_callback_added_at_the_start_of_an_epoch_is_called_for_each_batch():
-    class Comes(Callback):
+    class AddsCallback(Callback):
         """Adds another callback at the start of the second epoch."""
 
         def __init__(self):
-            self.other = Counts()
+            self.added = Counts()
 
         def on_train_epoch_start(self, trainer, pl_module):
             if trainer.current_epoch == 1:
-                trainer.callbacks.append(self.other)
+                trainer.callbacks.append(self.added)
 
     class Counts(Callback):
         count = 0
@@ -190,6 +199,6 @@ def test_callback_added_at_the_start_of_an_epoch_is_called_for_each_batch():
         def on_train_batch_end(self, *arguments):
             self.count += 1
 
-    comes = Comes()
-    _, trainer = train(True, Net(), [comes])
-    assert comes.other.count == BATCHES and fit_loop_of(trainer).epoch_loop._fast is None
+    adder = AddsCallback()
+    _, trainer = train(True, Net(), [adder])
+    assert adder.added.count == BATCHES and fit_loop_of(trainer).epoch_loop._fast_epoch is None

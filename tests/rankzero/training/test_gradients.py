@@ -31,11 +31,11 @@ def gradient(name, rank):
     return values.to(DTYPES.get(name, torch.float32))
 
 
-def is_there(name, rank):
+def has_gradient(name, rank):
     return name != "on no rank" and (not name.endswith("on rank zero") or rank == 0)
 
 
-def averaged(coordinator):
+def average_many_kinds(coordinator):
     """Averages gradients of many kinds; returns the values, dtype and sparsity of each."""
     rank, world_size = coordinator.launch.rank, coordinator.launch.world_size
     parameters = {}
@@ -43,23 +43,27 @@ def averaged(coordinator):
         layout = torch.channels_last if name == "channels last" else torch.contiguous_format
         value = torch.zeros(shape, dtype=DTYPES.get(name)).to(memory_format=layout)
         parameters[name] = nn.Parameter(value, requires_grad=name != "frozen")
-        if is_there(name, rank):
-            found = gradient(name, rank)
-            parameters[name].grad = found if found.is_sparse else found.to(memory_format=layout)
+        if has_gradient(name, rank):
+            value = gradient(name, rank)
+            parameters[name].grad = value if value.is_sparse else value.to(memory_format=layout)
     average_gradients(iter(parameters.values()), world_size)
     assert parameters["channels last"].grad.is_contiguous(memory_format=torch.channels_last)
-    found = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-    return {name: (value.to_dense().tolist(), str(value.dtype), value.is_sparse) for name, value in found.items()}
+    averaged = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    return {name: (value.to_dense().tolist(), str(value.dtype), value.is_sparse) for name, value in averaged.items()}
 
 
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_gradients_of_trained_parameters_are_averaged_over_ranks(on_ranks, world_size):
-    results = on_ranks(averaged, world_size)
-    for rank, found in enumerate(results):
-        assert found.keys() == SHAPES.keys() - {"on no rank"}
-        for name, (values, dtype, is_sparse) in found.items():
-            dense = [gradient(name, other).to_dense() for other in range(world_size) if is_there(name, other)]
+    results = on_ranks(average_many_kinds, world_size)
+    for rank, averaged in enumerate(results):
+        assert averaged.keys() == SHAPES.keys() - {"on no rank"}
+        for name, (values, dtype, is_sparse) in averaged.items():
+            dense = [
+                gradient(name, other_rank).to_dense()
+                for other_rank in range(world_size)
+                if has_gradient(name, other_rank)
+            ]
             expected = gradient(name, rank) if name == "frozen" else sum(dense) / world_size
             tolerance = 1e-2 if name == "bfloat16" else 1e-6
             assert torch.allclose(torch.tensor(values).double(), expected.double(), rtol=tolerance, atol=0), name
@@ -67,7 +71,7 @@ def test_gradients_of_trained_parameters_are_averaged_over_ranks(on_ranks, world
 
 
 @pytest.fixture
-def alone():
+def one_rank_group():
     """Creates a process group of one rank in this process."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
@@ -75,11 +79,11 @@ def alone():
 
 
 def with_gradients(*sizes, dtypes=()):
-    made = [nn.Parameter(torch.zeros(size)) for size in sizes]
-    made += [nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in dtypes]
-    for number, parameter in enumerate(made):
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    parameters += [nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in dtypes]
+    for number, parameter in enumerate(parameters):
         parameter.grad = torch.full_like(parameter, number + 1.0)
-    return made
+    return parameters
 
 
 @pytest.mark.parametrize(
@@ -92,22 +96,22 @@ def with_gradients(*sizes, dtypes=()):
         ((1,), (torch.float64, torch.float64, torch.float32), [1, 2, 1]),
     ],
 )
-def test_gradients_of_one_dtype_share_buckets_up_to_a_size_limit(alone, monkeypatch, sizes, dtypes, buckets):
+def test_gradients_of_one_dtype_share_buckets_up_to_a_size_limit(one_rank_group, monkeypatch, sizes, dtypes, buckets):
     monkeypatch.setattr(gradients, "BUCKET_BYTES", 16)
-    sent, reduce = [], torch.distributed.all_reduce
+    reduced_sizes, all_reduce = [], torch.distributed.all_reduce
 
-    def count(values, *arguments):
-        sent.append(values.numel())
-        return reduce(values, *arguments)
+    def record_size(values, *arguments):
+        reduced_sizes.append(values.numel())
+        return all_reduce(values, *arguments)
 
-    monkeypatch.setattr(torch.distributed, "all_reduce", count)
+    monkeypatch.setattr(torch.distributed, "all_reduce", record_size)
     parameters = with_gradients(*sizes, dtypes=dtypes)
     average_gradients(parameters, 1)
-    assert sent == [len(parameters), *buckets]
+    assert reduced_sizes == [len(parameters), *buckets]
     assert [parameter.grad.flatten()[0].item() for parameter in parameters] == [*range(1, len(parameters) + 1)]
 
 
-def test_sparse_adam_accepts_averaged_sparse_gradients(alone):
+def test_sparse_adam_accepts_averaged_sparse_gradients(one_rank_group):
     table = nn.Embedding(5, 2, sparse=True)
     before = table.weight.detach().clone()
     table(torch.tensor([3, 1, 3])).sum().backward()
@@ -122,7 +126,7 @@ def test_no_collective_runs_without_trained_parameters(parameters):
     average_gradients(parameters, 2)  # a collective would fail, because there is no process group
 
 
-def test_parameter_without_a_gradient_on_any_rank_stays_without_one(alone):
+def test_parameter_without_a_gradient_on_any_rank_stays_without_one(one_rank_group):
     parameter = nn.Parameter(torch.zeros(1))
     average_gradients([parameter], 1)
     assert parameter.grad is None

@@ -5,12 +5,12 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.training.hooks import HookBridge, LoopCallback, LoopHooks, Subscribers
-from running import as_before, train_here
+from running import restore_process_state, train_in_process
 
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
 
-class Notes(LoopCallback):
+class Recorder(LoopCallback):
     """Records the calls of two hooks."""
 
     def __init__(self, name, seen):
@@ -23,44 +23,44 @@ class Notes(LoopCallback):
         self.seen.append((self.name, "on_batch_done", batch, batch_idx))
 
 
-class NotesBeside(LoopHooks):
+class ExtraRecorder(LoopHooks):
     """Subscriber that is not a Lightning callback."""
 
     def __init__(self, seen):
         self.seen = seen
 
     def on_step_done(self, trainer):
-        self.seen.append(("beside", "on_step_done", trainer))
+        self.seen.append(("extra", "on_step_done", trainer))
 
     def on_ready(self, trainer):
-        self.seen.append(("beside", "on_ready", trainer))
+        self.seen.append(("extra", "on_ready", trainer))
 
 
-class Inherits(Notes):
+class Inherits(Recorder):
     """Inherits `on_step_done` and resets `on_batch_done` to the empty default."""
 
     on_batch_done = LoopHooks.on_batch_done
 
 
-def subscribers(callbacks, beside):
+def subscribers(callbacks, extra):
     trainer = Trainer(**QUIET)
     trainer.callbacks[:] = callbacks
-    return Subscribers(trainer, beside), trainer
+    return Subscribers(trainer, extra), trainer
 
 
 def test_callbacks_are_called_in_their_order_and_before_other_subscribers():
     seen = []
-    called, trainer = subscribers([Notes("a", seen), Callback(), Inherits("b", seen)], [NotesBeside(seen)])
-    called.call("on_step_done")
-    assert seen == [(name, "on_step_done", trainer) for name in ("a", "b", "beside")]
+    table, trainer = subscribers([Recorder("a", seen), Callback(), Inherits("b", seen)], [ExtraRecorder(seen)])
+    table.call("on_step_done")
+    assert seen == [(name, "on_step_done", trainer) for name in ("a", "b", "extra")]
     seen.clear()
-    called.call("on_batch_done", "batch", 3)
+    table.call("on_batch_done", "batch", 3)
     assert seen == [("a", "on_batch_done", "batch", 3)]
 
 
 def test_a_hook_without_an_implementation_has_no_subscriber():
-    called, _ = subscribers([Notes("a", []), LoopCallback(), Callback()], [LoopHooks(), NotesBeside([])])
-    counts = {hook: len(functions) for hook, functions in called.of.items()}
+    table, _ = subscribers([Recorder("a", []), LoopCallback(), Callback()], [LoopHooks(), ExtraRecorder([])])
+    counts = {hook: len(functions) for hook, functions in table.methods.items()}
     assert counts == {
         "on_ready": 1,
         "on_logging_step": 0,
@@ -70,30 +70,30 @@ def test_a_hook_without_an_implementation_has_no_subscriber():
         "on_epoch_done": 0,
         "on_safe_point": 0,
     }
-    called.call("on_safe_point")
+    table.call("on_safe_point")
 
 
 def test_subscriber_that_does_not_need_a_hook_is_dropped():
-    class Idle(Notes):
+    class Idle(Recorder):
         def needs(self, hook):
             return hook != "on_step_done"
 
     seen = []
-    called, trainer = subscribers([Idle("idle", seen), Notes("a", seen)], [NotesBeside(seen)])
-    called.drop_idle()
-    called.call("on_step_done")
-    called.call("on_batch_done", "batch", 0)
+    table, trainer = subscribers([Idle("idle", seen), Recorder("a", seen)], [ExtraRecorder(seen)])
+    table.drop_unneeded()
+    table.call("on_step_done")
+    table.call("on_batch_done", "batch", 0)
     assert seen == [
-        *((name, "on_step_done", trainer) for name in ("a", "beside")),
+        *((name, "on_step_done", trainer) for name in ("a", "extra")),
         *((name, "on_batch_done", "batch", 0) for name in ("idle", "a")),
     ]
 
 
 @pytest.mark.parametrize("hook", ["on_configured", "on_train_start", "nothing"])
 def test_calling_a_hook_that_is_not_in_the_table_raises_key_error(hook):
-    called, _ = subscribers([], [])
+    table, _ = subscribers([], [])
     with pytest.raises(KeyError):
-        called.call(hook)
+        table.call(hook)
 
 
 def test_error_in_a_subscriber_prevents_calls_of_later_subscribers():
@@ -102,9 +102,9 @@ def test_error_in_a_subscriber_prevents_calls_of_later_subscribers():
             raise LookupError
 
     seen = []
-    called, _ = subscribers([], [Fails(), NotesBeside(seen)])
+    table, _ = subscribers([], [Fails(), ExtraRecorder(seen)])
     with pytest.raises(LookupError):
-        called.call("on_step_done")
+        table.call("on_step_done")
     assert not seen
 
 
@@ -113,7 +113,7 @@ def test_every_hook_except_on_configured_is_in_the_subscriber_table():
     assert hooks - {*Subscribers.HOOKS} == {"on_configured"} and {*Subscribers.HOOKS} <= hooks
 
 
-class EachBatch(Callback):
+class BatchRecorder(Callback):
     def __init__(self, seen):
         self.seen = seen
 
@@ -124,7 +124,7 @@ class EachBatch(Callback):
         self.seen.append(("on_train_batch_end", batch_idx))
 
 
-class EachBatchOfRun(EachBatch, LoopCallback):
+class LoopBatchRecorder(BatchRecorder, LoopCallback):
     def on_logging_step(self, trainer):
         self.seen.append(("on_logging_step", trainer.global_step))
 
@@ -145,11 +145,11 @@ ORDER = (*STARTS, "on_batch_done", *ENDS)
 def test_batch_hooks_run_before_lightnings_hooks_in_both_loops(fast):
     seen = []
     profiler = None if fast else "simple"  # with this profiler, Lightning's own loop trains
-    callbacks = [EachBatch(seen), EachBatchOfRun(seen)]
+    callbacks = [BatchRecorder(seen), LoopBatchRecorder(seen)]
     settings = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 0, "log_every_n_steps": 2}
-    train_here(*callbacks, loops=True, profiler=profiler, **settings)
-    of_batches = [(hook, batch_idx) for hook, batch_idx in seen if hook not in ("on_logging_step", "on_tick")]
-    assert of_batches == [(hook, batch_idx) for batch_idx in range(2) for hook in ORDER]
+    train_in_process(*callbacks, loops=True, profiler=profiler, **settings)
+    batch_hooks = [(hook, batch_idx) for hook, batch_idx in seen if hook not in ("on_logging_step", "on_tick")]
+    assert batch_hooks == [(hook, batch_idx) for batch_idx in range(2) for hook in ORDER]
     assert seen[0] == ("on_logging_step", 0) and ("on_logging_step", 1) not in seen
     assert seen[-4:-2] == [("on_batch_done", 1), ("on_tick", 1)]  # also after the last batch of an epoch
 
@@ -160,13 +160,13 @@ def test_on_tick_is_called_at_intervals_and_after_the_last_batch(fast, monkeypat
     monkeypatch.setattr("rankzero.training.fast.epoch.TICK_SECONDS", 3600)
     monkeypatch.setattr("rankzero.training.hooks.TICK_SECONDS", 3600)
     settings = {"max_epochs": 1, "limit_train_batches": 9, "limit_val_batches": 0}
-    train_here(EachBatchOfRun(seen), loops=True, profiler=None if fast else "simple", **settings)
+    train_in_process(LoopBatchRecorder(seen), loops=True, profiler=None if fast else "simple", **settings)
     assert [batch_idx for hook, batch_idx in seen if hook == "on_tick"] == [0, 8]
 
 
 def test_hook_bridge_calls_batch_hooks_from_lightnings_loop():
     seen = []
-    with as_before():
+    with restore_process_state():
         trainer = Trainer(**QUIET, max_epochs=1, limit_train_batches=2, limit_val_batches=0, enable_model_summary=False)
         bridge = HookBridge(lambda hook, *arguments: seen.append((hook, *arguments[1:])))
         trainer.callbacks.insert(0, bridge)

@@ -13,7 +13,7 @@ from rankzero import Trainer
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.prediction_loop import PredictionLoop, _complete_last_batch, _with_last_batch
 from rankzero.training.strategies import OneProcess
-from running import as_before
+from running import restore_process_state
 
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 DATA = TensorDataset(torch.arange(10.0)[:, None])
@@ -47,14 +47,14 @@ class Positional(DataLoader):
         super().__init__(DATA, size, drop_last=True)
 
 
-def predict(ours, *loaders, interval="batch_and_epoch", **settings):
+def predict(uses_rankzero, *loaders, interval="batch_and_epoch", **settings):
     """Returns the predictions and the records of a writer, with Rankzero's loop or with Lightning's."""
     writer = Writer(interval)
-    with as_before():
-        if ours:
+    with restore_process_state():
+        if uses_rankzero:
             settings["strategy"] = OneProcess(SamplingPlan(), device="cpu")
         trainer = StockTrainer(callbacks=[writer], **QUIET, **settings)
-        if ours:
+        if uses_rankzero:
             trainer.predict_loop = PredictionLoop(trainer)
         predicted = trainer.predict(Net(), loaders[0] if len(loaders) == 1 else list(loaders))
     return predicted, writer.batches, writer.epochs
@@ -67,16 +67,16 @@ def test_predictions_and_sample_indices_equal_lightnings(sizes, drop_last, inter
     def loaders():
         return [DataLoader(DATA, batch_size=size, drop_last=drop_last) for size in sizes]
 
-    found = predict(True, *loaders(), interval=interval)
-    assert found == predict(False, *loaders(), interval=interval)
-    predicted = found[0] if len(sizes) == 1 else found[0][0]
+    result = predict(True, *loaders(), interval=interval)
+    assert result == predict(False, *loaders(), interval=interval)
+    predicted = result[0] if len(sizes) == 1 else result[0][0]
     assert [*chain(*predicted)] == list(range(10))
 
 
 def test_limit_predict_batches_has_the_same_effect_as_in_lightning():
     loader = DataLoader(DATA, batch_size=4)
-    found = predict(True, loader, limit_predict_batches=2)
-    assert found == predict(False, loader, limit_predict_batches=2) and len(found[0]) == 2
+    result = predict(True, loader, limit_predict_batches=2)
+    assert result == predict(False, loader, limit_predict_batches=2) and len(result[0]) == 2
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -90,24 +90,24 @@ def test_loader_with_a_positional_batch_size_predicts_its_last_batch():
     assert list(map(len, predict(True, Positional(4))[0])) == [4, 4, 2]
 
 
-@pytest.mark.filterwarnings("ignore:.*is left to")
+@pytest.mark.filterwarnings("ignore:.*decides the order of")
 def test_custom_order_of_samples_is_kept():
     assert predict(True, DataLoader(DATA, batch_sampler=[[3, 1], [2]]))[0] == [[3.0, 1.0], [2.0]]
     assert predict(True, DataLoader(DATA, 2, sampler=[3, 1, 2], drop_last=True))[0] == [[3.0, 1.0], [2.0]]
 
 
-@pytest.mark.filterwarnings("ignore:.*is left to")
+@pytest.mark.filterwarnings("ignore:.*decides the order of")
 @pytest.mark.parametrize("interval", ["batch", "epoch"])
 def test_sample_indices_of_a_user_sampler_equal_lightnings(interval):
     def loader():
         return DataLoader(DATA, batch_size=4, sampler=[9, 7, 5, 3, 1, 0])
 
-    found = predict(True, loader(), interval=interval)
-    assert found == predict(False, loader(), interval=interval)
-    assert [*chain(*found[0])] == [9, 7, 5, 3, 1, 0]
+    result = predict(True, loader(), interval=interval)
+    assert result == predict(False, loader(), interval=interval)
+    assert [*chain(*result[0])] == [9, 7, 5, 3, 1, 0]
 
 
-@pytest.mark.filterwarnings("ignore:.*is left to")
+@pytest.mark.filterwarnings("ignore:.*decides the order of")
 def test_sampler_of_a_user_batch_sampler_is_kept():
     loader = DataLoader(DATA, batch_sampler=BatchSampler([9, 7, 5], 2, drop_last=True))
     predicted, batches, _ = predict(True, loader)
@@ -121,22 +121,22 @@ def test_user_loader_still_drops_its_last_batch_after_predict():
 
 
 def test_loader_copy_with_last_batch_keeps_all_other_attributes():
-    users = DataLoader(DATA, batch_size=4, drop_last=True, num_workers=1, collate_fn=list)
-    loader = _with_last_batch(users)
-    assert type(loader) is DataLoader and loader is not users and len(loader) == 3 and len(users) == 2
-    assert not loader.drop_last and users.drop_last
-    kept = vars(users).keys() - {"batch_sampler", "drop_last"}
-    assert all(vars(loader)[name] is vars(users)[name] for name in kept)
+    user_loader = DataLoader(DATA, batch_size=4, drop_last=True, num_workers=1, collate_fn=list)
+    loader = _with_last_batch(user_loader)
+    assert type(loader) is DataLoader and loader is not user_loader and len(loader) == 3 and len(user_loader) == 2
+    assert not loader.drop_last and user_loader.drop_last
+    kept_names = vars(user_loader).keys() - {"batch_sampler", "drop_last"}
+    assert all(vars(loader)[name] is vars(user_loader)[name] for name in kept_names)
 
 
-class OwnBatches(BatchSampler):
+class BatchSamplerSubclass(BatchSampler):
     pass
 
 
 @pytest.mark.parametrize(
     "loader",
     [
-        DataLoader(DATA, batch_sampler=OwnBatches(SequentialSampler(DATA), 4, True)),
+        DataLoader(DATA, batch_sampler=BatchSamplerSubclass(SequentialSampler(DATA), 4, True)),
         DataLoader(DATA, batch_size=None),
         [1, 2],
         None,
@@ -155,7 +155,7 @@ def test_lightnings_loader_preparation_is_restored_after_an_error():
     assert trainer._data_connector._prepare_dataloader == prepare
 
 
-def test_trainer_uses_rankzeros_prediction_loop(script):
+def test_trainer_uses_rankzeros_prediction_loop(script_folder):
     trainer = Trainer(**QUIET)
     assert type(trainer.predict_loop) is PredictionLoop
     assert sum(map(len, trainer.predict(Net(), DataLoader(DATA, 4, drop_last=True)))) == 10

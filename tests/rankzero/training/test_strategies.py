@@ -8,23 +8,23 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from stock import Loaders, Net, same, train
+from stock import Loaders, Net, are_equal, train
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero.messages import RequestError
-from rankzero.sampling.batch_sampler import EVEN
+from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.strategies import OneProcess, strategy_of
-from running import train_here
+from running import train_in_process
 
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 DATA = TensorDataset(torch.arange(9.0)[:, None])
 
 
-def connected(plan=None, module=None, stage=RunningStage.TRAINING, **settings):
+def connected_strategy(plan=None, module=None, stage=RunningStage.TRAINING, **settings):
     """Returns a strategy that is connected to a trainer and a module."""
     strategy = OneProcess(plan or SamplingPlan(), device="cpu")
     trainer, module = Trainer(strategy=strategy, **QUIET, **settings), module or BoringModel()
@@ -34,7 +34,7 @@ def connected(plan=None, module=None, stage=RunningStage.TRAINING, **settings):
 
 
 @pytest.mark.parametrize(
-    ("stage", "loads", "training"),
+    ("stage", "loads_training", "is_training"),
     [
         (RunningStage.TRAINING, None, True),
         (RunningStage.TRAINING, True, True),
@@ -45,31 +45,33 @@ def connected(plan=None, module=None, stage=RunningStage.TRAINING, **settings):
         (RunningStage.VALIDATING, True, True),
     ],
 )
-def test_stage_selects_the_training_or_evaluation_order_of_a_loader(stage, loads, training):
-    strategy = connected(SamplingPlan(), stage=stage)
-    strategy.plan.loads_training = loads
+def test_stage_selects_the_training_or_evaluation_order_of_a_loader(stage, loads_training, is_training):
+    strategy = connected_strategy(SamplingPlan(), stage=stage)
+    strategy.plan.loads_training = loads_training
     loader = strategy.process_dataloader(DataLoader(DATA, batch_size=4, shuffle=True))
     assert isinstance(loader, ManagedLoader)
-    assert (len(strategy.plan.training), len(strategy.plan.evaluated)) == ((1, 0) if training else (0, 1))
+    assert (len(strategy.plan.training_orders), len(strategy.plan.evaluation_orders)) == (
+        (1, 0) if is_training else (0, 1)
+    )
     assert strategy.lightning_module.trainer.accumulate_grad_batches == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*is left to")
+@pytest.mark.filterwarnings("ignore:.*decides the order of")
 def test_unmanaged_loader_does_not_change_accumulate_grad_batches():
-    strategy = connected(SamplingPlan(global_batch_size=8, max_device_batch_size=2), accumulate_grad_batches=3)
-    own = [torch.ones(1)]
-    assert strategy.process_dataloader(own) is own
+    strategy = connected_strategy(SamplingPlan(global_batch_size=8, max_device_batch_size=2), accumulate_grad_batches=3)
+    user_loader = [torch.ones(1)]
+    assert strategy.process_dataloader(user_loader) is user_loader
     assert strategy.lightning_module.trainer.accumulate_grad_batches == 3
 
 
 @pytest.mark.parametrize(("limit", "micro_batches"), [(None, 1), (8, 1), (7, 2), (4, 2), (3, 3), (1, 8)])
 def test_accumulate_grad_batches_equals_the_number_of_micro_batches(limit, micro_batches):
-    strategy = connected(SamplingPlan(global_batch_size=8, max_device_batch_size=limit))
+    strategy = connected_strategy(SamplingPlan(global_batch_size=8, max_device_batch_size=limit))
     strategy.process_dataloader(DataLoader(DATA, batch_size=4))
     assert strategy.lightning_module.trainer.accumulate_grad_batches == micro_batches
 
 
-class ByHand(BoringModel):
+class ManualOptimization(BoringModel):
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False
@@ -78,13 +80,13 @@ class ByHand(BoringModel):
 @pytest.mark.parametrize(
     ("module", "callbacks", "reason"),
     [
-        (ByHand, [], "a module that optimises by hand, which says itself when to step"),
-        (BoringModel, [GradientAccumulationScheduler({0: 2})], "a GradientAccumulationScheduler, which says itself"),
+        (ManualOptimization, [], "a module with manual optimization, which decides itself when to step"),
+        (BoringModel, [GradientAccumulationScheduler({0: 2})], "a GradientAccumulationScheduler, which decides itself"),
     ],
 )
 def test_micro_batches_are_refused_if_the_module_or_a_callback_decides_when_to_step(module, callbacks, reason):
     plan = SamplingPlan(global_batch_size=8, max_device_batch_size=4)
-    strategy = connected(plan, module(), callbacks=callbacks)
+    strategy = connected_strategy(plan, module(), callbacks=callbacks)
     with pytest.raises(RequestError, match=reason) as refused:
         strategy.process_dataloader(DataLoader(DATA, batch_size=4))
     assert refused.value.asked == "2 batches a step"
@@ -93,7 +95,7 @@ def test_micro_batches_are_refused_if_the_module_or_a_callback_decides_when_to_s
 
 @pytest.mark.parametrize("callbacks", [[], [GradientAccumulationScheduler({0: 2})]])
 def test_gradient_accumulation_scheduler_is_kept_without_micro_batches(callbacks):
-    strategy = connected(SamplingPlan(), callbacks=callbacks)
+    strategy = connected_strategy(SamplingPlan(), callbacks=callbacks)
     strategy.lightning_module.trainer.accumulate_grad_batches = 2
     strategy.process_dataloader(DataLoader(DATA, batch_size=4))
     assert strategy.lightning_module.trainer.accumulate_grad_batches == (2 if callbacks else 1)
@@ -117,38 +119,38 @@ def module_with(*layers):
     ],
 )
 def test_batch_norm_with_a_single_sample_warns(recwarn, layer, size, drop_last, warns):
-    strategy = connected(SamplingPlan(), module_with(nn.Sequential(layer)))
+    strategy = connected_strategy(SamplingPlan(), module_with(nn.Sequential(layer)))
     strategy.process_dataloader(DataLoader(DATA, batch_size=size, drop_last=drop_last))
-    found = [str(warning.message) for warning in recwarn if "which batch norm may refuse" in str(warning.message)]
-    assert len(found) == warns
-    assert not found or f"9 samples, {size} a step" in found[0]
+    messages = [str(warning.message) for warning in recwarn if "which batch norm may refuse" in str(warning.message)]
+    assert len(messages) == warns
+    assert not messages or f"9 samples, {size} a step" in messages[0]
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot do without a sample")
+@pytest.mark.filterwarnings("ignore:.*needs a sample")
 @pytest.mark.parametrize(
     ("module", "padded"),
     [
         (BoringModel(), False),
-        (ByHand(), True),
+        (ManualOptimization(), True),
         (module_with(nn.SyncBatchNorm(2)), True),
         (module_with(nn.BatchNorm1d(2)), False),
     ],
 )
 def test_empty_ranks_are_padded_only_if_the_module_needs_samples(module, padded):
-    strategy = connected(SamplingPlan(rank=1, world_size=2), module)
+    strategy = connected_strategy(SamplingPlan(rank=1, world_size=2), module)
     strategy.process_dataloader(DataLoader(DATA, batch_size=4))
-    assert strategy.plan.order.padded == padded
+    assert strategy.plan.order.is_padded == padded
 
 
 def test_padding_of_empty_ranks_warns_with_the_reason():
-    strategy = connected(SamplingPlan(rank=1, world_size=2), ByHand())
-    with pytest.warns(UserWarning, match="manual optimisation cannot do without a sample on each"):
+    strategy = connected_strategy(SamplingPlan(rank=1, world_size=2), ManualOptimization())
+    with pytest.warns(UserWarning, match="manual optimization needs a sample on each"):
         strategy.process_dataloader(DataLoader(DATA, batch_size=4))
 
 
-def shared(*counts, rank=1, world_size=2, size=4):
+def strategy_and_loaders(*counts, rank=1, world_size=2, size=4):
     """Returns a strategy, and loaders whose batches have all been read."""
-    strategy = connected(SamplingPlan(rank=rank, world_size=world_size, global_batch_size=size))
+    strategy = connected_strategy(SamplingPlan(rank=rank, world_size=world_size, global_batch_size=size))
     loaders = []
     for count in counts:
         plan = SamplingPlan(rank=rank, world_size=world_size, global_batch_size=size)
@@ -158,82 +160,84 @@ def shared(*counts, rank=1, world_size=2, size=4):
     return strategy, loaders
 
 
-def take_share(strategy, loaders):
+def set_next_share(strategy, loaders):
     """Sets the strategy's share of the next batch, as Lightning's loop does."""
     strategy.lightning_module.trainer.fit_loop._combined_loader = SimpleNamespace(flattened=loaders)
     strategy.on_train_batch_start(None, 0)
 
 
 def test_share_of_each_batch_is_set_in_order():
-    idle = []
-    strategy, loaders = shared(9)  # batches of 4, 4 and 1 samples
-    strategy.before_idle_step = lambda: idle.append(strategy.share.samples)
+    samples_before_steps_with_empty_rank = []
+    strategy, loaders = strategy_and_loaders(9)  # batches of 4, 4 and 1 samples
+    strategy.before_step_with_empty_rank = lambda: samples_before_steps_with_empty_rank.append(strategy.share.samples)
     shares = []
     for _ in range(4):
-        take_share(strategy, loaders)
+        set_next_share(strategy, loaders)
         shares.append((strategy.share.samples, strategy.share.total, strategy.share.is_empty))
-    assert shares == [(2, 4, False), (2, 4, False), (0, 1, True), (EVEN.samples, EVEN.total, False)]
-    assert idle == [0]
+    assert shares == [(2, 4, False), (2, 4, False), (0, 1, True), (EVEN_SHARE.samples, EVEN_SHARE.total, False)]
+    assert samples_before_steps_with_empty_rank == [0]
 
 
 def test_several_or_unmanaged_loaders_have_even_shares():
-    strategy, loaders = shared(9, 4)
-    take_share(strategy, loaders)
-    assert strategy.share is EVEN
-    take_share(strategy, [[1, 2]])
-    assert strategy.share is EVEN
-    take_share(strategy, [])
-    assert strategy.share is EVEN
+    strategy, loaders = strategy_and_loaders(9, 4)
+    set_next_share(strategy, loaders)
+    assert strategy.share is EVEN_SHARE
+    set_next_share(strategy, [[1, 2]])
+    assert strategy.share is EVEN_SHARE
+    set_next_share(strategy, [])
+    assert strategy.share is EVEN_SHARE
 
 
 @pytest.mark.parametrize(("world_size", "rank", "samples"), [(1, 0, 3), (2, 0, 2), (2, 1, 1), (3, 0, 2), (3, 2, 0)])
 def test_mean_of_scaled_losses_is_the_mean_over_samples(world_size, rank, samples):
-    strategy, loaders = shared(7, rank=rank, world_size=world_size)  # batches of 4 and 3 samples
-    take_share(strategy, loaders)
-    take_share(strategy, loaders)
+    strategy, loaders = strategy_and_loaders(7, rank=rank, world_size=world_size)  # batches of 4 and 3 samples
+    set_next_share(strategy, loaders)
+    set_next_share(strategy, loaders)
     assert strategy.share.samples == samples
     scaled = strategy.scale_loss(torch.tensor(6.0))
     assert scaled.item() == pytest.approx(6 * samples * world_size / 3)
 
 
 def test_loss_is_unchanged_with_even_shares():
-    strategy, loss = connected(), torch.tensor(1.0)
-    assert strategy.scale_loss(loss) is loss and strategy.part(loss, "mean") is loss
+    strategy, loss = connected_strategy(), torch.tensor(1.0)
+    assert strategy.scale_loss(loss) is loss and strategy.apply_metric_weight(loss, "mean") is loss
 
 
-def test_before_idle_step_reduces_the_results_of_the_epoch_loop():
+def test_results_are_reduced_before_a_step_with_an_empty_rank():
     module = BoringModel()
     plan = SamplingPlan()
-    train_here(model=module, loops=True, max_epochs=1, limit_train_batches=1, strategy=OneProcess(plan, device="cpu"))
+    train_in_process(
+        model=module, loops=True, max_epochs=1, limit_train_batches=1, strategy=OneProcess(plan, device="cpu")
+    )
     trainer = module.trainer
-    assert trainer.strategy.before_idle_step == trainer.fit_loop.epoch_loop.results.reduce
+    assert trainer.strategy.before_step_with_empty_rank == trainer.fit_loop.epoch_loop.results.reduce
 
 
 def test_collectives_of_one_process_return_its_own_values():
-    strategy, values = connected(), torch.tensor([1.0, 2.0])
+    strategy, values = connected_strategy(), torch.tensor([1.0, 2.0])
     assert strategy.gather({"a": 1}) == [{"a": 1}]
-    assert strategy.add_up([3, 2**64 - 1]) == [3, 2**64 - 1] and strategy.add_up(()) == []
-    assert strategy.reduce_together(values, "sum") == 1 and values.tolist() == [1.0, 2.0]
+    assert strategy.sum_over_ranks([3, 2**64 - 1]) == [3, 2**64 - 1] and strategy.sum_over_ranks(()) == []
+    assert strategy.reduce_in_place(values, "sum") == 1 and values.tolist() == [1.0, 2.0]
     assert strategy.synchronize_new_parameters() is None
 
 
 def test_strategy_of_accepts_only_a_run_strategy():
-    strategy = connected()
+    strategy = connected_strategy()
     assert strategy_of(strategy.lightning_module.trainer) is strategy
     with pytest.raises(AssertionError):
         strategy_of(Trainer(**QUIET))
 
 
 def test_on_configured_sees_optimizers_before_callbacks_change_them():
-    class Looks(LoopCallback):
+    class RecordsRates(LoopCallback):
         def on_configured(self, trainer):
             seen.append((self, [group["lr"] for group in trainer.optimizers[0].param_groups]))
 
         def on_fit_start(self, trainer, pl_module):
             trainer.optimizers[0].param_groups[0]["lr"] = 0.5
 
-    seen, callbacks = [], [Looks(), Looks()]
-    train_here(*callbacks, loops=True, fast_dev_run=1, strategy=OneProcess(SamplingPlan(), device="cpu"))
+    seen, callbacks = [], [RecordsRates(), RecordsRates()]
+    train_in_process(*callbacks, loops=True, fast_dev_run=1, strategy=OneProcess(SamplingPlan(), device="cpu"))
     assert seen == [(callback, [0.1]) for callback in callbacks]
 
 
@@ -241,7 +245,7 @@ def test_weights_in_training_are_loaded_only_to_train():
     weights = {name: torch.full_like(value, 1.0) for name, value in BoringModel().state_dict().items()}
     training = {name: torch.full_like(value, 2.0) for name, value in weights.items()}
     for function, value in ((TrainerFn.FITTING, 2.0), (TrainerFn.TESTING, 1.0)):
-        strategy = connected()
+        strategy = connected_strategy()
         strategy.lightning_module.trainer.state.fn = function
         strategy.load_model_state_dict({"state_dict": weights, "weights_in_training": training})
         assert strategy.lightning_module.layer.weight.unique().tolist() == [value]
@@ -253,7 +257,7 @@ def test_weights_in_training_are_loaded_only_to_train():
 
 
 def test_loading_adds_parameter_groups_that_a_callback_had_added():
-    strategy = connected()
+    strategy = connected_strategy()
     module = strategy.lightning_module
     names = [["layer.weight"], ["layer.bias"]]
     saved = torch.optim.SGD([{"params": [module.layer.weight], "lr": 0.1}, {"params": [module.layer.bias], "lr": 0.2}])
@@ -273,6 +277,8 @@ def test_step_in_micro_batches_equals_the_undivided_step(limit):
             train(True, module, max_epochs=1, limit_val_batches=0, loaders=Loaders(11))
         return module.net.state_dict()
 
-    whole, divided = weights(), weights(max_device_batch_size=limit)
-    assert all(torch.allclose(value, divided[name], rtol=1e-5, atol=1e-7) for name, value in whole.items())
-    assert same(whole, weights())
+    undivided_weights, divided_weights = weights(), weights(max_device_batch_size=limit)
+    assert all(
+        torch.allclose(value, divided_weights[name], rtol=1e-5, atol=1e-7) for name, value in undivided_weights.items()
+    )
+    assert are_equal(undivided_weights, weights())

@@ -18,11 +18,11 @@ class Launch(NamedTuple):
         local_world_size: Number of processes on this machine; None if the launcher does not state it.
         num_nodes: Number of machines; None if the launcher does not state it.
         node_rank: Index of this machine; None if the launcher does not state it.
-        processes_a_node: Number of processes on each machine, if the launcher states it.
+        processes_per_node: Number of processes on each machine, if the launcher states it.
         hosts: Names of the machines, if the launcher states them.
         address: Host of rank zero, where the ranks rendezvous.
         port: Port of the rendezvous.
-        listening: File descriptor of a socket that already listens on `port`, inherited from the parent process.
+        listening_fd: File descriptor of a socket that already listens on `port`, inherited from the parent process.
         world_id: Identifier shared by all processes of this start and by no other process.
         job_id: The scheduler's or torchrun's id of the job; unchanged after a requeue or a restart.
         restarts: How often the scheduler or torchrun has restarted this job.
@@ -41,11 +41,11 @@ class Launch(NamedTuple):
     local_world_size: int | None = 1
     num_nodes: int | None = 1
     node_rank: int | None = 0
-    processes_a_node: tuple[int, ...] | None = None
+    processes_per_node: tuple[int, ...] | None = None
     hosts: tuple[str, ...] = ()
     address: str = "127.0.0.1"
     port: int = 0
-    listening: int | None = None
+    listening_fd: int | None = None
     world_id: str = ""
     job_id: str | None = None
     restarts: int = 0
@@ -56,7 +56,7 @@ class Launch(NamedTuple):
     variables: Mapping[str, str] = {}
 
     @property
-    def one_machine(self) -> bool:
+    def is_single_machine(self) -> bool:
         """Whether all processes are known to run on one machine."""
         return self.num_nodes == 1 or self.local_world_size == self.world_size
 
@@ -66,10 +66,10 @@ class Launch(NamedTuple):
         if self.num_nodes is None:
             return f"{self.world_size} process{'es' * (self.world_size > 1)}"
         nodes = f"{self.num_nodes} node{'s' * (self.num_nodes > 1)}"
-        each = self.processes_a_node or (self.world_size // self.num_nodes,)
-        if len(set(each)) > 1:
-            return f"{nodes} with {', '.join(map(str, each[:-1]))} and {each[-1]} processes"
-        return f"{nodes} x {each[0]} process{'es' * (each[0] > 1)}"
+        process_counts = self.processes_per_node or (self.world_size // self.num_nodes,)
+        if len(set(process_counts)) > 1:
+            return f"{nodes} with {', '.join(map(str, process_counts[:-1]))} and {process_counts[-1]} processes"
+        return f"{nodes} x {process_counts[0]} process{'es' * (process_counts[0] > 1)}"
 
 
 class Allocation(NamedTuple):
@@ -123,12 +123,12 @@ class Variables:
         environ: All environment variables.
 
     Attributes:
-        read: The variables that have been read, with their values.
+        recorded: The variables that have been read, with their values.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self.read: dict[str, str] = {}
+        self.recorded: dict[str, str] = {}
 
     def __contains__(self, name: str) -> bool:
         return bool(self._environ.get(name))
@@ -137,7 +137,7 @@ class Variables:
         """Returns the value of a variable; None if it is unset or empty."""
         value = self._environ.get(name) or None
         if value is not None:
-            self.read[name] = value
+            self.recorded[name] = value
         return value
 
     def find_number(self, name: str) -> int | None:
@@ -182,7 +182,7 @@ class Launcher(NamedTuple):
         name: Value for `--launcher`.
         found: Returns whether the launcher's variables are set.
         read: Returns the `Launch`. Raises KeyError for a missing variable and ValueError for an invalid one.
-        line: Command that starts the script, with `{nodes}`, `{devices}` (per node) and `{processes}` (total).
+        command: Command that starts the script, with `{nodes}`, `{devices}` (per node) and `{processes}` (total).
         rank_variables: Variables that contain a process's rank, most specific first.
         shown_variables: Variables that an error about incomplete variables shows.
         one_per_node: Command prefix that starts one process per node, such as a torchrun; empty if unsupported.
@@ -192,23 +192,23 @@ class Launcher(NamedTuple):
     name: str
     found: Callable[["Variables"], bool]
     read: Callable[["Variables", RequestedWorld], Launch]
-    line: str = ""
+    command: str = ""
     rank_variables: tuple[str, ...] = ()
     shown_variables: tuple[str, ...] = ()
     one_per_node: str = ""
     gathers_output: bool = False
 
-    def line_for(self, nodes: int | str = "N", devices: int | str = "N") -> str:
+    def command_for(self, nodes: int | str = "N", devices: int | str = "N") -> str:
         """Returns the command that starts the script on `nodes` nodes, with `devices` processes on each."""
         processes = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else "N"
-        return self.line.format(nodes=nodes, devices=devices, processes=processes)
+        return self.command.format(nodes=nodes, devices=devices, processes=processes)
 
 
-def folder_name(job: str | None) -> str | None:
+def folder_name(job_id: str | None) -> str | None:
     """Returns a job id as a valid folder name: `15[3].pbs1`, a member of a PBS array, becomes `15-3.pbs1`."""
-    if job is None:
+    if job_id is None:
         return None
-    return re.sub(r"[^A-Za-z0-9_.+=@-]", "", re.sub(r"[\[/\s]+", "-", job)).strip(".-")[:64] or None
+    return re.sub(r"[^A-Za-z0-9_.+=@-]", "", re.sub(r"[\[/\s]+", "-", job_id)).strip(".-")[:64] or None
 
 
 def derived_port(key: str) -> int:
@@ -216,7 +216,7 @@ def derived_port(key: str) -> int:
     return 20000 + int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % 12768
 
 
-def meeting_point(variables: Variables, asked: RequestedWorld, host: str | None, key: str) -> tuple[str, int]:
+def rendezvous_endpoint(variables: Variables, requested: RequestedWorld, host: str | None, key: str) -> tuple[str, int]:
     """Returns address and port of the rendezvous.
 
     The sources, in this order, are the request, MASTER_ADDR and MASTER_PORT, and `host` with a port derived from `key`.
@@ -225,10 +225,10 @@ def meeting_point(variables: Variables, asked: RequestedWorld, host: str | None,
         KeyError: No source specifies the address.
         ValueError: The port is not a valid port number.
     """
-    address = asked.address or variables.find("MASTER_ADDR") or host
+    address = requested.address or variables.find("MASTER_ADDR") or host
     if address is None:
         raise KeyError("MASTER_ADDR")
-    port = asked.port or variables.find_number("MASTER_PORT") or derived_port(key)
+    port = requested.port or variables.find_number("MASTER_PORT") or derived_port(key)
     if port > 65535:
         raise ValueError(f"MASTER_PORT={port} is not a port (1 to 65535)")
     return address, port

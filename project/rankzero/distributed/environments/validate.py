@@ -8,7 +8,7 @@ from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.launchers import LAUNCHERS
 from rankzero.messages import RequestError
 
-PROCESSES_A_CORE = 16
+PROCESSES_PER_CORE = 16
 """Processes per core. A request for more on one machine is refused as a typo."""
 
 
@@ -32,27 +32,27 @@ def requested_devices(value: object) -> tuple[int | None, tuple[int, ...] | None
     return (value if isinstance(value, int) and value > 0 else None), None
 
 
-def requested_world(own: Mapping[str, Any], lightning: Mapping[str, Any]) -> RequestedWorld:
+def requested_world(arguments: Mapping[str, Any], lightning_arguments: Mapping[str, Any]) -> RequestedWorld:
     """Returns the processes that a Trainer's arguments request.
 
     Args:
-        own: All of Rankzero's arguments, by name.
-        lightning: The arguments for Lightning's Trainer that were given, by name.
+        arguments: All of Rankzero's arguments, by name.
+        lightning_arguments: The arguments for Lightning's Trainer that were given, by name.
     """
-    devices, gpus = requested_devices(lightning.get("devices"))
-    accelerator = lightning.get("accelerator") or "auto"
+    devices, gpus = requested_devices(lightning_arguments.get("devices"))
+    accelerator = lightning_arguments.get("accelerator") or "auto"
     return RequestedWorld(
-        nodes=lightning.get("num_nodes"),
+        nodes=lightning_arguments.get("num_nodes"),
         devices=devices,
         gpus=gpus,
         accelerator=accelerator if isinstance(accelerator, str) else accelerator.name(),
-        launcher=own["launcher"],
-        node_rank=own["node_rank"],
-        address=own["master_addr"],
-        port=own["master_port"],
-        interface=own["interface"],
-        backend=own["backend"],
-        start_timeout=float(own["start_timeout"]),
+        launcher=arguments["launcher"],
+        node_rank=arguments["node_rank"],
+        address=arguments["master_addr"],
+        port=arguments["master_port"],
+        interface=arguments["interface"],
+        backend=arguments["backend"],
+        start_timeout=float(arguments["start_timeout"]),
     )
 
 
@@ -66,28 +66,30 @@ def check_world(requested: RequestedWorld, launch: Launch) -> None:
     """
     if not launch.externally_created or launch.elastic:
         return
-    each = launch.processes_a_node
-    wrong_nodes = requested.nodes is not None and launch.num_nodes not in (None, requested.nodes)
-    wrong_devices = requested.devices is not None and (
-        any(count != requested.devices for count in each) if each else launch.world_size % requested.devices != 0
+    process_counts = launch.processes_per_node
+    has_wrong_nodes = requested.nodes is not None and launch.num_nodes not in (None, requested.nodes)
+    has_wrong_devices = requested.devices is not None and (
+        any(count != requested.devices for count in process_counts)
+        if process_counts
+        else launch.world_size % requested.devices != 0
     )
-    wrong_product = None not in (requested.nodes, requested.devices) and _product(requested) != launch.world_size
+    has_wrong_product = None not in (requested.nodes, requested.devices) and _product(requested) != launch.world_size
     if (
-        not each
+        not process_counts
         and launch.num_nodes
         and requested.devices
         and launch.world_size != launch.num_nodes * requested.devices
     ):
-        wrong_devices = True
-    if not (wrong_nodes or wrong_devices or wrong_product):
+        has_wrong_devices = True
+    if not (has_wrong_nodes or has_wrong_devices or has_wrong_product):
         return
-    words = [
+    flags = [
         f"--{name} {value}" for name, value in (("nodes", requested.nodes), ("devices", requested.devices)) if value
     ]
     raise RequestError(
-        " ".join(words),
+        " ".join(flags),
         f"{launch.launcher} started {launch.shape} ({launch.evidence})",
-        _instead(requested, launch),
+        _suggestion(requested, launch),
     )
 
 
@@ -98,14 +100,14 @@ def processes_to_start(requested: RequestedWorld, launch: Launch) -> int:
         0 if a launcher has started all processes, if one process suffices (this one), or if no number is specified.
 
     Raises:
-        RequestError: More than `PROCESSES_A_CORE` processes per core are requested.
+        RequestError: More than `PROCESSES_PER_CORE` processes per core are requested.
     """
     if launch.externally_created:
         return 0
-    count, most = requested.devices or 0, PROCESSES_A_CORE * (os.cpu_count() or 1)
-    if count > most:
+    count, maximum = requested.devices or 0, PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    if count > maximum:
         raise RequestError(
-            f"--devices {count}", f"{os.cpu_count()} cores on this machine", f"--devices {most}, or less"
+            f"--devices {count}", f"{os.cpu_count()} cores on this machine", f"--devices {maximum} or fewer"
         )
     return 0 if count == 1 else count
 
@@ -114,14 +116,17 @@ def _product(requested: RequestedWorld) -> int:
     return (requested.nodes or 1) * (requested.devices or 1)
 
 
-def _instead(requested: RequestedWorld, launch: Launch) -> str:
+def _suggestion(requested: RequestedWorld, launch: Launch) -> str:
     """Returns the flags that fit the launcher and the launcher's command that fits the flags."""
-    each = launch.processes_a_node or ((launch.world_size // launch.num_nodes,) if launch.num_nodes else ())
-    fitting = ""
-    if launch.num_nodes and len(set(each)) == 1:
-        fitting = f"--nodes {launch.num_nodes} --devices {each[0]}, or leave both out"
-    nodes, devices = requested.nodes or launch.num_nodes or 1, requested.devices or (each[0] if each else 1)
-    start = LAUNCHERS[launch.launcher].line_for(nodes, devices)
+    process_counts = launch.processes_per_node or ((launch.world_size // launch.num_nodes,) if launch.num_nodes else ())
+    fitting_flags = ""
+    if launch.num_nodes and len(set(process_counts)) == 1:
+        fitting_flags = f"--nodes {launch.num_nodes} --devices {process_counts[0]}, or omit both"
+    nodes, devices = (
+        requested.nodes or launch.num_nodes or 1,
+        requested.devices or (process_counts[0] if process_counts else 1),
+    )
+    command = LAUNCHERS[launch.launcher].command_for(nodes, devices)
     if launch.launcher == "slurm" and launch.world_size == 1:
-        start = f"{start}\nor, to start processes in this task, --launcher local"
-    return "\nor ".join(filter(None, (fitting or "leave --nodes and --devices out", start)))
+        command = f"{command}\nor, to start processes within this task, --launcher local"
+    return "\nor ".join(filter(None, (fitting_flags or "omit --nodes and --devices", command)))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
-PROCESS = Path("/proc/self")
+PROC_SELF = Path("/proc/self")
 
 
 class Quota(NamedTuple):
@@ -60,35 +60,35 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 def format_cpus(cpus: Iterable[int]) -> str:
     """Formats CPUs in Linux's notation, such as `0-2,8`."""
-    runs: list[list[int]] = []
+    ranges: list[list[int]] = []
     for cpu in sorted(cpus):
-        if runs and cpu == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], cpu]
+        if ranges and cpu == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], cpu]
         else:
-            runs.append([cpu])
-    return ",".join("-".join(map(str, run)) for run in runs)
+            ranges.append([cpu])
+    return ",".join("-".join(map(str, cpu_range)) for cpu_range in ranges)
 
 
-def cpu_quota(process: Path = PROCESS) -> Quota | None:
+def cpu_quota(process_folder: Path = PROC_SELF) -> Quota | None:
     """Returns the lowest CPU quota of this process's cgroup and its parents; None without one (cgroup v1 and v2)."""
-    quotas = [quota for folder in _cgroup_folders(process) if (quota := _quota_of(folder))]
+    quotas = [quota for folder in _cgroup_folders(process_folder) if (quota := _quota_of(folder))]
     return min(quotas, key=lambda quota: quota.cpus, default=None)
 
 
-def _cgroup_folders(process: Path) -> list[Path]:
+def _cgroup_folders(process_folder: Path) -> list[Path]:
     """Returns the folders of all cgroups that may limit this process's CPU time, outermost first."""
     try:
-        memberships = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-        mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
+        memberships = [line.split(":", 2) for line in (process_folder / "cgroup").read_text().splitlines()]
+        mounts = [line.split() for line in (process_folder / "mountinfo").read_text().splitlines()]
     except OSError:
         return []
     folders: list[Path] = []
     for _, controllers, path in memberships:
         for mount in mounts:
-            root, mount_point, kind, options = mount[3], mount[4], *_type_and_options(mount)
-            is_version_1 = kind == "cgroup" and "cpu" in options and "cpu" in controllers.split(",")
-            if is_version_1 or (kind == "cgroup2" and not controllers):
-                folders += _nested(Path(mount_point), path, root)
+            root, mount_point, file_system_type, options = mount[3], mount[4], *_type_and_options(mount)
+            is_version_1 = file_system_type == "cgroup" and "cpu" in options and "cpu" in controllers.split(",")
+            if is_version_1 or (file_system_type == "cgroup2" and not controllers):
+                folders += _folders_on_path(Path(mount_point), path, root)
     return folders
 
 
@@ -98,16 +98,16 @@ def _type_and_options(mount: list[str]) -> tuple[str, list[str]]:
     return mount[separator + 1], mount[-1].split(",")
 
 
-def _nested(mount_point: Path, path: str, root: str) -> list[Path]:
+def _folders_on_path(mount_point: Path, path: str, root: str) -> list[Path]:
     """Returns the folders from the mount point down to a cgroup's folder.
 
     A container may see its cgroup's full path but only its own subtree. The mount point is then the cgroup's folder.
     """
     try:
-        below = Path(path).relative_to(root)
+        relative_path = Path(path).relative_to(root)
     except ValueError:
         return [mount_point]
-    folder = mount_point / below
+    folder = mount_point / relative_path
     return [*reversed([parent for parent in folder.parents if parent.is_relative_to(mount_point)]), folder]
 
 

@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
-LEAVE = os._exit
+ORIGINAL_EXIT = os._exit
 """The original `os._exit`."""
 
 
 class EarlyExit:
-    """Replaces `os._exit` in this process between `watch` and `close`.
+    """Replaces `os._exit` in this process between `install` and `close`.
 
     Args:
         report: Called with the exit code, before the process exits with code 1.
@@ -22,19 +22,19 @@ class EarlyExit:
     def __init__(self, report: Callable[[int], None]) -> None:
         self.report, self.pid = report, os.getpid()
 
-    def watch(self) -> None:
+    def install(self) -> None:
         """Replaces `os._exit`."""
         os._exit = self._exit
 
     def close(self) -> None:
         """Restores `os._exit`, unless other code has replaced it since."""
         if os._exit == self._exit:
-            os._exit = LEAVE
+            os._exit = ORIGINAL_EXIT
 
     def _exit(self, status: int) -> NoReturn:
         if os.getpid() != self.pid:
-            LEAVE(status)
+            ORIGINAL_EXIT(status)
         try:
             self.report(status)
         finally:
-            LEAVE(1)
+            ORIGINAL_EXIT(1)

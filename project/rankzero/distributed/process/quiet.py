@@ -32,7 +32,7 @@ _REMARKS = re.compile(
     r")"
 )
 
-_SOURCES = (
+_REMARK_LOGGERS = (
     "lightning.pytorch.utilities.rank_zero",  # used by `rank_zero_info`
     "lightning.fabric.utilities.rank_zero",
     "lightning.fabric.utilities.seed",
@@ -52,7 +52,7 @@ def silence_warnings(rank: int = 0) -> None:
     if rank:
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.WARNING)
-    for name in _SOURCES:
+    for name in _REMARK_LOGGERS:
         logging.getLogger(name).addFilter(_is_no_remark)
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)

@@ -42,12 +42,12 @@ def run_processes(command: Sequence[str], count: int, launch: Launch | None = No
     """
     launch = launch or Launch()
     installed = SIGNALS.install()
-    watched = _Processes(_start(command, count, launch), first_rank=(launch.node_rank or 0) * count)
+    processes = _Processes(_start(command, count, launch), first_rank=(launch.node_rank or 0) * count)
     try:
-        SIGNALS.subscribe(watched.pass_on)
-        return watched.wait()
+        SIGNALS.subscribe(processes.forward)
+        return processes.wait()
     finally:
-        watched.close()
+        processes.close()
         if installed:
             SIGNALS.close()
 
@@ -60,9 +60,9 @@ def own_command() -> list[str]:
     return [sys.executable, "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
 
 
-def is_watched() -> bool:
+def is_local_process() -> bool:
     """Returns whether Rankzero started this process as a local process."""
-    return local.MARK in os.environ
+    return local.SUPERVISOR_PID in os.environ
 
 
 def die_with_parent() -> None:
@@ -71,7 +71,7 @@ def die_with_parent() -> None:
         return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.environ.get(local.MARK, "") != str(os.getppid()):  # the parent exited before the prctl call
+    if os.environ.get(local.SUPERVISOR_PID, "") != str(os.getppid()):  # the parent exited before the prctl call
         os._exit(1)
 
 
@@ -79,12 +79,16 @@ def _start(command: Sequence[str], count: int, launch: Launch) -> list["_Process
     """Starts the processes. On a single machine, rank zero inherits a socket that already listens on the port."""
     if (launch.num_nodes or 1) > 1:
         variables = _variables(count, launch)
-        return [_Process(command, variables | _place(i, count, launch)) for i in range(count)]
-    with network.listen("127.0.0.1", 0) as listening:
-        variables = _variables(count, launch._replace(port=listening.getsockname()[1]))
-        first = variables | _place(0, count, launch) | {local.LISTENING: str(listening.fileno())}
-        processes = [_Process(command, first, listening.fileno())]
-        return processes + [_Process(command, variables | _place(i, count, launch)) for i in range(1, count)]
+        return [
+            _Process(command, variables | _rank_variables(local_rank, count, launch)) for local_rank in range(count)
+        ]
+    with network.listen("127.0.0.1", 0) as listener:
+        variables = _variables(count, launch._replace(port=listener.getsockname()[1]))
+        first_variables = variables | _rank_variables(0, count, launch) | {local.LISTENING_FD: str(listener.fileno())}
+        processes = [_Process(command, first_variables, listener.fileno())]
+        return processes + [
+            _Process(command, variables | _rank_variables(local_rank, count, launch)) for local_rank in range(1, count)
+        ]
 
 
 def _variables(count: int, launch: Launch) -> dict[str, str]:
@@ -92,7 +96,7 @@ def _variables(count: int, launch: Launch) -> dict[str, str]:
     nodes = launch.num_nodes or 1
     return {
         **os.environ,
-        local.MARK: str(os.getpid()),
+        local.SUPERVISOR_PID: str(os.getpid()),
         local.EVIDENCE: launch.evidence,
         "WORLD_SIZE": str(nodes * count),
         "LOCAL_WORLD_SIZE": str(count),
@@ -103,7 +107,7 @@ def _variables(count: int, launch: Launch) -> dict[str, str]:
     }
 
 
-def _place(local_rank: int, count: int, launch: Launch) -> dict[str, str]:
+def _rank_variables(local_rank: int, count: int, launch: Launch) -> dict[str, str]:
     """Returns the variables that torchrun would set for one process."""
     return {"RANK": str((launch.node_rank or 0) * count + local_rank), "LOCAL_RANK": str(local_rank)}
 
@@ -111,11 +115,11 @@ def _place(local_rank: int, count: int, launch: Launch) -> dict[str, str]:
 class _Process(subprocess.Popen[bytes]):
     """A local process that reports an intended exit."""
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], *inherited: int) -> None:
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], *inherited_fds: int) -> None:
         self._report = ExitHandshake()
         try:
-            passed = (*inherited, self._report.writing)
-            super().__init__(command, env={**variables, **self._report.variables}, pass_fds=passed)
+            pass_fds = (*inherited_fds, self._report.write_end)
+            super().__init__(command, env={**variables, **self._report.variables}, pass_fds=pass_fds)
         except BaseException:
             self._report.close()
             raise
@@ -123,7 +127,7 @@ class _Process(subprocess.Popen[bytes]):
     @cached_property
     def has_reported(self) -> bool:
         """Whether this process chose its exit code. To be read only after it has exited."""
-        return self._report.is_there()
+        return self._report.was_received()
 
     def close(self) -> None:
         """Closes the pipe of the exit report."""
@@ -137,21 +141,21 @@ class _Processes:
         self.processes, self.first_rank = processes, first_rank
         self.deadline = float("inf")
 
-    def pass_on(self, signum: signal.Signals) -> None:
+    def forward(self, signum: signal.Signals) -> None:
         """Forwards a signal to all processes, without a deadline: the time that a save takes is unknown here."""
         for process in self.processes:
             process.send_signal(signum)
 
     def wait(self) -> int:
         """Waits for all processes, at most `GRACE_SECONDS` after a failure; returns the failure's exit code, or 0."""
-        failed: int | None = None
+        exit_code: int | None = None
         while any(process.poll() is None for process in self.processes):
-            if failed is None and (failed := self._first_failure()) is not None:
-                self._give_grace()
+            if exit_code is None and (exit_code := self._first_failure()) is not None:
+                self._start_grace_period()
             if time.monotonic() > self.deadline:
                 self.kill()
             time.sleep(_POLL_SECONDS)
-        return (self._first_failure() or 0) if failed is None else failed
+        return (self._first_failure() or 0) if exit_code is None else exit_code
 
     def kill(self) -> None:
         """Kills the processes that are still running."""
@@ -165,7 +169,7 @@ class _Processes:
         for process in self.processes:
             process.close()
 
-    def _give_grace(self) -> None:
+    def _start_grace_period(self) -> None:
         self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
 
     def _first_failure(self) -> int | None:
@@ -173,15 +177,17 @@ class _Processes:
             code = process.poll()
             if code is not None and code < 0:
                 name = signal.Signals(-code).name
-                if name == SIGNALS.asked:  # it arrived before the handlers were installed, so no work had begun
+                if name == SIGNALS.received:  # it arrived before the handlers were installed, so no work had begun
                     return Exit.STOPPED
-                return self._tell(rank, f"was ended by {name}")
+                return self._report_failure(rank, f"was killed by {name}")
             if code is not None and not process.has_reported:
-                return self._tell(rank, f"ended with exit code {code} without a report")
+                return self._report_failure(rank, f"exited with code {code} without an error report")
             if code:
                 return code  # the process has printed the reason
         return None
 
-    def _tell(self, rank: int, how: str) -> int:
-        print_error(f"rank {self.first_rank + rank} on {socket.gethostname()} {how}; ending the others")
+    def _report_failure(self, rank: int, description: str) -> int:
+        print_error(
+            f"rank {self.first_rank + rank} on {socket.gethostname()} {description}; stopping the other processes"
+        )
         return Exit.FAILED

@@ -16,16 +16,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rankzero.distributed.process.early_exit import LEAVE
+from rankzero.distributed.process.early_exit import ORIGINAL_EXIT
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.messages import Stopped
 
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 SAME_PRESS_SECONDS = 1.0
 """One Ctrl-C may arrive twice within this time: from the terminal, and forwarded by the parent process."""
 
-PATIENCE_SECONDS = 10.0
+RENDEZVOUS_GRACE_SECONDS = 10.0
 """Time that a process still waits for the other ranks if a stop is requested before the run has begun."""
 
 
@@ -33,15 +33,15 @@ class StopSignals:
     """Reads the stop signals of this process and passes them to one subscriber."""
 
     def __init__(self) -> None:
-        self.asked: str | None = None
+        self.received: str | None = None
         """Name of the first stop signal; None before it arrives."""
-        self.asked_at = 0.0
+        self.received_at = 0.0
         """Arrival time of the first stop signal, by `time.monotonic`."""
         self._callback: Callable[[signal.Signals], None] | None = None
         self._pending: list[signal.Signals] = []
         self._lock = threading.Lock()
-        self._writing: socket.socket | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._write_end: socket.socket | None = None
+        self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def install(self) -> bool:
         """Makes the signals request a stop, instead of ending this process at once. Call in the main thread.
@@ -49,22 +49,22 @@ class StopSignals:
         Returns:
             False if they did so already.
         """
-        if self._writing:
+        if self._write_end:
             return False
-        reading, self._writing = socket.socketpair()
-        self._writing.setblocking(False)
-        threading.Thread(target=self._read, args=(reading,), name="signals", daemon=True).start()
-        signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
-        self._before = {signum: signal.signal(signum, _noted) for signum in STOPPING}
+        read_end, self._write_end = socket.socketpair()
+        self._write_end.setblocking(False)
+        threading.Thread(target=self._read_signals, args=(read_end,), name="signals", daemon=True).start()
+        signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+        self._previous_handlers = {signum: signal.signal(signum, _do_nothing) for signum in STOP_SIGNALS}
         os.register_at_fork(after_in_child=self._restore)
         return True
 
     def close(self) -> None:
         """Restores the previous signal handlers. Call in the main thread."""
         self._restore()
-        if self._writing:
-            self._writing.close()
-        self._writing = self._callback = self.asked = None
+        if self._write_end:
+            self._write_end.close()
+        self._write_end = self._callback = self.received = None
         self._pending = []
 
     def subscribe(self, callback: Callable[[signal.Signals], None]) -> None:
@@ -77,44 +77,44 @@ class StopSignals:
     @contextmanager
     def subscribed(self, callback: Callable[[signal.Signals], None]) -> Iterator[None]:
         """Subscribes within a `with` block. Outside the main thread, the handlers must already be installed."""
-        in_main = threading.current_thread() is threading.main_thread()
-        installed = in_main and self.install()
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        has_installed = is_main_thread and self.install()
         self.subscribe(callback)
         try:
             yield
         finally:
-            if installed:
+            if has_installed:
                 self.close()
 
-    def leave_if_requested(self) -> None:
+    def check_stop_request(self) -> None:
         """Ends the wait for other ranks after a stop request; called repeatedly before the run begins.
 
         A short delay lets the missing ranks connect, so that all ranks stop together.
 
         Raises:
-            Stopped: `PATIENCE_SECONDS` have passed since the request.
+            Stopped: `RENDEZVOUS_GRACE_SECONDS` have passed since the request.
         """
-        if self.asked and time.monotonic() - self.asked_at > PATIENCE_SECONDS:
-            raise Stopped(f"{self.asked}: stopped before all processes were here; nothing was begun")
+        if self.received and time.monotonic() - self.received_at > RENDEZVOUS_GRACE_SECONDS:
+            raise Stopped(f"{self.received}: stopped before the rendezvous was complete; nothing was started")
 
-    def _read(self, reading: socket.socket) -> None:
-        pressed = 0.0
-        with reading:
-            while numbers := reading.recv(64):
+    def _read_signals(self, read_end: socket.socket) -> None:
+        pressed_at = 0.0
+        with read_end:
+            while numbers := read_end.recv(64):
                 for number in numbers:
                     now = time.monotonic()
                     if number == signal.SIGINT:
-                        if pressed and now - pressed > SAME_PRESS_SECONDS:
+                        if pressed_at and now - pressed_at > SAME_PRESS_SECONDS:
                             report_exit()
-                            LEAVE(128 + signal.SIGINT)
-                        pressed = pressed or now
-                    if number in STOPPING:
-                        self._note(signal.Signals(number), now)
+                            ORIGINAL_EXIT(128 + signal.SIGINT)
+                        pressed_at = pressed_at or now
+                    if number in STOP_SIGNALS:
+                        self._record(signal.Signals(number), now)
 
-    def _note(self, signum: signal.Signals, now: float) -> None:
+    def _record(self, signum: signal.Signals, now: float) -> None:
         with self._lock:
-            if self.asked is None:
-                self.asked, self.asked_at = signum.name, now
+            if self.received is None:
+                self.received, self.received_at = signum.name, now
             callback = self._callback
             if callback is None:
                 self._pending.append(signum)
@@ -124,13 +124,13 @@ class StopSignals:
     def _restore(self) -> None:
         """Restores the previous handlers; also called in forked processes, which must not request a stop."""
         signal.set_wakeup_fd(-1)
-        for signum, handler in self._before.items():
-            if signal.getsignal(signum) is _noted:
+        for signum, handler in self._previous_handlers.items():
+            if signal.getsignal(signum) is _do_nothing:
                 signal.signal(signum, handler)
-        self._before = {}
+        self._previous_handlers = {}
 
 
-def _noted(signum: int, frame: FrameType | None) -> None:
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
     """Does nothing: the signal's number has been written to the socket."""
 
 

@@ -23,32 +23,32 @@ class Threads:
     Args:
         count: Number of threads; None if the user has set it.
         reason: Origin of the number, such as `12 cores / 4 ranks`.
-        all_cores: Whether there is one thread for each core that the rank may use, which is torch's default.
+        uses_all_cores: Whether there is one thread for each core that the rank may use, which is torch's default.
     """
 
     count: int | None
     reason: str
-    all_cores: bool = False
+    uses_all_cores: bool = False
 
 
-def choose_threads(launch: Launch, members: Sequence[Peer], environ: Mapping[str, str] | None = None) -> Threads:
+def choose_threads(launch: Launch, peers: Sequence[Peer], environ: Mapping[str, str] | None = None) -> Threads:
     """Divides the cores that this process may use among the ranks that share them, unless the user set a number.
 
     Args:
         launch: This process's launch.
-        members: All processes, by rank; only this process before the rendezvous.
+        peers: All processes, by rank; only this process before the rendezvous.
         environ: The environment variables; `os.environ` by default.
     """
     environ = os.environ if environ is None else environ
     if setting := user_setting(environ):
         return Threads(None, setting)
     local_ranks = launch.local_world_size or 1
-    if len(members) == launch.world_size:
-        threads = _share(members[launch.rank or 0], members, local_ranks)
+    if len(peers) == launch.world_size:
+        threads = _divide_cores(peers[launch.rank or 0], peers, local_ranks)
     else:
-        me = members[0]
-        is_bound = launch.externally_created and launch.launcher != "local" and _is_bound_by_parent(me)
-        threads = _share(me, [me] * (1 if is_bound else local_ranks), local_ranks)
+        own_peer = peers[0]
+        is_bound = launch.externally_created and launch.launcher != "local" and _is_bound_by_launcher(own_peer)
+        threads = _divide_cores(own_peer, [own_peer] * (1 if is_bound else local_ranks), local_ranks)
     limit = _pbs_limit(environ)
     return threads if limit is None or limit >= (threads.count or 1) else Threads(limit, f"PBS set NCPUS={limit}")
 
@@ -57,7 +57,7 @@ def user_setting(environ: Mapping[str, str]) -> str | None:
     """Returns the user's setting of the number of threads, such as `OMP_NUM_THREADS=4`; None without one."""
     for name in VARIABLES:
         value = environ.get(name)
-        if value and not (name == "OMP_NUM_THREADS" and _is_by_launcher(value, environ)):
+        if value and not (name == "OMP_NUM_THREADS" and _is_set_by_launcher(value, environ)):
             return f"{name}={value}"
     return None
 
@@ -68,14 +68,14 @@ def set_threads(threads: Threads, environ: MutableMapping[str, str] | None = Non
     Sets nothing if torch's default is the same number, or if the user has set one.
     """
     environ = os.environ if environ is None else environ
-    if threads.count is None or (threads.all_cores and "OMP_NUM_THREADS" not in environ):
+    if threads.count is None or (threads.uses_all_cores and "OMP_NUM_THREADS" not in environ):
         return
     environ["OMP_NUM_THREADS"] = environ[MARK] = str(threads.count)
 
 
-def _is_by_launcher(value: str, environ: Mapping[str, str]) -> bool:
+def _is_set_by_launcher(value: str, environ: Mapping[str, str]) -> bool:
     """Returns whether this module, PBS or torchrun set OMP_NUM_THREADS."""
-    return value == environ.get(MARK) or _pbs_limit(environ) is not None or _is_by_torchrun(value, environ)
+    return value == environ.get(MARK) or _pbs_limit(environ) is not None or _is_set_by_torchrun(value, environ)
 
 
 def _pbs_limit(environ: Mapping[str, str]) -> int | None:
@@ -84,54 +84,54 @@ def _pbs_limit(environ: Mapping[str, str]) -> int | None:
     PBS sets it and NCPUS to the same number: the cores of a whole chunk, or the job's `ompthreads`.
     """
     value = environ.get("OMP_NUM_THREADS", "")
-    is_by_pbs = "PBS_JOBID" in environ and value == environ.get("NCPUS") and value.isdecimal()
-    return max(1, int(value)) if is_by_pbs else None
+    is_set_by_pbs = "PBS_JOBID" in environ and value == environ.get("NCPUS") and value.isdecimal()
+    return max(1, int(value)) if is_set_by_pbs else None
 
 
-def _is_by_torchrun(value: str, environ: Mapping[str, str]) -> bool:
+def _is_set_by_torchrun(value: str, environ: Mapping[str, str]) -> bool:
     """Returns whether torchrun set OMP_NUM_THREADS: to 1, for several workers, if torchrun had no value itself."""
     if value != "1" or not torchrun.found(Variables(environ)):
         return False
-    agents = torchrun.agent_environment()
-    return agents is not None and "OMP_NUM_THREADS" not in agents
+    agent_environ = torchrun.agent_environment()
+    return agent_environ is not None and "OMP_NUM_THREADS" not in agent_environ
 
 
-def _share(me: Peer, members: Sequence[Peer], local_ranks: int) -> Threads:
+def _divide_cores(own_peer: Peer, peers: Sequence[Peer], local_ranks: int) -> Threads:
     """Returns this rank's share of the cores that it may run on, limited to its share of the cgroup's quota.
 
     A core that several ranks on this machine may use is divided among them. So ranks that the launcher has bound to
     separate cores keep these cores, and ranks of a job that is bound as a whole divide the job's cores.
     """
-    neighbors = [member for member in members if _on_one_machine(member, me)]
-    masks = [parse_cpus(member.cores) for member in neighbors]
-    own_cores = parse_cpus(me.cores)
+    local_peers = [peer for peer in peers if _are_on_same_machine(peer, own_peer)]
+    masks = [parse_cpus(peer.cores) for peer in local_peers]
+    own_cores = parse_cpus(own_peer.cores)
     share = sum(1 / sum(core in mask for mask in masks) for core in own_cores)
     count, ranks = max(1, int(share + 1e-6)), sum(bool(mask & own_cores) for mask in masks)
-    reason = _divided(len(own_cores), ranks)
+    reason = _division_text(len(own_cores), ranks)
     if ranks == 1 and local_ranks > 1:
         reason = f"bound to {reason}"
-    if me.quota is not None:
-        in_cgroup = sum(member.cgroup == me.cgroup for member in neighbors)
-        cpus = max(1, int(me.quota + 0.5))
-        if max(1, cpus // in_cgroup) < count:
-            count, reason = max(1, cpus // in_cgroup), f"CPU quota of {_divided(cpus, in_cgroup)}"
-    return Threads(count, reason, all_cores=count == len(own_cores))
+    if own_peer.quota is not None:
+        ranks_in_cgroup = sum(peer.cgroup == own_peer.cgroup for peer in local_peers)
+        cpus = max(1, int(own_peer.quota + 0.5))
+        if max(1, cpus // ranks_in_cgroup) < count:
+            count, reason = max(1, cpus // ranks_in_cgroup), f"CPU quota of {_division_text(cpus, ranks_in_cgroup)}"
+    return Threads(count, reason, uses_all_cores=count == len(own_cores))
 
 
-def _divided(cores: int, ranks: int) -> str:
+def _division_text(cores: int, ranks: int) -> str:
     return f"{cores} core{'s' * (cores > 1)}" + (f" / {ranks} ranks" if ranks > 1 else "")
 
 
-def _on_one_machine(peer: Peer, other: Peer) -> bool:
+def _are_on_same_machine(first: Peer, second: Peer) -> bool:
     """Returns whether two processes share a machine. Containers differ in host name but share the kernel's boot id."""
-    if peer.boot or other.boot:
-        return peer.boot == other.boot
-    return peer.node_rank == other.node_rank
+    if first.boot or second.boot:
+        return first.boot == second.boot
+    return first.node_rank == second.node_rank
 
 
-def _is_bound_by_parent(me: Peer) -> bool:
+def _is_bound_by_launcher(own_peer: Peer) -> bool:
     """Returns whether this process may use fewer cores than its parent, because srun or mpirun has bound it."""
     try:
-        return parse_cpus(me.cores) < usable_cores(os.getppid())
+        return parse_cpus(own_peer.cores) < usable_cores(os.getppid())
     except OSError:
         return False

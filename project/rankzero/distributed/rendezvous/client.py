@@ -18,18 +18,18 @@ from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import (
     GREETING,
-    missing,
-    no_answer,
-    not_rank_zeros,
-    wrong_listener,
+    missing_processes_error,
+    no_answer_error,
+    wrong_address_error,
+    wrong_listener_error,
 )
 from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
 from rankzero.distributed.rendezvous.server import (
-    LONGEST_LINE,
+    MAX_LINE_BYTES,
     Progress,
     RendezvousServer,
     listen_for_ranks,
-    reject_callers,
+    reject_clients,
 )
 from rankzero.messages import RequestError
 
@@ -47,13 +47,13 @@ class RendezvousResult:
         launch: The position of this process among all processes; complete after a rendezvous.
         members: All processes, by rank; only this process without a rendezvous.
         ip: The address at which rank zero answered.
-        listening: The socket on which rank zero accepted the other processes; None on all other ranks.
+        listener: The socket on which rank zero accepted the other processes; None on all other ranks.
     """
 
     launch: Launch
     members: list[Peer]
     ip: str
-    listening: socket.socket | None = None
+    listener: socket.socket | None = None
 
     @classmethod
     def without_rendezvous(cls, launch: Launch) -> "RendezvousResult":
@@ -85,94 +85,105 @@ def rendezvous(launch: Launch, start_timeout: float, interface: str | None = Non
     Raises:
         RequestError: A process is missing, connected twice or belongs to another world, or rank zero is unreachable.
     """
-    me, deadline = Peer.this(launch), time.monotonic() + start_timeout
+    this_peer, deadline = Peer.this(launch), time.monotonic() + start_timeout
     try:
         if interface:
             network.address_of(interface)
-        listening = None
+        listener = None
         if launch.rank == 0 or (launch.rank is None and launch.node_rank == 0):
-            listening = listen_for_ranks(launch, interface)
-        if listening is None:
-            members, ip = _call(launch, me, deadline, start_timeout)
-            return RendezvousResult(*assign_ranks(launch, me, members), ip)
+            listener = listen_for_ranks(launch, interface)
+        if listener is None:
+            members, ip = _connect_to_rank_zero(launch, this_peer, deadline, start_timeout)
+            return RendezvousResult(*assign_ranks(launch, this_peer, members), ip)
     except RequestError as error:
         error.local_only = error.reported_elsewhere is None
         raise
-    members = RendezvousServer(launch, me, listening, deadline, start_timeout).wait()
-    ip = str(listening.getsockname()[0])
-    return RendezvousResult(*assign_ranks(launch, me, members), "127.0.0.1" if ip == "0.0.0.0" else ip, listening)
+    members = RendezvousServer(launch, this_peer, listener, deadline, start_timeout).wait()
+    ip = str(listener.getsockname()[0])
+    return RendezvousResult(*assign_ranks(launch, this_peer, members), "127.0.0.1" if ip == "0.0.0.0" else ip, listener)
 
 
-def _call(launch: Launch, me: Peer, deadline: float, timeout: float) -> tuple[list[Peer], str]:
+def _connect_to_rank_zero(launch: Launch, this_peer: Peer, deadline: float, timeout: float) -> tuple[list[Peer], str]:
     """Connects to rank zero, with retries; returns all processes, and the address at which rank zero answered."""
-    ips, began = network.resolve(launch.address), time.monotonic()
+    ips, started = network.resolve(launch.address), time.monotonic()
     first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
     progress, silent_since = Progress(timeout), None
     while True:
-        refused = False
+        was_refused = False
         for ip in ips:
             try:
                 connection = socket.create_connection((ip, launch.port), timeout=2)
             except ConnectionRefusedError:
-                refused = True
+                was_refused = True
                 continue
             except OSError:
                 continue
             with connection:
-                members = _converse(connection, launch, me, deadline, timeout)
+                members = _exchange_descriptions(connection, launch, this_peer, deadline, timeout)
             if members is not None:
                 return members, ip
-            refused = True
-        SIGNALS.leave_if_requested()
+            was_refused = True
+        SIGNALS.check_stop_request()
         now = time.monotonic()
-        if first_host and now - began > NO_ANSWER_SECONDS / 3:
+        if first_host and now - started > NO_ANSWER_SECONDS / 3:
             # Rank zero runs on the first host even if the given address is wrong, and answers with the error.
             with contextlib.suppress(RequestError):
                 ips += network.resolve(first_host)
             first_host = None
-        silent_since = None if refused else (silent_since or began)
+        silent_since = None if was_refused else (silent_since or started)
         if launch.rank == 0 or (silent_since is not None and now - silent_since > NO_ANSWER_SECONDS):
-            raise no_answer(launch, ips)
-        if now - began > NO_ANSWER_SECONDS and not launch.one_machine and _is_at_the_wrong_machine(launch, ips):
-            error = not_rank_zeros(launch, ips)
-            if me.local_rank == 0:  # the reporter of this machine, see `is_node_reporter`
-                reject_callers(launch, ips, error)
+            raise no_answer_error(launch, ips)
+        if (
+            now - started > NO_ANSWER_SECONDS
+            and not launch.is_single_machine
+            and _is_address_of_wrong_machine(launch, ips)
+        ):
+            error = wrong_address_error(launch, ips)
+            if this_peer.local_rank == 0:  # the reporter of this machine, see `is_node_reporter`
+                reject_clients(launch, ips, error)
             raise error
         if now > deadline:
-            error = missing(launch, [me], timeout)
-            error.reported_elsewhere = me.local_rank not in (0, None)  # rank zero, the usual reporting rank, is missing
+            error = missing_processes_error(launch, [this_peer], timeout)
+            error.reported_elsewhere = this_peer.local_rank not in (
+                0,
+                None,
+            )  # rank zero, the usual reporting rank, is missing
             raise error
-        if me.local_rank == 0:
+        if this_peer.local_rank == 0:
             progress.print_if_due(lambda: f"rank 0 at {launch.address}:{launch.port}")
         time.sleep(_POLL_SECONDS)
 
 
-def _converse(
-    connection: socket.socket, launch: Launch, me: Peer, deadline: float, timeout: float
+def _exchange_descriptions(
+    connection: socket.socket, launch: Launch, this_peer: Peer, deadline: float, timeout: float
 ) -> list[Peer] | None:
     """Sends the description of this process to rank zero; returns all processes, or None if the call can be retried.
 
     Raises:
         RequestError: The listener is not rank zero of this world, or rank zero answers that the run cannot start.
     """
-    greeted = False
+    was_greeted = False
     try:
-        with connection.makefile("rwb") as line:
+        with connection.makefile("rwb") as stream:
             # Local processes on one machine know that the port is rank zero's, so a late greeting is no error.
-            patience = deadline - time.monotonic() if launch.launcher == "local" and launch.one_machine else 5
-            connection.settimeout(max(patience, 0.1))
-            greeting = line.readline(4096).decode(errors="replace").strip()
+            greeting_timeout = (
+                deadline - time.monotonic() if launch.launcher == "local" and launch.is_single_machine else 5
+            )
+            connection.settimeout(max(greeting_timeout, 0.1))
+            greeting = stream.readline(4096).decode(errors="replace").strip()
             if greeting != f"{GREETING} {json.dumps(launch.world_id)}":
                 if not greeting and launch.rank != 0:
                     return None
-                raise wrong_listener(launch, greeting)
-            greeted = True
-            line.write((json.dumps(me._asdict()) + "\n").encode())
-            line.flush()
+                raise wrong_listener_error(launch, greeting)
+            was_greeted = True
+            stream.write((json.dumps(this_peer._asdict()) + "\n").encode())
+            stream.flush()
             connection.settimeout(max(deadline - time.monotonic(), 0) + 5)
-            text = line.readline(LONGEST_LINE * 64)
+            text = stream.readline(MAX_LINE_BYTES * 64)
     except TimeoutError:
-        raise (missing(launch, [me], timeout) if greeted else wrong_listener(launch, "")) from None
+        raise (
+            missing_processes_error(launch, [this_peer], timeout) if was_greeted else wrong_listener_error(launch, "")
+        ) from None
     except OSError:
         return None
     if not text:
@@ -185,7 +196,7 @@ def _converse(
     return [Peer(**member) for member in answer["members"]]
 
 
-def _is_at_the_wrong_machine(launch: Launch, ips: Sequence[str]) -> bool:
+def _is_address_of_wrong_machine(launch: Launch, ips: Sequence[str]) -> bool:
     """Whether the given address is an address of this machine, although rank zero cannot be on it."""
-    elsewhere = bool(launch.node_rank) or (launch.launcher == "mpi" and launch.rank != launch.local_rank)
-    return elsewhere and any(network.is_mine(ip) and not network.is_loopback(ip) for ip in ips)
+    is_other_machine = bool(launch.node_rank) or (launch.launcher == "mpi" and launch.rank != launch.local_rank)
+    return is_other_machine and any(network.is_local_address(ip) and not network.is_loopback(ip) for ip in ips)

@@ -46,11 +46,21 @@ class Peer(NamedTuple):
     def this(cls, launch: Launch) -> "Peer":
         """Returns the description of this process."""
         host, pid = socket.gethostname(), os.getpid()
-        place = (launch.rank, launch.local_rank, launch.node_rank)
+        ranks = (launch.rank, launch.local_rank, launch.node_rank)
         quota = cpu_quota()
-        limit = (quota.cpus, quota.cgroup) if quota else (None, "")
+        quota_and_cgroup = (quota.cpus, quota.cgroup) if quota else (None, "")
         cores = format_cpus(usable_cores())
-        return cls(*place, launch.world_size, host, pid, launch.rank_order, _boot(), process_namespace(), cores, *limit)
+        return cls(
+            *ranks,
+            launch.world_size,
+            host,
+            pid,
+            launch.rank_order,
+            _boot(),
+            process_namespace(),
+            cores,
+            *quota_and_cgroup,
+        )
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -58,40 +68,40 @@ class Peer(NamedTuple):
         return self.host, self.boot
 
 
-def assign_ranks(launch: Launch, me: Peer, members: Sequence[Peer]) -> tuple[Launch, list[Peer]]:
+def assign_ranks(launch: Launch, this_peer: Peer, members: Sequence[Peer]) -> tuple[Launch, list[Peer]]:
     """Assigns the ranks that the launcher did not provide; returns the completed launch, and all members by rank.
 
     Args:
         launch: The position of this process among all processes.
-        me: This process, which is one of `members`.
+        this_peer: This process, which is one of `members`.
         members: All processes, in any order.
     """
-    if me.rank is None:
+    if this_peer.rank is None:
         ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.rank_order, member.pid))
     else:
         ordered = sorted(members, key=lambda member: member.rank or 0)
-    is_known = all(member.node_rank is not None for member in ordered)
-    names = [member.node_rank if is_known else member.machine for member in ordered]
-    nodes = list(dict.fromkeys(sorted(names) if is_known else names))  # type: ignore[type-var]
-    count = [0] * len(nodes)
-    placed = []
-    for rank, (member, name) in enumerate(zip(ordered, names, strict=True)):
-        node = nodes.index(name)
-        local_rank = count[node] if member.local_rank is None else member.local_rank
-        placed.append(member._replace(rank=rank, local_rank=local_rank, node_rank=node))
-        count[node] += 1
-    own = next(member for old, member in zip(ordered, placed, strict=True) if old == me)
-    assert own.node_rank is not None
+    has_node_ranks = all(member.node_rank is not None for member in ordered)
+    node_keys = [member.node_rank if has_node_ranks else member.machine for member in ordered]
+    nodes = list(dict.fromkeys(sorted(node_keys) if has_node_ranks else node_keys))  # type: ignore[type-var]
+    counts = [0] * len(nodes)
+    assigned = []
+    for rank, (member, node_key) in enumerate(zip(ordered, node_keys, strict=True)):
+        node = nodes.index(node_key)
+        local_rank = counts[node] if member.local_rank is None else member.local_rank
+        assigned.append(member._replace(rank=rank, local_rank=local_rank, node_rank=node))
+        counts[node] += 1
+    this_member = next(member for original, member in zip(ordered, assigned, strict=True) if original == this_peer)
+    assert this_member.node_rank is not None
     launch = launch._replace(
-        rank=own.rank,
-        local_rank=own.local_rank,
-        node_rank=own.node_rank,
+        rank=this_member.rank,
+        local_rank=this_member.local_rank,
+        node_rank=this_member.node_rank,
         num_nodes=len(nodes),
-        local_world_size=count[own.node_rank],
-        processes_a_node=tuple(count),
-        hosts=tuple(next(member.host for member in placed if member.node_rank == node) for node in range(len(nodes))),
+        local_world_size=counts[this_member.node_rank],
+        processes_per_node=tuple(counts),
+        hosts=tuple(next(member.host for member in assigned if member.node_rank == node) for node in range(len(nodes))),
     )
-    return launch, placed
+    return launch, assigned
 
 
 def _boot() -> str:

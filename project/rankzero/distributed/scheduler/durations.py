@@ -5,7 +5,7 @@ import re
 _UNITS = {"s": 1, "min": 60, "h": 3600}
 
 
-def seconds_of(text: str) -> int:
+def parse_duration(text: str) -> int:
     """Returns the seconds in a duration, written in a format of Slurm's `--time` or with a unit: `90s`, `15min`, `2h`.
 
     Slurm's formats are `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` and

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankzero.distributed.environments.launch import Launch, Variables
-from rankzero.distributed.scheduler.durations import seconds_of
-from rankzero.distributed.scheduler.query import ask
+from rankzero.distributed.scheduler.durations import parse_duration
+from rankzero.distributed.scheduler.query import run_program
 
-MOMENT_SECONDS = 2.0
+QSTAT_RETRY_SECONDS = 2.0
 """Pause before a second call to qstat, whose output may lack `stime` once right after a rerun (OpenPBS 23.06)."""
 
 
@@ -21,26 +21,26 @@ class Job:
 
     Args:
         scheduler: `slurm` or `pbs`.
-        name: The id by which the scheduler's programs know the job; for a member of a job array, the member's own id.
+        id: The id by which the scheduler's programs know the job; for a member of a job array, the member's own id.
         variables: The environment variables.
     """
 
     scheduler: str
-    name: str
+    id: str
     variables: Variables
 
 
-def job_around(launch: Launch, environ: Mapping[str, str] | None = None) -> Job | None:
+def current_job(launch: Launch, environ: Mapping[str, str] | None = None) -> Job | None:
     """Returns the job in which this process runs; None outside a job.
 
     A job that was submitted from within another scheduler's job has the variables of both schedulers. Then the
     scheduler that is also the launcher takes precedence.
     """
     variables = Variables(os.environ if environ is None else environ)
-    jobs = {"slurm": _slurm_name(variables), "pbs": variables.find("PBS_JOBID")}
+    jobs = {"slurm": _slurm_id(variables), "pbs": variables.find("PBS_JOBID")}
     for scheduler in sorted(jobs, key=lambda scheduler: scheduler != launch.launcher):
-        if name := jobs[scheduler]:
-            return Job(scheduler, name, variables)
+        if job_id := jobs[scheduler]:
+            return Job(scheduler, job_id, variables)
     return None
 
 
@@ -49,27 +49,27 @@ def end_of_allocation(launch: Launch, environ: Mapping[str, str] | None = None) 
 
     Runs the scheduler's programs, which may take seconds; only rank zero should call.
     """
-    job = job_around(launch, environ)
+    job = current_job(launch, environ)
     if job is None:
         return None
     end = _slurm_end(job) if job.scheduler == "slurm" else _pbs_end(job)
     return end if end is not None and end > time.time() else None
 
 
-def shown_by_qstat(job: Job) -> dict[str, str]:
+def qstat_attributes(job: Job) -> dict[str, str]:
     """Returns the attributes that qstat prints for a PBS job; empty if it prints none.
 
     Parses qstat's text output. Its JSON output is invalid if `qsub -V` passes on certain variables, such as shell
     functions (openpbs/openpbs#2541).
     """
-    answer = ask("qstat", "-f", job.name)
+    answer = run_program("qstat", "-f", job.id)
     attributes: dict[str, str] = {}
     for name, value in re.findall(r"^ +([\w.]+) = (.*)$", answer.text if answer.ok else "", re.MULTILINE):
         attributes.setdefault(name, value.strip())
     return attributes
 
 
-def _slurm_name(variables: Variables) -> str | None:
+def _slurm_id(variables: Variables) -> str | None:
     """Returns the job's id; for a member of a job array, the array's id and the member's index.
 
     The last member of an array has the same `SLURM_JOB_ID` as the whole array, so that id would be ambiguous.
@@ -83,36 +83,36 @@ def _slurm_end(job: Job) -> float | None:
     end_time = job.variables.find("SLURM_JOB_END_TIME")
     if end_time and end_time.isascii() and end_time.isdigit():
         return float(end_time)
-    answer = ask("squeue", "--noheader", f"--jobs={job.name}", "--format=%L")
-    return time.time() + seconds_of(answer.text) if answer.ok and _is_time(answer.text) else None
+    answer = run_program("squeue", "--noheader", f"--jobs={job.id}", "--format=%L")
+    return time.time() + parse_duration(answer.text) if answer.ok and _is_duration(answer.text) else None
 
 
 def _pbs_end(job: Job) -> float | None:
     """Returns the end of the job: its start plus its walltime; None if either is unknown."""
-    for pause in (0.0, MOMENT_SECONDS):
+    for pause in (0.0, QSTAT_RETRY_SECONDS):
         time.sleep(pause)
-        shown = shown_by_qstat(job)
-        walltime = shown.get("Resource_List.walltime", "")
-        if not _is_time(walltime):
+        attributes = qstat_attributes(job)
+        walltime = attributes.get("Resource_List.walltime", "")
+        if not _is_duration(walltime):
             return None
-        start = _seconds_since_1970(shown.get("stime", ""))
+        start = _seconds_since_1970(attributes.get("stime", ""))
         if start is not None:
-            return start + seconds_of(walltime)
+            return start + parse_duration(walltime)
     return None
 
 
-def _is_time(text: str) -> bool:
+def _is_duration(text: str) -> bool:
     """Whether a text is a duration as schedulers print it, and not `UNLIMITED`, `INVALID` or nothing."""
     if ":" not in text:
         return False
     try:
-        return seconds_of(text) > 0
+        return parse_duration(text) > 0
     except ValueError:
         return False
 
 
 def _seconds_since_1970(text: str) -> float | None:
-    """Parses a time that qstat printed in UTC (see `ask`), such as `Thu Nov 20 14:48:00 2026`; None if invalid."""
+    """Parses a time that qstat printed in UTC, such as `Thu Nov 20 14:48:00 2026`; None if invalid."""
     try:
         return calendar.timegm(time.strptime(text))
     except ValueError:

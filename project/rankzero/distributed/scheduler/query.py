@@ -4,7 +4,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 
-PATIENCE_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 """Time limit of a program; without its controller, squeue takes half a minute to report that (Slurm 22.05)."""
 
 
@@ -21,19 +21,19 @@ class Answer:
     text: str
 
 
-def ask(*command: str) -> Answer:
+def run_program(*command: str) -> Answer:
     """Runs a scheduler's program with times in UTC and without the user's `SQUEUE_*` settings for squeue's output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     environment["TZ"] = "UTC0"
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_SECONDS
+        completed = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return Answer(False, f"no answer within {PATIENCE_SECONDS:g} s")
+        return Answer(False, f"no answer within {TIMEOUT_SECONDS:g} s")
     except (OSError, ValueError) as error:
         return Answer(False, str(error))
-    out, err = (stream.decode(errors="replace").strip() for stream in (done.stdout, done.stderr))
-    if done.returncode:
-        return Answer(False, err or out or f"left with {done.returncode}")
+    out, err = (stream.decode(errors="replace").strip() for stream in (completed.stdout, completed.stderr))
+    if completed.returncode:
+        return Answer(False, err or out or f"exited with code {completed.returncode}")
     return Answer(True, out)

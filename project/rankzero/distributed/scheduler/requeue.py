@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.scheduler.job import Job, job_around, shown_by_qstat
-from rankzero.distributed.scheduler.query import ask
+from rankzero.distributed.scheduler.job import Job, current_job, qstat_attributes
+from rankzero.distributed.scheduler.query import run_program
 from rankzero.messages import RequestError
 
 
@@ -48,7 +48,7 @@ def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None
         run: The run's name, for the command that the user types if the scheduler refuses.
         environ: The environment variables; by default, this process's own.
     """
-    job = job_around(launch, environ)
+    job = current_job(launch, environ)
     if job is None:
         return Outcome(Requeue.NO_JOB)
     return _requeue_slurm(job, run) if job.scheduler == "slurm" else _requeue_pbs(job, run)
@@ -56,23 +56,23 @@ def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None
 
 def _requeue_slurm(job: Job, run: str) -> Outcome:
     """Requeues a Slurm batch job, unless it is ending."""
-    shown = ask("scontrol", "show", "job", job.name, "--oneliner")
-    if not shown.ok:
-        return _refused(job, "scontrol show job", shown.text, "sbatch JOB_SCRIPT", run)
-    if _field(shown.text, "BatchFlag") == "0":
+    job_record = run_program("scontrol", "show", "job", job.id, "--oneliner")
+    if not job_record.ok:
+        return _refused(job, "scontrol show job", job_record.text, "sbatch JOB_SCRIPT", run)
+    if _field(job_record.text, "BatchFlag") == "0":
         return Outcome(Requeue.NO_JOB)
-    state, reason = _field(shown.text, "JobState"), _field(shown.text, "Reason")
+    state, reason = _field(job_record.text, "JobState"), _field(job_record.text, "Reason")
     attempts = job.variables.find("SLURM_RESTART_COUNT") or "0"
-    if _field(shown.text, "Restarts") != attempts:
-        return Outcome(Requeue.ENDING, f"Slurm has requeued job {job.name} already")
+    if _field(job_record.text, "Restarts") != attempts:
+        return Outcome(Requeue.ENDING, f"Slurm has already requeued job {job.id}")
     # A canceled job is COMPLETING, and `scontrol requeue` would start it again against the user's will (Slurm 22.05).
     # A job at its time limit is COMPLETING too, but it was not canceled.
     if state != "RUNNING" and reason != "TimeLimit":
-        return Outcome(Requeue.ENDING, f"job {job.name} is {state}, as if cancelled: it is not requeued")
-    answer = ask("scontrol", "requeue", job.name)
+        return Outcome(Requeue.ENDING, f"job {job.id} is {state}, so it was probably canceled: it is not requeued")
+    answer = run_program("scontrol", "requeue", job.id)
     if answer.ok:
-        return Outcome(Requeue.DONE, f"job {job.name} is requeued")
-    script = re.search(r" Command=(/.*?) WorkDir=", shown.text)
+        return Outcome(Requeue.DONE, f"job {job.id} is requeued")
+    script = re.search(r" Command=(/.*?) WorkDir=", job_record.text)
     return _refused(job, "scontrol requeue", answer.text, f"sbatch {script[1] if script else 'JOB_SCRIPT'}", run)
 
 
@@ -80,26 +80,26 @@ def _requeue_pbs(job: Job, run: str) -> Outcome:
     """Reruns a PBS job; most servers permit this only to operators."""
     if job.variables.find("PBS_ENVIRONMENT") == "PBS_INTERACTIVE":
         return Outcome(Requeue.NO_JOB)
-    state = shown_by_qstat(job).get("job_state", "R")
+    state = qstat_attributes(job).get("job_state", "R")
     if state != "R":
-        return Outcome(Requeue.ENDING, f"job {job.name} is in state {state}: it is ending, and is not requeued")
-    answer = ask("qrerun", job.name)
+        return Outcome(Requeue.ENDING, f"job {job.id} is in state {state}: it is about to end, and is not requeued")
+    answer = run_program("qrerun", job.id)
     if answer.ok:
-        return Outcome(Requeue.DONE, f"job {job.name} is requeued")
+        return Outcome(Requeue.DONE, f"job {job.id} is requeued")
     return _refused(job, "qrerun", answer.text, "qsub JOB_SCRIPT", run)
 
 
-def _field(shown: str, name: str) -> str:
+def _field(job_record: str, name: str) -> str:
     """Returns a field of the output of `scontrol show job`; empty if the field is missing."""
-    match = re.search(rf" {name}=(\S*)", shown)
+    match = re.search(rf" {name}=(\S*)", job_record)
     return match[1] if match else ""
 
 
-def _refused(job: Job, command: str, said: str, submit: str, run: str) -> Outcome:
+def _refused(job: Job, command: str, reason: str, submit: str, run: str) -> Outcome:
     """Returns the outcome of a refused request, with the command that the user can type instead."""
     message = RequestError(
-        f"job {job.name} to be requeued, as the run has stopped before its end",
-        f"{command} {job.name}: {said}",
+        f"to requeue job {job.id}, whose run was stopped before its end",
+        f"{command} {job.id}: {reason}",
         f"{submit}\nThe run resumes from its last checkpoint if the job's command has --name {run}.",
     )
     return Outcome(Requeue.REFUSED, str(message))

@@ -17,12 +17,12 @@ from typing import Any
 from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.error_reporter import acquire_host_lock
-from rankzero.distributed.process.early_exit import LEAVE, EarlyExit
+from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.distributed.rendezvous.server import where_to_listen
+from rankzero.distributed.rendezvous.server import listening_address
 from rankzero.distributed.stop_and_failure.server import (
-    BEAT_SECONDS,
+    HEARTBEAT_SECONDS,
     LAUNCHER_REPORTS,
     ControlServer,
     JsonLineConnection,
@@ -32,7 +32,7 @@ from rankzero.distributed.stop_and_failure.server import (
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.messages import print_error
 
-LEAVE_SECONDS = 2.0
+NOTICE_SECONDS = 2.0
 """After one rank has failed, how long the main threads of the other ranks have to notice the failure themselves."""
 
 TEARDOWN_SECONDS = 10.0
@@ -56,7 +56,7 @@ class ControlChannel:
 
     Attributes:
         on_abort: Called with the cause, in a separate thread, before this process is terminated after a failure.
-        how_ended: Describes how a rank ended, as text that follows the rank's name; empty if that is unknown.
+        describe_exit: Describes how a rank ended, as text that follows the rank's name; empty if that is unknown.
     """
 
     def __init__(
@@ -68,38 +68,46 @@ class ControlChannel:
     ) -> None:
         self.launch, self.members, self.rank = launch, members, launch.rank or 0
         self.on_abort: Callable[[str], None] = lambda cause: None
-        self.how_ended: Callable[[int], str] = lambda rank: ""
-        self._safe_points = -1
+        self.describe_exit: Callable[[int], str] = lambda rank: ""
+        self._position = -1
         self._stop_reason: str | None = None
         self._stop_at: int | None = None
-        self._settled = threading.Event()
-        self._has_failed = threading.Event()
+        self._stop_decided = threading.Event()
+        self._failure_received = threading.Event()
         self._cause, self._reporting_rank = "", LAUNCHER_REPORTS
-        self._leaving = self._reports_itself = self._done = False
+        self._is_exiting = self._has_reported_failure = self._is_finished = False
         self._early_exit = EarlyExit(self._exit_early)
         self._server: ControlServer | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
-        self._to_server: JsonLineConnection | None = None
+        self._server_connection: JsonLineConnection | None = None
         if launch.world_size > 1:
-            self._join(all_gather_object, interface)
+            self._connect_all_ranks(all_gather_object, interface)
 
-    def _join(self, all_gather_object: Callable[[Any], list[Any]], interface: str | None) -> None:
-        one_machine, where = self.launch.num_nodes == 1, None
-        self._watched = one_machine and self.launch.launcher == "local"
+    def _connect_all_ranks(self, all_gather_object: Callable[[Any], list[Any]], interface: str | None) -> None:
+        is_single_machine, endpoint = self.launch.num_nodes == 1, None
+        self._parent_reports_lost_ranks = is_single_machine and self.launch.launcher == "local"
         if self.rank == 0:
-            listening = network.listen("127.0.0.1" if one_machine else self._address_to_listen_at(interface), 0)
-            self._server = ControlServer(listening, self.members, self._watched, lambda rank: self.how_ended(rank))
-            where = (*listening.getsockname()[:2], self._server.token)
-        host, port, self._token = all_gather_object(where)[0]
-        self._to_server = JsonLineConnection(self._connection(host, port))
-        self._to_server.send({"rank": self.rank, "token": self._token})
-        me = self.members[self.rank]
-        here = [other for other in self.members if (other.machine, other.pids) == (me.machine, me.pids)]
-        if here[0].rank == self.rank:
-            self._watchdog = start_watchdog(here[0].host, [(member.rank or 0, member.pid) for member in here])
-        threading.Thread(target=self._listen, args=(self._to_server,), name="control channel", daemon=True).start()
+            listener = network.listen("127.0.0.1" if is_single_machine else self._server_address(interface), 0)
+            self._server = ControlServer(
+                listener, self.members, self._parent_reports_lost_ranks, lambda rank: self.describe_exit(rank)
+            )
+            endpoint = (*listener.getsockname()[:2], self._server.token)
+        host, port, self._token = all_gather_object(endpoint)[0]
+        self._server_connection = JsonLineConnection(self._connect(host, port))
+        self._server_connection.send({"rank": self.rank, "token": self._token})
+        this_peer = self.members[self.rank]
+        local_members = [
+            member for member in self.members if (member.machine, member.pids) == (this_peer.machine, this_peer.pids)
+        ]
+        if local_members[0].rank == self.rank:
+            self._watchdog = start_watchdog(
+                local_members[0].host, [(member.rank or 0, member.pid) for member in local_members]
+            )
+        threading.Thread(
+            target=self._receive_messages, args=(self._server_connection,), name="control channel", daemon=True
+        ).start()
 
-    def _connection(self, host: str, port: int) -> socket.socket:
+    def _connect(self, host: str, port: int) -> socket.socket:
         """Connects to the control server.
 
         Raises:
@@ -119,20 +127,20 @@ class ControlChannel:
             return connection
         raise AssertionError("an address resolves to something, or it has been refused")
 
-    def _address_to_listen_at(self, interface: str | None) -> str:
-        own = [ip for ip in network.resolve(self.launch.address) if network.is_mine(ip)]
-        return where_to_listen(self.launch, own, interface)
+    def _server_address(self, interface: str | None) -> str:
+        own_addresses = [ip for ip in network.resolve(self.launch.address) if network.is_local_address(ip)]
+        return listening_address(self.launch, own_addresses, interface)
 
     # Stops
 
     def request_stop(self, reason: str) -> None:
         """Stops all ranks at the next safe point that they can agree on. Any thread of any rank may call."""
-        if self._to_server:
-            self._to_server.send({"stop": reason})
+        if self._server_connection:
+            self._server_connection.send({"stop": reason})
         elif self._stop_reason is None:
             self._stop_reason, self._stop_at = reason, 0
-            self._settled.set()
-            self._announce(reason)
+            self._stop_decided.set()
+            self._confirm_stop(reason)
 
     def check_stop(self) -> str | None:
         """Counts a safe point that this rank has reached; returns the reason if all ranks stop here, else None.
@@ -141,50 +149,50 @@ class ControlChannel:
         reported their positions. The receiving thread of each rank reports the position, so that no rank has to reach a
         safe point first.
         """
-        self._safe_points += 1
+        self._position += 1
         if self._stop_reason is None:
             return None
-        while not self._settled.wait(1):
-            if self._has_failed.is_set():
+        while not self._stop_decided.wait(1):
+            if self._failure_received.is_set():
                 time.sleep(TEARDOWN_SECONDS)  # the receiving thread is about to terminate this process
         assert self._stop_at is not None
-        return self._stop_reason if self._safe_points >= self._stop_at else None
+        return self._stop_reason if self._position >= self._stop_at else None
 
-    def _announce(self, reason: str) -> None:
+    def _confirm_stop(self, reason: str) -> None:
         """Confirms the stop request to the user at once."""
-        where = "as soon as this step is done" if self._safe_points >= 0 else "before the first step"
-        print_error(f"{reason}: stopping {where}" + "; once more to stop now" * (reason == "SIGINT"))
+        stop_point = "after this step" if self._position >= 0 else "before the first step"
+        print_error(f"{reason}: stopping {stop_point}" + "; send it again to stop immediately" * (reason == "SIGINT"))
 
     # Failures
 
     def report_failure(self, cause: str) -> bool:
         """Reports this rank's failure, so that all ranks exit; returns whether this rank has to print the cause."""
-        self._leaving = self._reports_itself = True
-        if self._to_server is None:
+        self._is_exiting = self._has_reported_failure = True
+        if self._server_connection is None:
             return True
-        if not self._has_failed.is_set():
-            self._to_server.send({"failed": cause})
-        if not self._has_failed.wait(ANSWER_SECONDS):
-            return acquire_host_lock(self._name)
+        if not self._failure_received.is_set():
+            self._server_connection.send({"failed": cause})
+        if not self._failure_received.wait(ANSWER_SECONDS):
+            return acquire_host_lock(self._lock_name)
         return self._reporting_rank == self.rank
 
     def failure_cause(self, seconds: float = 0) -> str | None:
         """Waits up to `seconds` for a failure and returns its cause, which has been printed; None without a failure."""
-        self._leaving = True
-        if self._to_server:
-            self._has_failed.wait(seconds)
-        return self._cause if self._has_failed.is_set() else None
+        self._is_exiting = True
+        if self._server_connection:
+            self._failure_received.wait(seconds)
+        return self._cause if self._failure_received.is_set() else None
 
-    def watch_exit(self) -> None:
+    def report_early_exit(self) -> None:
         """From this call on, reports `os._exit` in the user's code to all ranks as a failure."""
-        self._early_exit.watch()
+        self._early_exit.install()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Announces that this rank exits, after success or after a failure that has been reported."""
         self._early_exit.close()
-        self._leaving = self._done = True
-        if self._to_server:
-            self._to_server.send({"leaving": True})
+        self._is_exiting = self._is_finished = True
+        if self._server_connection:
+            self._server_connection.send({"leaving": True})
         if self._server:
             self._server.finish()
         if self._watchdog:
@@ -192,72 +200,74 @@ class ControlChannel:
             self._watchdog.wait()
 
     @property
-    def _name(self) -> str:
+    def _lock_name(self) -> str:
         """Name of the host lock that makes one rank per machine report if rank zero is lost or does not answer."""
         return f"control channel {self._token}"
 
     # The receiving thread
 
-    def _listen(self, connection: JsonLineConnection) -> None:
-        while (messages := connection.receive(BEAT_SECONDS)) is not None:
+    def _receive_messages(self, connection: JsonLineConnection) -> None:
+        while (messages := connection.receive(HEARTBEAT_SECONDS)) is not None:
             for message in messages:
-                self._take(message, connection)
+                self._handle_message(message, connection)
             connection.send(None)
-        if not self._done:
-            cause = f"rank 0 on {self.members[0].host} {self.how_ended(0) or f'is gone{connection.why}'}"
-            self._end(cause, not self._watched and acquire_host_lock(self._name))
+        if not self._is_finished:
+            cause = f"rank 0 on {self.members[0].host} {self.describe_exit(0) or f'was lost{connection.close_reason}'}"
+            self._terminate(cause, not self._parent_reports_lost_ranks and acquire_host_lock(self._lock_name))
 
-    def _take(self, message: Message, connection: JsonLineConnection) -> None:
+    def _handle_message(self, message: Message, connection: JsonLineConnection) -> None:
         if "stop_requested" in message and self._stop_reason is None:
             # The main thread first counts a safe point, then reads the stop reason. This thread first sets the stop
             # reason, then reads the count. So no safe point is missed: either the main thread sees the request at this
             # safe point, or the position sent here includes it.
             self._stop_reason = str(message["stop_requested"])
-            connection.send({"position": self._safe_points})
+            connection.send({"position": self._position})
             if self.rank == 0:
-                self._announce(self._stop_reason)
+                self._confirm_stop(self._stop_reason)
         elif "stop_at" in message:
             self._stop_at = int(message["stop_at"])
-            self._settled.set()
+            self._stop_decided.set()
         elif "done" in message:
-            self._done = True  # rank zero has finished; its exit is not a failure
+            self._is_finished = True  # rank zero has finished; its exit is not a failure
         elif "failed" in message:
             self._reporting_rank = int(message["by"])
-            self._end(str(message["failed"]), self._reporting_rank == self.rank and not self._reports_itself)
+            self._terminate(
+                str(message["failed"]), self._reporting_rank == self.rank and not self._has_reported_failure
+            )
 
-    def _end(self, cause: str, tells: bool) -> None:
+    def _terminate(self, cause: str, prints_cause: bool) -> None:
         """Waits for the main thread to exit after a failure, and terminates this process if it does not."""
         self._cause = cause
-        self._has_failed.set()
-        if tells:
-            print_error(f"{cause}; ending all")
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while time.monotonic() < deadline and not self._leaving:
+        self._failure_received.set()
+        if prints_cause:
+            print_error(f"{cause}; stopping all ranks")
+        deadline = time.monotonic() + NOTICE_SECONDS
+        while time.monotonic() < deadline and not self._is_exiting:
             time.sleep(0.05)
-        if self._leaving:
+        if self._is_exiting:
             time.sleep(TEARDOWN_SECONDS)
-        if self._reports_itself and self._reporting_rank == self.rank and not self._done:
-            print_error(f"{cause}; ending all")  # the main thread has not printed it
-        self._call_on_abort(f"{cause}; the main thread was at\n{_stack_of_main()}")
+        if self._has_reported_failure and self._reporting_rank == self.rank and not self._is_finished:
+            print_error(f"{cause}; stopping all ranks")  # the main thread has not printed it
+        self._call_on_abort(f"{cause}; the main thread was at\n{_main_thread_stack()}")
         report_exit()
-        LEAVE(1)
+        ORIGINAL_EXIT(1)
 
     def _exit_early(self, status: int) -> None:
         """Reports that the user's code has called `os._exit`."""
-        alone = self._to_server is None
-        who = "this process" if alone else f"rank {self.rank} on {socket.gethostname()}"
-        cause = f"{who} ended with exit code {status} (os._exit) without a report"
+        is_single_process = self._server_connection is None
+        process_name = "this process" if is_single_process else f"rank {self.rank} on {socket.gethostname()}"
+        cause = f"{process_name} exited with code {status} (os._exit) without an error report"
         if self.report_failure(cause):
-            print_error(cause + "; ending all" * (not alone))
+            print_error(cause + "; stopping all ranks" * (not is_single_process))
         self._call_on_abort(f"{cause}\n{''.join(traceback.format_stack())}")
         report_exit()
 
-    def _call_on_abort(self, words: str) -> None:
-        last = threading.Thread(target=self.on_abort, args=(words,), daemon=True)  # may wait for the disk
-        last.start()
-        last.join(ON_ABORT_SECONDS)
+    def _call_on_abort(self, cause: str) -> None:
+        thread = threading.Thread(target=self.on_abort, args=(cause,), daemon=True)  # may wait for the disk
+        thread.start()
+        thread.join(ON_ABORT_SECONDS)
 
 
-def _stack_of_main() -> str:
+def _main_thread_stack() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "".join(traceback.format_stack(frame)) if frame else ""

@@ -21,11 +21,11 @@ from typing import Any
 
 from rankzero.distributed.rendezvous.peers import Peer
 
-BEAT_SECONDS = 2.0
+HEARTBEAT_SECONDS = 2.0
 """Time between heartbeats. No code counts them: they only give the kernel data that the other end must acknowledge."""
 
 FINISH_SECONDS = 5.0
-ABSENT_SECONDS = 60.0
+MISSING_RANK_SECONDS = 60.0
 
 LAUNCHER_REPORTS = -1
 """Stands for the reporting rank if the process that started the local processes reports the failure."""
@@ -40,17 +40,17 @@ class JsonLineConnection:
         connection: The connected socket.
 
     Attributes:
-        why: How the connection ended, as text that follows "is gone".
+        close_reason: How the connection ended, as text that follows "was lost".
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.why = ""
+        self.close_reason = ""
         self._received = b""
         self._selector = selectors.DefaultSelector()  # select() supports only descriptors up to 1,023
         self._selector.register(connection, selectors.EVENT_READ)
         self._lock = threading.Lock()
-        _OURS.add(connection)
+        _CONNECTIONS.add(connection)
 
     @property
     def has_partial_line(self) -> bool:
@@ -76,23 +76,23 @@ class JsonLineConnection:
         try:
             received = self.connection.recv(1 << 16)
         except OSError as error:
-            received, self.why = b"", f" ({error.strerror or error})"
+            received, self.close_reason = b"", f" ({error.strerror or error})"
         if not received:
-            self.why = self.why or " (killed? out of memory?)"
+            self.close_reason = self.close_reason or " (killed? out of memory?)"
             return None
-        *whole, self._received = (self._received + received).split(b"\n")
-        return [message for message in map(_read, whole) if message is not None]
+        *lines, self._received = (self._received + received).split(b"\n")
+        return [message for message in map(_parse_message, lines) if message is not None]
 
 
-_OURS: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+_CONNECTIONS: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 _FORK_LOCK = threading.Lock()
-"""Locked while a connection is accepted and added to `_OURS`, so that no fork happens between the two."""
+"""Locked while a connection is accepted and added to `_CONNECTIONS`, so that no fork happens between the two."""
 
 
 def _close_in_child() -> None:
     """Closes the connections in a forked process; a loader process would keep them open after its rank is killed."""
-    for connection in list(_OURS):
+    for connection in list(_CONNECTIONS):
         connection.close()
     _FORK_LOCK.release()
 
@@ -100,7 +100,7 @@ def _close_in_child() -> None:
 os.register_at_fork(before=_FORK_LOCK.acquire, after_in_parent=_FORK_LOCK.release, after_in_child=_close_in_child)
 
 
-def _read(line: bytes) -> Message | None:
+def _parse_message(line: bytes) -> Message | None:
     try:
         message = json.loads(line) if line else {}
     except (ValueError, RecursionError):
@@ -122,10 +122,11 @@ class ControlServer:
     """Rank zero's end of all control channels, which runs in a thread.
 
     Args:
-        listening: The socket to which the ranks connect.
+        listener: The socket to which the ranks connect.
         members: All processes, by rank.
-        quiet: Whether the process that started the ranks reports a lost rank, so that no rank has to.
-        how_ended: Describes how a rank ended; empty if that is unknown.
+        parent_reports_lost_ranks: Whether the process that started the ranks reports a lost rank, so that no rank has
+            to.
+        describe_exit: Describes how a rank ended; empty if that is unknown.
 
     Attributes:
         token: Secret that a rank has to send when it connects.
@@ -133,23 +134,28 @@ class ControlServer:
 
     def __init__(
         self,
-        listening: socket.socket,
+        listener: socket.socket,
         members: Sequence[Peer],
-        quiet: bool,
-        how_ended: Callable[[int], str] = lambda rank: "",
+        parent_reports_lost_ranks: bool,
+        describe_exit: Callable[[int], str] = lambda rank: "",
     ) -> None:
-        self.listening, self.members, self.quiet, self.how_ended = listening, members, quiet, how_ended
+        self.listener, self.members, self.parent_reports_lost_ranks, self.describe_exit = (
+            listener,
+            members,
+            parent_reports_lost_ranks,
+            describe_exit,
+        )
         self.token = secrets.token_hex(8)
-        _OURS.add(listening)
-        listening.setblocking(False)
+        _CONNECTIONS.add(listener)
+        listener.setblocking(False)
         self._ranks: dict[int, JsonLineConnection] = {}
-        self._callers: dict[socket.socket, JsonLineConnection] = {}
-        self._left: set[int] = set()
-        self._places: dict[int, int] = {}
+        self._clients: dict[socket.socket, JsonLineConnection] = {}
+        self._exited_ranks: set[int] = set()
+        self._positions: dict[int, int] = {}
         self._stop_reason: str | None = None
         self._failure: Message | None = None
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listening, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
         self._thread.start()
 
@@ -159,45 +165,45 @@ class ControlServer:
         self._thread.join(FINISH_SECONDS)
 
     def _serve(self) -> None:
-        beaten = began = time.monotonic()
-        while len(self._left) < len(self.members):
-            for key, _ in self._selector.select(BEAT_SECONDS):
+        last_heartbeat = started = time.monotonic()
+        while len(self._exited_ranks) < len(self.members):
+            for key, _ in self._selector.select(HEARTBEAT_SECONDS):
                 self._receive(key.fileobj)  # type: ignore[arg-type]
-            if time.monotonic() - beaten >= BEAT_SECONDS:
-                beaten = time.monotonic()
+            if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
+                last_heartbeat = time.monotonic()
                 self._send_all(None)
-                self._look_for_absent(beaten - began)
+                self._check_for_missing_ranks(last_heartbeat - started)
         self._selector.close()
-        self.listening.close()
+        self.listener.close()
 
-    def _receive(self, ready: socket.socket) -> None:
-        if ready is self.listening:
+    def _receive(self, ready_socket: socket.socket) -> None:
+        if ready_socket is self.listener:
             with contextlib.suppress(OSError), _FORK_LOCK:
-                caller, _ = self.listening.accept()
-                keep_alive(caller)
-                caller.settimeout(5)
-                self._callers[caller] = JsonLineConnection(caller)
-                self._selector.register(caller, selectors.EVENT_READ)
+                client, _ = self.listener.accept()
+                keep_alive(client)
+                client.settimeout(5)
+                self._clients[client] = JsonLineConnection(client)
+                self._selector.register(client, selectors.EVENT_READ)
             return
-        connection = self._callers[ready]
-        rank = next((rank for rank, known in self._ranks.items() if known is connection), None)
+        connection = self._clients[ready_socket]
+        rank = next((rank for rank, admitted in self._ranks.items() if admitted is connection), None)
         messages = connection.receive(0)
         if rank is None and messages == [] and connection.has_partial_line:
             return
         if rank is None and messages:
-            rank = self._admitted(connection, messages)
+            rank = self._admit(connection, messages)
         if messages is None or rank is None:
-            self._drop(ready)
-            self._note_end(rank, connection.why)
+            self._disconnect(ready_socket)
+            self._handle_disconnect(rank, connection.close_reason)
             return
         for message in messages:
-            self._take(rank, message)
+            self._handle_message(rank, message)
 
-    def _admitted(self, connection: JsonLineConnection, messages: Sequence[Message]) -> int | None:
+    def _admit(self, connection: JsonLineConnection, messages: Sequence[Message]) -> int | None:
         """Admits a new connection and returns its rank; None for an unknown client."""
-        hello = next(iter(messages), {})
-        rank = hello.get("rank")
-        if hello.get("token") != self.token or not isinstance(rank, int) or rank not in range(len(self.members)):
+        greeting = next(iter(messages), {})
+        rank = greeting.get("rank")
+        if greeting.get("token") != self.token or not isinstance(rank, int) or rank not in range(len(self.members)):
             return None
         self._ranks[rank] = connection
         if self._failure:
@@ -206,42 +212,45 @@ class ControlServer:
             connection.send({"stop_requested": self._stop_reason})
         return rank
 
-    def _note_end(self, rank: int | None, why: str) -> None:
+    def _handle_disconnect(self, rank: int | None, close_reason: str) -> None:
         """Handles a closed connection; unless the rank has announced its exit, the run has failed."""
-        if rank is not None and rank not in self._left:
-            self._left.add(rank)
-            how = self.how_ended(rank) or f"is gone{why}"
-            self._fail(f"rank {rank} on {self.members[rank].host} {how}", LAUNCHER_REPORTS if self.quiet else 0)
+        if rank is not None and rank not in self._exited_ranks:
+            self._exited_ranks.add(rank)
+            description = self.describe_exit(rank) or f"was lost{close_reason}"
+            self._record_failure(
+                f"rank {rank} on {self.members[rank].host} {description}",
+                LAUNCHER_REPORTS if self.parent_reports_lost_ranks else 0,
+            )
 
-    def _look_for_absent(self, seconds: float) -> None:
-        absent = [member for member in self.members if member.rank not in self._ranks]
-        if absent and seconds > ABSENT_SECONDS:
-            self._fail(f"rank {absent[0].rank} on {absent[0].host} did not open its control connection", 0)
+    def _check_for_missing_ranks(self, seconds: float) -> None:
+        missing = [member for member in self.members if member.rank not in self._ranks]
+        if missing and seconds > MISSING_RANK_SECONDS:
+            self._record_failure(f"rank {missing[0].rank} on {missing[0].host} did not open its control connection", 0)
 
-    def _drop(self, caller: socket.socket) -> None:
-        self._selector.unregister(caller)
-        del self._callers[caller]
-        caller.close()
+    def _disconnect(self, client: socket.socket) -> None:
+        self._selector.unregister(client)
+        del self._clients[client]
+        client.close()
 
-    def _take(self, rank: int, message: Message) -> None:
+    def _handle_message(self, rank: int, message: Message) -> None:
         if "stop" in message and self._stop_reason is None:
             self._stop_reason = str(message["stop"])
             self._send_all({"stop_requested": self._stop_reason})
         elif "position" in message:
-            self._places[rank] = int(message["position"])
+            self._positions[rank] = int(message["position"])
         elif "leaving" in message:
-            self._left.add(rank)
+            self._exited_ranks.add(rank)
         elif "failed" in message:
-            self._fail(str(message["failed"]), rank)
+            self._record_failure(str(message["failed"]), rank)
         if self._stop_reason and ("position" in message or "leaving" in message):
-            self._settle()
+            self._decide_stop()
 
-    def _settle(self) -> None:
+    def _decide_stop(self) -> None:
         """Once all positions are known, has all ranks stop at the safe point after the most advanced position."""
-        if set(self._places) | self._left >= set(range(len(self.members))) and self._places:
-            self._send_all({"stop_at": max(self._places.values()) + 1})
+        if set(self._positions) | self._exited_ranks >= set(range(len(self.members))) and self._positions:
+            self._send_all({"stop_at": max(self._positions.values()) + 1})
 
-    def _fail(self, cause: str, reporting_rank: int) -> None:
+    def _record_failure(self, cause: str, reporting_rank: int) -> None:
         """Records the first failure, which ends the run, and sends it to all ranks."""
         if self._failure is None:
             self._failure = {"failed": cause, "by": reporting_rank}
@@ -249,5 +258,5 @@ class ControlServer:
 
     def _send_all(self, message: Message | None) -> None:
         for rank, connection in list(self._ranks.items()):  # any thread may send while the server admits ranks
-            if rank not in self._left:
+            if rank not in self._exited_ranks:
                 connection.send(message)

@@ -20,7 +20,7 @@ from pathlib import Path
 STOPPED_SECONDS = 8.0
 """How long a rank may be stopped before it is killed."""
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
 def start_watchdog(host: str, ranks: Sequence[tuple[int, int]]) -> "subprocess.Popen[bytes] | None":
@@ -32,40 +32,40 @@ def start_watchdog(host: str, ranks: Sequence[tuple[int, int]]) -> "subprocess.P
     """
     if not Path("/proc/self/stat").exists():
         return None
-    words = [f"{rank}:{pid}" for rank, pid in ranks]
+    arguments = [f"{rank}:{pid}" for rank, pid in ranks]
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, host, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [sys.executable, "-I", "-S", __file__, host, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
 
 
-def watch(host: str, ranks: dict[int, int]) -> None:
+def monitor_ranks(host: str, ranks: dict[int, int]) -> None:
     """Watches the ranks until all of them have exited.
 
     Args:
         host: The machine's name.
         ranks: Process id of each rank on the machine; emptied as the ranks exit.
     """
-    born = {rank: _stat(pid)[1] for rank, pid in ranks.items()}
-    since: dict[int, float] = {}
-    looked = time.monotonic()
+    start_times = {rank: _stat(pid)[1] for rank, pid in ranks.items()}
+    stopped_since: dict[int, float] = {}
+    last_poll = time.monotonic()
     while ranks:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
         now = time.monotonic()
-        if now - looked > STOPPED_SECONDS / 2:
-            since.clear()  # the watchdog was stopped too
-        looked = now
+        if now - last_poll > STOPPED_SECONDS / 2:
+            stopped_since.clear()  # the watchdog was stopped too
+        last_poll = now
         for rank, pid in list(ranks.items()):
-            state, birth = _stat(pid)
-            if birth != born[rank] or state in ("", "Z", "X"):
+            state, start_time = _stat(pid)
+            if start_time != start_times[rank] or state in ("", "Z", "X"):
                 del ranks[rank]
             elif state != "T":
-                since.pop(rank, None)
-            elif now - since.setdefault(rank, now) >= STOPPED_SECONDS:
+                stopped_since.pop(rank, None)
+            elif now - stopped_since.setdefault(rank, now) >= STOPPED_SECONDS:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-                what = f"was stopped (SIGSTOP) for {STOPPED_SECONDS:g} s while its machine went on; it is ended"
+                description = f"was suspended (SIGSTOP) for {STOPPED_SECONDS:g} s; killing it"
                 with contextlib.suppress(OSError, ValueError):
-                    print(f"rankzero: rank {rank} on {host} {what}", file=sys.stderr, flush=True)
+                    print(f"rankzero: rank {rank} on {host} {description}", file=sys.stderr, flush=True)
 
 
 def _stat(pid: int) -> tuple[str, str]:
@@ -80,4 +80,6 @@ def _stat(pid: int) -> tuple[str, str]:
 if __name__ == "__main__":
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    watch(sys.argv[1], {int(rank): int(pid) for rank, _, pid in (word.partition(":") for word in sys.argv[2:])})
+    monitor_ranks(
+        sys.argv[1], {int(rank): int(pid) for rank, _, pid in (argument.partition(":") for argument in sys.argv[2:])}
+    )

@@ -13,7 +13,7 @@ SAVING = ".saving"
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file atomically: a reader finds the complete old text or the complete new one, even after a crash."""
-    with replacing(path, f".{os.getpid()}") as beside, synced(beside) as file:
+    with replacing(path, f".{os.getpid()}") as temporary, synced(temporary) as file:
         file.write(text.encode())
 
 
@@ -27,21 +27,21 @@ def synced(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def replacing(path: Path, mark: str = "") -> Iterator[Path]:
+def replacing(path: Path, unique_suffix: str = "") -> Iterator[Path]:
     """Yields a temporary path next to `path`; renames it to `path` after the `with` block, or removes it on an error.
 
     Args:
         path: File to create or replace.
-        mark: Part of the temporary name that differs between processes which write the same file.
+        unique_suffix: Part of the temporary name that differs between processes which write the same file.
     """
     make_folder(path.parent)
-    beside = path.with_name(f".{path.name}{mark}{SAVING}")
+    temporary = path.with_name(f".{path.name}{unique_suffix}{SAVING}")
     try:
-        yield beside
-        beside.replace(path)
+        yield temporary
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise
     sync_folder(path.parent)
 

@@ -47,18 +47,18 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        place = Path(path)
-        if place.suffix == ".ckpt":
-            with replacing(place) as beside:
-                write_state(checkpoint, beside)
+        target = Path(path)
+        if target.suffix == ".ckpt":
+            with replacing(target) as temporary:
+                write_state(checkpoint, temporary)
             return
         checkpoint = with_plain_hyper_parameters(checkpoint)
         self.wait()
         started = time.monotonic()
-        if self.folder is not None and place.parent != self.folder:
-            write_directory(checkpoint, place)
+        if self.folder is not None and target.parent != self.folder:
+            write_directory(checkpoint, target)
         else:
-            self._writer.start(partial(self._commit_or_tell, self._snapshots.take(checkpoint), place, started))
+            self._writer.start(partial(self._commit_or_report, self._snapshots.take(checkpoint), target, started))
 
     def wait(self) -> None:
         """Waits until no save is running."""
@@ -83,16 +83,16 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         self.wait()
         self._snapshots = Snapshots()
 
-    def _commit_or_tell(self, checkpoint: dict[str, Any], place: Path, started: float) -> None:
+    def _commit_or_report(self, checkpoint: dict[str, Any], path: Path, started: float) -> None:
         try:
-            self._commit(checkpoint, place, started)
+            self._commit(checkpoint, path, started)
         except Exception as error:
             if self.on_error is None:
                 raise  # the thread prints a traceback
-            self.on_error(place, error)
+            self.on_error(path, error)
 
-    def _commit(self, checkpoint: dict[str, Any], place: Path, started: float) -> None:
-        write_directory(checkpoint, place)
+    def _commit(self, checkpoint: dict[str, Any], path: Path, started: float) -> None:
+        write_directory(checkpoint, path)
         self.last_seconds = time.monotonic() - started
         if self.on_committed is not None:
-            self.on_committed(place)
+            self.on_committed(path)

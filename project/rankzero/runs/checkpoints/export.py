@@ -28,25 +28,27 @@ def export_weights(checkpoint: Path, file: Path, trusted: bool = False) -> str:
         RequestError: The checkpoint cannot be read or contains no weights, or the file cannot be written.
     """
     weights = _weights(checkpoint, trusted)
-    as_safetensors = file.suffix == ".safetensors"
+    is_safetensors = file.suffix == ".safetensors"
     try:
-        with replacing(file) as beside:
-            _write_safetensors(weights, beside) if as_safetensors else write_state(weights, beside)
+        with replacing(file) as temporary:
+            _write_safetensors(weights, temporary) if is_safetensors else write_state(weights, temporary)
     except OSError as error:
-        raise RequestError(f"--export {file}", str(error), "--export FILE, in a folder you may write to") from None
+        raise RequestError(f"--export {file}", str(error), "--export FILE, in a folder where you may write") from None
     tensors = [value for value in weights.values() if isinstance(value, Tensor)]
-    numbers = sum(tensor.numel() for tensor in tensors)
-    read = f'safetensors.torch.load_file("{file}")' if as_safetensors else f'torch.load("{file}", weights_only=True)'
+    value_count = sum(tensor.numel() for tensor in tensors)
+    load_call = (
+        f'safetensors.torch.load_file("{file}")' if is_safetensors else f'torch.load("{file}", weights_only=True)'
+    )
     return (
-        f"wrote {file}: {len(tensors)} tensors, {numbers:,} parameters and buffers, {file.stat().st_size:,} bytes; "
-        f"to load it: model.load_state_dict({read})"
+        f"wrote {file}: {len(tensors)} tensors, {value_count:,} parameters and buffers, {file.stat().st_size:,} bytes; "
+        f"to load it: model.load_state_dict({load_call})"
     )
 
 
 def _weights(checkpoint: Path, trusted: bool) -> Mapping[str, Any]:
     weights = load(checkpoint, trusted=trusted).get("state_dict")
     if not isinstance(weights, dict) or not weights:
-        raise RequestError(f"the checkpoint {checkpoint}", "it holds no weights", "the path of another checkpoint")
+        raise RequestError(f"the checkpoint {checkpoint}", "it contains no weights", "the path of another checkpoint")
     return weights
 
 

@@ -15,65 +15,65 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-SAVING = "lightning.pytorch.core.saving"
+SAVING_MODULE = "lightning.pytorch.core.saving"
 
 
 def install() -> None:
     """Replaces `pl_load` now, or as soon as Lightning imports its module."""
-    if SAVING in sys.modules:
-        _replace(sys.modules[SAVING])
+    if SAVING_MODULE in sys.modules:
+        _replace(sys.modules[SAVING_MODULE])
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
-    """Import finder that replaces `pl_load` once `SAVING` is imported; the other finders locate the module."""
+    """Import finder that replaces `pl_load` once `SAVING_MODULE` is imported; the other finders locate the module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != SAVING:
+        if fullname != SAVING_MODULE:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
+            exec_module = spec.loader.exec_module
 
-            def run_and_replace(module: ModuleType) -> None:
-                run(module)
+            def exec_and_replace(module: ModuleType) -> None:
+                exec_module(module)
                 _replace(module)
 
-            spec.loader.exec_module = run_and_replace  # type: ignore[method-assign]
+            spec.loader.exec_module = exec_and_replace  # type: ignore[method-assign]
         return spec
 
 
-def _replace(saving: Any) -> None:
-    stock = getattr(saving, "pl_load", None)
+def _replace(saving_module: Any) -> None:
+    stock = getattr(saving_module, "pl_load", None)
     if stock is None or getattr(stock, "reads_directories", False):
         return
 
-    def pl_load(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None, **settings: Any) -> Any:
-        from rankzero.runs.checkpoints.hyper_parameters import left_out_of
+    def pl_load(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None, **options: Any) -> Any:
+        from rankzero.runs.checkpoints.hyper_parameters import omitted_hyper_parameters
 
         if isinstance(path_or_url, str | Path) and Path(path_or_url).is_dir():
             checkpoint = _read(Path(path_or_url), map_location, weights_only)
         else:
-            checkpoint = stock(path_or_url, map_location=map_location, weights_only=weights_only, **settings)
-        if left_out := left_out_of(checkpoint):
-            entries = ", ".join(f"{name}={text}" for name, text in left_out.items())
+            checkpoint = stock(path_or_url, map_location=map_location, weights_only=weights_only, **options)
+        if omitted := omitted_hyper_parameters(checkpoint):
+            entries = ", ".join(f"{name}={text}" for name, text in omitted.items())
             warnings.warn(
                 f"the checkpoint {path_or_url} was saved without the hyperparameters that are objects ({entries}): "
-                f"load_from_checkpoint uses what it is given ({', '.join(f'{name}=...' for name in left_out)}), "
+                f"load_from_checkpoint uses its arguments ({', '.join(f'{name}=...' for name in omitted)}), "
                 "or their defaults",
                 stacklevel=4,
             )
         return checkpoint
 
     pl_load.reads_directories = True  # type: ignore[attr-defined]
-    saving.pl_load = pl_load
+    saving_module.pl_load = pl_load
 
 
 def _read(path: Path, map_location: Any, weights_only: bool | None) -> Any:
     from rankzero.runs.checkpoints.safe_load import load
 
-    return load(path, map_location, trusted=weights_only is False, how_to_trust="weights_only=False")
+    return load(path, map_location, trusted=weights_only is False, trust_setting="weights_only=False")

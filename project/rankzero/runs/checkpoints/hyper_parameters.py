@@ -18,8 +18,8 @@ AS_TEXT = "_as_text"
 TYPES = {"hyper_parameters": "hparams_type", "datamodule_hyper_parameters": "datamodule_hparams_type"}
 """Maps Lightning's key of hyperparameters to Lightning's key of their container class."""
 
-_LEAVES = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter)
-_LEAVES += (torch.dtype, torch.device, torch.Size)  # type: ignore[assignment]
+_PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter)
+_PLAIN_TYPES += (torch.dtype, torch.device, torch.Size)  # type: ignore[assignment]
 _INT_BITS = 2000
 _TEXT_LENGTH = 300
 
@@ -34,34 +34,39 @@ def with_plain_hyper_parameters(checkpoint: dict[str, Any]) -> dict[str, Any]:
     for key, type_key in TYPES.items():
         if not isinstance(checkpoint.get(key), Mapping):
             continue
-        plain[key], left_out = split(checkpoint[key])
-        if left_out:
-            plain[key + AS_TEXT] = left_out
+        plain[key], omitted = split(checkpoint[key])
+        if omitted:
+            plain[key + AS_TEXT] = omitted
         if isinstance(plain.get(type_key), type):  # given a name, Lightning loads an AttributeDict
             plain[type_key] = f"{plain[type_key].__module__}.{plain[type_key].__qualname__}"
     return plain
 
 
-def left_out_of(checkpoint: Any) -> dict[str, str]:
+def omitted_hyper_parameters(checkpoint: Any) -> dict[str, str]:
     """Returns the descriptions of the hyperparameters that were omitted from a checkpoint, by name."""
     texts = [checkpoint.get(key + AS_TEXT) for key in TYPES] if isinstance(checkpoint, dict) else []
-    return {str(name): str(text) for part in texts if isinstance(part, dict) for name, text in part.items()}
+    return {
+        str(name): str(text)
+        for descriptions in texts
+        if isinstance(descriptions, dict)
+        for name, text in descriptions.items()
+    }
 
 
 def split(hyper_parameters: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Splits hyperparameters into plain values and descriptions of all other values, both by name."""
-    kept, left_out = {}, {}
+    kept, omitted = {}, {}
     for name in hyper_parameters:
         value: Any = None
         try:
             value = hyper_parameters[name]
             kept[_plain(name)] = _plain(value)
         except Exception as error:  # containers of other libraries can raise any exception
-            left_out[str(name)] = _described(value if isinstance(error, _NotPlainError) else error)
-    return kept, left_out
+            omitted[str(name)] = _description(value if isinstance(error, _NotPlainError) else error)
+    return kept, omitted
 
 
-def _plain(value: Any, within: tuple[int, ...] = ()) -> Any:
+def _plain(value: Any, enclosing_ids: tuple[int, ...] = ()) -> Any:
     """Returns a value with the same content that can be read without running code.
 
     Raises:
@@ -69,23 +74,23 @@ def _plain(value: Any, within: tuple[int, ...] = ()) -> Any:
     """
     if isinstance(value, np.generic):
         value = value.item()
-    if type(value) in _LEAVES:
+    if type(value) in _PLAIN_TYPES:
         if type(value) is int and value.bit_length() > _INT_BITS:  # torch does not read longer integers
             raise _NotPlainError
         return value
-    if id(value) in within:
+    if id(value) in enclosing_ids:
         raise _NotPlainError
-    within = (*within, id(value))
+    enclosing_ids = (*enclosing_ids, id(value))
     if isinstance(value, Mapping):
-        return {_plain(key, within): _plain(value[key], within) for key in value}
+        return {_plain(key, enclosing_ids): _plain(value[key], enclosing_ids) for key in value}
     if type(value) in (tuple, set):
-        return type(value)(_plain(item, within) for item in value)
+        return type(value)(_plain(item, enclosing_ids) for item in value)
     if isinstance(value, Sequence) and not isinstance(value, tuple | str | bytes | range):
-        return [_plain(item, within) for item in value]
+        return [_plain(item, enclosing_ids) for item in value]
     raise _NotPlainError
 
 
-def _described(value: Any) -> str:
+def _description(value: Any) -> str:
     try:
         text = repr(value)
     except Exception as error:

@@ -54,7 +54,7 @@ def read_manifest(checkpoint: Path) -> Mapping[str, Any]:
             data = file.read(_MANIFEST_BYTES)
         content = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{checkpoint} is no finished checkpoint: {MANIFEST} cannot be read ({error})") from None
+        raise ValueError(f"{checkpoint} is not a complete checkpoint: {MANIFEST} cannot be read ({error})") from None
     try:
         _check_manifest(content, data)
     except (ValueError, RecursionError) as error:
@@ -82,8 +82,8 @@ def open_verified(checkpoint: Path) -> BinaryIO:
     try:
         file = open_plain(checkpoint / STATE)
     except (OSError, ValueError) as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise ValueError(f"{checkpoint}: {STATE} is missing" if missing else str(error)) from None
+        is_missing = isinstance(error, FileNotFoundError)
+        raise ValueError(f"{checkpoint}: {STATE} is missing" if is_missing else str(error)) from None
     try:
         _check_content(file, os.fstat(file.fileno()).st_size, expected)
     except (OSError, ValueError) as error:
@@ -92,22 +92,22 @@ def open_verified(checkpoint: Path) -> BinaryIO:
     return file
 
 
-def read_verified(checkpoint: Path, described: Mapping[str, Any]) -> BinaryIO:
+def read_verified(checkpoint: Path, description: Mapping[str, Any]) -> BinaryIO:
     """Reads the whole state into memory and verifies that copy, which no other process can change before it is used.
 
     Args:
         checkpoint: Checkpoint directory.
-        described: `bytes` and `sha256` that the state must have.
+        description: `bytes` and `sha256` that the state must have.
 
     Raises:
         OSError: The state cannot be read.
-        ValueError: The state differs from `described`.
+        ValueError: The state differs from `description`.
     """
     with open_plain(checkpoint / STATE) as file:
-        data = file.read(described["bytes"] + 1)
+        data = file.read(description["bytes"] + 1)
     content = io.BytesIO(data)
     try:
-        _check_content(content, len(data), described)
+        _check_content(content, len(data), description)
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {STATE} {error}") from None
     return content
@@ -133,8 +133,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
     """Returns the checkpoints in a folder, oldest first, without those that are still being written."""
     if not folder.is_dir():
         return []
-    found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for match, path in sorted(found, key=lambda entry: (int(entry[0][1]), entry[0][2] is None))]
+    matches = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for match, path in sorted(matches, key=lambda entry: (int(entry[0][1]), entry[0][2] is None))]
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
@@ -143,15 +143,15 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     Returns:
         Path of the checkpoint or None, and the reason for refusing each newer one.
     """
-    refused = []
+    refusals = []
     for checkpoint in reversed(checkpoints_in(folder)):
         try:
             verify(checkpoint)
         except (OSError, ValueError) as error:
-            refused.append(str(error))
+            refusals.append(str(error))
         else:
-            return checkpoint, refused
-    return None, refused
+            return checkpoint, refusals
+    return None, refusals
 
 
 def clean(folder: Path) -> list[Path]:
@@ -162,14 +162,14 @@ def clean(folder: Path) -> list[Path]:
     """
     leftovers = [path for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name)] if folder.is_dir() else []
     for path in checkpoints_in(folder):
-        if path.name.endswith(REPLACED) and is_whole(path.with_name(path.name.removesuffix(REPLACED))):
+        if path.name.endswith(REPLACED) and is_valid(path.with_name(path.name.removesuffix(REPLACED))):
             leftovers.append(path)
     for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
     return sorted(path for path in leftovers if not path.exists())
 
 
-def is_whole(checkpoint: Path) -> bool:
+def is_valid(checkpoint: Path) -> bool:
     """Returns whether the checkpoint exists and passes verification."""
     try:
         verify(checkpoint)
@@ -178,7 +178,7 @@ def is_whole(checkpoint: Path) -> bool:
     return True
 
 
-def is_finished(checkpoint: Path) -> bool:
+def has_valid_manifest(checkpoint: Path) -> bool:
     """Returns whether the checkpoint exists and has a valid manifest, which is written last."""
     try:
         read_manifest(checkpoint)
@@ -198,22 +198,22 @@ def _hash_of(content: Mapping[str, Any]) -> str:
 def _check_manifest(content: Any, data: bytes) -> None:
     """Raises a ValueError if a manifest is invalid; the message is the end of a sentence about the manifest."""
     if not isinstance(content, dict) or type(content.get("format")) is not int:
-        raise ValueError("names no format")
+        raise ValueError("states no format")
     if content["format"] != FORMAT:
-        raise ValueError(f"is of format {str(content['format'])[:20]}; this version knows format {FORMAT}")
+        raise ValueError(f"has format {str(content['format'])[:20]}; this version reads format {FORMAT}")
     rest = {key: value for key, value in content.items() if key != "sha256"}
     if content.get("sha256") != _hash_of(rest) or (_dump(content) + "\n").encode() != data:
-        raise ValueError("is not what was written (its sha256 differs)")
+        raise ValueError("differs from the file that was written (another sha256)")
     if set(content) - {SIGNATURE} != {"format", "epoch", "step", "rankzero", "contents", "needs", "files", "sha256"}:
-        raise ValueError("does not say what one of this format says")
+        raise ValueError("lacks entries of this format")
     for key in ("epoch", "step"):
         if content[key] is not None and type(content[key]) is not int:
-            raise ValueError(f"has a {key} that is no whole number")
+            raise ValueError(f"has a {key} that is not a whole number")
     for key in ("contents", "needs"):
-        if not isinstance(content[key], list) or not all(isinstance(word, str) for word in content[key]):
-            raise ValueError(f"has {key} that are no list of names")
+        if not isinstance(content[key], list) or not all(isinstance(name, str) for name in content[key]):
+            raise ValueError(f"has {key} that are not a list of names")
     if not isinstance(content["rankzero"], dict):
-        raise ValueError("says nothing of the run")
+        raise ValueError("does not describe the run")
     _check_files(content["files"])
 
 
@@ -222,22 +222,24 @@ def _check_files(files: Any) -> None:
         raise ValueError("lists no files")
     if set(files) != {STATE}:
         listed = ", ".join(repr(name)[:80] for name in list(files)[:3]) or "no files"
-        raise ValueError(f"lists {listed}, where {STATE} alone belongs")
-    described = files[STATE]
-    if not isinstance(described, dict) or set(described) != {"bytes", "sha256"}:
-        raise ValueError(f"does not say the size and the sha256 of {STATE}")
-    if type(described["bytes"]) is not int or not isinstance(described["sha256"], str):
-        raise ValueError(f"does not say the size and the sha256 of {STATE}")
+        raise ValueError(f"lists {listed} instead of only {STATE}")
+    description = files[STATE]
+    if not isinstance(description, dict) or set(description) != {"bytes", "sha256"}:
+        raise ValueError(f"states no size and sha256 of {STATE}")
+    if type(description["bytes"]) is not int or not isinstance(description["sha256"], str):
+        raise ValueError(f"states no size and sha256 of {STATE}")
 
 
 def _check_content(file: BinaryIO, size: int, expected: Mapping[str, Any]) -> None:
     """Raises a ValueError if a file has changed; the message is the end of a sentence about the file."""
     if size != expected["bytes"]:
-        how = "truncated" if size < expected["bytes"] else "longer than it was"
-        raise ValueError(f"is not what was written: {how} ({size:,} bytes of {expected['bytes']:,})")
+        difference = "truncated" if size < expected["bytes"] else "longer than when it was written"
+        raise ValueError(
+            f"differs from the file that was written: {difference} ({size:,} bytes of {expected['bytes']:,})"
+        )
     digest = hashlib.sha256()
     while block := file.read(_BLOCK_BYTES):
         digest.update(block)
     if digest.hexdigest() != expected["sha256"]:
-        raise ValueError("is not what was written (its sha256 differs)")
+        raise ValueError("differs from the file that was written (another sha256)")
     file.seek(0)

@@ -30,7 +30,7 @@ def load(
     map_location: Any = "cpu",
     trusted: bool = False,
     trusted_sha256: str = "",
-    how_to_trust: str = "--trust_checkpoint yes",
+    trust_setting: str = "--trust_checkpoint yes",
 ) -> dict[str, Any]:
     """Reads a checkpoint directory, after verifying it against its manifest, or a .ckpt file.
 
@@ -40,7 +40,7 @@ def load(
         trusted: Whether the checkpoint may contain more than tensors and plain types. Reading such a file can run any
             code. A directory with a valid signature of this user is always trusted.
         trusted_sha256: sha256 of a directory's state that is trusted as well; empty for none.
-        how_to_trust: Flag or argument that the error message suggests for a checkpoint that is not trusted.
+        trust_setting: Flag or argument that the error message suggests for a checkpoint that is not trusted.
 
     Raises:
         FileNotFoundError: There is no checkpoint at `path`.
@@ -51,7 +51,7 @@ def load(
     try:
         return _load(path, map_location, trusted, trusted_sha256)
     except _NeedsTrustError as error:
-        raise needs_trust(path, error.names, how_to_trust) from None
+        raise needs_trust_error(path, error.names, trust_setting) from None
     except (OSError, ValueError) as error:
         raise RequestError(f"the checkpoint {path}", str(error), "the path of another checkpoint") from None
 
@@ -65,19 +65,19 @@ def signed_sha256(manifest: Mapping[str, Any]) -> str:
     """Returns the sha256 of a state that runs code when read and that this user's key has signed; otherwise empty."""
     if not manifest.get("needs") or SIGNATURE not in manifest:
         return ""
-    described = manifest["files"][STATE]
-    return str(described["sha256"]) if is_signed(STATE, described, manifest[SIGNATURE]) else ""
+    description = manifest["files"][STATE]
+    return str(description["sha256"]) if is_signed(STATE, description, manifest[SIGNATURE]) else ""
 
 
-def needs_trust(path: Path, names: Sequence[str], how: str = "--trust_checkpoint yes") -> RequestError:
+def needs_trust_error(path: Path, names: Sequence[str], trust_setting: str = "--trust_checkpoint yes") -> RequestError:
     """Returns the error for a checkpoint that contains more than tensors and plain types."""
     shown = [re.sub(r"[^ -~]", "?", name)[:80] for name in names[:8]]
     shown += [f"and {len(names) - 8} more"] * (len(names) > 8)
     return RequestError(
         f"the checkpoint {path}",
-        f"{path} holds more than tensors and plain types ({', '.join(shown)});\n"
-        "such a file can run any code when it is read" + (f"\n{problem}" if (problem := key_problem()) else ""),
-        f"{how}, if you trust its author",
+        f"{path} contains more than tensors and plain types ({', '.join(shown)});\n"
+        "such a file can run any code when it is loaded" + (f"\n{problem}" if (problem := key_problem()) else ""),
+        f"{trust_setting}, if you trust its author",
     )
 
 
@@ -88,36 +88,36 @@ class _NeedsTrustError(ValueError):
 
 
 def _load(path: Path, map_location: Any, trusted: bool, trusted_sha256: str) -> dict[str, Any]:
-    signed = None if trusted or not path.is_dir() else _open_signed(path, trusted_sha256)
-    trusted = trusted or signed is not None
-    with signed or (open_verified(path) if path.is_dir() else open_plain(path)) as file:
+    signed_file = None if trusted or not path.is_dir() else _open_signed(path, trusted_sha256)
+    trusted = trusted or signed_file is not None
+    with signed_file or (open_verified(path) if path.is_dir() else open_plain(path)) as file:
         if not trusted:
             _check_archive(path, file)
         content = _read(path, file, map_location, trusted)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, where a checkpoint holds a dict")
+        raise ValueError(f"{path} contains a {type(content).__name__}; a checkpoint is a dict")
     return content
 
 
 def _open_signed(path: Path, trusted_sha256: str) -> BinaryIO | None:
     """Opens the state of a directory that may run code, by its sha256 or signature; returns None for any other."""
     manifest = read_manifest(path)
-    described = manifest["files"][STATE]
-    trusted = trusted_sha256 and hmac.compare_digest(trusted_sha256.encode(), described["sha256"].encode())
-    return read_verified(path, described) if trusted or signed_sha256(manifest) else None
+    description = manifest["files"][STATE]
+    trusted = trusted_sha256 and hmac.compare_digest(trusted_sha256.encode(), description["sha256"].encode())
+    return read_verified(path, description) if trusted or signed_sha256(manifest) else None
 
 
 def _read(path: Path, file: BinaryIO, map_location: Any, trusted: bool) -> Any:
     try:
         return torch.load(file, map_location=map_location, weights_only=not trusted)
     except Exception as error:  # a malicious file can cause any exception
-        names = [] if trusted else _needs(file)
+        names = [] if trusted else _required_globals(file)
         if not names:
-            raise ValueError(f"{path} cannot be read: {_brief(error)}") from None
+            raise ValueError(f"{path} cannot be read: {_short_text(error)}") from None
     raise _NeedsTrustError(names)
 
 
-def needs_of(file: BinaryIO) -> list[str]:
+def required_globals(file: BinaryIO) -> list[str]:
     """Returns the classes and functions that reading a file would call, except those that torch allows by default.
 
     Raises:
@@ -127,9 +127,9 @@ def needs_of(file: BinaryIO) -> list[str]:
     return sorted(get_unsafe_globals_in_checkpoint(file))
 
 
-def _needs(file: BinaryIO) -> list[str]:
+def _required_globals(file: BinaryIO) -> list[str]:
     try:
-        return needs_of(file)
+        return required_globals(file)
     except Exception:
         return []
 
@@ -139,30 +139,30 @@ def _check_archive(path: Path, file: BinaryIO) -> None:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _END_BYTES))
     # With the end record at the very end of the file, every zip reader finds the same list of entries.
-    ends_well = file.read(4) == b"PK\x05\x06" and file.read()[-2:] == b"\0\0"
+    has_end_record = file.read(4) == b"PK\x05\x06" and file.read()[-2:] == b"\0\0"
     file.seek(0)
-    if not ends_well or file.read(4) != b"PK\x03\x04":
-        raise ValueError(f"{path} is no checkpoint as torch.save writes it: no zip archive, or only a part of one")
+    if not has_end_record or file.read(4) != b"PK\x03\x04":
+        raise ValueError(f"{path} is not a checkpoint of torch.save: it is not a zip archive, or it is truncated")
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
     except Exception as error:  # zipfile raises many types
-        raise ValueError(f"{path} is no whole zip archive: {_brief(error)}") from None
+        raise ValueError(f"{path} is a damaged zip archive: {_short_text(error)}") from None
     names = [entry.filename for entry in entries]
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries):
-        raise ValueError(f"{path} holds compressed entries, which torch.save does not write")
+        raise ValueError(f"{path} contains compressed entries, which torch.save does not write")
     if sum(entry.file_size for entry in entries) > size:
-        raise ValueError(f"{path} would unpack to more than it is: its entries overlap")
+        raise ValueError(f"{path} has overlapping entries, so that it would unpack to more than its size")
     if len(set(names)) < len(names) or any(name.startswith("/") or ".." in name.split("/") for name in names):
-        raise ValueError(f"{path} names entries twice, or outside of itself")
+        raise ValueError(f"{path} has duplicate entries, or entries with paths outside the archive")
     file.seek(0)
 
 
-def _brief(error: Exception) -> str:
+def _short_text(error: Exception) -> str:
     """Returns the type of an error and the first line of its text, without terminal colors."""
     text = str(error)
     if match := re.search(r"WeightsUnpickler error: *([^\n]+)", text):
         text = match[1]
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).strip().splitlines()
-    said = re.sub(r"[^ -~]", "?", lines[0])[:200] if lines else ""
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    first_line = re.sub(r"[^ -~]", "?", lines[0])[:200] if lines else ""
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__

@@ -20,7 +20,7 @@ class Snapshots:
     """
 
     def __init__(self) -> None:
-        self._spare: Pool = {}
+        self._reusable: Pool = {}
 
     def take(self, state: Any) -> Any:
         """Copies a state to the CPU; tensors that share memory also share it in the copy.
@@ -31,25 +31,25 @@ class Snapshots:
             Exception: An object cannot be pickled; `torch.save` would fail as well.
         """
         content = io.BytesIO()
-        taking = _Taking(content, self._spare)
-        taking.dump(state)
-        self._spare = taking.used
-        if any(pinned for _, pinned in taking.used):
+        pickler = _CopyPickler(content, self._reusable)
+        pickler.dump(state)
+        self._reusable = pickler.used
+        if any(pinned for _, pinned in pickler.used):
             torch.cuda.synchronize()
         content.seek(0)
-        return _Giving(content, taking.copies).load()
+        return _CopyUnpickler(content, pickler.copies).load()
 
 
-class _Taking(pickle.Pickler):
+class _CopyPickler(pickle.Pickler):
     """Pickler that copies the storages of tensors and pickles everything else."""
 
-    def __init__(self, content: io.BytesIO, spare: Pool) -> None:
+    def __init__(self, content: io.BytesIO, reusable: Pool) -> None:
         super().__init__(content, protocol=pickle.HIGHEST_PROTOCOL)
         self.copies: list[UntypedStorage] = []
         self.used: Pool = defaultdict(list)
-        self._spare = spare
+        self._reusable = reusable
         self._numbers: dict[int, int] = {}
-        self._held: list[UntypedStorage] = []  # keeps each storage alive, so that no address is reused
+        self._originals: list[UntypedStorage] = []  # keeps each storage alive, so that no address is reused
 
     def persistent_id(self, item: Any) -> tuple[int, torch.dtype | None] | None:
         if isinstance(item, TypedStorage):
@@ -59,21 +59,21 @@ class _Taking(pickle.Pickler):
     def _number(self, storage: UntypedStorage) -> int:
         if storage._cdata not in self._numbers:
             self._numbers[storage._cdata] = len(self.copies)
-            self._held.append(storage)
+            self._originals.append(storage)
             self.copies.append(self._copy(storage))
         return self._numbers[storage._cdata]
 
     def _copy(self, storage: UntypedStorage) -> UntypedStorage:
         size, pinned = storage.nbytes(), storage.device.type == "cuda"
-        if spare := self._spare.get((size, pinned)):
-            copy = spare.pop()
+        if reusable := self._reusable.get((size, pinned)):
+            copy = reusable.pop()
         else:
             copy = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).untyped_storage()
         self.used[size, pinned].append(copy)
         return copy.copy_(storage, non_blocking=pinned)
 
 
-class _Giving(pickle.Unpickler):
+class _CopyUnpickler(pickle.Unpickler):
     """Unpickler that rebuilds the state on the copied storages."""
 
     def __init__(self, content: io.BytesIO, copies: list[UntypedStorage]) -> None:

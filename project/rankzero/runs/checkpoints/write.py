@@ -17,11 +17,11 @@ from rankzero.runs.checkpoints.manifest import (
     REPLACED,
     SIGNATURE,
     STATE,
-    is_whole,
+    is_valid,
     manifest_text,
 )
-from rankzero.runs.checkpoints.safe_load import needs_of
-from rankzero.runs.checkpoints.signature import NoKeyError, signature
+from rankzero.runs.checkpoints.safe_load import required_globals
+from rankzero.runs.checkpoints.signature import NoKeyError, sign
 
 
 class HashedFile:
@@ -60,24 +60,24 @@ class HashedFile:
         return self._digest.hexdigest()
 
 
-def write_directory(checkpoint: dict[str, Any], place: Path) -> None:
-    """Writes a checkpoint directory to a temporary path and renames it to `place`.
+def write_directory(checkpoint: dict[str, Any], target: Path) -> None:
+    """Writes a checkpoint directory to a temporary path and renames it to `target`.
 
-    An earlier checkpoint at `place` is kept as `.replaced` until the new one has its name.
+    An earlier checkpoint at `target` is kept as `.replaced` until the new one has its name.
 
     Raises:
         OSError: The disk refused a write. An earlier checkpoint is still valid; the new one is removed.
     """
-    beside = place.with_name(f".{place.name}{SAVING}")
+    temporary = target.with_name(f".{target.name}{SAVING}")
     try:
-        make_folder(place.parent)
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        _write_content(checkpoint, beside)
-        sync_folder(beside)
-        _move_into_place(beside, place)
+        make_folder(target.parent)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        _write_content(checkpoint, temporary)
+        sync_folder(temporary)
+        _move_to_target(temporary, target)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
@@ -94,54 +94,54 @@ def write_state(checkpoint: Any, path: Path) -> HashedFile:
 
 def remove_directory(path: Path) -> None:
     """Removes a checkpoint directory; an interruption leaves either the whole checkpoint or none under its name."""
-    dying = path.with_name(f".{path.name}{DELETING}")
-    shutil.rmtree(dying, ignore_errors=True)
-    path.rename(dying)
+    deleting = path.with_name(f".{path.name}{DELETING}")
+    shutil.rmtree(deleting, ignore_errors=True)
+    path.rename(deleting)
     sync_folder(path.parent)
-    shutil.rmtree(dying)
+    shutil.rmtree(deleting)
 
 
 def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
     state = write_state(checkpoint, folder / STATE)
-    described = {"bytes": state.bytes, "sha256": state.sha256}
+    description = {"bytes": state.bytes, "sha256": state.sha256}
     manifest = {
         "format": FORMAT,
         "epoch": checkpoint.get("epoch"),
         "step": checkpoint.get("global_step"),
         "rankzero": checkpoint.get("rankzero", {}),
         "contents": sorted(map(str, checkpoint)),
-        "needs": _needs(folder / STATE),
-        "files": {STATE: described},
+        "needs": _required_globals(folder / STATE),
+        "files": {STATE: description},
     }
     if manifest["needs"]:
         with contextlib.suppress(NoKeyError):  # unsigned, it is read only with --trust_checkpoint yes
-            manifest[SIGNATURE] = signature(STATE, described)
+            manifest[SIGNATURE] = sign(STATE, description)
     with synced(folder / MANIFEST) as file:
         file.write(manifest_text(manifest).encode())
 
 
-def _needs(path: Path) -> list[str]:
+def _required_globals(path: Path) -> list[str]:
     with path.open("rb") as file:
         try:
-            return needs_of(file)
+            return required_globals(file)
         except pickle.UnpicklingError:  # for example because of an integer of a thousand digits
             return ["what torch cannot name"]
 
 
-def _move_into_place(beside: Path, place: Path) -> None:
-    replaced = place.with_name(place.name + REPLACED)
-    if place.exists():
+def _move_to_target(temporary: Path, target: Path) -> None:
+    replaced = target.with_name(target.name + REPLACED)
+    if target.exists():
         if replaced.exists():  # left by an interrupted save: keep the newer one unless it is damaged
-            remove_directory(replaced if is_whole(place) else place)
-        if place.exists():
-            place.rename(replaced)
+            remove_directory(replaced if is_valid(target) else target)
+        if target.exists():
+            target.rename(replaced)
     try:
-        beside.rename(place)
+        temporary.rename(target)
     except OSError:
         with contextlib.suppress(OSError):
-            replaced.rename(place)
+            replaced.rename(target)
         raise
-    sync_folder(place.parent)
+    sync_folder(target.parent)
     if replaced.exists():
         with contextlib.suppress(OSError):  # the new one is safe; `clean` removes the old one later
             remove_directory(replaced)

@@ -10,10 +10,10 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Starts `work` once the current task has ended. `work` has to report its own errors."""
+    def start(self, task: Callable[[], None]) -> None:
+        """Starts `task` once the current task has ended. `task` has to report its own errors."""
         self.wait()
-        self._thread = threading.Thread(target=work, name="rankzero-writer", daemon=False)
+        self._thread = threading.Thread(target=task, name="rankzero-writer", daemon=False)
         self._thread.start()
 
     def wait(self) -> None:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from rankzero.distributed.scheduler.durations import seconds_of
+from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, read_manifest
@@ -46,7 +46,7 @@ class Interval:
         number, unit = int(match[1]), match[2]
         if unit is None:
             return cls(epochs=number)
-        return cls(steps=number) if unit.startswith("step") else cls(seconds=seconds_of(text))
+        return cls(steps=number) if unit.startswith("step") else cls(seconds=parse_duration(text))
 
 
 class CheckpointCallback(LoopCallback, Checkpoint):
@@ -58,7 +58,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
 
     Args:
         run: The run whose checkpoints are saved.
-        every: The interval between saves.
+        interval: The interval between saves.
         record: Returns a checkpoint's description of the run, in plain types and independent of the rank.
         retention: Specifies which checkpoints to keep.
         request_stop: Called with a reason, in another thread, if a checkpoint cannot be written; None to continue.
@@ -71,19 +71,19 @@ class CheckpointCallback(LoopCallback, Checkpoint):
     def __init__(
         self,
         run: RunDirectory,
-        every: Interval,
+        interval: Interval,
         record: Callable[[], dict[str, Any]],
         retention: Retention | None = None,
         request_stop: Callable[[str], None] | None = None,
     ) -> None:
-        self.run, self.every, self.record = run, every, record
+        self.run, self.interval, self.record = run, interval, record
         self.retention, self.request_stop = retention or Retention(), request_stop
         self.last_seconds: float | None = None
         self.error: str | None = None
-        self.saved_at: Any = None
-        self.seen = 0
-        self.looked_at_clock = 0.0
-        self._due = self._warned = self._validated = self._looked = self._is_over = False
+        self.saved_position: Any = None
+        self.checked_step = 0
+        self.clock_checked_at = 0.0
+        self._is_due = self._has_warned = self._has_validated = self._has_checked_metric = self._is_over = False
         self._last_weights: dict[str, Tensor] = {}
 
     @property
@@ -100,46 +100,46 @@ class CheckpointCallback(LoopCallback, Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         io = trainer.strategy.checkpoint_io
         assert isinstance(io, DirectoryCheckpointIO)
-        io.folder, io.on_committed, io.on_error = self.folder, self._prune, self._tell
+        io.folder, io.on_committed, io.on_error = self.folder, self._prune, self._report_error
         self._io = io
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.seen = trainer.global_step
+        self.checked_step = trainer.global_step
         if trainer.ckpt_path:
-            self.saved_at = self._place(trainer)
-        self.looked_at_clock = time.monotonic()
+            self.saved_position = self._position(trainer)
+        self.clock_checked_at = time.monotonic()
 
     def needs(self, hook: str) -> bool:
-        return hook != "on_step_done" or bool(self.every.steps or self.every.seconds)
+        return hook != "on_step_done" or bool(self.interval.steps or self.interval.seconds)
 
     def on_step_done(self, trainer: Trainer) -> None:
         """Determines whether a save is due. All ranks must call."""
-        self._due |= self._falls_due(trainer.global_step, trainer)
+        self._is_due |= self._is_interval_over(trainer.global_step, trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validated |= not trainer.sanity_checking
+        self._has_validated |= not trainer.sanity_checking
 
     def on_epoch_done(self, trainer: Trainer) -> None:
-        self._due |= bool(self.every.epochs) and trainer.current_epoch % self.every.epochs == 0
-        if not self._looked and (self._validated or not trainer.enable_validation):
-            self._looked = True
-            self._look_for_the_metric(trainer)
+        self._is_due |= bool(self.interval.epochs) and trainer.current_epoch % self.interval.epochs == 0
+        if not self._has_checked_metric and (self._has_validated or not trainer.enable_validation):
+            self._has_checked_metric = True
+            self._warn_if_metric_is_missing(trainer)
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """Saves if a save is due or training is over. All ranks must call."""
         loop: Any = trainer.fit_loop.epoch_loop
         self._is_over = loop.may_be_done and (loop.done or loop.is_complete) and trainer.fit_loop.done
-        if self._due or self._is_over:
+        if self._is_due or self._is_over:
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Waits for the last save; saves again if a callback replaced the weights in this hook. All ranks must call."""
         weights = _tensors_of(pl_module.state_dict())
-        exchanged = list(weights) == list(self._last_weights) and any(
+        were_replaced = list(weights) == list(self._last_weights) and any(
             not _is_same(value, weights[name].cpu()) for name, value in self._last_weights.items()
         )
-        if trainer.strategy.reduce_boolean_decision(exchanged, all=False):
-            self.saved_at, self._is_over = None, False
+        if trainer.strategy.reduce_boolean_decision(were_replaced, all=False):
+            self.saved_position, self._is_over = None, False
         self.save_and_wait(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -152,8 +152,8 @@ class CheckpointCallback(LoopCallback, Checkpoint):
 
     def save(self, trainer: Trainer) -> None:
         """Saves, unless the current position is already saved. All ranks must call."""
-        self._due, self.looked_at_clock = False, time.monotonic()
-        if self._place(trainer) == self.saved_at or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        self._is_due, self.clock_checked_at = False, time.monotonic()
+        if self._position(trainer) == self.saved_position or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         fit_loop_of(trainer).epoch_loop.flush_metrics()
         if trainer.is_global_zero:
@@ -161,7 +161,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         for logger in trainer.loggers:  # values logged before the checkpoint must be on disk before it
             logger.flush() if isinstance(logger, DurableTensorBoardLogger) else logger.save()
         trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
-        self.saved_at = self._place(trainer)
+        self.saved_position = self._position(trainer)
 
     def save_and_wait(self, trainer: Trainer) -> None:
         """Saves and waits until the checkpoint is on disk; retries a failed save once. All ranks must call.
@@ -171,17 +171,17 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         """
         self.save(trainer)
         if self._newest_error(trainer):
-            self.saved_at = None
+            self.saved_position = None
             self.save(trainer)
             if error := self._newest_error(trainer):
                 raise SaveError(error)
 
-    def _look_for_the_metric(self, trainer: Trainer) -> None:
+    def _warn_if_metric_is_missing(self, trainer: Trainer) -> None:
         metric, logged = self.retention.metric, sorted(trainer.callback_metrics)
         if metric and metric not in logged:
             rank_zero_warn(
-                f"rankzero: --keep_best {self.retention.best}: nothing of that name is logged, so that no checkpoint "
-                f"is the best; what is logged: {', '.join(logged) or 'nothing'}"
+                f"rankzero: --keep_best {self.retention.best}: no metric of that name is logged, so that no checkpoint "
+                f"is the best; logged: {', '.join(logged) or 'nothing'}"
             )
 
     def _newest_error(self, trainer: Trainer) -> str | None:
@@ -190,20 +190,20 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         error: str | None = trainer.strategy.broadcast(self.error)
         return error
 
-    def _falls_due(self, step: int, trainer: Trainer) -> bool:
+    def _is_interval_over(self, step: int, trainer: Trainer) -> bool:
         """Whether an interval ended between the previous call and this step. All ranks must call."""
-        before, self.seen = self.seen, step
-        if self.every.steps:
-            return step // self.every.steps > before // self.every.steps
-        if not self.every.seconds or step // CLOCK_STEPS == before // CLOCK_STEPS:
+        previous_step, self.checked_step = self.checked_step, step
+        if self.interval.steps:
+            return step // self.interval.steps > previous_step // self.interval.steps
+        if not self.interval.seconds or step // CLOCK_STEPS == previous_step // CLOCK_STEPS:
             return False
-        due: bool = trainer.strategy.broadcast(time.monotonic() - self.looked_at_clock >= self.every.seconds)
-        return due
+        is_due: bool = trainer.strategy.broadcast(time.monotonic() - self.clock_checked_at >= self.interval.seconds)
+        return is_due
 
     @staticmethod
-    def _place(trainer: Trainer) -> tuple[int, Any]:
+    def _position(trainer: Trainer) -> tuple[int, Any]:
         """Returns the run's position; the end of an epoch is another position than the epoch's last step."""
-        return trainer.global_step, fit_loop_of(trainer).place
+        return trainer.global_step, fit_loop_of(trainer).position
 
     def _prune(self, saved: Path) -> None:
         """Deletes surplus checkpoints after a save; called in the writer thread."""
@@ -214,33 +214,33 @@ class CheckpointCallback(LoopCallback, Checkpoint):
                 if path != saved:
                     remove_directory(path)
         except (OSError, RunError) as error:
-            print_error(f"an older checkpoint is not removed: {error}")
+            print_error(f"an older checkpoint could not be removed: {error}")
         manifest = read_manifest(saved)
-        if manifest["needs"] and not self._warned:
-            self._warned = True
-            rank_zero_warn(needs_code(manifest))
+        if manifest["needs"] and not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn(code_warning(manifest))
 
-    def _tell(self, place: Path, error: Exception) -> None:
+    def _report_error(self, path: Path, error: Exception) -> None:
         """Reports a failed save; called in the writer thread."""
-        self.error, kept = f"{place.name} could not be saved: {error}", []
+        self.error, kept = f"{path.name} could not be saved: {error}", []
         with suppress(OSError):
             kept = checkpoints_in(self.folder)
-        what = f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}"
+        text = f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}"
         if self.request_stop:
             self.request_stop("a checkpoint that cannot be written")
-        print_error(f"{what}; {'stopping' if self.request_stop else 'going on'} (--save_errors)")
-        logging.getLogger("rankzero").error(what)
+        print_error(f"{text}; {'stopping' if self.request_stop else 'continuing'} (--save_errors)")
+        logging.getLogger("rankzero").error(text)
 
 
-def needs_code(manifest: Mapping[str, Any]) -> str:
+def code_warning(manifest: Mapping[str, Any]) -> str:
     """Returns the warning for checkpoints that can run code when read; it states who can read the checkpoints."""
     needs = ", ".join(manifest["needs"])
-    holds = f"rankzero: the checkpoints of this run hold more than tensors and plain types ({needs})."
-    keep_out = "Keep such things out of state_dict and on_save_checkpoint"
+    contents = f"rankzero: the checkpoints of this run contain more than tensors and plain types ({needs})."
+    advice = "Keep such objects out of state_dict and on_save_checkpoint"
     if SIGNATURE in manifest:
-        return f"{holds} Your own runs resume from them; anyone else needs --trust_checkpoint yes. {keep_out}"
+        return f"{contents} Your own runs resume from them; other users need --trust_checkpoint yes. {advice}"
     reason = f" ({problem})" if (problem := key_problem()) else ""
-    return f"{holds} They are read only with --trust_checkpoint yes{reason}. {keep_out}, or start with that flag"
+    return f"{contents} They are loaded only with --trust_checkpoint yes{reason}. {advice}, or start with that flag"
 
 
 def _tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -248,8 +248,8 @@ def _tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _is_same(value: Tensor, other: Tensor) -> bool:
+def _is_same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same shape, type and values; NaN equals NaN."""
-    if value.shape != other.shape or value.dtype != other.dtype:
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    return bool(((value == other) | ((value != value) & (other != other))).all())
+    return bool(((first == second) | ((first != first) & (second != second))).all())

@@ -7,7 +7,7 @@ import traceback
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
-from rankzero.messages import Stopped, lost_contact, user_message
+from rankzero.messages import Stopped, is_peer_failure, user_message
 from rankzero.runs.attempt import Outcome
 from rankzero.training.hooks import LoopCallback
 
@@ -31,13 +31,13 @@ class ReportFailure(LoopCallback):
         self._batches_before = batches.processed  # type: ignore[attr-defined]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._note_whether_begun(trainer)
+        self._update_has_trained(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._note_whether_begun(trainer)
-        if not isinstance(exception, Exception) or isinstance(exception, Stopped) or lost_contact(exception):
+        self._update_has_trained(trainer)
+        if not isinstance(exception, Exception) or isinstance(exception, Stopped) or is_peer_failure(exception):
             return
-        if not self.outcome.begun and user_message(exception) is not None:
+        if not self.outcome.has_trained and user_message(exception) is not None:
             return  # training has not begun, and the user gets the error's own message
         self.outcome.error = exception
         logging.getLogger("rankzero").error("".join(traceback.format_exception(exception)))
@@ -45,6 +45,6 @@ class ReportFailure(LoopCallback):
             f"rank {trainer.global_rank} on {socket.gethostname()} failed: {exception!r}"
         )
 
-    def _note_whether_begun(self, trainer: Trainer) -> None:
+    def _update_has_trained(self, trainer: Trainer) -> None:
         before, batches = self._batches_before, trainer.fit_loop.epoch_loop.batch_progress.total
-        self.outcome.begun |= before is not None and batches.processed > before  # type: ignore[attr-defined]
+        self.outcome.has_trained |= before is not None and batches.processed > before  # type: ignore[attr-defined]

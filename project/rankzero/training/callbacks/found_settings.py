@@ -23,16 +23,16 @@ def check_batch_sizes(plan: SamplingPlan, callbacks: Sequence[Callback]) -> None
         RequestError: Two flags, or a flag and a finder, choose the batch size.
     """
     if plan.batch_size and plan.global_batch_size:
-        asked = f"--batch_size {plan.batch_size} and --global_batch_size {plan.global_batch_size}"
-        raise RequestError(asked, "they say the same thing in two ways", "one of the two")
+        requested = f"--batch_size {plan.batch_size} and --global_batch_size {plan.global_batch_size}"
+        raise RequestError(requested, "both set the number of samples per step", "only one of the two")
     if not any(isinstance(callback, BatchSizeFinder) for callback in callbacks):
         return
     for flag in ("batch_size", "global_batch_size"):
         if (size := getattr(plan, flag)) is not None:
             raise RequestError(
                 f"--{flag} {size} with a BatchSizeFinder",
-                "both choose the batch size: the flag would win over whatever the finder finds",
-                f"the same command without --{flag}, or without the finder",
+                "both choose the batch size: the flag would override the result of the finder",
+                f"the same command without --{flag} or without the finder",
             )
 
 
@@ -42,36 +42,36 @@ class KeepFound(LoopCallback):
     Trials in a resumed run would find other values, and Lightning (2.6) would then start without the checkpoint.
 
     Attributes:
-        resumes: Whether the run resumes from a checkpoint.
+        is_resumed: Whether the run resumes from a checkpoint.
     """
 
     def __init__(self) -> None:
-        self.resumes = False
-        self._found: dict[str, int | float] = {}
+        self.is_resumed = False
+        self._found_settings: dict[str, int | float] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        fit_loop_of(trainer).outside_trials = trainer.callbacks, trainer.loggers  # type: ignore[attr-defined]
-        if not self.resumes:
+        fit_loop_of(trainer).run_callbacks_and_loggers = trainer.callbacks, trainer.loggers  # type: ignore[attr-defined]
+        if not self.is_resumed:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            for kind, kept in FINDERS.items():
+            for kind, setting in FINDERS.items():
                 if isinstance(callback, kind) and type(callback).on_fit_start is kind.on_fit_start:
                     vars(callback).update(setup=_do_nothing, on_fit_start=_do_nothing)
                     if trainer.is_global_zero:
-                        print_line(f"rankzero: {kind.__name__} does not run again: a resumed run keeps its {kept}")
+                        print_line(f"rankzero: {kind.__name__} does not run again: a resumed run keeps its {setting}")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if found := _found(trainer, pl_module):
+        if found := _found_settings(trainer, pl_module):
             checkpoint["found"] = found
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.resumes:  # a finder that undoes its trials also loads a checkpoint
-            self._found = checkpoint.get("found", {})
+        if self.is_resumed:  # a finder that undoes its trials also loads a checkpoint
+            self._found_settings = checkpoint.get("found", {})
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores the attributes in the hook in which finders set them: after optimizers are configured."""
-        self.resumes = False
-        for name, value in self._found.items():
+        self.is_resumed = False
+        for name, value in self._found_settings.items():
             if lightning_hasattr(pl_module, name):
                 lightning_setattr(pl_module, name, value)
 
@@ -80,7 +80,7 @@ def _do_nothing(*arguments: Any, **settings: Any) -> None:
     """Replaces a finder's hook."""
 
 
-def _found(trainer: Trainer, module: LightningModule) -> dict[str, int | float]:
+def _found_settings(trainer: Trainer, module: LightningModule) -> dict[str, int | float]:
     """Returns the attributes that finders set -> their current values."""
     names = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -12,14 +12,16 @@ class LearningRate(LoopCallback):
     """
 
     def __init__(self) -> None:
-        self._logged_at = -1
+        self._logged_step = -1
 
     def on_logging_step(self, trainer: Trainer) -> None:
-        if trainer.global_step == self._logged_at or not trainer.loggers:  # once per step, at the first micro-batch
+        if trainer.global_step == self._logged_step or not trainer.loggers:  # once per step, at the first micro-batch
             return
-        self._logged_at = trainer.global_step
+        self._logged_step = trainer.global_step
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups if "lr" in group]
-        named = {f"train/lr-{number}" if number else "train/lr": float(rate) for number, rate in enumerate(rates)}
-        if named:
+        rates_by_name = {
+            f"train/lr-{number}" if number else "train/lr": float(rate) for number, rate in enumerate(rates)
+        }
+        if rates_by_name:
             for logger in trainer.loggers:
-                logger.log_metrics(named, trainer.global_step)
+                logger.log_metrics(rates_by_name, trainer.global_step)

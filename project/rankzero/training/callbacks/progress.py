@@ -12,23 +12,23 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich.text import Text
 
 from rankzero.messages import print_line
-from rankzero.runs.shown_metrics import in_one_line
+from rankzero.runs.shown_metrics import metrics_line
 from rankzero.training.hooks import LoopCallback
 
-EVERY_SECONDS = 10.0
+INTERVAL_SECONDS = 10.0
 LINE_COLUMNS = 120
 """Maximum length of a line."""
 
 
-def progress(lightning: Mapping[str, Any], callbacks: Sequence[Callback]) -> list[Callback]:
+def progress_callbacks(lightning_arguments: Mapping[str, Any], callbacks: Sequence[Callback]) -> list[Callback]:
     """Returns the progress callback of a Trainer; none if the user provides a progress bar or has disabled it.
 
     Args:
-        lightning: Arguments for Lightning's Trainer that the user has passed.
+        lightning_arguments: Arguments for Lightning's Trainer that the user has passed.
         callbacks: The user's callbacks.
     """
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    if has_bar or lightning.get("barebones") or lightning.get("enable_progress_bar") is False:
+    if has_bar or lightning_arguments.get("barebones") or lightning_arguments.get("enable_progress_bar") is False:
         return []
     return [BarProgress() if sys.stdout.isatty() else PlainProgress()]
 
@@ -50,9 +50,9 @@ class BarProgress(LoopCallback, RichProgressBar):
         return metrics
 
     def _init_progress(self, trainer: Trainer) -> None:
-        before = self.progress
+        previous = self.progress
         super()._init_progress(trainer)
-        if self.progress is not None and self.progress is not before:
+        if self.progress is not None and self.progress is not previous:
             for column in self.progress.columns:
                 self._keep_to_one_line(column)
 
@@ -61,32 +61,32 @@ class BarProgress(LoopCallback, RichProgressBar):
         """Truncates a column's text at the edge of the terminal, where Lightning's class would wrap it."""
         render = column.render
 
-        def one_line(task: Any) -> Any:
+        def render_one_line(task: Any) -> Any:
             text = render(task)
             if isinstance(text, Text):
                 text.no_wrap, text.overflow = True, "ellipsis"
             return text
 
-        column.render = one_line
+        column.render = render_one_line
 
     def _get_train_description(self, current_epoch: int) -> str:
         return _epoch(self.trainer)
 
 
 class PlainProgress(LoopCallback, ProgressBar):
-    """Prints lines at the end of epochs and during long epochs, at least `every_seconds` apart.
+    """Prints lines at the end of epochs and during long epochs, at least `interval_seconds` apart.
 
     The ends of the first and the last epoch always get a line. A long validation, test or prediction gets lines too.
 
     Args:
-        every_seconds: Minimum time between two lines, in seconds.
+        interval_seconds: Minimum time between two lines, in seconds.
     """
 
-    def __init__(self, every_seconds: float = EVERY_SECONDS) -> None:
+    def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
         super().__init__()
-        self.every_seconds = every_seconds
+        self.interval_seconds = interval_seconds
         self.enabled = True
-        self._printed = 0.0
+        self._printed_at = 0.0
 
     def enable(self) -> None:
         """Enables printing, only on rank zero; a finder calls this method on all ranks."""
@@ -98,20 +98,20 @@ class PlainProgress(LoopCallback, ProgressBar):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._started = self._printed = time.monotonic()
+        self._started_at = self._printed_at = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = self._printed = time.monotonic()
-        self._first = trainer.current_epoch
+        self._started_at = self._printed_at = time.monotonic()
+        self._first_epoch = trainer.current_epoch
 
     def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        if self.enabled and time.monotonic() - self._printed >= self.every_seconds:
+        if self.enabled and time.monotonic() - self._printed_at >= self.interval_seconds:
             self._print(trainer, f"batch {batch_idx + 1}/{trainer.num_training_batches}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        last = trainer.current_epoch + 1 == trainer.max_epochs
-        due = time.monotonic() - self._printed >= self.every_seconds
-        if self.enabled and (last or due or trainer.current_epoch == self._first):
+        is_last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
+        is_due = time.monotonic() - self._printed_at >= self.interval_seconds
+        if self.enabled and (is_last_epoch or is_due or trainer.current_epoch == self._first_epoch):
             self._print(trainer, "done")
 
     def on_validation_batch_end(
@@ -123,12 +123,12 @@ class PlainProgress(LoopCallback, ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        what, batches = "validation", trainer.num_val_batches
+        label, batches = "validation", trainer.num_val_batches
         if trainer.sanity_checking:
-            what, batches = "validation before training,", trainer.num_sanity_val_batches
+            label, batches = "validation before training,", trainer.num_sanity_val_batches
         elif trainer.state.fn is TrainerFn.FITTING:
-            what = f"{_epoch(trainer)} validation"
-        self._print_batch(what, batch_idx, dataloader_idx, batches)
+            label = f"{_epoch(trainer)} validation"
+        self._print_batch(label, batch_idx, dataloader_idx, batches)
 
     def on_test_batch_end(
         self,
@@ -152,21 +152,22 @@ class PlainProgress(LoopCallback, ProgressBar):
     ) -> None:
         self._print_batch("prediction", batch_idx, dataloader_idx, trainer.num_predict_batches)
 
-    def _print_batch(self, what: str, batch: int, loader: int, batches: Sequence[float]) -> None:
-        if not self.enabled or time.monotonic() - self._printed < self.every_seconds:
+    def _print_batch(self, label: str, batch: int, loader: int, batches: Sequence[float]) -> None:
+        if not self.enabled or time.monotonic() - self._printed_at < self.interval_seconds:
             return
-        self._printed = time.monotonic()
+        self._printed_at = time.monotonic()
         of_batches = f"/{batches[loader]}" if math.isfinite(batches[loader]) else ""
         of_loader = f" of loader {loader + 1}/{len(batches)}" if len(batches) > 1 else ""
-        print_line(f"{what} batch {batch + 1}{of_batches}{of_loader}  {self._printed - self._started:.0f} s")
+        print_line(f"{label} batch {batch + 1}{of_batches}{of_loader}  {self._printed_at - self._started_at:.0f} s")
 
-    def _print(self, trainer: Trainer, where: str) -> None:
-        self._printed = time.monotonic()
-        head, tail = f"{_epoch(trainer)} {where}  step {trainer.global_step}", f"{self._printed - self._started:.0f} s"
+    def _print(self, trainer: Trainer, position: str) -> None:
+        self._printed_at = time.monotonic()
+        head = f"{_epoch(trainer)} {position}  step {trainer.global_step}"
+        tail = f"{self._printed_at - self._started_at:.0f} s"
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        print_line(in_one_line(head, metrics, trainer.progress_bar_metrics, tail, LINE_COLUMNS))
+        print_line(metrics_line(head, metrics, trainer.progress_bar_metrics, tail, LINE_COLUMNS))
 
 
 def _epoch(trainer: Trainer) -> str:
-    last = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
-    return f"epoch {trainer.current_epoch + 1}{last}"
+    total = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
+    return f"epoch {trainer.current_epoch + 1}{total}"

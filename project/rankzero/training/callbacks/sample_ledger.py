@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from rankzero.sampling.digest import Digest, Ledger, expected
+from rankzero.sampling.digest import Digest, Ledger, expected_digest
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
@@ -25,30 +25,30 @@ class SampleLedger(LoopCallback):
 
     def __init__(self, plan: SamplingPlan) -> None:
         self.plan = plan
-        self._statements: list[str] = []
-        self._so_far: str | None = None
-        self._ledger, self._batches, self._kept = Ledger(), 0, False
+        self._entries: list[str] = []
+        self._partial_entry: str | None = None
+        self._ledger, self._counted_batches, self._is_loaded = Ledger(), 0, False
         self._trainer: Trainer | None = None
         self._log = logging.getLogger("rankzero")
 
     @property
-    def statements(self) -> list[str]:
+    def entries(self) -> list[str]:
         """One line for each epoch since the run began, and one for an epoch that was cut short."""
-        return self._statements + ([self._so_far] if self._so_far else [])
+        return self._entries + ([self._partial_entry] if self._partial_entry else [])
 
     def on_ready(self, trainer: Trainer) -> None:
         order = self.plan.only_order
         if order is None:
             return
-        self._trainer, self._batches = trainer, order.first_batch
-        order.on_many_in_flight = self._settle
+        self._trainer, self._counted_batches = trainer, order.first_batch
+        order.on_many_in_flight = self._count_trained_batches
         if not order.start_position.samples:
             self._ledger = Ledger()  # the epoch starts from its beginning; earlier uses of its samples do not count
-        elif not self._kept and self.plan.rank == 0:
+        elif not self._is_loaded and self.plan.rank == 0:
             # The checkpoint has no ledger: assume that each sample before its position was used once.
-            self._ledger = Ledger(expected(order.order(), order.count, order.start_position.samples))
+            self._ledger = Ledger(expected_digest(order.order(), order.count, order.start_position.samples))
 
-    def _settle(self) -> None:
+    def _count_trained_batches(self) -> None:
         """Adds to the ledger the samples of all batches that were trained on since the previous call."""
         order = self.plan.only_order
         assert order is not None and self._trainer is not None
@@ -56,13 +56,13 @@ class SampleLedger(LoopCallback):
         if loop.is_trial:
             order.in_flight.clear()
             return
-        for _ in range(loop.epoch_loop.batches_trained - self._batches):
+        for _ in range(loop.epoch_loop.batches_trained - self._counted_batches):
             self._ledger.use(order.in_flight.popleft())
-        self._batches = loop.epoch_loop.batches_trained
+        self._counted_batches = loop.epoch_loop.batches_trained
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if order := self.plan.only_order:  # a new object if the loaders were created again since the last epoch
-            order.on_many_in_flight = self._settle
+            order.on_many_in_flight = self._count_trained_batches
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Checks the samples of the epoch over all ranks and logs the result. All ranks must call.
@@ -73,31 +73,31 @@ class SampleLedger(LoopCallback):
         order = self.plan.only_order
         if order is None:
             return
-        self._settle()
-        consumed = order.consumed(self._batches)
-        used = Digest(strategy_of(trainer).add_up(self._ledger.digest().sums))
-        if used != expected(order.order(), order.count, consumed):
+        self._count_trained_batches()
+        consumed = order.consumed(self._counted_batches)
+        used = Digest(strategy_of(trainer).sum_over_ranks(self._ledger.digest().sums))
+        if used != expected_digest(order.order(), order.count, consumed):
             raise SamplesDifferError(
                 f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples should have been used, each once, "
-                f"but {used.sums[0]:,} were drawn, and not those. This is a fault of Rankzero; please report it"
+                f"but {used.sums[0]:,} were drawn, and not those. This is a defect of Rankzero; please report it"
             )
-        statement = f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples, each once"
+        entry = f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples, each once"
         if fit_loop_of(trainer).epoch_loop.is_complete:
-            self._statements.append(statement)
-            self._ledger, self._batches = Ledger(), 0
+            self._entries.append(entry)
+            self._ledger, self._counted_batches = Ledger(), 0
         else:  # the run ends here and may be resumed
-            self._so_far = f"{statement} so far"
-        self._log.info(self.statements[-1])
+            self._partial_entry = f"{entry} so far"
+        self._log.info(self.entries[-1])
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Saves the ledger, summed over ranks. All ranks must call."""
         if self._trainer is not None and fit_loop_of(self._trainer).is_within_epoch:
-            self._settle()
-        used = strategy_of(trainer).add_up(self._ledger.digest().sums)
-        checkpoint["ledger"] = {"sums": used, "statements": list(self._statements)}
+            self._count_trained_batches()
+        used = strategy_of(trainer).sum_over_ranks(self._ledger.digest().sums)
+        checkpoint["ledger"] = {"sums": used, "statements": list(self._entries)}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        kept = checkpoint.get("ledger")
-        if kept:
-            self._kept, self._statements = True, list(kept["statements"])
-            self._ledger = Ledger(Digest(kept["sums"]) if self.plan.rank == 0 else None)
+        saved = checkpoint.get("ledger")
+        if saved:
+            self._is_loaded, self._entries = True, list(saved["statements"])
+            self._ledger = Ledger(Digest(saved["sums"]) if self.plan.rank == 0 else None)

@@ -17,13 +17,13 @@ class StopAtSafePoint(LoopHooks):
 
     Args:
         control_channel: Connects the ranks, which agree on a safe point through it.
-        saving: The checkpoint callback; None if checkpoints are disabled.
+        checkpoint_callback: The checkpoint callback; None if checkpoints are disabled.
     """
 
     in_trials = True
 
-    def __init__(self, control_channel: ControlChannel, saving: CheckpointCallback | None) -> None:
-        self.control_channel, self.saving = control_channel, saving
+    def __init__(self, control_channel: ControlChannel, checkpoint_callback: CheckpointCallback | None) -> None:
+        self.control_channel, self.checkpoint_callback = control_channel, checkpoint_callback
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """Stops here if all ranks have agreed on this safe point. All ranks must call.
@@ -35,8 +35,8 @@ class StopAtSafePoint(LoopHooks):
         reason = self.control_channel.check_stop()
         if reason is None or fit_loop_of(trainer).done:
             return
-        if self.saving and not fit_loop_of(trainer).is_trial:
-            self.saving.save_and_wait(trainer)
+        if self.checkpoint_callback and not fit_loop_of(trainer).is_trial:
+            self.checkpoint_callback.save_and_wait(trainer)
         raise Stopped(reason)
 
 

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from rankzero.sampling.batch_sampler import EVEN
+from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
@@ -22,55 +22,56 @@ class Throughput(LoopCallback):
 
     def __init__(self, plan: SamplingPlan) -> None:
         self.plan = plan
-        self._samples = self._samples_now = self._consumed = 0
+        self._samples = self._attempt_samples = self._consumed = 0
         self._trainer: Trainer | None = None
         self.seconds = 0.0
         """Training time of this attempt, without the interval that is being measured."""
-        self._since: float | None = None
+        self._started_at: float | None = None
 
     @property
     def samples_per_second(self) -> float:
         """Training speed of this attempt over all ranks."""
-        seconds = self.seconds + (time.perf_counter() - self._since if self._since is not None else 0.0)
-        return self.samples_now / seconds if seconds > 0 else 0.0
+        seconds = self.seconds + (time.perf_counter() - self._started_at if self._started_at is not None else 0.0)
+        return self.attempt_samples / seconds if seconds > 0 else 0.0
 
     @property
     def samples(self) -> int:
         """Number of samples in all attempts."""
-        self._settle()
+        self._count_trained_batches()
         return self._samples
 
     @property
-    def samples_now(self) -> int:
+    def attempt_samples(self) -> int:
         """Number of samples in this attempt."""
-        self._settle()
-        return self._samples_now
+        self._count_trained_batches()
+        return self._attempt_samples
 
     def needs(self, hook: str) -> bool:
-        return hook != "on_batch_done" or self.plan.only_order is None  # otherwise `_settle` counts the batches
+        # With `only_order`, `_count_trained_batches` counts the batches.
+        return hook != "on_batch_done" or self.plan.only_order is None
 
     def on_ready(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._consumed = self.plan.only_order.start_position.samples if self.plan.only_order else 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._since = time.perf_counter()  # Lightning does not call on_train_epoch_start in a resumed epoch
+        self._started_at = time.perf_counter()  # Lightning does not call on_train_epoch_start in a resumed epoch
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._consumed = 0
-        self._since = time.perf_counter()
+        self._started_at = time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._since = time.perf_counter()
+            self._started_at = time.perf_counter()
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        orders = self.plan.training
-        share = getattr(trainer.strategy, "share", EVEN)  # set for each batch by Rankzero's strategies
-        if share is not EVEN:
+        orders = self.plan.training_orders
+        share = getattr(trainer.strategy, "share", EVEN_SHARE)  # set for each batch by Rankzero's strategies
+        if share is not EVEN_SHARE:
             count = share.total
         elif orders:
             count = sum(order.samples_in(batch_idx) for order in orders)
@@ -83,9 +84,9 @@ class Throughput(LoopCallback):
 
     def _add(self, count: int) -> None:
         self._samples += count
-        self._samples_now += count
+        self._attempt_samples += count
 
-    def _settle(self, at_end: bool = False) -> None:
+    def _count_trained_batches(self, at_end: bool = False) -> None:
         """Counts new samples of the current epoch, or with `at_end` of the epoch that has just ended."""
         order, loop = self.plan.only_order, fit_loop_of(self._trainer) if self._trainer else None
         if order is not None and loop is not None and (at_end or loop.is_within_epoch):
@@ -94,7 +95,7 @@ class Throughput(LoopCallback):
             self._consumed = consumed
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._settle(at_end=True)
+        self._count_trained_batches(at_end=True)
         self._pause()
         # Lightning logs the epoch's other metrics at this step too. A resumed run keeps it, but hides later steps.
         step = max(0, trainer.global_step - 1)
@@ -108,6 +109,6 @@ class Throughput(LoopCallback):
         self._samples = state_dict["samples"]
 
     def _pause(self) -> None:
-        if self._since is not None:
-            self.seconds += time.perf_counter() - self._since
-            self._since = None
+        if self._started_at is not None:
+            self.seconds += time.perf_counter() - self._started_at
+            self._started_at = None

@@ -7,20 +7,20 @@ import psutil
 from lightning.pytorch import Trainer
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.scheduler.durations import seconds_of
+from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.distributed.scheduler.job import end_of_allocation
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
-from rankzero.messages import TIME_IS_UP, Stopped, print_error
+from rankzero.messages import TIME_LIMIT_REACHED, Stopped, print_error
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
-from rankzero.training.callbacks.wall_time import Kind, WallTime
+from rankzero.training.callbacks.wall_time import StepKind, WallTime
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopHooks
 
-MEASURED_AT = 10
+MEASURED_STEP = 10
 """Step after which a run with a time limit saves in order to measure a save, whatever `--save_every` specifies."""
 
 
-def end_of_time(time_limit: str | None, launch: Launch) -> float:
+def attempt_deadline(time_limit: str | None, launch: Launch) -> float:
     """Returns when this attempt must end: at `time_limit` or at the end of the scheduler's job, whichever is earlier.
 
     Args:
@@ -34,7 +34,7 @@ def end_of_time(time_limit: str | None, launch: Launch) -> float:
         return math.inf
     ends = [end_of_allocation(launch) or math.inf]
     if time_limit:
-        ends.append(psutil.Process().create_time() + seconds_of(time_limit))
+        ends.append(psutil.Process().create_time() + parse_duration(time_limit))
     return min(ends) - time.time() + time.monotonic()
 
 
@@ -46,17 +46,19 @@ class TimeLimit(LoopHooks):
     Args:
         control_channel: Transmits the request to stop to all ranks.
         wall_time: Decides whether the time left suffices; only rank zero has a limit.
-        saving: The checkpoint callback; None if checkpoints are disabled.
+        checkpoint_callback: The checkpoint callback; None if checkpoints are disabled.
     """
 
-    def __init__(self, control_channel: ControlChannel, wall_time: WallTime, saving: CheckpointCallback | None) -> None:
-        self.control_channel, self.wall_time, self.saving = control_channel, wall_time, saving
-        self._since = time.monotonic()
+    def __init__(
+        self, control_channel: ControlChannel, wall_time: WallTime, checkpoint_callback: CheckpointCallback | None
+    ) -> None:
+        self.control_channel, self.wall_time, self.checkpoint_callback = control_channel, wall_time, checkpoint_callback
+        self._step_started_at = time.monotonic()
         self._plain_seconds = 0.0
-        self._steps, self._limited = 0, False
+        self._steps, self._has_limit = 0, False
 
     def needs(self, hook: str) -> bool:
-        return hook == "on_ready" or self._limited
+        return hook == "on_ready" or self._has_limit
 
     def on_ready(self, trainer: Trainer) -> None:
         """Stops the run if the time left is too short to begin. All ranks must call.
@@ -64,71 +66,78 @@ class TimeLimit(LoopHooks):
         Raises:
             Stopped: The time is too short; raised on all ranks.
         """
-        is_over, self._limited = trainer.strategy.broadcast(
-            (self.wall_time.is_over([Kind.PLAIN]), math.isfinite(self.wall_time.end))
+        is_over, self._has_limit = trainer.strategy.broadcast(
+            (self.wall_time.is_over([StepKind.PLAIN]), math.isfinite(self.wall_time.end))
         )
         if is_over:
             if trainer.is_global_zero:
-                print_error("not a single step fits into the time that there is")
-            raise Stopped(TIME_IS_UP)
+                print_error("the time limit is too short for a single step")
+            raise Stopped(TIME_LIMIT_REACHED)
 
     def on_step_done(self, trainer: Trainer) -> None:
         self._steps += 1
         # The last step of an epoch is measured together with the end of the epoch.
         if not fit_loop_of(trainer).epoch_loop.is_complete:
-            self._note(trainer, Kind.PLAIN)
+            self._record(trainer, StepKind.PLAIN)
 
     def on_epoch_done(self, trainer: Trainer) -> None:
-        self._note(trainer, Kind.EPOCH)
+        self._record(trainer, StepKind.EPOCH)
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """Requests a stop if the next two steps and a save may not fit into the time left. All ranks must call."""
-        if self.saving and self._steps == MEASURED_AT:
-            self.saving.save(trainer)  # to measure how long a save takes
-        self._since = time.monotonic()
-        if self.saving and self.saving.last_seconds:
-            self.wall_time.note_save(self.saving.last_seconds)
+        if self.checkpoint_callback and self._steps == MEASURED_STEP:
+            self.checkpoint_callback.save(trainer)  # to measure how long a save takes
+        self._step_started_at = time.monotonic()
+        if self.checkpoint_callback and self.checkpoint_callback.last_seconds:
+            self.wall_time.note_save(self.checkpoint_callback.last_seconds)
         batches = sum(trainer.num_val_batches)
         self.wall_time.validation_guess = batches * self._plain_seconds if math.isfinite(batches) else 0.0
         if self.wall_time.is_over(next_steps(trainer)):
-            self.control_channel.request_stop(TIME_IS_UP)
+            self.control_channel.request_stop(TIME_LIMIT_REACHED)
 
-    def _note(self, trainer: Trainer, kind: Kind) -> None:
-        kind = Kind.VALIDATION if fit_loop_of(trainer).epoch_loop.has_validated else kind
-        seconds = time.monotonic() - self._since
+    def _record(self, trainer: Trainer, kind: StepKind) -> None:
+        kind = StepKind.VALIDATION if fit_loop_of(trainer).epoch_loop.has_validated else kind
+        seconds = time.monotonic() - self._step_started_at
         self.wall_time.note_step(seconds, kind)
-        if kind is Kind.PLAIN:
+        if kind is StepKind.PLAIN:
             self._plain_seconds = seconds
 
 
-def next_steps(trainer: Trainer) -> list[Kind]:
+def next_steps(trainer: Trainer) -> list[StepKind]:
     """Returns the kinds of the next two steps; all ranks may be able to stop only after the second one.
 
     Reserving time for a validation in every step would stop runs earlier. With validations of 5 s and a limit of 60 s,
     runs would take 0.75 times as many steps (`benchmarks/tricks.py --which validation-schedule`).
     """
-    loop, last, batches = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches, trainer.accumulate_grad_batches
-    done, kinds = 0 if loop.is_complete else loop.batches_done, []
+    loop, epoch_batches = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches
+    batches_per_step = trainer.accumulate_grad_batches
+    batches_done, kinds = 0 if loop.is_complete else loop.batches_done, []
     for _ in range(2):
-        begun = int(last) if done >= last else 0  # the count continues through the next epoch
-        end = begun + int(min((done - begun) // batches * batches + batches, last))
-        kinds.append(max((_kind(trainer, batch) for batch in range(done + 1, end + 1)), key=list(Kind).index))
-        done = end
+        # The count continues through the next epoch.
+        epoch_start = int(epoch_batches) if batches_done >= epoch_batches else 0
+        steps = (batches_done - epoch_start) // batches_per_step
+        end = epoch_start + int(min(steps * batches_per_step + batches_per_step, epoch_batches))
+        batches = range(batches_done + 1, end + 1)
+        kinds.append(max((_kind(trainer, batch) for batch in batches), key=list(StepKind).index))
+        batches_done = end
     return kinds
 
 
-def _kind(trainer: Trainer, batch: int) -> Kind:
+def _kind(trainer: Trainer, batch: int) -> StepKind:
     """Returns the kind of a batch, counted from 1 in the current epoch or continued into the next (lightning 2.6)."""
-    loop, last, every = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches, trainer.val_check_batch
-    beyond, within = batch > last, batch - last if batch > last else batch
-    plain, every_epochs = Kind.EPOCH if within == last else Kind.PLAIN, trainer.check_val_every_n_epoch
-    if not trainer.enable_validation or (every_epochs and (trainer.current_epoch + beyond + 1) % every_epochs):
-        return plain
-    if every is None:  # validations are due at intervals of time
-        return Kind.VALIDATION
-    if every == math.inf:
-        return Kind.VALIDATION if within == last else Kind.PLAIN
-    if every_epochs is None:  # validations are due at intervals over all epochs
+    loop, epoch_batches = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches
+    validation_batches, validation_epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
+    is_in_next_epoch, batch_in_epoch = batch > epoch_batches, batch - epoch_batches if batch > epoch_batches else batch
+    kind = StepKind.EPOCH if batch_in_epoch == epoch_batches else StepKind.PLAIN
+    if not trainer.enable_validation or (
+        validation_epochs and (trainer.current_epoch + is_in_next_epoch + 1) % validation_epochs
+    ):
+        return kind
+    if validation_batches is None:  # validations are due at intervals of time
+        return StepKind.VALIDATION
+    if validation_batches == math.inf:
+        return StepKind.VALIDATION if batch_in_epoch == epoch_batches else StepKind.PLAIN
+    if validation_epochs is None:  # validations are due at intervals over all epochs
         progress = loop.batch_progress
-        within = batch + progress.total.ready - (0 if loop.is_complete else progress.current.ready)
-    return plain if within % every else Kind.VALIDATION
+        batch_in_epoch = batch + progress.total.ready - (0 if loop.is_complete else progress.current.ready)
+    return kind if batch_in_epoch % validation_batches else StepKind.VALIDATION

@@ -5,14 +5,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-REMEMBERED = 32
+REMEMBERED_STEPS = 32
 """Number of recent steps of each kind to remember. The slowest is the estimate, until it is no longer among them."""
 
 UNMEASURED_SAVE_SECONDS = 5.0
 """Estimate for a save before one has been measured."""
 
 
-class Kind(Enum):
+class StepKind(Enum):
     """Kinds of steps, by what a step includes in addition to its batches."""
 
     PLAIN = "nothing"
@@ -36,7 +36,7 @@ class WallTime:
         self.end, self.margin_seconds = end, margin_seconds
         self.validation_guess = 0.0
         self._clock = clock
-        self._steps: dict[Kind, deque[float]] = {kind: deque(maxlen=REMEMBERED) for kind in Kind}
+        self._steps: dict[StepKind, deque[float]] = {kind: deque(maxlen=REMEMBERED_STEPS) for kind in StepKind}
         self._longest_save: float | None = None
 
     @property
@@ -44,7 +44,7 @@ class WallTime:
         """Seconds until the limit; negative after the limit."""
         return self.end - self._clock()
 
-    def note_step(self, seconds: float, kind: Kind) -> None:
+    def note_step(self, seconds: float, kind: StepKind) -> None:
         """Records the seconds of a step, including everything that belongs to its kind, but no save."""
         self._steps[kind].append(seconds)
 
@@ -52,7 +52,7 @@ class WallTime:
         """Records the seconds of a save."""
         self._longest_save = max(seconds, self._longest_save or 0.0)
 
-    def is_over(self, next_steps: Sequence[Kind]) -> bool:
+    def is_over(self, next_steps: Sequence[StepKind]) -> bool:
         """Whether the next steps and a save after them may take longer than the time left."""
         return self.seconds_left < sum(map(self._step, next_steps)) + self.save_seconds + self.margin_seconds
 
@@ -61,10 +61,10 @@ class WallTime:
         """Estimate for a save: twice the longest one, since cluster file systems are slow at times."""
         return UNMEASURED_SAVE_SECONDS if self._longest_save is None else 2 * self._longest_save
 
-    def _step(self, kind: Kind) -> float:
+    def _step(self, kind: StepKind) -> float:
         """Returns the estimated seconds of a step."""
         if self._steps[kind]:
             return max(self._steps[kind])
-        if kind is Kind.VALIDATION:
-            return self._step(Kind.EPOCH) + self.validation_guess
-        return self._step(Kind.PLAIN) if kind is Kind.EPOCH else 0.0
+        if kind is StepKind.VALIDATION:
+            return self._step(StepKind.EPOCH) + self.validation_guess
+        return self._step(StepKind.PLAIN) if kind is StepKind.EPOCH else 0.0

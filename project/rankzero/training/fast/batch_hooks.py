@@ -33,7 +33,7 @@ def has_any(*names: str) -> Callable[[Mapping[str, Any]], bool]:
 _METHODS = (*BATCH_HOOKS, "optimizer_zero_grad", "backward")
 _methods_of = attrgetter(*_METHODS)
 _stock_methods = _methods_of(LightningModule)
-_sets = has_any(*_METHODS)
+_sets_method = has_any(*_METHODS)
 
 
 class BatchHooks:
@@ -48,10 +48,10 @@ class BatchHooks:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._module = trainer, trainer.lightning_module
-        self._of_module = vars(self._module)
-        self._seen: list[Callback] | None = None
-        self._users: list[tuple[int, Callback]] = []
-        """The callbacks to call, with their indices in the trainer's list. `_is_own` defines which are left out."""
+        self._module_vars = vars(self._module)
+        self._last_callbacks: list[Callback] | None = None
+        self._user_callbacks: list[tuple[int, Callback]] = []
+        """The callbacks to call, with their indices in the trainer's list. `_needs_no_call` excludes the others."""
 
     @property
     def have_no_observers(self) -> bool:
@@ -60,69 +60,71 @@ class BatchHooks:
         As long as no user code runs in between, this check replaces several hook calls.
         """
         return (
-            self._trainer.callbacks == self._seen  # type: ignore[attr-defined]
-            and not self._users
+            self._trainer.callbacks == self._last_callbacks  # type: ignore[attr-defined]
+            and not self._user_callbacks
             and _methods_of(type(self._module)) == _stock_methods
-            and not _sets(self._of_module)
+            and not _sets_method(self._module_vars)
         )
 
     def call(self, hook: str, *arguments: Any) -> Any:
         """Calls a hook of all callbacks and of the module, and returns the result of the module's hook."""
         if not self.has_observers(hook):
             return None
-        module, of_module = self._module, self._of_module
-        if self._users or self._seen is None:
-            before, of_module["_current_fx_name"] = of_module["_current_fx_name"], hook
+        module, module_vars = self._module, self._module_vars
+        if self._user_callbacks or self._last_callbacks is None:
+            previous_hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], hook
             self._call_callbacks(hook, arguments)
-            of_module["_current_fx_name"] = before
+            module_vars["_current_fx_name"] = previous_hook
         method = getattr(module, hook)
         if getattr(method, "__func__", None) is _STOCK[hook] or not callable(method):
             return None
-        before, of_module["_current_fx_name"] = of_module["_current_fx_name"], hook
-        answer = method(*arguments)
-        of_module["_current_fx_name"] = before
-        return answer
+        previous_hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], hook
+        result = method(*arguments)
+        module_vars["_current_fx_name"] = previous_hook
+        return result
 
     def has_observers(self, hook: str) -> bool:
         """Returns whether a hook may have subscribers: callbacks to call, or a module that overrides the hook."""
-        if self._trainer.callbacks != self._seen:  # type: ignore[attr-defined]
-            self._look()
+        if self._trainer.callbacks != self._last_callbacks:  # type: ignore[attr-defined]
+            self._update_callbacks()
         return (
             getattr(type(self._module), hook) is not _STOCK[hook]
-            or hook in self._of_module
-            or bool(self._users)
-            or self._seen is None
+            or hook in self._module_vars
+            or bool(self._user_callbacks)
+            or self._last_callbacks is None
         )
 
-    def _look(self) -> None:
+    def _update_callbacks(self) -> None:
         callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
-        self._users = [(place, callback) for place, callback in enumerate(callbacks) if not _is_own(callback)]
+        self._user_callbacks = [
+            (index, callback) for index, callback in enumerate(callbacks) if not _needs_no_call(callback)
+        ]
         # A custom `__eq__` could hide the exchange of a callback, so every call then looks up the callbacks again.
         comparable = all(type(callback).__eq__ is object.__eq__ for callback in callbacks)
-        self._seen = list(callbacks) if comparable else None
+        self._last_callbacks = list(callbacks) if comparable else None
 
     def _call_callbacks(self, hook: str, arguments: tuple[Any, ...]) -> None:
         callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
-        for place, callback in self._users:
-            self._call_one(callback, hook, arguments)
-            if self._trainer.callbacks != self._seen:  # type: ignore[attr-defined]
-                self._call_from(place + 1, callbacks, hook, arguments)
+        for index, callback in self._user_callbacks:
+            self._call_callback(callback, hook, arguments)
+            if self._trainer.callbacks != self._last_callbacks:  # type: ignore[attr-defined]
+                self._call_from(index + 1, callbacks, hook, arguments)
                 return
 
-    def _call_from(self, place: int, callbacks: list[Callback], hook: str, arguments: tuple[Any, ...]) -> None:
-        """Calls the callbacks from index `place` on; like a `for` loop, it sees changes to the list made meanwhile."""
-        while place < len(callbacks):
-            if not isinstance(callbacks[place], HookBridge):
-                self._call_one(callbacks[place], hook, arguments)
-            place += 1
+    def _call_from(self, index: int, callbacks: list[Callback], hook: str, arguments: tuple[Any, ...]) -> None:
+        """Calls the callbacks from `index` on; like a `for` loop, it sees changes to the list made meanwhile."""
+        while index < len(callbacks):
+            if not isinstance(callbacks[index], HookBridge):
+                self._call_callback(callbacks[index], hook, arguments)
+            index += 1
 
-    def _call_one(self, callback: Callback, hook: str, arguments: tuple[Any, ...]) -> None:
+    def _call_callback(self, callback: Callback, hook: str, arguments: tuple[Any, ...]) -> None:
         method: Callable[..., Any] | None = getattr(callback, hook)
         if callable(method):
             method(self._trainer, self._trainer.lightning_module, *arguments)
 
 
-def _is_own(callback: Callback) -> bool:
+def _needs_no_call(callback: Callback) -> bool:
     """Returns whether a callback is Rankzero's and needs no call here, because it overrides none of `BATCH_HOOKS`."""
     if isinstance(callback, HookBridge):
         return True

@@ -41,9 +41,9 @@ def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
     module = trainer.lightning_module
     if changed := replaced.changed_in_lightning():
         more = f" and {len(changed) - 3} more" * (len(changed) > 3)
-        return f"lightning {lightning.__version__}: {', '.join(changed[:3])}{more} changed since this was tested"
-    if others := replaced.loop.replaced_names:
-        return f"{', '.join(others[:3])} was replaced by another function"
+        return f"lightning {lightning.__version__}: {', '.join(changed[:3])}{more} changed since Rankzero was tested"
+    if names := replaced.loop.replaced_names:
+        return f"{', '.join(names[:3])} was replaced by another function"
     if not module.automatic_optimization:
         return f"{type(module).__name__} uses manual optimization"
     if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
@@ -52,13 +52,13 @@ def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
         return "StochasticWeightAveraging updates batch norm without backward passes"
     profiler = trainer.profiler  # type: ignore[attr-defined]
     if type(profiler) is not PassThroughProfiler or not vars(profiler).keys().isdisjoint(PROFILER_METHODS):
-        return f"{type(profiler).__name__} measures its parts"
+        return f"{type(profiler).__name__} measures the parts of Lightning's loop"
     if type(trainer.strategy) not in (OneProcess, DataParallel):
         return f"the strategy is {type(trainer.strategy).__name__}"
     return None
 
 
-def optimizes_plainly(trainer: Trainer, loop: _TrainingEpochLoop) -> bool:
+def has_stock_optimizer_step(trainer: Trainer, loop: _TrainingEpochLoop) -> bool:
     """Returns whether the optimizer step is stock Lightning's, neither overridden nor replaced at run time."""
     module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
     optimizers = strategy._lightning_optimizers

@@ -23,12 +23,12 @@ from rankzero.training.fast.conditions import (
     PRECISION_METHODS,
     STRATEGY_METHODS,
     TRANSFER_HOOKS,
+    has_stock_optimizer_step,
     needs_transfer,
-    optimizes_plainly,
 )
 from rankzero.training.fast.log import FastLog
 from rankzero.training.hooks import TICK_SECONDS, Subscribers
-from rankzero.training.metrics.epoch_averages import NOT_HELD, Results, shown_metrics_of
+from rankzero.training.metrics.epoch_averages import UNSHARED_REFCOUNT, Results, trainer_metrics_of
 from rankzero.training.step import OptimizerStep
 from rankzero.training.strategies import RunStrategy, shares_from
 
@@ -38,8 +38,8 @@ _methods_of_precision = attrgetter(*PRECISION_METHODS)
 _functions_of_call = attrgetter("_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook")
 _functions_of_loop = attrgetter("advance", "update_lr_schedulers")
 _methods_of_connector = attrgetter("on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics")
-_sets_on_module = has_any(*(name for name in MODULE_METHODS if name != "log"))  # FastLog sets "log" itself
-_sets_on_data = has_any(*TRANSFER_HOOKS)
+_module_sets_method = has_any(*(name for name in MODULE_METHODS if name != "log"))  # FastLog sets "log" itself
+_data_sets_hook = has_any(*TRANSFER_HOOKS)
 
 
 class FastEpoch:
@@ -65,20 +65,23 @@ class FastEpoch:
         self.hooks = BatchHooks(self.trainer)
         self.log = FastLog(self.trainer, self.strategy, self.results)
         self.step: OptimizerStep | None = None
-        if optimizes_plainly(self.trainer, loop):
+        if has_stock_optimizer_step(self.trainer, loop):
             self.step = OptimizerStep(self.trainer, self.strategy, loop, self.hooks, self.log)
         self._fetch = _fetch_from(data_fetcher)
         self._next_share = shares_from(data_fetcher.combined_loader.flattened)
-        self._on_logging_step, self._on_batch_done = subscribers.of["on_logging_step"], subscribers.of["on_batch_done"]
-        self._on_tick, self._next_tick = subscribers.of["on_tick"], 0.0
-        self._moves = needs_transfer(self.trainer)
-        self._own_schedules = overrides(self.module, "lr_scheduler_step", LightningModule)
-        self._found = look(self.trainer)
+        self._on_logging_step, self._on_batch_done = (
+            subscribers.methods["on_logging_step"],
+            subscribers.methods["on_batch_done"],
+        )
+        self._on_tick, self._next_tick = subscribers.methods["on_tick"], 0.0
+        self._needs_transfer = needs_transfer(self.trainer)
+        self._overrides_scheduler_step = overrides(self.module, "lr_scheduler_step", LightningModule)
+        self._dependencies = dependencies_of(self.trainer)
 
     @property
     def is_current(self) -> bool:
         """Whether everything that the fast path depends on is unchanged since this instance was created."""
-        return look(self.trainer) == self._found
+        return dependencies_of(self.trainer) == self._dependencies
 
     def train_on_next(self) -> None:
         """Trains on the next batch.
@@ -91,7 +94,7 @@ class FastEpoch:
         current, total = self._current, self._total
         batch = self._fetch()
         self.progress.is_last_batch = self.data_fetcher.done
-        if self._moves or not _is_plain(batch):
+        if self._needs_transfer or not _is_plain(batch):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
@@ -105,38 +108,38 @@ class FastEpoch:
             loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
         else:
             if trainer.log_every_n_steps and loop.global_step % trainer.log_every_n_steps == 0:
-                for listen in self._on_logging_step:
-                    listen(trainer)
-            is_quiet = hooks.have_no_observers
-            answer = None if is_quiet else hooks.call("on_train_batch_start", batch, batch_idx)
+                for method in self._on_logging_step:
+                    method(trainer)
+            is_unobserved = hooks.have_no_observers
+            result = None if is_unobserved else hooks.call("on_train_batch_start", batch, batch_idx)
             self.strategy.share = share = self._next_share()
             if share.has_empty_rank:
-                self.strategy.before_idle_step()
-            if answer == -1:
-                self._skip_the_rest()
+                self.strategy.before_step_with_empty_rank()
+            if result == -1:
+                self._skip_rest_of_epoch()
             current.started += 1
             total.started += 1
-            outputs = self._optimize(batch, batch_idx, is_quiet)
+            outputs = self._optimize(batch, batch_idx, is_unobserved)
         current.processed += 1
         total.processed += 1
         self._update_schedules(batch_idx)
-        results.is_watched = False
-        for listen in self._on_batch_done:
-            listen(trainer, batch, batch_idx)
+        results.records_reads = False
+        for method in self._on_batch_done:
+            method(trainer, batch, batch_idx)
         if (now := monotonic()) >= self._next_tick or self.progress.is_last_batch:
             self._next_tick = now + TICK_SECONDS
-            for listen in self._on_tick:
-                listen(trainer, batch, batch_idx)
-        results.is_watched = True
+            for method in self._on_tick:
+                method(trainer, batch, batch_idx)
+        results.records_reads = True
         hooks.call("on_train_batch_end", outputs, batch, batch_idx)
         results.batch = results.batch_size = None
         current.completed += 1
         total.completed += 1
         if self._logs():
-            connector.log_metrics(self.loop.show_metrics()["log"])
-        elif max(map(getrefcount, shown_metrics_of(connector))) > NOT_HELD:
-            results.averages.note_read()
-            self.loop.show_metrics(reduces=False)
+            connector.log_metrics(self.loop.update_trainer_metrics()["log"])
+        elif max(map(getrefcount, trainer_metrics_of(connector))) > UNSHARED_REFCOUNT:
+            results.averages.record_read()
+            self.loop.update_trainer_metrics(reduces=False)
 
     def end_step(self) -> None:
         """Finishes a batch after which no validation is due: steps plateau schedulers and counts the optimizer step."""
@@ -147,9 +150,9 @@ class FastEpoch:
         if not self.accumulates:
             self.loop._batches_that_stepped += 1
 
-    def _optimize(self, batch: Any, batch_idx: int, is_quiet: bool) -> Any:
+    def _optimize(self, batch: Any, batch_idx: int, is_unobserved: bool) -> Any:
         # A user's `on_train_batch_start` may have changed the optimization since the check before this batch.
-        is_current = is_quiet or not self.hooks.has_observers("on_train_batch_start") or self.is_current
+        is_current = is_unobserved or not self.hooks.has_observers("on_train_batch_start") or self.is_current
         if self.step is not None and is_current:
             return self.step.run(batch, batch_idx, self.accumulates)
         arguments = self.loop._build_kwargs(OrderedDict(), batch, batch_idx)
@@ -162,7 +165,7 @@ class FastEpoch:
         """Whether the optimizer step of the last batch needs more batches."""
         return bool(self.trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate())
 
-    def _skip_the_rest(self) -> None:
+    def _skip_rest_of_epoch(self) -> None:
         loop = self.loop
         self.progress.increment_by(0, is_last_batch=True)
         self.progress.increment_processed()
@@ -174,7 +177,7 @@ class FastEpoch:
     def _update_schedules(self, batch_idx: int) -> None:
         """Steps the learning rate schedulers, except those that monitor a metric."""
         loop = self.loop
-        if self._own_schedules:
+        if self._overrides_scheduler_step:
             loop.update_lr_schedulers("step", update_plateau_schedulers=False)
         elif not self.accumulates:
             counts = loop.scheduler_progress
@@ -195,15 +198,15 @@ class FastEpoch:
         if self.accumulates:
             return False
         trainer = self.trainer
-        every = trainer.log_every_n_steps
-        due = every and (trainer.should_stop or (self.loop._batches_that_stepped + 1) % every == 0)
-        return bool(due or trainer.fast_dev_run)
+        interval = trainer.log_every_n_steps
+        is_due = interval and (trainer.should_stop or (self.loop._batches_that_stepped + 1) % interval == 0)
+        return bool(is_due or trainer.fast_dev_run)
 
 
 def _is_plain(batch: Any) -> bool:
     """Returns whether a batch is a CPU tensor, or a tuple or list of CPU tensors."""
-    for part in batch if type(batch) is tuple or type(batch) is list else (batch,):
-        if type(part) is not Tensor or not part.is_cpu:
+    for element in batch if type(batch) is tuple or type(batch) is list else (batch,):
+        if type(element) is not Tensor or not element.is_cpu:
             return False
     return True
 
@@ -240,7 +243,7 @@ def _fetch_from(data_fetcher: _DataFetcher) -> Callable[[], Any]:
     return fetch
 
 
-def look(trainer: Trainer) -> tuple[Any, ...]:
+def dependencies_of(trainer: Trainer) -> tuple[Any, ...]:
     """Returns everything that the fast path depends on and that user code may change in the middle of an epoch.
 
     This runs in every step and therefore reads attributes directly, not through properties. For Lightning's own
@@ -250,10 +253,10 @@ def look(trainer: Trainer) -> tuple[Any, ...]:
     module, precision = strategy._lightning_module, strategy._precision_plugin
     profiler, data = trainer.profiler, trainer.datamodule  # type: ignore[attr-defined]
     optimizer = strategy._lightning_optimizers[0] if strategy._lightning_optimizers else None
-    module_type, of_module = type(module), module.__dict__
+    module_type, module_vars = type(module), module.__dict__
     return (
         strategy,
-        id(of_module),
+        id(module_vars),
         precision,
         profiler,
         data,
@@ -268,10 +271,10 @@ def look(trainer: Trainer) -> tuple[Any, ...]:
         _methods_of_strategy(Strategy),
         _methods_of_precision(type(precision)),
         _methods_of_connector(_LoggerConnector),
-        _sets_on_module(of_module),
+        _module_sets_method(module_vars),
         len(strategy.__dict__),
         len(precision.__dict__),
         len(profiler.__dict__),
         optimizer is None or (optimizer, type(optimizer).step, "step" in optimizer.__dict__),
-        data is None or _sets_on_data(data.__dict__),
+        data is None or _data_sets_hook(data.__dict__),
     )

@@ -17,7 +17,7 @@ ONEDNN_BLOCK = 16
 """Number of channels that oneDNN processes together with AVX-512; it is 8 with AVX2."""
 
 
-def choose_precision(accelerator: str, bf16: bool, asked: object) -> tuple[Any, str]:
+def choose_precision(accelerator: str, supports_bf16: bool, requested: object) -> tuple[Any, str]:
     """Chooses the fastest precision; `benchmarks/resnet_step.py` compares the result with hand-written loops.
 
     `torch.compile` is not used: it takes a minute at each start, and hardly sped up a few steps of a ResNet-18 on the
@@ -25,17 +25,17 @@ def choose_precision(accelerator: str, bf16: bool, asked: object) -> tuple[Any, 
 
     Args:
         accelerator: `cuda`, `mps` or `cpu`.
-        bf16: Whether all processes compute in bfloat16 without emulation.
-        asked: The requested precision, which is kept; None if no precision was requested.
+        supports_bf16: Whether all processes compute in bfloat16 without emulation.
+        requested: The requested precision, which is kept; None if no precision was requested.
 
     Returns:
         The precision as an argument of the Trainer, and the reason as text.
     """
-    if asked is not None:
-        return asked, f"precision {asked}, as asked"
-    if bf16:
-        return "bf16-mixed", f"bf16-mixed, which this {accelerator} computes in"
-    return None, f"32 bits, since this {accelerator} would have to emulate bfloat16"
+    if requested is not None:
+        return requested, f"precision {requested}, as requested"
+    if supports_bf16:
+        return "bf16-mixed", f"bf16-mixed, which this {accelerator} supports"
+    return None, f"32 bits, because this {accelerator} would emulate bfloat16"
 
 
 def apply_layout(model: nn.Module, accelerator: str) -> str:
@@ -44,10 +44,10 @@ def apply_layout(model: nn.Module, accelerator: str) -> str:
     Returns:
         The layout and the reason, as text.
     """
-    channels_last, words = choose_layout(model, accelerator)
+    channels_last, description = choose_layout(model, accelerator)
     if channels_last:
         model.to(memory_format=torch.channels_last)
-    return words
+    return description
 
 
 def choose_layout(model: nn.Module, accelerator: str) -> tuple[bool, str]:
@@ -57,15 +57,15 @@ def choose_layout(model: nn.Module, accelerator: str) -> tuple[bool, str]:
     to the next.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
-        return False, "the layout as it is, because of layers whose shapes are not known yet"
+        return False, "default memory layout, because some layers have no shapes yet"
     if not any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules()):
-        return False, "the layout as it is, without 2D convolutions"
+        return False, "default memory layout, because the model has no 2D convolution"
     if accelerator == "cpu" and (layer := layer_unsafe_in_channels_last(model)):
         return False, (
-            f"the layout as it is, because oneDNN's gradient of {layer}, a strided 1x1 convolution of fewer than "
+            f"default memory layout, because oneDNN's gradient of {layer}, a strided 1x1 convolution of fewer than "
             f"{ONEDNN_BLOCK} channels, is wrong in channels_last"
         )
-    return True, "channels_last, for its convolutions"
+    return True, "channels_last memory layout"
 
 
 def layer_unsafe_in_channels_last(model: nn.Module) -> str | None:
@@ -93,8 +93,8 @@ def _is_unsafe(layer: _ConvNd) -> bool:
     channels count as input channels.
     """
     channels = layer.out_channels if layer.transposed else layer.in_channels
-    strided_1x1 = set(layer.kernel_size) == {1} and set(layer.stride) != {1}
-    return len(layer.kernel_size) == 2 and strided_1x1 and channels // layer.groups < ONEDNN_BLOCK
+    is_strided_1x1 = set(layer.kernel_size) == {1} and set(layer.stride) != {1}
+    return len(layer.kernel_size) == 2 and is_strided_1x1 and channels // layer.groups < ONEDNN_BLOCK
 
 
 def computes_in_bf16(accelerator: str) -> bool:

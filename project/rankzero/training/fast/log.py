@@ -30,21 +30,21 @@ class FastLog:
 
     def __init__(self, trainer: Trainer, strategy: RunStrategy, results: Results) -> None:
         self.module, self.connector = trainer.lightning_module, trainer._logger_connector
-        self._of_module = vars(self.module)
+        self._module_vars = vars(self.module)
         self.strategy, self.results = strategy, results
-        self._known: dict[str, tuple[Settings, _ResultMetric]] = {}
+        self._metrics: dict[str, tuple[Settings, _ResultMetric]] = {}
         is_compiled = getattr(self.module, "_compiler_ctx", None) is not None
-        self._stands_in = (
+        self._replaces_log = (
             not is_compiled and not overrides(self.module, "log", LightningModule) and replaced.logging.are_original
         )
 
     def __enter__(self) -> None:
-        if self._stands_in and "log" not in self._of_module:
-            self._of_module["log"] = self
+        if self._replaces_log and "log" not in self._module_vars:
+            self._module_vars["log"] = self
 
     def __exit__(self, *error: object) -> None:
-        if self._of_module.get("log") is self:
-            del self._of_module["log"]
+        if self._module_vars.get("log") is self:
+            del self._module_vars["log"]
 
     def __reduce__(self) -> Any:
         return getattr, (self.module, "log")  # a copy of the module gets that copy's `log`
@@ -71,30 +71,30 @@ class FastLog:
             *(prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist, sync_dist_group),
             *(add_dataloader_idx, metric_attribute, rank_zero_only),
         )
-        if self._of_module["_current_fx_name"] != "training_step":
-            self._log_by_lightning(name, value, settings, batch_size)
+        if self._module_vars["_current_fx_name"] != "training_step":
+            self._log_with_lightning(name, value, settings, batch_size)
             return
-        known = self._known.get(name)
-        if known and known[0] == settings and self.connector._first_loop_iter is False:
-            number = self._number(value)
-            if number is not None and number.device == known[1].value.device:
-                self._update(name, known[1], number, batch_size)
+        entry = self._metrics.get(name)
+        if entry and entry[0] == settings and self.connector._first_loop_iter is False:
+            number = self._to_tensor(value)
+            if number is not None and number.device == entry[1].value.device:
+                self._update(name, entry[1], number, batch_size)
                 return
         self._log_in_full(name, value, settings, batch_size)
 
     def _log_in_full(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
         """Logs through Lightning, and stores the metric if the next call can update it directly."""
-        self._log_by_lightning(name, value, settings, batch_size)
-        self._known.pop(name, None)
+        self._log_with_lightning(name, value, settings, batch_size)
+        self._metrics.pop(name, None)
         metric = self.results.get(f"training_step.{name}")
         if metric is not None and metric.is_tensor and not metric.meta.enable_graph:
-            self._known[name] = settings, metric
+            self._metrics[name] = settings, metric
 
-    def _log_by_lightning(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
+    def _log_with_lightning(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
         *plain, attribute, rank_zero_only = settings
         LightningModule.log(self.module, name, value, *plain, batch_size, attribute, rank_zero_only)  # type: ignore[call-arg]
 
-    def _number(self, value: Any) -> Tensor | None:
+    def _to_tensor(self, value: Any) -> Tensor | None:
         """Returns a value as Lightning stores it, or None if only Lightning's own `log` can convert it."""
         if type(value) is Tensor and value.is_floating_point() and value.numel() == 1:
             number = value.detach().clone()

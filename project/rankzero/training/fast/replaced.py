@@ -100,7 +100,7 @@ OPTIMIZATION: Table = {
 }
 """Functions replaced by `training/step.py`. If one differs, the fast loop uses Lightning's own optimization."""
 
-INNER: Table = {
+RELIED_ON: Table = {
     fit_loop._FitLoop: "run advance on_run_start on_advance_start on_advance_end reset",
     _TrainingEpochLoop: "reset done _is_training_done",
     _EvaluationLoop: "run",
@@ -152,7 +152,7 @@ class Functions:
         if self.are_original:
             return []
         return [
-            f"{_path(owner)}.{name}"
+            f"{_dotted_name(owner)}.{name}"
             for (owner, name), original in zip(self._names, self._originals, strict=True)
             if getattr(owner, name, None) != original
         ]
@@ -170,7 +170,7 @@ class Functions:
     def digests(self) -> dict[tuple[str, str], str]:
         """Class or module, and function name -> digest of the function's source at the time of the import."""
         return {
-            (_path(owner), name): source_digest(original)
+            (_dotted_name(owner), name): source_digest(original)
             for (owner, name), original in zip(self._names, self._originals, strict=True)
         }
 
@@ -181,15 +181,15 @@ def _comparison(names: list[tuple[Any, str]], originals: list[Any]) -> Callable[
     The check runs in every step. A generated expression that names the attributes takes a third of the time of a loop
     over them.
     """
-    found = {f"owner_{number}": owner for number, (owner, _) in enumerate(names)}
-    found |= {f"original_{number}": original for number, original in enumerate(originals)}
-    same = (f"owner_{number}.{name} == original_{number}" for number, (_, name) in enumerate(names))
-    return eval(f"lambda: {' and '.join(same)}", found)  # type: ignore[no-any-return]
+    namespace = {f"owner_{number}": owner for number, (owner, _) in enumerate(names)}
+    namespace |= {f"original_{number}": original for number, original in enumerate(originals)}
+    comparisons = (f"owner_{number}.{name} == original_{number}" for number, (_, name) in enumerate(names))
+    return eval(f"lambda: {' and '.join(comparisons)}", namespace)  # type: ignore[no-any-return]
 
 
 def source_digest(function: Any) -> str:
     """Returns the digest of the source of a function and of the functions it wraps; `missing` without source."""
-    sources = "".join(map(_source, _layers(function)))
+    sources = "".join(map(_source, _code_objects(function)))
     return hashlib.sha256(sources.encode()).hexdigest()[:16] if sources else "missing"
 
 
@@ -200,9 +200,9 @@ def _source(code: CodeType) -> str:
     """
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     indent = len(lines[0]) - len(lines[0].lstrip()) if lines else 0
-    deeper, has_head = " " * (indent + 1), False
+    deeper_indent, has_head = " " * (indent + 1), False
     for number, line in enumerate(lines):
-        if line.startswith(deeper) or not line.strip():
+        if line.startswith(deeper_indent) or not line.strip():
             continue
         if has_head and line[indent] != ")":  # ")" at this indent may close the signature
             return "".join(lines[:number]).rstrip()
@@ -210,7 +210,7 @@ def _source(code: CodeType) -> str:
     return "".join(lines).rstrip()
 
 
-def _layers(function: Any) -> Iterator[CodeType]:
+def _code_objects(function: Any) -> Iterator[CodeType]:
     """Yields the code objects of a function and of the functions that it wraps.
 
     Wrappers from Python's standard library are skipped, and so is `torch.no_grad`, which changes between releases of
@@ -225,7 +225,7 @@ def _layers(function: Any) -> Iterator[CodeType]:
         function = getattr(function, "__wrapped__", None)
 
 
-def _path(owner: Any) -> str:
+def _dotted_name(owner: Any) -> str:
     return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)
 
 
@@ -233,24 +233,24 @@ loop = Functions(LOOP)
 logging = Functions(LOGGING)
 transfer = Functions(TRANSFER)
 optimization = Functions(OPTIMIZATION)
-inner = Functions(INNER)
+relied_on = Functions(RELIED_ON)
 backward = Functions(BACKWARD)
 zero_grad = Functions(ZERO_GRAD)
 step = Functions(STEP)
 
-OF_LIGHTNING = (loop, logging, transfer, optimization, inner)
-OF_TORCH = (backward, zero_grad, step)
+LIGHTNING_FUNCTIONS = (loop, logging, transfer, optimization, relied_on)
+TORCH_FUNCTIONS = (backward, zero_grad, step)
 
 
 def changed_in_lightning() -> list[str]:
     """Returns the names of Lightning's functions whose source has no known digest."""
-    return [name for functions in OF_LIGHTNING for name in functions.changed]
+    return [name for functions in LIGHTNING_FUNCTIONS for name in functions.changed]
 
 
 def _print_known_sources(write: Callable[[str], Any] = print) -> None:
     """Prints the known digests and those of the installed libraries, as Python source."""
-    known = {owner: {name: list(found) for name, found in names.items()} for owner, names in KNOWN_SOURCES.items()}
-    for functions in (*OF_LIGHTNING, *OF_TORCH):
+    known = {owner: {name: list(digests) for name, digests in names.items()} for owner, names in KNOWN_SOURCES.items()}
+    for functions in (*LIGHTNING_FUNCTIONS, *TORCH_FUNCTIONS):
         for (owner, name), digest in functions.digests.items():
             digests = known.setdefault(owner, {}).setdefault(name, [])
             if digest not in digests:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 from torch.optim import SGD, Optimizer
-from torch.optim import optimizer as optimizers
+from torch.optim import optimizer as optimizer_module
 from torch.optim.lr_scheduler import LambdaLR
 from torch.overrides import has_torch_function_unary
 
@@ -51,20 +51,29 @@ def fast_backward(loss: Tensor) -> None:
 
 def fast_step(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
     """Returns a function that does what `optimizer.step(closure=closure)` does."""
-    hooked, own = type(optimizer).step, vars(optimizer).get("step")
-    is_known = _is_stock(replaced.step) and _code_of(hooked) is _HOOKED_STEP
-    if not (is_known and (own is None or (_code_of(own) is _step_of_schedule() and own.__wrapped__ is hooked))):
+    class_step, instance_step = type(optimizer).step, vars(optimizer).get("step")
+    is_known = _is_stock(replaced.step) and _code_of(class_step) is _HOOKED_STEP_CODE
+    if not (
+        is_known
+        and (
+            instance_step is None
+            or (_code_of(instance_step) is _scheduler_step_code() and instance_step.__wrapped__ is class_step)
+        )
+    ):
         return lambda closure: optimizer.step(closure=closure)
-    plain = hooked.__wrapped__  # type: ignore[attr-defined]
-    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    before_all, after_all = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+    unwrapped_step = class_step.__wrapped__  # type: ignore[attr-defined]
+    pre_hooks, post_hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    global_pre_hooks, global_post_hooks = (
+        optimizer_module._global_optimizer_pre_hooks,
+        optimizer_module._global_optimizer_post_hooks,
+    )
 
     def step(closure: Callable[[], Any]) -> Any:
-        listens = before or after or before_all or after_all or _is_profiled()
-        if listens or vars(optimizer).get("step") is not own or type(optimizer).step is not hooked:
+        is_observed = pre_hooks or post_hooks or global_pre_hooks or global_post_hooks or _is_profiled()
+        if is_observed or vars(optimizer).get("step") is not instance_step or type(optimizer).step is not class_step:
             return optimizer.step(closure=closure)
         optimizer._opt_called = True  # type: ignore[attr-defined]  # otherwise the learning rate scheduler warns
-        return plain(optimizer, closure=closure)
+        return unwrapped_step(optimizer, closure=closure)
 
     return step
 
@@ -76,7 +85,7 @@ def zero_gradients(optimizer: Optimizer) -> bool:
         False if this called `optimizer.zero_grad()`, which may have run user code; otherwise True.
     """
     if (
-        type(optimizer).zero_grad is not _zero_grad
+        type(optimizer).zero_grad is not _stock_zero_grad
         or "zero_grad" in vars(optimizer)
         or replaced.zero_grad.changed
         or _is_profiled()
@@ -90,7 +99,7 @@ def zero_gradients(optimizer: Optimizer) -> bool:
     return True
 
 
-_zero_grad = Optimizer.zero_grad
+_stock_zero_grad = Optimizer.zero_grad
 
 
 def _is_stock(functions: replaced.Functions) -> bool:
@@ -106,12 +115,12 @@ def _code_of(function: Any) -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-_HOOKED_STEP = _code_of(Optimizer.profile_hook_step(Optimizer.step))
+_HOOKED_STEP_CODE = _code_of(Optimizer.profile_hook_step(Optimizer.step))
 """Code object of the wrapper that torch puts around the `step` of every optimizer class."""
 
 
 @cache
-def _step_of_schedule() -> CodeType | None:
+def _scheduler_step_code() -> CodeType | None:
     """Returns the code object of the wrapper that torch's schedulers put around `optimizer.step` to record calls."""
     optimizer = SGD([torch.zeros(1)])
     LambdaLR(optimizer, lambda step: 1.0)

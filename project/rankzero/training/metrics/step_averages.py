@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankzero.training.strategies import strategy_of
 
-Waiting = tuple[Tensor, str]
+Deferred = tuple[Tensor, str]
 """This rank's contribution to a deferred value, and the name of the reduction."""
 
 _MEANS = ("mean", "avg")
@@ -37,45 +37,45 @@ class StepAverages:
         self._trainer = trainer
         self.defers = False
         self.key = ""
-        self._waiting: dict[str, Waiting] = {}
-        self._is_fresh = self._is_read = self._observed = self._is_settled = False
+        self._deferred: dict[str, Deferred] = {}
+        self._has_new_values = self._was_read = self._has_observed_epoch = self._has_decided = False
 
     def sync(self, value: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
         """Reduces or defers a value of this step; replaces a strategy's `reduce`. All ranks must call."""
         strategy = strategy_of(self._trainer)
-        may_wait = self.key.startswith("training_step.") and group is None
-        self._is_fresh |= may_wait
-        if self.defers and may_wait and not strategy.share.has_empty_rank:
-            self._waiting[self.key] = strategy.part(value, reduce_op), str(reduce_op)
+        is_deferrable = self.key.startswith("training_step.") and group is None
+        self._has_new_values |= is_deferrable
+        if self.defers and is_deferrable and not strategy.share.has_empty_rank:
+            self._deferred[self.key] = strategy.apply_metric_weight(value, reduce_op), str(reduce_op)
             return value
-        self._waiting.pop(self.key, None)
+        self._deferred.pop(self.key, None)
         reduced: Tensor = strategy.reduce(value, group, reduce_op)
         return reduced
 
     def reduce(self, results: Mapping[str, _ResultMetric]) -> None:
         """Reduces the deferred values and stores them in their metrics. All ranks must call."""
-        self._is_fresh = False
-        alike: dict[Any, list[str]] = {}
-        for key in sorted(self._waiting):
-            value, operation = self._waiting[key]
-            summed = "sum" if operation in _MEANS else operation
-            alike.setdefault((summed, value.dtype, value.device), []).append(key)
-        waiting, self._waiting = self._waiting, {}
-        for (summed, _, device), keys in alike.items():
-            values = torch.stack([waiting[key][0] for key in keys])
-            flag = torch.full((1,), float(self._is_read), dtype=values.dtype, device=device)
-            packed = torch.cat((values, -flag if summed == "min" else flag))
-            ranks = strategy_of(self._trainer).reduce_together(packed, summed)
+        self._has_new_values = False
+        groups: dict[Any, list[str]] = {}
+        for key in sorted(self._deferred):
+            value, operation = self._deferred[key]
+            reduction = "sum" if operation in _MEANS else operation
+            groups.setdefault((reduction, value.dtype, value.device), []).append(key)
+        deferred, self._deferred = self._deferred, {}
+        for (reduction, _, device), keys in groups.items():
+            values = torch.stack([deferred[key][0] for key in keys])
+            flag = torch.full((1,), float(self._was_read), dtype=values.dtype, device=device)
+            packed = torch.cat((values, -flag if reduction == "min" else flag))
+            ranks = strategy_of(self._trainer).reduce_in_place(packed, reduction)
             for key, value in zip(keys, packed[:-1].unbind(), strict=True):
-                _put(results[key], value / ranks if waiting[key][1] in _MEANS else value)
-            if self._is_read or packed[-1].item():
-                self._is_read, self.defers = True, False
+                _store_value(results[key], value / ranks if deferred[key][1] in _MEANS else value)
+            if self._was_read or packed[-1].item():
+                self._was_read, self.defers = True, False
 
-    def note_read(self) -> None:
+    def record_read(self) -> None:
         """Records that user code has read metrics within a logging interval."""
-        if not self._is_fresh:
+        if not self._has_new_values:
             return
-        if self._waiting and not self._is_read:
+        if self._deferred and not self._was_read:
             rank = self._trainer.global_rank
             warnings.warn(
                 "rankzero: metrics with sync_dist=True were read between two logging steps, for the first time after "
@@ -83,22 +83,22 @@ class StepAverages:
                 "then on values are averaged over ranks in every step",
                 stacklevel=2,
             )
-        self._is_read = True
+        self._was_read = True
 
-    def decide(self) -> None:
+    def decide_deferral(self) -> None:
         """Decides before an epoch whether values are deferred from now on. All ranks must call."""
-        if self._is_settled or not self._observed or self._trainer.world_size == 1:
+        if self._has_decided or not self._has_observed_epoch or self._trainer.world_size == 1:
             return
-        self._is_settled = True
-        (readers,) = strategy_of(self._trainer).add_up([int(self._is_read)])
-        self.defers, self._is_read = not readers, bool(readers)
+        self._has_decided = True
+        (readers,) = strategy_of(self._trainer).sum_over_ranks([int(self._was_read)])
+        self.defers, self._was_read = not readers, bool(readers)
 
-    def note_epoch(self) -> None:
+    def record_epoch(self) -> None:
         """Records that a whole epoch was observed. All ranks must call."""
-        self._observed = True
+        self._has_observed_epoch = True
 
 
-def _put(metric: _ResultMetric, value: Tensor) -> None:
+def _store_value(metric: _ResultMetric, value: Tensor) -> None:
     metric._forward_cache = value
     if not metric.meta.on_epoch:
         metric.value = value

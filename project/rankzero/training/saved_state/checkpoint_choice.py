@@ -10,10 +10,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import is_finished, newest_valid
+from rankzero.runs.checkpoints.manifest import has_valid_manifest, newest_valid
 from rankzero.runs.checkpoints.safe_load import signed_sha256_of
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.resume import given_checkpoint
+from rankzero.runs.resume import requested_checkpoint
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.fit_loop import fit_loop_of
 
@@ -26,38 +26,42 @@ class ChosenCheckpoint(_CheckpointConnector):
     Args:
         trainer: The Trainer.
         run: The run whose checkpoints `last` and `best` refer to.
-        saving: The checkpoint callback; None if checkpoints are disabled.
+        checkpoint_callback: The checkpoint callback; None if checkpoints are disabled.
         coordinator: Sends rank zero's choice to all ranks.
     """
 
     def __init__(
-        self, trainer: Trainer, run: RunDirectory, saving: CheckpointCallback | None, coordinator: Coordinator
+        self,
+        trainer: Trainer,
+        run: RunDirectory,
+        checkpoint_callback: CheckpointCallback | None,
+        coordinator: Coordinator,
     ) -> None:
         super().__init__(trainer)
-        self.run, self.saving, self.coordinator = run, saving, coordinator
+        self.run, self.checkpoint_callback, self.coordinator = run, checkpoint_callback, coordinator
 
-    def path_of(self, ckpt_path: str) -> str | None:
+    def resolve(self, ckpt_path: str) -> str | None:
         """Returns the checkpoint that a `ckpt_path` refers to; None if there is no `last` one. All ranks must call.
 
         Raises:
             RequestError: There is no such checkpoint.
         """
-        return self.coordinator.run_on_rank_zero(lambda: self._path_of(ckpt_path))
+        return self.coordinator.run_on_rank_zero(lambda: self._resolve(ckpt_path))
 
-    def _path_of(self, ckpt_path: str) -> str | None:
+    def _resolve(self, ckpt_path: str) -> str | None:
         if ckpt_path in ("last", "hpc"):
             newest, _ = newest_valid(self.run.checkpoints)
             return str(newest) if newest else None
         if ckpt_path != "best":
             path = Path(ckpt_path).expanduser()
-            return str(path if path.is_file() or is_finished(path) else given_checkpoint(ckpt_path))
-        candidates = [self.saving, *self.trainer.checkpoint_callbacks]
+            return str(path if path.is_file() or has_valid_manifest(path) else requested_checkpoint(ckpt_path))
+        candidates = [self.checkpoint_callback, *self.trainer.checkpoint_callbacks]
         best = next(filter(None, (getattr(callback, "best_model_path", "") for callback in candidates)), None)
         if best is None:
             raise RequestError(
                 f"the best checkpoint of run {self.run.name}",
-                "the run kept none as the best",
-                'ckpt_path="last"; a run keeps its best with keep_best="min:val/loss"',
+                "the run kept no best checkpoint",
+                'ckpt_path="last"; keep_best="min:val/loss" keeps the best checkpoint of a run',
             )
         return str(best)
 
@@ -67,10 +71,10 @@ class ChosenCheckpoint(_CheckpointConnector):
         if state_fn is TrainerFn.FITTING:
             return None if ckpt_path is None else str(ckpt_path)
         if ckpt_path is None:
-            if model_provided or not (self.saving and self.saving.retention.best):
+            if model_provided or not (self.checkpoint_callback and self.checkpoint_callback.retention.best):
                 return None
             ckpt_path = "best"
-        path = self.path_of(str(ckpt_path))
+        path = self.resolve(str(ckpt_path))
         io = self.trainer.strategy.checkpoint_io
         if path is not None and isinstance(io, DirectoryCheckpointIO):
             io.trusted_sha256 = self.coordinator.run_on_rank_zero(lambda: signed_sha256_of(Path(path)))
@@ -83,6 +87,6 @@ class ChosenCheckpoint(_CheckpointConnector):
         """
         resumed = self._loaded_checkpoint, self._ckpt_path
         # After an error in its trials, the LearningRateFinder does not restore the run's callbacks and loggers.
-        self.trainer.callbacks, self.trainer.loggers = fit_loop_of(self.trainer).outside_trials  # type: ignore[attr-defined]
+        self.trainer.callbacks, self.trainer.loggers = fit_loop_of(self.trainer).run_callbacks_and_loggers  # type: ignore[attr-defined]
         super().restore(checkpoint_path, weights_only=False)
         self._loaded_checkpoint, self._ckpt_path = resumed

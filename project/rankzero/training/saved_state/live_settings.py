@@ -30,16 +30,16 @@ class LiveSettings(LoopCallback):
 
     def __init__(self) -> None:
         self._flags: dict[str, bool] = {}
-        self._batches_a_step = 1
+        self._batches_per_step = 1
         self._loaded: State | None = None
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: State) -> None:
-        now = flags_of(pl_module)
+        flags = flags_of(pl_module)
         if trainer.state.stage is not RunningStage.TRAINING:  # in a validation, all modules are in eval mode
-            now = {name: value for name, value in now.items() if not name.endswith(".training")}
+            flags = {name: value for name, value in flags.items() if not name.endswith(".training")}
         checkpoint["live_settings"] = {
-            "flags": {name: value for name, value in now.items() if value != self._flags.get(name, value)},
-            "batches_a_step": [self._batches_a_step, _batches_a_step(trainer)],
+            "flags": {name: value for name, value in flags.items() if value != self._flags.get(name, value)},
+            "batches_a_step": [self._batches_per_step, _batches_per_step(trainer)],
             "should_stop": trainer.should_stop and not trainer.fit_loop._can_stop_early,
             "groups": [group_names(pl_module, optimizer) for optimizer in trainer.optimizers],
         }
@@ -54,13 +54,13 @@ class LiveSettings(LoopCallback):
     def on_ready(self, trainer: Trainer) -> None:
         module, loaded = trainer.lightning_module, self._loaded or {}
         self._loaded = None
-        self._flags, self._batches_a_step = flags_of(module), trainer.accumulate_grad_batches
+        self._flags, self._batches_per_step = flags_of(module), trainer.accumulate_grad_batches
         prune_again(module, loaded.get("pruned", {}))
-        for callback, numbers in zip(_callbacks(trainer, ModelPruning), loaded.get("tickets", []), strict=False):
-            use_tickets(callback, numbers)
+        for callback, ticket_numbers in zip(_callbacks(trainer, ModelPruning), loaded.get("tickets", []), strict=False):
+            use_tickets(callback, ticket_numbers)
         _set_flags(module, loaded.get("flags", {}))
         configured, batches = loaded.get("batches_a_step", (0, 0))
-        if configured == self._batches_a_step:
+        if configured == self._batches_per_step:
             trainer.accumulate_grad_batches = batches
         trainer.should_stop |= loaded.get("should_stop", False)
         if loaded and fit_loop_of(trainer).is_within_epoch:
@@ -92,7 +92,7 @@ def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:
             setattr(owner, flag, value)
 
 
-def _batches_a_step(trainer: Trainer) -> int:
+def _batches_per_step(trainer: Trainer) -> int:
     """Returns the batches per step, not the value that StochasticWeightAveraging sets for an epoch without steps."""
     for callback in _callbacks(trainer, StochasticWeightAveraging):
         if hasattr(callback, "_accumulate_grad_batches"):

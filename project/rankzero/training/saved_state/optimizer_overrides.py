@@ -21,78 +21,88 @@ class OptimizerOverrides(LoopCallback):
     """Saves the configured settings of optimizers and schedules, and applies changed ones after a resume."""
 
     def __init__(self) -> None:
-        self._groups: list[list[Settings]] = []
-        self._configured: list[Any] = []
-        self._schedules: list[Settings] = []
-        self._now: dict[str, list[Any]] = {}
-        self._then: dict[str, list[Any]] | None = None
+        self._group_settings: list[list[Settings]] = []
+        self._schedules: list[Any] = []
+        self._schedule_settings: list[Settings] = []
+        self._current: dict[str, list[Any]] = {}
+        self._saved: dict[str, list[Any]] | None = None
 
     def on_configured(self, trainer: Trainer) -> None:
-        self._groups = [
+        self._group_settings = [
             [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
             for optimizer in trainer.optimizers
         ]
-        self._configured = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self._schedules = [schedule.state_dict() for schedule in self._configured]
-        self._now = {
-            "optimizers": [[_plain(group) for group in groups] for groups in self._groups],
-            "schedules": [_plain(schedule) for schedule in self._schedules],
+        self._schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._schedule_settings = [schedule.state_dict() for schedule in self._schedules]
+        self._current = {
+            "optimizers": [[_plain(group) for group in groups] for groups in self._group_settings],
+            "schedules": [_plain(schedule) for schedule in self._schedule_settings],
         }
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["configured"] = self._now
+        checkpoint["configured"] = self._current
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._then = checkpoint.get("configured")
+        self._saved = checkpoint.get("configured")
 
     def on_ready(self, trainer: Trainer) -> None:
-        then, self._then = self._then, None
-        if not then:
+        saved, self._saved = self._saved, None
+        if not saved:
             return
-        for optimizer, befores, nows in zip(trainer.optimizers, then["optimizers"], self._groups, strict=False):
-            for group, was, now in zip(optimizer.param_groups, befores, nows, strict=False):
-                _change_group(group, was, now)
-        in_place = [config.scheduler for config in trainer.lr_scheduler_configs]
-        for schedule, was, now in zip(self._configured, then["schedules"], self._schedules, strict=False):
-            if schedule in in_place:  # a callback may have replaced the schedule
-                _change_schedule(schedule, was, now)
+        for optimizer, saved_groups, current_groups in zip(
+            trainer.optimizers, saved["optimizers"], self._group_settings, strict=False
+        ):
+            for group, saved_group, current_group in zip(
+                optimizer.param_groups, saved_groups, current_groups, strict=False
+            ):
+                _change_group(group, saved_group, current_group)
+        active_schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        for schedule, saved_settings, current_settings in zip(
+            self._schedules, saved["schedules"], self._schedule_settings, strict=False
+        ):
+            if schedule in active_schedules:  # a callback may have replaced the schedule
+                _change_schedule(schedule, saved_settings, current_settings)
 
 
-def _change_group(group: Settings, was: Settings, now: Settings) -> None:
-    group.update({key: now[key] for key in _changed(was, _plain(now))})
+def _change_group(group: Settings, saved: Settings, current: Settings) -> None:
+    group.update({key: current[key] for key in _changed(saved, _plain(current))})
     # A schedule has changed the rate since then, so the current rate is scaled by the ratio of the configured rates.
-    before, after = (settings.get("initial_lr", settings.get("lr")) for settings in (was, now))
+    before, after = (settings.get("initial_lr", settings.get("lr")) for settings in (saved, current))
     if before != after and before and after is not None:
         group["lr"] = group["lr"] * (after / before)
 
 
-def _change_schedule(schedule: Any, was: Settings, now: Settings) -> None:
-    """Applies changed settings to a schedule; an object within the schedule appears in `was` and `now` as its state."""
-    for key in _changed(was, _plain(now)):
-        part = vars(schedule).get(key)
-        parts, befores, nows = (value if isinstance(value, list) else [value] for value in (part, was[key], now[key]))
-        inner = [hasattr(part_now, "__dict__") and not isinstance(part_now, dict) for part_now in parts]
-        if not any(inner) and (isinstance(part, dict) or not isinstance(now[key], dict)):
-            setattr(schedule, key, now[key])
-        for part_now, old, new, is_object in zip(parts, befores, nows, inner, strict=False):
-            if is_object and isinstance(old, dict) and isinstance(new, dict):
-                _change_schedule(part_now, old, new)
+def _change_schedule(schedule: Any, saved: Settings, current: Settings) -> None:
+    """Applies changed settings to a schedule; an object within the schedule is its state in `saved` and `current`."""
+    for key in _changed(saved, _plain(current)):
+        attribute = vars(schedule).get(key)
+        items, saved_items, current_items = (
+            value if isinstance(value, list) else [value] for value in (attribute, saved[key], current[key])
+        )
+        are_objects = [hasattr(item, "__dict__") and not isinstance(item, dict) for item in items]
+        if not any(are_objects) and (isinstance(attribute, dict) or not isinstance(current[key], dict)):
+            setattr(schedule, key, current[key])
+        for item, saved_item, current_item, is_object in zip(
+            items, saved_items, current_items, are_objects, strict=False
+        ):
+            if is_object and isinstance(saved_item, dict) and isinstance(current_item, dict):
+                _change_schedule(item, saved_item, current_item)
     if hasattr(schedule, "_last_lr") and hasattr(schedule, "optimizer"):
         schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 
 
-def _changed(was: Settings, now: Settings) -> list[str]:
+def _changed(saved: Settings, current: Settings) -> list[str]:
     """Returns the names of the settings that differ, without those that record progress."""
-    return [key for key in now if key not in _PROGRESS and key in was and was[key] != now[key]]
+    return [key for key in current if key not in _PROGRESS and key in saved and saved[key] != current[key]]
 
 
 def _plain(settings: Settings) -> Settings:
     """Returns the settings that are plain types (numbers, strings, lists or dicts), as a checkpoint stores them."""
-    found = {}
+    plain = {}
     for key, value in settings.items():
         with suppress(TypeError):
-            found[_as_plain(key)] = _as_plain(value)
-    return found
+            plain[_as_plain(key)] = _as_plain(value)
+    return plain
 
 
 def _as_plain(value: Any) -> Any:
@@ -106,4 +116,4 @@ def _as_plain(value: Any) -> Any:
         return [_as_plain(item) for item in value]
     if isinstance(value, dict):
         return _plain(value)
-    raise TypeError(f"{type(value)} is no plain type")
+    raise TypeError(f"{type(value)} is not a plain type")

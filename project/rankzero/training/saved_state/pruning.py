@@ -12,11 +12,11 @@ def pruned_parameters(module: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Returns the names of parameters that torch's pruning has masked -> `orig` (the unmasked values) and `mask`."""
     return {
         f"{name}.{parameter}".lstrip("."): {
-            "orig": getattr(one, f"{parameter}_orig").detach(),
-            "mask": getattr(one, f"{parameter}_mask"),
+            "orig": getattr(submodule, f"{parameter}_orig").detach(),
+            "mask": getattr(submodule, f"{parameter}_mask"),
         }
-        for name, one in module.named_modules()
-        for parameter in _masked(one)
+        for name, submodule in module.named_modules()
+        for parameter in _masked_parameters(submodule)
     }
 
 
@@ -28,17 +28,17 @@ def without_pruning(state: Mapping[str, Any], pruned: Mapping[str, Any], masked:
         pruned: The result of `pruned_parameters`.
         masked: Whether to multiply the masks into the parameters.
     """
-    names = {f"{name}_{part}" for name in pruned for part in ("orig", "mask")}
-    dense = {name: part["orig"] * part["mask"] if masked else part["orig"] for name, part in pruned.items()}
+    names = {f"{name}_{suffix}" for name in pruned for suffix in ("orig", "mask")}
+    dense = {name: saved["orig"] * saved["mask"] if masked else saved["orig"] for name, saved in pruned.items()}
     return {**{name: value for name, value in state.items() if name not in names}, **dense}
 
 
 def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Applies masks to parameters, whose optimizer continues to update them, as with pruning during training."""
-    for path, part in pruned.items():
+    for path, tensors in pruned.items():
         owner, _, name = path.rpartition(".")
-        if hasattr(of := module.get_submodule(owner), name):
-            prune.custom_from_mask(of, name, part["mask"].to(getattr(of, name).device))
+        if hasattr(submodule := module.get_submodule(owner), name):
+            prune.custom_from_mask(submodule, name, tensors["mask"].to(getattr(submodule, name).device))
 
 
 def tickets_in_use(callback: ModelPruning) -> list[int]:
@@ -68,7 +68,7 @@ def _tickets(callback: ModelPruning) -> Iterator[tuple[int, Tensor, Tensor]]:
             yield number, getattr(module, f"{name}_orig", getattr(module, name)), getattr(layer["data"], name)
 
 
-def _masked(module: nn.Module) -> Iterator[str]:
+def _masked_parameters(module: nn.Module) -> Iterator[str]:
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, prune.BasePruningMethod):
             yield hook._tensor_name

@@ -44,7 +44,7 @@ class RankStates(LoopCallback):
             {
                 "generators": save_generators(trainer.strategy.root_device),
                 "shown": {name: dict(getattr(trainer._logger_connector, name)) for name in _SHOWN},
-                "gathered": epoch_averages.gathered(epoch_loop.results),
+                "gathered": epoch_averages.gathered_values(epoch_loop.results),
                 "metrics": save_metrics(pl_module),
             }
         )
@@ -58,28 +58,28 @@ class RankStates(LoopCallback):
         # Error feedback belongs to DDP's buckets, which DDP rebuilds in the first step after each start.
         for _, state in getattr(trainer.strategy.model, "_comm_hooks", []):
             if hasattr(state, "error_dict"):
-                rank_zero_warn(f"rankzero: the error feedback of {type(state).__name__} begins anew, from nothing")
+                rank_zero_warn(f"rankzero: the error feedback of {type(state).__name__} restarts from zero")
         states, self._loaded = self._loaded, None
-        same_world = len(states) == self.plan.world_size
-        own = states[self.plan.rank] if same_world else states[0]
-        for name, values in own["shown"].items():
+        is_same_world = len(states) == self.plan.world_size
+        rank_state = states[self.plan.rank] if is_same_world else states[0]
+        for name, values in rank_state["shown"].items():
             setattr(trainer._logger_connector, name, dict(values))
-        if same_world:
-            load_generators(own["generators"], trainer.strategy.root_device)
+        if is_same_world:
+            load_generators(rank_state["generators"], trainer.strategy.root_device)
         else:
-            self._seed_anew(trainer.global_step)
+            self._reseed(trainer.global_step)
         if fit_loop_of(trainer).is_within_epoch:
             # If the world size has changed, rank zero continues with all ranks' metrics; the other ranks start empty.
-            taken_over = [own] if same_world else states if self.plan.rank == 0 else []
-            carried = epoch_averages.merged([state["gathered"] for state in taken_over])
-            fit_loop_of(trainer).epoch_loop.results.carried = carried
-            load_metrics(trainer.lightning_module, [state["metrics"] for state in taken_over])
+            inherited_states = [rank_state] if is_same_world else states if self.plan.rank == 0 else []
+            resumed_values = epoch_averages.merge([state["gathered"] for state in inherited_states])
+            fit_loop_of(trainer).epoch_loop.results.resumed_values = resumed_values
+            load_metrics(trainer.lightning_module, [state["metrics"] for state in inherited_states])
 
-    def _seed_anew(self, step: int) -> None:
-        key = int(np.random.SeedSequence([self.plan.seed, step, self.plan.rank]).generate_state(1, np.uint64)[0])
-        generators.seed(key)
+    def _reseed(self, step: int) -> None:
+        seed = int(np.random.SeedSequence([self.plan.seed, step, self.plan.rank]).generate_state(1, np.uint64)[0])
+        generators.seed(seed)
         if torch.cuda.is_available():
-            torch.cuda.manual_seed(key)
+            torch.cuda.manual_seed(seed)
 
 
 def save_generators(device: torch.device) -> State:
@@ -100,8 +100,8 @@ def load_generators(state: Mapping[str, Any], device: torch.device) -> None:
     random.setstate((version, tuple(words.tolist()), gauss))
     torch.set_rng_state(state["torch"].cpu())
     if "numpy" in state:
-        words, place, has_gauss, gauss = state["numpy"]
-        np.random.set_state(("MT19937", words.numpy().astype(np.uint32), place, has_gauss, gauss))
+        words, position, has_gauss, gauss = state["numpy"]
+        np.random.set_state(("MT19937", words.numpy().astype(np.uint32), position, has_gauss, gauss))
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 
@@ -121,7 +121,7 @@ def save_metrics(module: LightningModule) -> dict[str, State]:
 def load_metrics(module: LightningModule, saved: Sequence[Mapping[str, State]]) -> None:
     """Restores the states of metrics and merges the states of several ranks."""
     for name, metric in _metrics(module).items():
-        states = [of_rank[name] for of_rank in saved if name in of_rank]
+        states = [rank_metrics[name] for rank_metrics in saved if name in rank_metrics]
         for number, state in enumerate(states):
             if number == 0:
                 for key, value in state["state"].items():
@@ -132,11 +132,11 @@ def load_metrics(module: LightningModule, saved: Sequence[Mapping[str, State]]) 
                 try:
                     metric.merge_state(state["state"])
                 except (RuntimeError, ValueError) as error:
-                    rank_zero_warn(f"rankzero: the metric {name} begins anew within this epoch: {error}")
+                    rank_zero_warn(f"rankzero: the metric {name} restarts within this epoch: {error}")
                     metric.reset()
                     break
         metric.to(module.device)
 
 
 def _metrics(module: LightningModule) -> dict[str, Metric]:
-    return {name: one for name, one in module.named_modules() if isinstance(one, Metric)}
+    return {name: submodule for name, submodule in module.named_modules() if isinstance(submodule, Metric)}

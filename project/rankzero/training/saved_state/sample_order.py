@@ -14,8 +14,8 @@ def order_of(trainer: Trainer, plan: SamplingPlan) -> dict[str, Any] | None:
         return None
     loop = fit_loop_of(trainer)
     return {
-        "positions": [vars(loop.position_of(order)) for order in plan.training],
+        "positions": [vars(loop.position_of(order)) for order in plan.training_orders],
         "seed": plan.seed,
-        "global_batch_sizes": [sampler.global_batch_size for sampler in plan.training],
+        "global_batch_sizes": [sampler.global_batch_size for sampler in plan.training_orders],
         "data": plan.data,
     }

@@ -8,9 +8,15 @@ import psutil
 import pytest
 
 from rankzero.distributed.environments import ancestors as module
-from rankzero.distributed.environments.ancestors import ancestor_ids, ancestors, command_of, environment_of, option
+from rankzero.distributed.environments.ancestors import (
+    ancestor_commands,
+    ancestor_ids,
+    command_of,
+    environment_of,
+    option,
+)
 
-PRINT = "from rankzero.distributed.environments.ancestors import ancestors; print([*ancestors()])"
+PRINT = "from rankzero.distributed.environments.ancestors import ancestor_commands; print([*ancestor_commands()])"
 
 
 def test_ancestor_ids_are_psutils_followed_by_0(monkeypatch):
@@ -21,25 +27,25 @@ def test_ancestor_ids_are_psutils_followed_by_0(monkeypatch):
 def test_the_number_of_generations_is_limited(monkeypatch):
     monkeypatch.setattr(module, "_GENERATIONS", 1)
     assert [*ancestor_ids()] == [str(os.getppid())]
-    assert len([*ancestors()]) == 1
+    assert len([*ancestor_commands()]) == 1
 
 
 def test_command_lines_are_read_with_all_arguments():
     script = f"'{sys.executable}' -c '{PRINT}'; true"
     command = ["sh", "-c", script, "--nnodes", "1:2", "", "two words", "ä"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith(f"[{[*command, '']}, ")
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.startswith(f"[{[*command, '']}, ")
 
 
 def test_a_command_line_need_not_be_utf8():
     script = f"'{sys.executable}' -c '{PRINT.replace('print(', 'print(ascii(')})'; true"
-    ran = subprocess.run([b"sh", b"-c", script.encode(), b"caf\xe9"], capture_output=True, text=True, check=True)
-    assert "'caf\\udce9'" in ran.stdout
+    result = subprocess.run([b"sh", b"-c", script.encode(), b"caf\xe9"], capture_output=True, text=True, check=True)
+    assert "'caf\\udce9'" in result.stdout
 
 
 def test_the_ancestors_end_at_a_process_that_does_not_exist(monkeypatch):
     monkeypatch.setattr(module, "ancestor_ids", lambda: iter([str(os.getppid()), "0", str(os.getppid())]))
-    assert [*ancestors()] == [command_of(str(os.getppid()))]
+    assert [*ancestor_commands()] == [command_of(str(os.getppid()))]
 
 
 def test_reading_a_process_that_does_not_exist_raises_an_os_error():
@@ -67,13 +73,13 @@ def test_variables_set_later_are_not_in_the_environment(monkeypatch):
 
 
 def test_options_are_read_in_all_notations():
-    words = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
-    assert option(words, "rdzv-endpoint") == "a:1" and option(words, "rdzv-id") == "x"
-    assert option(words, "nnodes") is None
+    arguments = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
+    assert option(arguments, "rdzv-endpoint") == "a:1" and option(arguments, "rdzv-id") == "x"
+    assert option(arguments, "nnodes") is None
 
 
 @pytest.mark.parametrize(
-    ("words", "value"),
+    ("arguments", "value"),
     [
         ([], None),
         (["--nnodes"], ""),
@@ -85,5 +91,5 @@ def test_options_are_read_in_all_notations():
         (["nnodes", "1"], None),
     ],
 )
-def test_an_option_is_matched_by_its_whole_name(words, value):
-    assert option(words, "nnodes") == value
+def test_an_option_is_matched_by_its_whole_name(arguments, value):
+    assert option(arguments, "nnodes") == value

@@ -7,10 +7,10 @@ from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 
-PLACE = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29530"}
+ENV_VARIABLES = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29530"}
 VARIABLES = {
-    "torchrun": {**PLACE, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"},
-    "env": PLACE,
+    "torchrun": {**ENV_VARIABLES, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"},
+    "env": ENV_VARIABLES,
     "slurm": {
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_ID": "0",

@@ -6,9 +6,9 @@ from rankzero.messages import RequestError
 from recorded import ENV, LOCAL, OPEN_MPI, PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
 
 
-def refusal(environ, launcher="auto", **asked):
+def refusal(environ, launcher="auto", **requested):
     with pytest.raises(RequestError) as caught:
-        detect(RequestedWorld(launcher=launcher, **asked), environ)
+        detect(RequestedWorld(launcher=launcher, **requested), environ)
     return caught.value
 
 
@@ -68,15 +68,15 @@ def test_the_slurm_step_of_mpiruns_daemons_is_no_outer_launcher():
     ],
 )  # fmt: skip
 def test_a_launcher_in_each_of_several_tasks_is_refused(outer, inner):
-    assert "worlds within a world" in refusal(outer | inner).found
+    assert "each would start a separate run" in refusal(outer | inner).found
 
 
 def test_a_batch_script_for_several_tasks_without_srun_is_refused():
     error = refusal(SBATCH)
     assert "no task has been started" in error.found and "srun --nodes=2 --ntasks-per-node=2" in error.instead
     assert "srun --nodes=2 --ntasks-per-node=8" in refusal(SBATCH, nodes=2, devices=8).instead
-    alone = detect(environ={"SLURM_JOB_ID": "12", "SLURM_NTASKS": "1"})
-    assert alone.launcher == "local" and "SLURM_JOB_ID=12 without a SLURM_STEP_ID" in alone.evidence
+    launch = detect(environ={"SLURM_JOB_ID": "12", "SLURM_NTASKS": "1"})
+    assert launch.launcher == "local" and "SLURM_JOB_ID=12 without a SLURM_STEP_ID" in launch.evidence
 
 
 def test_launcher_local_allows_one_process_in_a_batch_script():
@@ -102,9 +102,14 @@ def test_a_pbs_script_for_several_nodes_without_a_launcher_is_refused(tmp_path):
 
 def test_launcher_local_in_one_of_several_tasks_is_refused():
     for variables in (STEP, OPEN_MPI, ENV):
-        assert "each would start a run of its own" in refusal(variables, "local").found
-    one = STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
-    assert detect(RequestedWorld(launcher="local"), environ=one).launcher == "local"
+        assert "each would start a separate run" in refusal(variables, "local").found
+    single_task = STEP | {
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_NODEID": "0",
+    }
+    assert detect(RequestedWorld(launcher="local"), environ=single_task).launcher == "local"
 
 
 def test_a_requested_launcher_without_its_variables_is_refused():
@@ -115,21 +120,21 @@ def test_a_requested_launcher_without_its_variables_is_refused():
 @pytest.mark.parametrize(
     ("variables", "missing"),
     [
-        ({"RANK": "1"}, "WORLD_SIZE is not given"),
-        ({"WORLD_SIZE": "2"}, "RANK is not given"),
-        ({"LOCAL_RANK": "0"}, "RANK is not given"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_PORT is not given"),
-        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR is not given"),
+        ({"RANK": "1"}, "WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"LOCAL_RANK": "0"}, "RANK is not set"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_PORT is not set"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR is not set"),
         (ENV | {"RANK": "2"}, "rank 2 is not below 2"),
         (ENV | {"RANK": "-1"}, "RANK='-1' is not a whole number"),
         (ENV | {"RANK": "one"}, "RANK='one' is not a whole number"),
         (ENV | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a port"),
         (ENV | {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"}, "local rank 3 is not below 2"),
-        ({name: value for name, value in TORCHRUN.items() if name != "WORLD_SIZE"}, "WORLD_SIZE is not given"),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": ""}, "OMPI_COMM_WORLD_SIZE is not given"),
-        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "PMIX_SIZE is not given"),
+        ({name: value for name, value in TORCHRUN.items() if name != "WORLD_SIZE"}, "WORLD_SIZE is not set"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": ""}, "OMPI_COMM_WORLD_SIZE is not set"),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "PMIX_SIZE is not set"),
         ({"PBS_JOBID": "1", "PBS_TASKNUM": "zz"}, "PBS_TASKNUM='zz'"),
-        ({"PBS_JOBID": "1", "PBS_TASKNUM": "2", "PBS_NODENUM": "0"}, "RANK is not given"),
+        ({"PBS_JOBID": "1", "PBS_TASKNUM": "2", "PBS_NODENUM": "0"}, "RANK is not set"),
     ],
 )
 def test_incomplete_or_invalid_variables_are_refused(variables, missing):
@@ -137,17 +142,17 @@ def test_incomplete_or_invalid_variables_are_refused(variables, missing):
 
 
 @pytest.mark.parametrize(
-    ("asked", "missing"),
+    ("requested", "missing"),
     [
-        ({"node_rank": 0}, "--nodes is not given"),
-        ({"nodes": 2, "address": "a"}, "--node_rank is not given"),
-        ({"nodes": 2, "node_rank": 0}, "--master_addr is not given"),
-        ({"nodes": 2, "node_rank": 0, "address": "a"}, "--master_port is not given"),
+        ({"node_rank": 0}, "--nodes is not set"),
+        ({"nodes": 2, "address": "a"}, "--node_rank is not set"),
+        ({"nodes": 2, "node_rank": 0}, "--master_addr is not set"),
+        ({"nodes": 2, "node_rank": 0, "address": "a"}, "--master_port is not set"),
         ({"nodes": 2, "node_rank": 2, "address": "a", "port": 1}, "not below"),
     ],
 )
-def test_machines_joined_by_hand_with_incomplete_flags_are_refused(asked, missing):
-    assert missing in refusal({}, **asked).found
+def test_machines_joined_by_hand_with_incomplete_flags_are_refused(requested, missing):
+    assert missing in refusal({}, **requested).found
 
 
 def test_two_nodes_without_a_launcher_are_refused():
@@ -156,5 +161,5 @@ def test_two_nodes_without_a_launcher_are_refused():
 
 
 def test_a_node_rank_that_contradicts_the_launcher_is_refused():
-    assert detect(asked=RequestedWorld(node_rank=1), environ=STEP).launcher == "slurm"
-    assert "says that this is node 1" in refusal(STEP, node_rank=0).found
+    assert detect(requested=RequestedWorld(node_rank=1), environ=STEP).launcher == "slurm"
+    assert "started this process on node 1" in refusal(STEP, node_rank=0).found

@@ -11,7 +11,7 @@ from rankzero.distributed.environments.launch import (
     Variables,
     derived_port,
     folder_name,
-    meeting_point,
+    rendezvous_endpoint,
 )
 
 
@@ -24,9 +24,9 @@ from rankzero.distributed.environments.launch import (
         ({"world_size": 6, "num_nodes": 3}, "3 nodes x 2 processes"),
         ({"world_size": 1, "num_nodes": None}, "1 process"),
         ({"world_size": 3, "num_nodes": None}, "3 processes"),
-        ({"world_size": 3, "num_nodes": 2, "processes_a_node": (2, 1)}, "2 nodes with 2 and 1 processes"),
-        ({"world_size": 6, "num_nodes": 3, "processes_a_node": (3, 2, 1)}, "3 nodes with 3, 2 and 1 processes"),
-        ({"world_size": 4, "num_nodes": 2, "processes_a_node": (2, 2)}, "2 nodes x 2 processes"),
+        ({"world_size": 3, "num_nodes": 2, "processes_per_node": (2, 1)}, "2 nodes with 2 and 1 processes"),
+        ({"world_size": 6, "num_nodes": 3, "processes_per_node": (3, 2, 1)}, "3 nodes with 3, 2 and 1 processes"),
+        ({"world_size": 4, "num_nodes": 2, "processes_per_node": (2, 2)}, "2 nodes x 2 processes"),
     ],
 )
 def test_the_shape_states_the_numbers_of_nodes_and_processes(launch, shape):
@@ -34,7 +34,7 @@ def test_the_shape_states_the_numbers_of_nodes_and_processes(launch, shape):
 
 
 @pytest.mark.parametrize(
-    ("launch", "one_machine"),
+    ("launch", "is_single_machine"),
     [
         ({}, True),
         ({"world_size": 2, "num_nodes": 1, "local_world_size": None}, True),
@@ -43,8 +43,8 @@ def test_the_shape_states_the_numbers_of_nodes_and_processes(launch, shape):
         ({"world_size": 2, "num_nodes": 2, "local_world_size": 1}, False),
     ],
 )
-def test_one_machine_is_known_from_num_nodes_or_local_world_size(launch, one_machine):
-    assert Launch(**launch).one_machine == one_machine
+def test_one_machine_is_known_from_num_nodes_or_local_world_size(launch, is_single_machine):
+    assert Launch(**launch).is_single_machine == is_single_machine
 
 
 def test_a_launch_is_immutable_and_can_be_pickled():
@@ -68,7 +68,7 @@ def test_only_variables_that_were_read_are_recorded():
     variables = Variables({"A": "1", "B": "2", "C": "", "D": "3"})
     assert "D" in variables
     variables.number("A"), variables.find("B"), variables.find("C"), variables.find_number("nothing")
-    assert variables.read == {"A": "1", "B": "2"}
+    assert variables.recorded == {"A": "1", "B": "2"}
 
 
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("7", 7), ("007", 7), ("4294967290", 4294967290)])
@@ -97,27 +97,27 @@ def test_derived_ports_are_the_same_in_every_process_and_version():
     assert [derived_port(key) for key in ("", "env", "slurm 12.0")] == [25762, 28575, 26291]
 
 
-def point_of(environ=None, host=None, **asked):
-    return meeting_point(Variables(environ or {}), RequestedWorld(**asked), host, "key")
+def endpoint_of(environ=None, host=None, **requested):
+    return rendezvous_endpoint(Variables(environ or {}), RequestedWorld(**requested), host, "key")
 
 
 def test_flags_override_variables_and_variables_override_the_launchers_host():
     environ = {"MASTER_ADDR": "variable", "MASTER_PORT": "1"}
-    assert point_of(environ, "host", address="flag", port=2) == ("flag", 2)
-    assert point_of(environ, "host") == ("variable", 1)
-    assert point_of({}, "host") == ("host", derived_port("key"))
-    assert point_of({"MASTER_ADDR": "", "MASTER_PORT": ""}, "host") == ("host", derived_port("key"))
+    assert endpoint_of(environ, "host", address="flag", port=2) == ("flag", 2)
+    assert endpoint_of(environ, "host") == ("variable", 1)
+    assert endpoint_of({}, "host") == ("host", derived_port("key"))
+    assert endpoint_of({"MASTER_ADDR": "", "MASTER_PORT": ""}, "host") == ("host", derived_port("key"))
 
 
 def test_the_error_about_a_missing_address_names_the_variable():
     with pytest.raises(KeyError, match="MASTER_ADDR"):
-        point_of({"MASTER_PORT": "1"})
+        endpoint_of({"MASTER_PORT": "1"})
 
 
 def test_ports_above_65535_are_refused():
-    assert point_of({"MASTER_PORT": "65535"}, "host") == ("host", 65535)
+    assert endpoint_of({"MASTER_PORT": "65535"}, "host") == ("host", 65535)
     with pytest.raises(ValueError, match=r"^MASTER_PORT=65536 is not a port \(1 to 65535\)$"):
-        point_of({"MASTER_PORT": "65536"}, "host")
+        endpoint_of({"MASTER_PORT": "65536"}, "host")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ UNEVEN = Launch(
     world_size=3,
     num_nodes=2,
     local_world_size=2,
-    processes_a_node=(2, 1),
+    processes_per_node=(2, 1),
     externally_created=True,
 )
 MPI = Launch(launcher="mpi", evidence="x", world_size=4, num_nodes=None, local_world_size=2, externally_created=True)
@@ -66,10 +66,10 @@ def test_requests_that_contradict_the_launcher_are_refused(launch, arguments):
 
 def test_a_refusal_proposes_flags_and_a_launcher_command():
     error = refusal(TORCHRUN, "--nodes", "2", "--devices", "4")
-    assert "--nodes 2 --devices 2, or leave both out" in error.instead
+    assert "--nodes 2 --devices 2, or omit both" in error.instead
     assert "torchrun --nnodes 2 --nproc-per-node 4 launch/fit.py" in error.instead
     assert "2 nodes with 2 and 1 processes" in refusal(UNEVEN, "--devices", "2").found
-    one_task = Launch(launcher="slurm", evidence="x", processes_a_node=(1,), externally_created=True)
+    one_task = Launch(launcher="slurm", evidence="x", processes_per_node=(1,), externally_created=True)
     assert "--launcher local" in refusal(one_task, "--devices", "2").instead
 
 

@@ -24,8 +24,8 @@ def test_consecutive_cpus_are_formatted_as_ranges():
 def test_usable_cores_respect_the_cpu_affinity():
     code = "from rankzero.distributed.process.cores import usable_cores; print(sorted(usable_cores()))"
     cpu = max(os.sched_getaffinity(0))
-    ran = subprocess.run(["taskset", "-c", str(cpu), sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.stdout.strip() == str([cores._core_of(cpu)]), ran.stderr
+    result = subprocess.run(["taskset", "-c", str(cpu), sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == str([cores._core_of(cpu)]), result.stderr
 
 
 def test_hardware_threads_of_one_core_count_once(tmp_path, monkeypatch):
@@ -40,7 +40,7 @@ def test_hardware_threads_of_one_core_count_once(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def process(tmp_path):
+def write_process_files(tmp_path):
     """Returns a function that writes a process's cgroup files, and the /proc files that locate them."""
 
     def write(mount, membership, files):
@@ -70,15 +70,15 @@ def process(tmp_path):
         (V1, "4:cpu,cpuacct:/x", {"cpu.cfs_quota_us": "200000\n", "cpu.cfs_period_us": "100000\n"}, 2),
     ],
 )
-def test_the_lowest_quota_of_all_enclosing_cgroups_applies(process, mount, membership, files, cpus):
-    quota = cpu_quota(process(mount, membership, files))
+def test_the_lowest_quota_of_all_enclosing_cgroups_applies(write_process_files, mount, membership, files, cpus):
+    quota = cpu_quota(write_process_files(mount, membership, files))
     assert (quota.cpus if quota else None) == cpus
 
 
-def test_processes_under_the_same_quota_report_the_same_cgroup(process):
+def test_processes_under_the_same_quota_report_the_same_cgroup(write_process_files):
     files = {"job/cpu.max": "400000 100000\n", "job/a/cpu.max": "max 100000\n", "b/cpu.max": "400000 100000\n"}
-    shared = [cpu_quota(process(V2, f"0::{path}", files)).cgroup for path in ("/job", "/job/a")]
-    assert shared[0] == shared[1] != cpu_quota(process(V2, "0::/b", files)).cgroup
+    shared = [cpu_quota(write_process_files(V2, f"0::{path}", files)).cgroup for path in ("/job", "/job/a")]
+    assert shared[0] == shared[1] != cpu_quota(write_process_files(V2, "0::/b", files)).cgroup
 
 
 def test_a_system_without_cgroups_has_no_quota(tmp_path):

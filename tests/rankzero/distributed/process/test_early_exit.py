@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rankzero.distributed.process.early_exit import LEAVE, EarlyExit
+from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
 
 WITHOUT_AN_EXIT = 99
 
@@ -22,10 +22,10 @@ def forked():
         process = os.fork()
         if process == 0:
             try:
-                EarlyExit(lambda status: os.write(writing, f"{status},".encode())).watch()
+                EarlyExit(lambda status: os.write(writing, f"{status},".encode())).install()
                 work()
             finally:
-                LEAVE(WITHOUT_AN_EXIT)
+                ORIGINAL_EXIT(WITHOUT_AN_EXIT)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         try:
             return code, os.read(reading, 100).decode()
@@ -65,10 +65,10 @@ def test_the_process_exits_even_if_the_report_raises():
     if process == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
-            EarlyExit(lambda status: {}[status]).watch()
+            EarlyExit(lambda status: {}[status]).install()
             os._exit(3)
         finally:
-            LEAVE(WITHOUT_AN_EXIT)
+            ORIGINAL_EXIT(WITHOUT_AN_EXIT)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
 
 
@@ -87,22 +87,22 @@ def test_forked_processes_keep_their_exit_code(forked):
 def test_close_restores_os_exit():
     early_exit = EarlyExit(lambda status: None)
     early_exit.close()
-    assert os._exit is LEAVE
-    early_exit.watch()
+    assert os._exit is ORIGINAL_EXIT
+    early_exit.install()
     try:
-        assert os._exit is not LEAVE
+        assert os._exit is not ORIGINAL_EXIT
     finally:
         early_exit.close()
-    assert os._exit is LEAVE and LEAVE.__module__ == "posix"
+    assert os._exit is ORIGINAL_EXIT and ORIGINAL_EXIT.__module__ == "posix"
 
 
 def test_close_keeps_a_later_replacement_of_os_exit(monkeypatch):
     early_exit = EarlyExit(lambda status: None)
-    early_exit.watch()
-    others = print
-    monkeypatch.setattr(os, "_exit", others)
+    early_exit.install()
+    replacement = print
+    monkeypatch.setattr(os, "_exit", replacement)
     early_exit.close()
-    kept = os._exit
+    found = os._exit
     monkeypatch.undo()
     early_exit.close()
-    assert kept is others and os._exit is LEAVE
+    assert found is replacement and os._exit is ORIGINAL_EXIT

@@ -22,23 +22,23 @@ def child():
     process.wait()
 
 
-def seconds_of_birth(state):
+def start_seconds(state):
     return int(state[1]) / os.sysconf("SC_CLK_TCK") + psutil.boot_time()
 
 
 def test_the_start_time_equals_psutils(child):
     for pid in (os.getpid(), child.pid):
-        assert seconds_of_birth(process_state(pid)) == pytest.approx(psutil.Process(pid).create_time(), abs=2)
+        assert start_seconds(process_state(pid)) == pytest.approx(psutil.Process(pid).create_time(), abs=2)
 
 
 def test_stopped_zombie_and_missing_processes_are_distinguished(child):
-    _, born = process_state(child.pid)
+    _, start_time = process_state(child.pid)
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-    assert process_state(child.pid) == ("T", born)
+    assert process_state(child.pid) == ("T", start_time)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert process_state(child.pid) == ("Z", born)
+    assert process_state(child.pid) == ("Z", start_time)
     child.wait()
     assert process_state(child.pid) is None
 
@@ -46,11 +46,11 @@ def test_stopped_zombie_and_missing_processes_are_distinguished(child):
 @pytest.mark.parametrize("name", [b"", b"a b", b"a) S 1 2 (b", b"a\nb", "ä".encode()])
 def test_a_process_name_is_not_mistaken_for_fields(name):
     libc, comm = ctypes.CDLL(None), Path("/proc/self/comm").read_bytes().strip()
-    _, born = process_state(os.getpid())
+    _, start_time = process_state(os.getpid())
     libc.prctl(15, name, 0, 0, 0)  # PR_SET_NAME
     try:
         assert Path("/proc/self/comm").read_bytes() == name + b"\n"
-        assert process_state(os.getpid()) == ("R", born)
+        assert process_state(os.getpid()) == ("R", start_time)
     finally:
         libc.prctl(15, comm, 0, 0, 0)
 
@@ -95,5 +95,5 @@ print(module.process_state(1))
 
 
 def test_without_proc_a_process_of_another_user_exists():
-    ran = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER], capture_output=True, text=True, check=True)
-    assert ran.stdout == "('', '')\n"
+    result = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER], capture_output=True, text=True, check=True)
+    assert result.stdout == "('', '')\n"

@@ -27,7 +27,7 @@ REQUESTED = (
 REMARKS = "GPU available|TPU available|.*Tip|`Trainer.fit` stopped|`weights_only`|Restor|Seed set|LOCAL_RANK|.*distrib"
 
 
-def module_of(folder):
+def write_module(folder):
     """Writes the tests' model into a folder as `nets.py`, without imports from the tests."""
     text = NET.read_text()
     head, body = text.split("class Net", 1)
@@ -41,21 +41,23 @@ def lines(result):
     """Returns the printed lines, with `#` for each number and without warnings and table rows."""
     text = re.sub(r"Finding best initial lr:[^\]]*\]", "\n", result.out + result.err)  # a bar without a newline
     texts = text.replace(str(result.folder), "").splitlines()
-    found = [re.sub(r"[\d.,]+(e-?\d+)?", "#", line).strip() for line in texts if "site-packages" not in line]
-    found = [line for line in found if line != "warning(val)" and not line.startswith("Unable to serialize instance")]
-    return {line for line in found if line and line[0] not in "|-\u2502\u2500\u250f\u2503\u2521\u2514\u250c"}
+    printed = [re.sub(r"[\d.,]+(e-?\d+)?", "#", line).strip() for line in texts if "site-packages" not in line]
+    printed = [
+        line for line in printed if line != "warning(val)" and not line.startswith("Unable to serialize instance")
+    ]
+    return {line for line in printed if line and line[0] not in "|-\u2502\u2500\u250f\u2503\u2521\u2514\u250c"}
 
 
 @pytest.mark.system
 def test_all_output_that_the_user_requested_is_printed(tmp_path):
-    ours, stock = tmp_path / "ours", tmp_path / "stock"
-    for folder in (ours, stock):
+    rankzero_folder, stock_folder = tmp_path / "ours", tmp_path / "stock"
+    for folder in (rankzero_folder, stock_folder):
         folder.mkdir()
-        module_of(folder)
-    (stock / "stock.py").write_text(STOCK)
-    expected = lines(run("python", "stock.py", "fit", *REQUESTED, folder=stock))
+        write_module(folder)
+    (stock_folder / "stock.py").write_text(STOCK)
+    expected = lines(run("python", "stock.py", "fit", *REQUESTED, folder=stock_folder))
     expected = {line for line in expected if not re.match(REMARKS, line)}
-    printed = lines(fit("--model", "nets.Net", "--epochs", "2", *REQUESTED, folder=ours))
+    printed = lines(fit("--model", "nets.Net", "--epochs", "2", *REQUESTED, folder=rankzero_folder))
     assert {"FIT Profiler Report", "Learning rate set to #"} <= expected
     assert any("improved" in line for line in expected) and any("saving model to" in line for line in expected)
     assert any("Batch size # succeeded" in line for line in expected) and any("params" in line for line in expected)
@@ -65,7 +67,7 @@ def test_all_output_that_the_user_requested_is_printed(tmp_path):
 
 @pytest.mark.system
 def test_a_run_of_one_epoch_prints_three_lines_and_a_table(tmp_path):
-    module_of(tmp_path)
+    write_module(tmp_path)
     result = fit("--model", "nets.Net", "--epochs", "1", folder=tmp_path)
     first, second, third, *table = result.out.splitlines()
     assert first.startswith("rankzero: local") and second.startswith("epoch 1/1") and third.startswith("run Net-own-1")
@@ -76,11 +78,11 @@ def test_a_run_of_one_epoch_prints_three_lines_and_a_table(tmp_path):
 def test_ranks_other_than_zero_print_only_warnings(rank):
     logger, level = logging.getLogger("lightning.pytorch"), logging.getLogger("lightning.pytorch").level
     fabric = logging.getLogger("lightning.fabric")
-    before = fabric.level
+    fabric_level = fabric.level
     try:
         silence_warnings(rank)
         assert logging.getLogger("lightning.pytorch.callbacks").isEnabledFor(logging.INFO) == (rank == 0)
         assert logging.getLogger("lightning.pytorch.callbacks").isEnabledFor(logging.WARNING)
     finally:
         logger.setLevel(level)
-        fabric.setLevel(before)
+        fabric.setLevel(fabric_level)

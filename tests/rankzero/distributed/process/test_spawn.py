@@ -18,16 +18,16 @@ def run(code, count=2):
     return run_processes([sys.executable, "-c", code], count)
 
 
-PLACE = """
+WRITE_VARIABLES = """
 import os, pathlib
 e = os.environ
 pathlib.Path(e["RANK"]).write_text(f"{e['LOCAL_RANK']} {e['WORLD_SIZE']} {e['MASTER_ADDR']} {e['MASTER_PORT']}")
 """
 
 
-def test_every_process_receives_its_rank_world_size_and_rendezvous_address(here):
-    assert run(PLACE + REPORTING, count=3) == 0
-    texts = [(here / str(rank)).read_text().split() for rank in range(3)]
+def test_every_process_receives_its_rank_world_size_and_rendezvous_address(cwd):
+    assert run(WRITE_VARIABLES + REPORTING, count=3) == 0
+    texts = [(cwd / str(rank)).read_text().split() for rank in range(3)]
     assert [text[0] for text in texts] == ["0", "1", "2"] and {text[1] for text in texts} == {"3"}
     assert len({(text[2], text[3]) for text in texts}) == 1 and texts[0][2] == "127.0.0.1"
 
@@ -38,12 +38,13 @@ def test_the_exit_code_is_0_if_all_processes_succeed():
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 75])
 def test_any_exit_code_without_a_report_is_a_failure(code, capfd):
-    leaves = f"import os; os._exit({code} if os.environ['RANK'] == '1' else 0)"
+    exits = f"import os; os._exit({code} if os.environ['RANK'] == '1' else 0)"
     reports = "import os\nif os.environ['RANK'] == '0':\n    " + REPORTING
-    assert run(reports + leaves) == 1
-    said = capfd.readouterr().err
-    assert said == (
-        f"rankzero: rank 1 on {socket.gethostname()} ended with exit code {code} without a report; ending the others\n"
+    assert run(reports + exits) == 1
+    printed = capfd.readouterr().err
+    assert printed == (
+        f"rankzero: rank 1 on {socket.gethostname()} exited with code {code} without an error report; "
+        "stopping the other processes\n"
     )
 
 
@@ -55,19 +56,22 @@ def test_a_reported_exit_code_is_kept(code, capfd):
 
 def test_the_first_failure_sets_the_exit_code_and_ends_the_other_processes(monkeypatch):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
-    begun = time.monotonic()
+    start = time.monotonic()
     assert run(REPORTING + "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - start < 30
 
 
 def test_a_killed_process_is_named(monkeypatch, capfd):
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
     code = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
     assert run(code) == 1
-    assert f"rank 1 on {socket.gethostname()} was ended by SIGKILL; ending the others" in capfd.readouterr().err
+    assert (
+        f"rank 1 on {socket.gethostname()} was killed by SIGKILL; stopping the other processes"
+        in capfd.readouterr().err
+    )
 
 
-WATCHED = """
+SUPERVISOR = """
 import sys
 from rankzero.distributed.process.spawn import run_processes
 child = '''
@@ -83,12 +87,12 @@ sys.exit(run_processes([sys.executable, "-c", child], 2))
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_no_local_process_survives_its_parent(signum):
-    parent = subprocess.Popen([sys.executable, "-c", WATCHED], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True)
     assert parent.stdout
     assert parent.stdout.read(4) == "upup"
     children = psutil.Process(parent.pid).children()
     parent.send_signal(signum)
     parent.wait(20)
     parent.stdout.close()
-    gone, alive = psutil.wait_procs(children, timeout=10)
-    assert len(gone) == 2 and not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+    exited, alive = psutil.wait_procs(children, timeout=10)
+    assert len(exited) == 2 and not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]

@@ -5,34 +5,34 @@ import sys
 
 import pytest
 
-LISTENING = """
+SETUP = """
 import os, signal, subprocess, sys, threading, time
-from rankzero.distributed.process.stop_signals import SIGNALS, STOPPING
-before = {signum: signal.getsignal(signum) for signum in STOPPING}
+from rankzero.distributed.process.stop_signals import SIGNALS, STOP_SIGNALS
+before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
 SIGNALS.install()
 """
 
 
 def run(code, seconds=30):
     return subprocess.run(
-        [sys.executable, "-c", LISTENING + code], capture_output=True, text=True, timeout=seconds, check=False
+        [sys.executable, "-c", SETUP + code], capture_output=True, text=True, timeout=seconds, check=False
     )
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
 def test_a_signal_requests_a_stop_without_ending_the_process(name):
-    done = run(f"""
-heard = threading.Event()
-SIGNALS.subscribe(lambda signum: (print(signum.name, flush=True), heard.set()))
+    result = run(f"""
+received = threading.Event()
+SIGNALS.subscribe(lambda signum: (print(signum.name, flush=True), received.set()))
 os.kill(os.getpid(), signal.{name})
-heard.wait(10)
-print(SIGNALS.asked)
+received.wait(10)
+print(SIGNALS.received)
 """)
-    assert (done.returncode, done.stdout.split()) == (0, [name, name]), done.stderr
+    assert (result.returncode, result.stdout.split()) == (0, [name, name]), result.stderr
 
 
 def test_a_signal_is_read_while_the_main_thread_is_blocked_outside_python():
-    done = run("""
+    result = run("""
 import ctypes
 SIGNALS.subscribe(lambda signum: os._exit(7))
 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
@@ -40,53 +40,53 @@ mutex = (ctypes.c_long * 8)()
 for _ in range(2):  # the second waits without Python's lock, as a collective does, and no signal ends that
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
 """)
-    assert done.returncode == 7
+    assert result.returncode == 7
 
 
 def test_a_subscriber_receives_earlier_signals():
-    done = run("""
+    result = run("""
 os.kill(os.getpid(), signal.SIGUSR1)
 time.sleep(0.3)
 SIGNALS.subscribe(lambda signum: print(signum.name))
 """)
-    assert done.stdout.split() == ["SIGUSR1"]
+    assert result.stdout.split() == ["SIGUSR1"]
 
 
 def test_a_second_ctrl_c_exits_at_once_unless_one_press_arrives_twice():
-    once = run("""
+    one_press = run("""
 for _ in range(2): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)
 print("goes on")
 """)
-    assert (once.returncode, once.stdout.split()) == (0, ["goes", "on"])
-    twice = run("""
+    assert (one_press.returncode, one_press.stdout.split()) == (0, ["goes", "on"])
+    two_presses = run("""
 os.kill(os.getpid(), signal.SIGINT)
 time.sleep(1.2)
 os.kill(os.getpid(), signal.SIGINT)
 time.sleep(20)
 """)
-    assert twice.returncode == 130
+    assert two_presses.returncode == 130
 
 
 def test_forked_processes_restore_the_previous_handlers():
-    done = run("""
+    result = run("""
 import multiprocessing
 def handlers(queue):
-    queue.put([signal.getsignal(signum) == before[signum] for signum in STOPPING])
+    queue.put([signal.getsignal(signum) == before[signum] for signum in STOP_SIGNALS])
 queue = multiprocessing.get_context("fork").Queue()
 multiprocessing.get_context("fork").Process(target=handlers, args=(queue,)).start()
 print(all(queue.get(timeout=10)))
-print(SIGNALS.asked)
+print(SIGNALS.received)
 """)
-    assert done.stdout.split() == ["True", "None"], done.stderr
+    assert result.stdout.split() == ["True", "None"], result.stderr
 
 
 def test_waiting_for_other_ranks_ends_soon_after_a_signal():
-    done = run("""
+    result = run("""
 import rankzero.distributed.process.stop_signals
-rankzero.distributed.process.stop_signals.PATIENCE_SECONDS = 0.2
-SIGNALS.leave_if_requested()
+rankzero.distributed.process.stop_signals.RENDEZVOUS_GRACE_SECONDS = 0.2
+SIGNALS.check_stop_request()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.5)
-SIGNALS.leave_if_requested()
+SIGNALS.check_stop_request()
 """)
-    assert done.returncode == 75
+    assert result.returncode == 75

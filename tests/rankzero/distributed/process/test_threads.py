@@ -11,22 +11,22 @@ from rankzero.distributed.rendezvous.peers import Peer
 from running import BIN
 
 
-def members(*cores, machines=None, quotas=None):
+def make_peers(*cores, machines=None, quotas=None):
     """Returns one process for each given set of cores, all on one machine unless `machines` is given."""
     machines = machines or ["a"] * len(cores)
     quotas = quotas or [(None, "")] * len(cores)
     return [
         Peer(rank, rank, machines.index(machines[rank]), len(cores), machines[rank], 1, 0, machines[rank], "", *mask)
-        for rank, mask in enumerate((one, *quota) for one, quota in zip(cores, quotas, strict=True))
+        for rank, mask in enumerate((own_cores, *quota) for own_cores, quota in zip(cores, quotas, strict=True))
     ]
 
 
-def chosen(everyone, rank=0, **environ):
-    local = sum(member.boot == everyone[rank].boot for member in everyone)
+def chosen(peers, rank=0, **environ):
+    local_ranks = sum(peer.boot == peers[rank].boot for peer in peers)
     launch = Launch(
-        launcher="slurm", rank=rank, world_size=len(everyone), local_world_size=local, externally_created=True
+        launcher="slurm", rank=rank, world_size=len(peers), local_world_size=local_ranks, externally_created=True
     )
-    threads = choose_threads(launch, everyone, environ)
+    threads = choose_threads(launch, peers, environ)
     return threads.count, threads.reason
 
 
@@ -45,68 +45,71 @@ def chosen(everyone, rank=0, **environ):
     ],
 )
 def test_ranks_divide_the_cores_that_they_share(masks, counts, reason):
-    everyone = members(*masks)
-    assert [chosen(everyone, rank)[0] for rank in range(len(masks))] == counts
-    assert chosen(everyone)[1] == reason
+    peers = make_peers(*masks)
+    assert [chosen(peers, rank)[0] for rank in range(len(masks))] == counts
+    assert chosen(peers)[1] == reason
 
 
 def test_ranks_on_other_machines_share_no_cores():
-    everyone = members("0-5", "0-5", "0-1", machines=["a", "a", "b"])
-    assert [chosen(everyone, rank) for rank in range(3)] == [(3, "6 cores / 2 ranks")] * 2 + [(2, "2 cores")]
+    peers = make_peers("0-5", "0-5", "0-1", machines=["a", "a", "b"])
+    assert [chosen(peers, rank) for rank in range(3)] == [(3, "6 cores / 2 ranks")] * 2 + [(2, "2 cores")]
 
 
 def test_a_quota_is_divided_among_the_ranks_of_its_cgroup():
-    together = members(*["0-63"] * 2, quotas=[(6.0, "job")] * 2)
-    assert chosen(together) == (3, "CPU quota of 6 cores / 2 ranks")
-    apart = members(*["0-63"] * 2, quotas=[(6.0, "one"), (4.0, "two")])
-    assert [chosen(apart, rank) for rank in range(2)] == [(6, "CPU quota of 6 cores"), (4, "CPU quota of 4 cores")]
+    same_cgroup = make_peers(*["0-63"] * 2, quotas=[(6.0, "job")] * 2)
+    assert chosen(same_cgroup) == (3, "CPU quota of 6 cores / 2 ranks")
+    separate_cgroups = make_peers(*["0-63"] * 2, quotas=[(6.0, "one"), (4.0, "two")])
+    assert [chosen(separate_cgroups, rank) for rank in range(2)] == [
+        (6, "CPU quota of 6 cores"),
+        (4, "CPU quota of 4 cores"),
+    ]
 
 
 @pytest.mark.parametrize(("cpus", "count"), [(0.2, 1), (1.4, 1), (1.5, 2), (1.9999, 2), (3.4, 3), (100.0, 8)])
 def test_a_quota_is_rounded_to_whole_cores(cpus, count):
-    assert chosen(members("0-7", quotas=[(cpus, "job")]))[0] == count
+    assert chosen(make_peers("0-7", quotas=[(cpus, "job")]))[0] == count
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
 def test_the_users_number_of_threads_is_kept(name):
-    assert chosen(members(*["0-11"] * 4), **{name: "7"}) == (None, f"{name}=7")
-    assert chosen(members("0-1"), **{name: ""}) == (2, "2 cores")
+    assert chosen(make_peers(*["0-11"] * 4), **{name: "7"}) == (None, f"{name}=7")
+    assert chosen(make_peers("0-1"), **{name: ""}) == (2, "2 cores")
 
 
 def test_a_number_of_threads_set_by_a_rankzero_parent_is_not_the_users():
-    assert chosen(members("0-7"), OMP_NUM_THREADS="3", **{MARK: "3"}) == (8, "8 cores")
-    assert chosen(members("0-7"), OMP_NUM_THREADS="4", **{MARK: "3"}) == (None, "OMP_NUM_THREADS=4")
+    assert chosen(make_peers("0-7"), OMP_NUM_THREADS="3", **{MARK: "3"}) == (8, "8 cores")
+    assert chosen(make_peers("0-7"), OMP_NUM_THREADS="4", **{MARK: "3"}) == (None, "OMP_NUM_THREADS=4")
 
 
 def test_the_number_of_threads_set_by_pbs_is_only_an_upper_limit():
     job = {"PBS_JOBID": "1.pbs", "NCPUS": "12", "OMP_NUM_THREADS": "12"}
-    assert chosen(members(*["0-11"] * 4), **job) == (3, "12 cores / 4 ranks")
-    assert chosen(members("0-63"), **job) == (12, "PBS set NCPUS=12")
-    assert chosen(members("0-63"), **{**job, "OMP_NUM_THREADS": "20"}) == (None, "OMP_NUM_THREADS=20")
+    assert chosen(make_peers(*["0-11"] * 4), **job) == (3, "12 cores / 4 ranks")
+    assert chosen(make_peers("0-63"), **job) == (12, "PBS set NCPUS=12")
+    assert chosen(make_peers("0-63"), **{**job, "OMP_NUM_THREADS": "20"}) == (None, "OMP_NUM_THREADS=20")
 
 
-def alone(local_ranks, launcher="torchrun", cores="0-11"):
+def choice_before_rendezvous(local_ranks, launcher="torchrun", cores="0-11"):
     """Returns the choice of one of several ranks before the rendezvous."""
     launch = Launch(launcher=launcher, world_size=local_ranks, local_world_size=local_ranks, externally_created=True)
-    return choose_threads(launch, members(cores), {})
+    return choose_threads(launch, make_peers(cores), {})
 
 
 def test_before_the_rendezvous_local_ranks_are_assumed_to_share_cores_unless_bound(monkeypatch):
     monkeypatch.setattr(threads, "usable_cores", lambda process: frozenset(range(12)))
-    assert alone(4) == Threads(3, "12 cores / 4 ranks")
-    assert alone(4, cores="0-1") == Threads(2, "bound to 2 cores", all_cores=True)
-    assert alone(4, launcher="local", cores="0-1") == Threads(1, "2 cores / 4 ranks")
+    assert choice_before_rendezvous(4) == Threads(3, "12 cores / 4 ranks")
+    assert choice_before_rendezvous(4, cores="0-1") == Threads(2, "bound to 2 cores", uses_all_cores=True)
+    assert choice_before_rendezvous(4, launcher="local", cores="0-1") == Threads(1, "2 cores / 4 ranks")
 
 
 def test_omp_num_threads_is_set_only_if_the_default_differs():
     environ = {}
-    set_threads(Threads(2, "2 cores", all_cores=True), environ)
+    set_threads(Threads(2, "2 cores", uses_all_cores=True), environ)
     set_threads(Threads(None, "OMP_NUM_THREADS=7"), environ)
     assert environ == {}
     set_threads(Threads(3, "12 cores / 4 ranks"), environ)
     assert environ == {"OMP_NUM_THREADS": "3", MARK: "3"}
     assert user_setting(environ) is None
-    set_threads(Threads(12, "12 cores", all_cores=True), environ)
+    set_threads(Threads(12, "12 cores", uses_all_cores=True), environ)
     assert environ == {"OMP_NUM_THREADS": "12", MARK: "12"}
 
 
@@ -120,16 +123,18 @@ os.write(1, f"rank {os.environ['RANK']}: {found}\\n".encode())  # at once: both 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("users", "setting", "wrapped"), [(None, "None", True), ("1", "OMP_NUM_THREADS=1", False)], ids=["torchrun", "user"]
+    ("user_value", "setting", "wrapped"),
+    [(None, "None", True), ("1", "OMP_NUM_THREADS=1", False)],
+    ids=["torchrun", "user"],
 )
-def test_the_default_of_a_real_torchrun_is_not_taken_for_the_users_setting(tmp_path, users, setting, wrapped):
+def test_the_default_of_a_real_torchrun_is_not_taken_for_the_users_setting(tmp_path, user_value, setting, wrapped):
     (tmp_path / "worker.py").write_text(SETTING)
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    environ |= {"OMP_NUM_THREADS": users} if users else {}
+    environ |= {"OMP_NUM_THREADS": user_value} if user_value else {}
     worker = ["worker.py"]
     if wrapped:
         worker = ["--no-python", "sh", "-c", f"{sys.executable} worker.py; true"]
     command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", *worker]
-    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
-    said = sorted(line for line in ran.stdout.splitlines() if line.startswith("rank "))
-    assert said == [f"rank {rank}: 1, set by the user: {setting}" for rank in range(2)], ran.stderr
+    result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    lines = sorted(line for line in result.stdout.splitlines() if line.startswith("rank "))
+    assert lines == [f"rank {rank}: 1, set by the user: {setting}" for rank in range(2)], result.stderr

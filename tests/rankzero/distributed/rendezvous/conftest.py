@@ -14,7 +14,7 @@ from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.messages import RequestError
 
 
-class Caller:
+class Client:
     """Connection of a process to rank zero."""
 
     def __init__(self, port):
@@ -39,26 +39,28 @@ class Rendezvous:
     """Rank zero of a world on this machine; a thread waits for the other processes."""
 
     def __init__(self, pool, size, seconds=10.0, refusal=None):
-        self.listening = network.listen("127.0.0.1", 0)
-        self.port = self.listening.getsockname()[1]
+        self.listener = network.listen("127.0.0.1", 0)
+        self.port = self.listener.getsockname()[1]
         self.launch = Launch(
             launcher="env", world_size=size, local_world_size=size, port=self.port, world_id="k", num_nodes=1
         )
-        self.me = Peer.this(self.launch)
-        self.server = RendezvousServer(self.launch, self.me, self.listening, time.monotonic() + seconds, seconds)
-        self.callers = []
+        self.this_peer = Peer.this(self.launch)
+        self.server = RendezvousServer(self.launch, self.this_peer, self.listener, time.monotonic() + seconds, seconds)
+        self.clients = []
         self.members = pool.submit(self.server.wait, refusal)
 
     def call(self, line=b""):
-        caller = Caller(self.port).send(line)
-        self.callers.append(caller)
-        return caller
+        client = Client(self.port).send(line)
+        self.clients.append(client)
+        return client
 
-    def member(self, rank, **more):
+    def member(self, rank, **fields):
         """Returns the description that the process of this rank sends."""
-        return self.me._replace(**{"rank": rank, "local_rank": rank, "pid": 1000 + (rank or 0), **more})._asdict()
+        return self.this_peer._replace(
+            **{"rank": rank, "local_rank": rank, "pid": 1000 + (rank or 0), **fields}
+        )._asdict()
 
-    def wait_until_there_are(self, count):
+    def wait_for_members(self, count):
         while len(self.server.members) != count:
             time.sleep(0.01)
 
@@ -70,22 +72,22 @@ class Rendezvous:
     def close(self):
         self.server.deadline = 0
         self.members.exception(10)
-        for opened in (*self.callers, self.listening):
-            opened.close()
+        for connection in (*self.clients, self.listener):
+            connection.close()
 
 
 @pytest.fixture
 def call():
     """Returns a function that connects to a port of this machine, as a process that looks for rank zero does."""
-    callers = []
+    clients = []
 
-    def start(port):
-        callers.append(Caller(port))
-        return callers[-1]
+    def connect(port):
+        clients.append(Client(port))
+        return clients[-1]
 
-    yield start
-    for caller in callers:
-        caller.close()
+    yield connect
+    for client in clients:
+        client.close()
 
 
 @pytest.fixture
@@ -93,11 +95,11 @@ def rendezvous():
     """Returns a function that starts rank zero of a world of a given size."""
     started = []
 
-    def start(size, **more):
-        started.append(Rendezvous(pool, size, **more))
+    def start(size, **options):
+        started.append(Rendezvous(pool, size, **options))
         return started[-1]
 
     with ThreadPoolExecutor(4) as pool:
         yield start
-        for one in started:
-            one.close()
+        for started_rendezvous in started:
+            started_rendezvous.close()

@@ -11,8 +11,7 @@ import pytest
 
 from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous import client as roll_call
-from rankzero.distributed.rendezvous import peers as members
+from rankzero.distributed.rendezvous import client, peers
 from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
 from rankzero.distributed.rendezvous.errors import GREETING
 from rankzero.messages import RequestError
@@ -25,13 +24,13 @@ def port():
         yield port
 
 
-def launches(port, count=4, nodes=2, **more):
-    each = count // nodes
-    whole = Launch(
-        launcher="env", world_size=count, num_nodes=nodes, port=port, world_id="k", externally_created=True, **more
+def launches(port, count=4, nodes=2, **fields):
+    per_node = count // nodes
+    launch = Launch(
+        launcher="env", world_size=count, num_nodes=nodes, port=port, world_id="k", externally_created=True, **fields
     )
     return [
-        whole._replace(rank=rank, local_rank=rank % each, node_rank=rank // each, local_world_size=each)
+        launch._replace(rank=rank, local_rank=rank % per_node, node_rank=rank // per_node, local_world_size=per_node)
         for rank in range(count)
     ]
 
@@ -39,45 +38,45 @@ def launches(port, count=4, nodes=2, **more):
 def call(all_launches, start_timeout=5.0):
     """Performs the rendezvous of all launches; returns the result or the error of each."""
 
-    def one(launch):
+    def result_of(launch):
         try:
             return rendezvous(launch, start_timeout)
         except RequestError as error:
             return error
 
     with ThreadPoolExecutor(len(all_launches)) as pool:
-        results = list(pool.map(one, all_launches))
+        results = list(pool.map(result_of, all_launches))
     for result in results:
-        if isinstance(result, RendezvousResult) and result.listening:
-            result.listening.close()
+        if isinstance(result, RendezvousResult) and result.listener:
+            result.listener.close()
     return results
 
 
 def test_every_process_receives_all_members_by_rank(port):
     results = call(launches(port))
     assert all([member.rank for member in result.members] == [0, 1, 2, 3] for result in results)
-    assert [result.launch.processes_a_node for result in results] == [(2, 2)] * 4
-    assert [bool(result.listening) for result in results] == [True, False, False, False]
+    assert [result.launch.processes_per_node for result in results] == [(2, 2)] * 4
+    assert [bool(result.listener) for result in results] == [True, False, False, False]
 
 
 def test_positions_that_the_launcher_omits_follow_from_host_names(port, monkeypatch):
-    place = threading.local()
-    monkeypatch.setattr(members.socket, "gethostname", lambda: place.host)
-    untold = [
+    thread = threading.local()
+    monkeypatch.setattr(peers.socket, "gethostname", lambda: thread.host)
+    incomplete = [
         launch._replace(num_nodes=None, node_rank=None, local_rank=None, local_world_size=None)
         for launch in launches(port, count=5, nodes=1)
     ]
 
-    def one(pair):
-        place.host = pair[1]
+    def run_rendezvous(pair):
+        thread.host = pair[1]
         return rendezvous(pair[0], 5)
 
     with ThreadPoolExecutor(5) as pool:
-        results = list(pool.map(one, zip(untold, ["b", "a", "b", "a", "b"], strict=True)))
-    results[0].listening.close()
+        results = list(pool.map(run_rendezvous, zip(incomplete, ["b", "a", "b", "a", "b"], strict=True)))
+    results[0].listener.close()
     assert [result.launch.local_rank for result in results] == [0, 0, 1, 1, 2]
     assert [result.launch.node_rank for result in results] == [0, 1, 0, 1, 0]
-    assert results[0].launch.hosts == ("b", "a") and results[0].launch.processes_a_node == (3, 2)
+    assert results[0].launch.hosts == ("b", "a") and results[0].launch.processes_per_node == (3, 2)
 
 
 def test_ranks_are_assigned_host_by_host(port):
@@ -92,26 +91,26 @@ def test_ranks_are_assigned_host_by_host(port):
     results = call(tasks)
     assert [result.launch.rank for result in results] == [1, 2, 0, 3]
     assert [result.launch.local_rank for result in results] == [1, 0, 0, 1]
-    assert sum(bool(result.listening) for result in results) == 1
+    assert sum(bool(result.listener) for result in results) == 1
 
 
 def test_a_missing_rank_is_named_on_all_ranks(port):
-    begun = time.monotonic()
+    started = time.monotonic()
     errors = call(launches(port)[:3], start_timeout=1)
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - started < 8
     assert all("missing rank 3; " in error.found for error in errors)
     assert [error.reported_elsewhere for error in errors] == [None, True, True]  # rank zero reports the error
 
 
 def test_a_missing_machine_is_named(port):
     first, second, *_ = launches(port, hosts=(socket.gethostname(), "gone"))
-    assert "missing ranks 2, 3; nobody from gone" in call([first, second], start_timeout=0.5)[0].found
+    assert "missing ranks 2, 3; no process from gone" in call([first, second], start_timeout=2)[0].found
     first, second, *_ = launches(port)
-    assert "nobody from node 1" in call([first, second], start_timeout=0.5)[0].found
+    assert "no process from node 1" in call([first, second], start_timeout=2)[0].found
 
 
 def test_a_missing_rank_zero_is_reported_once_per_machine(port):
-    errors = call(launches(port)[1:3], start_timeout=0.5)
+    errors = call(launches(port)[1:3], start_timeout=2)
     assert all("missing rank 0" in error.found for error in errors)
     assert [error.reported_elsewhere for error in errors] == [True, False]  # local rank zero, once per machine
 
@@ -131,33 +130,33 @@ def test_two_processes_with_rank_zero_are_refused(port):
 def test_different_world_sizes_are_refused(port):
     first, second, *_ = launches(port)
     errors = call([first, second._replace(world_size=8)])
-    assert all("rank 1" in error.found and "was told of 8" in error.found for error in errors)
+    assert all("rank 1" in error.found and "expects 8" in error.found for error in errors)
 
 
 def test_another_run_on_the_port_is_named(port):
     first, *_ = launches(port, count=2, nodes=1)
-    stranger = launches(port, count=2, nodes=1)[1]._replace(world_id="another")
-    found = [error.found for error in call([first, stranger], start_timeout=1)]
+    unrelated_launch = launches(port, count=2, nodes=1)[1]._replace(world_id="another")
+    found = [error.found for error in call([first, unrelated_launch], start_timeout=1)]
     assert "missing rank 1" in found[0] and "another run's rank 0" in found[1]
 
 
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", f"{GREETING} 3\n".encode()])
 def test_the_process_on_a_port_in_use_is_named(port, reply):
-    with network.listen("127.0.0.1", port) as other, contextlib.suppress(OSError):
-        held = threading.Thread(target=answer, args=(other, reply), daemon=True)
-        held.start()
+    with network.listen("127.0.0.1", port) as listener, contextlib.suppress(OSError):
+        thread = threading.Thread(target=accept_and_reply, args=(listener, reply), daemon=True)
+        thread.start()
         first, second = call(launches(port, count=2, nodes=1), start_timeout=1)
-        other.shutdown(socket.SHUT_RDWR)
-    held.join(5)
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
     assert "--master_port PORT" in first.instead and "--master_port PORT" in second.instead
     if not reply.startswith(GREETING.encode()):
         assert f"in use by process {os.getpid()} (" in first.found
 
 
-def answer(listening, reply):
+def accept_and_reply(listener, reply):
     with contextlib.suppress(OSError):
         while True:
-            connection, _ = listening.accept()
+            connection, _ = listener.accept()
             threading.Timer(6 if not reply else 0.1, connection.close).start()
             connection.sendall(reply)
 
@@ -169,11 +168,11 @@ def test_an_address_that_does_not_resolve_is_refused(port, name):
 
 
 def test_an_address_of_another_machine_is_refused(port, monkeypatch):
-    monkeypatch.setattr(roll_call.network, "resolve", lambda address: ["192.0.2.1"])  # documentation only (RFC 5737)
-    monkeypatch.setattr(roll_call, "NO_ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(roll_call.socket, "create_connection", unreachable)
+    monkeypatch.setattr(client.network, "resolve", lambda address: ["192.0.2.1"])  # documentation only (RFC 5737)
+    monkeypatch.setattr(client, "NO_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(client.socket, "create_connection", unreachable)
     first, second = call(launches(port, count=2, address="elsewhere"), start_timeout=9)
-    assert "elsewhere (192.0.2.1) is another machine or none" in first.found
+    assert "elsewhere (192.0.2.1) is another machine or does not exist" in first.found
     assert "elsewhere (192.0.2.1) does not answer" in second.found and second.local_only
 
 

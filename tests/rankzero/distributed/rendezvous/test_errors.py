@@ -7,22 +7,22 @@ from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.errors import (
     GREETING,
-    missing,
-    missing_ranks,
-    no_answer,
-    not_rank_zeros,
-    wrong_listener,
+    describe_missing_ranks,
+    missing_processes_error,
+    no_answer_error,
+    wrong_address_error,
+    wrong_listener_error,
 )
 from rankzero.distributed.rendezvous.peers import Peer
 
-HERE = socket.gethostname()
+HOST = socket.gethostname()
 
 
-def launch(size=4, **more):
-    return Launch(**{"launcher": "env", "world_size": size, "address": "a", "port": 29500, **more})
+def launch(size=4, **fields):
+    return Launch(**{"launcher": "env", "world_size": size, "address": "a", "port": 29500, **fields})
 
 
-def came(*ranks, hosts="a", nodes=None):
+def peers_of(*ranks, hosts="a", nodes=None):
     """Returns processes with these ranks, hosts and nodes; a single host applies to all of them."""
     hosts = hosts * len(ranks) if len(hosts) == 1 else hosts
     nodes = [None] * len(ranks) if nodes is None else nodes
@@ -41,108 +41,108 @@ def came(*ranks, hosts="a", nodes=None):
     ],
 )
 def test_at_most_16_missing_ranks_are_listed(size, ranks, text):
-    assert missing_ranks(launch(size), came(*ranks)) == text
+    assert describe_missing_ranks(launch(size), peers_of(*ranks)) == text
 
 
 def test_a_rank_without_contact_reports_rank_zero_as_missing():
-    assert missing_ranks(launch(rank=2), came(2)).startswith("missing rank 0, ")
-    assert missing_ranks(launch(rank=2), came(2)).endswith(" at a:29500")
+    assert describe_missing_ranks(launch(rank=2), peers_of(2)).startswith("missing rank 0, ")
+    assert describe_missing_ranks(launch(rank=2), peers_of(2)).endswith(" on a:29500")
 
 
 def test_missing_tasks_without_ranks_are_counted():
-    assert missing_ranks(launch(rank=None), came(None, None)) == "missing 2 of 4 tasks"
+    assert describe_missing_ranks(launch(rank=None), peers_of(None, None)) == "missing 2 of 4 tasks"
 
 
 @pytest.mark.parametrize(
-    ("more", "members", "absent"),
+    ("fields", "members", "missing_machines"),
     [
-        ({"num_nodes": None}, came(0), None),
-        ({"num_nodes": 1}, came(0, nodes=[0]), None),
-        ({"num_nodes": 1, "hosts": ("n1",)}, came(0, hosts=["n1.site.org"]), None),
-        ({"num_nodes": 2}, came(0, nodes=[0]), "node 1"),
-        ({"num_nodes": 3}, came(0, 1, nodes=[0, 0]), "node 1, node 2"),
-        ({"num_nodes": 2}, came(0, 1, nodes=[0, 1]), None),
-        ({"num_nodes": 2}, came(0, 1, nodes=[0, None]), None),
-        ({"num_nodes": 2, "hosts": ("a", "b")}, came(0), "b"),
-        ({"num_nodes": 2, "hosts": ("a", "b")}, came(0, 1, hosts="ab"), None),
-        ({"num_nodes": 2, "hosts": ("n1", "n2")}, came(0, hosts=["n1.site.org"], nodes=[0]), "n2"),
-        ({"num_nodes": 2, "hosts": ("n1", "n2")}, came(0, 1, hosts=["x", "y"], nodes=[0, 1]), None),
-        ({"num_nodes": 2, "hosts": ("a", "a")}, came(0, nodes=[0]), "node 1"),
+        ({"num_nodes": None}, peers_of(0), None),
+        ({"num_nodes": 1}, peers_of(0, nodes=[0]), None),
+        ({"num_nodes": 1, "hosts": ("n1",)}, peers_of(0, hosts=["n1.site.org"]), None),
+        ({"num_nodes": 2}, peers_of(0, nodes=[0]), "node 1"),
+        ({"num_nodes": 3}, peers_of(0, 1, nodes=[0, 0]), "node 1, node 2"),
+        ({"num_nodes": 2}, peers_of(0, 1, nodes=[0, 1]), None),
+        ({"num_nodes": 2}, peers_of(0, 1, nodes=[0, None]), None),
+        ({"num_nodes": 2, "hosts": ("a", "b")}, peers_of(0), "b"),
+        ({"num_nodes": 2, "hosts": ("a", "b")}, peers_of(0, 1, hosts="ab"), None),
+        ({"num_nodes": 2, "hosts": ("n1", "n2")}, peers_of(0, hosts=["n1.site.org"], nodes=[0]), "n2"),
+        ({"num_nodes": 2, "hosts": ("n1", "n2")}, peers_of(0, 1, hosts=["x", "y"], nodes=[0, 1]), None),
+        ({"num_nodes": 2, "hosts": ("a", "a")}, peers_of(0, nodes=[0]), "node 1"),
     ],
 )
-def test_missing_machines_are_named(more, members, absent):
-    text = missing(launch(local_world_size=None, **more), members, 5).found
-    if absent is None:
-        assert "nobody from" not in text
+def test_missing_machines_are_named(fields, members, missing_machines):
+    text = missing_processes_error(launch(local_world_size=None, **fields), members, 5).found
+    if missing_machines is None:
+        assert "no process from" not in text
     else:
-        assert f"; nobody from {absent}; " in text
+        assert f"; no process from {missing_machines}; " in text
 
 
 def test_the_error_about_missing_ranks_states_the_shape_counts_hosts_and_port():
-    error = missing(launch(num_nodes=None), came(0, 1, hosts="ba"), 0.5)
+    error = missing_processes_error(launch(num_nodes=None), peers_of(0, 1, hosts="ba"), 0.5)
     assert error.asked == "4 processes within 0.5 s (--start_timeout)"
-    assert error.found == "missing ranks 2, 3; 2 of 4 came, from a, b"
+    assert error.found == "missing ranks 2, 3; 2 of 4 processes connected, from a, b"
     assert " a:29500 " in error.instead and "--start_timeout 4 " in error.instead
-    assert "--start_timeout 1200 " in missing(launch(), came(0), 300.0).instead
+    assert "--start_timeout 1200 " in missing_processes_error(launch(), peers_of(0), 300.0).instead
 
 
 def test_rank_zero_proposes_its_own_host_for_an_address_of_another_machine():
-    error = not_rank_zeros(launch(rank=0), ["192.0.2.1", "192.0.2.2"])
-    assert error.asked == "to meet at a:29500, rank 0's machine"
-    assert error.found == f"rank 0 is on {HERE}, and a (192.0.2.1, 192.0.2.2) is another machine or none"
-    assert error.instead == f"--master_addr {HERE}"
+    error = wrong_address_error(launch(rank=0), ["192.0.2.1", "192.0.2.2"])
+    assert error.asked == "rendezvous at a:29500, the machine of rank 0"
+    assert error.found == f"rank 0 is on {HOST}, but a (192.0.2.1, 192.0.2.2) is another machine or does not exist"
+    assert error.instead == f"--master_addr {HOST}"
 
 
 def test_a_rank_at_the_given_address_reports_that_rank_zero_is_elsewhere():
-    error = not_rank_zeros(launch(rank=3), ["192.0.2.1"])
-    assert error.found == f"a (192.0.2.1) is {HERE}, and rank 0 is not on it: this is rank 3"
+    error = wrong_address_error(launch(rank=3), ["192.0.2.1"])
+    assert error.found == f"a (192.0.2.1) is {HOST}, but rank 0 is elsewhere: this is rank 3"
     assert error.instead == "--master_addr HOST"
 
 
 @pytest.mark.parametrize(
-    ("launcher", "before", "lines"),
+    ("launcher", "prefix", "lines"),
     [
         ("local", "--node_rank 0 on a\nor ", 2),
-        ("mpi", f"mpirun -x MASTER_ADDR={HERE} ... (Open MPI), -genv MASTER_ADDR {HERE} (hydra),\nor ", 2),
+        ("mpi", f"mpirun -x MASTER_ADDR={HOST} ... (Open MPI), -genv MASTER_ADDR {HOST} (hydra),\nor ", 2),
         ("slurm", "", 1),
     ],
 )
-def test_the_proposed_command_depends_on_the_launcher(launcher, before, lines):
-    instead = not_rank_zeros(launch(rank=0, launcher=launcher), ["192.0.2.1"]).instead
-    assert instead == f"{before}--master_addr {HERE}" and len(instead.splitlines()) == lines
+def test_the_proposed_command_depends_on_the_launcher(launcher, prefix, lines):
+    instead = wrong_address_error(launch(rank=0, launcher=launcher), ["192.0.2.1"]).instead
+    assert instead == f"{prefix}--master_addr {HOST}" and len(instead.splitlines()) == lines
 
 
 def test_rank_zeros_error_names_the_process_that_uses_its_port():
-    with network.listen("127.0.0.1", 0) as listening:
-        port = listening.getsockname()[1]
-        error = no_answer(launch(rank=0, port=port), ["127.0.0.1"])
-    assert error.asked == f"to listen on port {port} of {HERE}"
+    with network.listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        error = no_answer_error(launch(rank=0, port=port), ["127.0.0.1"])
+    assert error.asked == f"port {port} of {HOST} for the rendezvous"
     assert error.found.startswith(f"it is in use by process {os.getpid()} (")
-    assert error.instead.startswith("--master_port PORT")
+    assert error.instead.startswith("another --master_port PORT")
 
 
 def test_an_address_that_does_not_answer_is_named():
-    error = no_answer(launch(rank=1), ["192.0.2.1", "192.0.2.2"])
-    assert error.asked.startswith("to meet at a:29500 (")
-    assert error.found == f"a (192.0.2.1, 192.0.2.2) does not answer {HERE}"
+    error = no_answer_error(launch(rank=1), ["192.0.2.1", "192.0.2.2"])
+    assert error.asked.startswith("rendezvous at a:29500 (")
+    assert error.found == f"a (192.0.2.1, 192.0.2.2) does not answer {HOST}"
     assert error.instead.startswith("--master_addr HOST")
 
 
 def test_another_run_on_the_port_is_named():
-    error = wrong_listener(launch(rank=1), f'{GREETING} "slurm 12.0"\n')
-    assert error.asked == "to meet at a:29500"
+    error = wrong_listener_error(launch(rank=1), f'{GREETING} "slurm 12.0"\n')
+    assert error.asked == "rendezvous at a:29500"
     assert error.found == 'on that port is another run\'s rank 0 ("slurm 12.0")'
-    assert error.instead.startswith("--master_port PORT")
+    assert error.instead.startswith("another --master_port PORT")
 
 
 @pytest.mark.parametrize("greeting", ["", "HTTP/1.1 400 Bad Request", "RANKZERO", "\x1b[2J"])
 def test_an_unrelated_program_on_a_local_port_is_named_by_its_process_id(greeting):
-    with network.listen("127.0.0.1", 0) as listening:
-        port = listening.getsockname()[1]
-        error = wrong_listener(launch(rank=1, address="127.0.0.1", port=port), greeting)
+    with network.listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        error = wrong_listener_error(launch(rank=1, address="127.0.0.1", port=port), greeting)
     assert error.found.startswith(f"that port is in use by process {os.getpid()} (")
 
 
 def test_an_unrelated_program_on_another_machine_is_not_looked_up():
-    text = wrong_listener(launch(rank=1, address="192.0.2.1"), "SSH-2.0").found
+    text = wrong_listener_error(launch(rank=1, address="192.0.2.1"), "SSH-2.0").found
     assert text.startswith("on that port is ") and "in use by" not in text

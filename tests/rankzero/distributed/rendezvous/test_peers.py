@@ -15,106 +15,114 @@ from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
 WORLD = Launch(launcher="env", num_nodes=None, externally_created=True)
 
 
-def tasks(*places):
+def tasks(*positions):
     """Returns the processes of a world from the rank, local rank, node rank and host of each."""
     return [
-        Peer(rank, local, node, len(places), host, pid=100 + i)
-        for i, (rank, local, node, host) in enumerate(places)
+        Peer(rank, local_rank, node, len(positions), host, pid=100 + index)
+        for index, (rank, local_rank, node, host) in enumerate(positions)
     ]  # fmt: skip
 
 
-def assigned(members, seen_by=0):
-    me = members[seen_by]
-    launch = WORLD._replace(rank=me.rank, world_size=len(members), node_rank=me.node_rank, local_rank=me.local_rank)
-    return assign_ranks(launch, me, members)
+def assigned(members, index=0):
+    this_peer = members[index]
+    launch = WORLD._replace(
+        rank=this_peer.rank, world_size=len(members), node_rank=this_peer.node_rank, local_rank=this_peer.local_rank
+    )
+    return assign_ranks(launch, this_peer, members)
 
 
-def places(members):
+def positions(members):
     return [(member.rank, member.local_rank, member.node_rank, member.host) for member in members]
 
 
 def test_this_process_describes_itself_with_the_systems_values():
-    me = Peer.this(Launch(rank=2, local_rank=1, node_rank=0, world_size=3, rank_order=9))
-    assert (me.rank, me.local_rank, me.node_rank, me.world_size, me.rank_order) == (2, 1, 0, 3, 9)
-    assert (me.host, me.pid) == (socket.gethostname(), os.getpid())
-    assert me.boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert me.pids == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
-    assert parse_cpus(me.cores) == set(usable_cores())
+    this_peer = Peer.this(Launch(rank=2, local_rank=1, node_rank=0, world_size=3, rank_order=9))
+    assert (this_peer.rank, this_peer.local_rank, this_peer.node_rank, this_peer.world_size, this_peer.rank_order) == (
+        2,
+        1,
+        0,
+        3,
+        9,
+    )
+    assert (this_peer.host, this_peer.pid) == (socket.gethostname(), os.getpid())
+    assert this_peer.boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert this_peer.pids == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    assert parse_cpus(this_peer.cores) == set(usable_cores())
 
 
 def test_the_description_includes_the_cgroups_quota(monkeypatch):
     monkeypatch.setattr(peers, "cpu_quota", lambda: None)
     assert (Peer.this(Launch()).quota, Peer.this(Launch()).cgroup) == (None, "")
-    monkeypatch.setattr(peers, "cpu_quota", lambda: peers_quota(1.5, "/job"))
+    monkeypatch.setattr(peers, "cpu_quota", lambda: quota_of(1.5, "/job"))
     assert (Peer.this(Launch()).quota, Peer.this(Launch()).cgroup) == (1.5, "/job")
 
 
-def peers_quota(cpus, cgroup):
+def quota_of(cpus, cgroup):
     return type("Quota", (), {"cpus": cpus, "cgroup": cgroup})
 
 
 def test_boot_id_and_pid_namespace_are_empty_without_proc(monkeypatch, tmp_path):
     for module in (peers, process_state):
         monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.lstrip("/"))
-    me = Peer.this(Launch())
-    assert (me.boot, me.pids) == ("", "")
+    this_peer = Peer.this(Launch())
+    assert (this_peer.boot, this_peer.pids) == ("", "")
 
 
 @pytest.mark.parametrize("rank", [0, None])
 def test_a_description_is_unchanged_by_json(rank):
-    me = Peer.this(Launch(rank=rank, local_rank=None, node_rank=None))
-    assert Peer(**json.loads(json.dumps(me._asdict()))) == me
+    this_peer = Peer.this(Launch(rank=rank, local_rank=None, node_rank=None))
+    assert Peer(**json.loads(json.dumps(this_peer._asdict()))) == this_peer
 
 
 def test_machines_with_the_same_name_are_distinguished():
     launch = Launch(world_size=2, externally_created=True, num_nodes=None)
-    there = [Peer(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
-    assert assign_ranks(launch, there[1], there)[0].num_nodes == 2
+    members = [Peer(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
+    assert assign_ranks(launch, members[1], members)[0].num_nodes == 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_on_one_machine_local_ranks_equal_ranks(size):
     members = tasks(*[(rank, None, None, "a") for rank in range(size)])
-    for seen_by in range(size):
-        launch, everyone = assigned(members, seen_by)
-        assert places(everyone) == [(rank, rank, 0, "a") for rank in range(size)]
-        assert (launch.rank, launch.local_rank, launch.node_rank) == (seen_by, seen_by, 0)
-        assert (launch.num_nodes, launch.local_world_size, launch.processes_a_node) == (1, size, (size,))
-        assert launch.hosts == ("a",) and launch.one_machine
+    for index in range(size):
+        launch, members_by_rank = assigned(members, index)
+        assert positions(members_by_rank) == [(rank, rank, 0, "a") for rank in range(size)]
+        assert (launch.rank, launch.local_rank, launch.node_rank) == (index, index, 0)
+        assert (launch.num_nodes, launch.local_world_size, launch.processes_per_node) == (1, size, (size,))
+        assert launch.hosts == ("a",) and launch.is_single_machine
 
 
 def test_the_order_of_arrival_does_not_change_the_positions():
     members = tasks((0, None, None, "b"), (1, None, None, "a"), (2, None, None, "b"))
     expected = [(0, 0, 0, "b"), (1, 0, 1, "a"), (2, 1, 0, "b")]
-    for arrived in permutations(members):
-        launch, everyone = assign_ranks(WORLD._replace(world_size=3), members[2], arrived)
-        assert places(everyone) == expected
+    for arrivals in permutations(members):
+        launch, members_by_rank = assign_ranks(WORLD._replace(world_size=3), members[2], arrivals)
+        assert positions(members_by_rank) == expected
         assert (launch.rank, launch.local_rank, launch.node_rank) == (2, 1, 0)
-        assert (launch.processes_a_node, launch.hosts, launch.local_world_size) == ((2, 1), ("b", "a"), 2)
+        assert (launch.processes_per_node, launch.hosts, launch.local_world_size) == ((2, 1), ("b", "a"), 2)
 
 
 def test_node_ranks_of_the_launcher_override_host_names():
     members = tasks((0, 0, 1, "a"), (1, 0, 0, "a"))
-    launch, everyone = assigned(members)
-    assert places(everyone) == [(0, 0, 1, "a"), (1, 0, 0, "a")]
+    launch, members_by_rank = assigned(members)
+    assert positions(members_by_rank) == [(0, 0, 1, "a"), (1, 0, 0, "a")]
     assert (launch.num_nodes, launch.hosts) == (2, ("a", "a"))
 
 
 def test_node_ranks_with_gaps_become_consecutive():
-    launch, everyone = assigned(tasks((0, 0, 3, "a"), (1, 0, 7, "b"), (2, 1, 7, "b")), seen_by=2)
-    assert [member.node_rank for member in everyone] == [0, 1, 1]
-    assert (launch.num_nodes, launch.processes_a_node, launch.hosts) == (2, (1, 2), ("a", "b"))
+    launch, members_by_rank = assigned(tasks((0, 0, 3, "a"), (1, 0, 7, "b"), (2, 1, 7, "b")), index=2)
+    assert [member.node_rank for member in members_by_rank] == [0, 1, 1]
+    assert (launch.num_nodes, launch.processes_per_node, launch.hosts) == (2, (1, 2), ("a", "b"))
     assert (launch.node_rank, launch.local_world_size) == (1, 2)
 
 
 def test_host_names_determine_the_nodes_if_a_node_rank_is_missing():
-    _, everyone = assigned(tasks((0, None, 5, "a"), (1, None, None, "b"), (2, None, 5, "b")))
-    assert [member.node_rank for member in everyone] == [0, 1, 1]
+    _, members_by_rank = assigned(tasks((0, None, 5, "a"), (1, None, None, "b"), (2, None, 5, "b")))
+    assert [member.node_rank for member in members_by_rank] == [0, 1, 1]
 
 
 def test_local_ranks_of_the_launcher_are_kept():
-    _, everyone = assigned(tasks((0, 1, 0, "a"), (1, 0, 0, "a"), (2, None, 0, "a")))
-    assert [member.local_rank for member in everyone] == [1, 0, 2]
+    _, members_by_rank = assigned(tasks((0, 1, 0, "a"), (1, 0, 0, "a"), (2, None, 0, "a")))
+    assert [member.local_rank for member in members_by_rank] == [1, 0, 2]
 
 
 def test_tasks_without_ranks_are_ordered_by_node_then_rank_order_then_process_id():
@@ -122,7 +130,7 @@ def test_tasks_without_ranks_are_ordered_by_node_then_rank_order_then_process_id
         Peer(None, None, node, 4, host, pid, rank_order=order)
         for node, host, pid, order in [(1, "b", 1, 2), (0, "a", 9, 3), (0, "a", 8, 3), (0, "a", 10, 2)]
     ]
-    launch, everyone = assign_ranks(WORLD._replace(rank=None, world_size=4), members[0], members)
-    assert [(member.rank, member.pid) for member in everyone] == [(0, 10), (1, 8), (2, 9), (3, 1)]
+    launch, members_by_rank = assign_ranks(WORLD._replace(rank=None, world_size=4), members[0], members)
+    assert [(member.rank, member.pid) for member in members_by_rank] == [(0, 10), (1, 8), (2, 9), (3, 1)]
     assert (launch.rank, launch.local_rank, launch.node_rank) == (3, 0, 1)
-    assert [member.local_rank for member in everyone] == [0, 1, 2, 0]
+    assert [member.local_rank for member in members_by_rank] == [0, 1, 2, 0]

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.distributed.scheduler.durations import seconds_of
+from rankzero.distributed.scheduler.durations import parse_duration
 
 SECONDS = {
     "90": 5400,
@@ -21,16 +21,16 @@ SECONDS = {
 
 @pytest.mark.parametrize(("text", "seconds"), SECONDS.items())
 def test_durations_in_slurms_formats_and_with_units_are_parsed(text, seconds):
-    assert seconds_of(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "0:00", "0s", "-5", "1:2:3:4", "1:60", "1.5h", "2d", "٣", "UNLIMITED", "1-"])
 def test_invalid_durations_are_refused(text):
     with pytest.raises(ValueError, match="a time"):
-        seconds_of(text)
+        parse_duration(text)
 
 
 @given(st.integers(1, 10**8))
 def test_formatted_durations_are_parsed_to_the_same_seconds(seconds):
     days, rest = divmod(seconds, 86400)
-    assert seconds_of(f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}") == seconds
+    assert parse_duration(f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}") == seconds

@@ -5,15 +5,14 @@ import time
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.scheduler import job as allocation
-from rankzero.distributed.scheduler import query as answer
-from rankzero.distributed.scheduler.job import end_of_allocation, job_around
+from rankzero.distributed.scheduler import job, query
+from rankzero.distributed.scheduler.job import current_job, end_of_allocation
 from recorded import PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
 from system.qstat import qstat
 
 STARTED = "Fri Nov 20 14:48:00 2026"
 STARTED_SECONDS = 1795186080
-ALONE, SLURM, PBS = Launch(), Launch(launcher="slurm"), Launch(launcher="pbs")
+NO_LAUNCHER, SLURM, PBS = Launch(), Launch(launcher="slurm"), Launch(launcher="pbs")
 
 
 @pytest.fixture
@@ -24,21 +23,22 @@ def now(monkeypatch):
 
 
 def test_the_end_is_unknown_outside_a_job(programs):
-    assert end_of_allocation(ALONE, {}) is None
-    assert end_of_allocation(ALONE, TORCHRUN) is None
+    assert end_of_allocation(NO_LAUNCHER, {}) is None
+    assert end_of_allocation(NO_LAUNCHER, TORCHRUN) is None
 
 
 @pytest.mark.parametrize(
-    ("left", "seconds"), [("0:33", 33), ("4:59", 299), ("1:00:00", 3600), ("23:59:59", 86399), ("6-23:59:58", 604798)]
+    ("remaining", "seconds"),
+    [("0:33", 33), ("4:59", 299), ("1:00:00", 3600), ("23:59:59", 86399), ("6-23:59:58", 604798)],
 )
-def test_the_end_of_a_slurm_job_follows_from_squeues_remaining_time(programs, now, left, seconds):
-    programs(squeue=f'[ "$*" = "--noheader --jobs=12 --format=%L" ] && echo "{left}"')
+def test_the_end_of_a_slurm_job_follows_from_squeues_remaining_time(programs, now, remaining, seconds):
+    programs(squeue=f'[ "$*" = "--noheader --jobs=12 --format=%L" ] && echo "{remaining}"')
     assert end_of_allocation(SLURM, STEP) == now + seconds
 
 
-@pytest.mark.parametrize("left", ["UNLIMITED", "INVALID", "NOT_SET", "N/A", "", "0:00", "?", "12"])
-def test_the_end_is_unknown_without_a_valid_remaining_time_from_squeue(programs, left):
-    programs(squeue=f'echo "{left}"')
+@pytest.mark.parametrize("remaining", ["UNLIMITED", "INVALID", "NOT_SET", "N/A", "", "0:00", "?", "12"])
+def test_the_end_is_unknown_without_a_valid_remaining_time_from_squeue(programs, remaining):
+    programs(squeue=f'echo "{remaining}"')
     assert end_of_allocation(SLURM, STEP) is None
 
 
@@ -53,15 +53,15 @@ def test_the_users_settings_for_squeue_are_ignored(programs, now, monkeypatch):
     assert end_of_allocation(SLURM, STEP) == now + 33
 
 
-@pytest.mark.parametrize("told", ["1", "0", str(STARTED_SECONDS)])
-def test_an_end_in_the_past_is_ignored(programs, now, told):
-    assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": told}) is None
+@pytest.mark.parametrize("end_time", ["1", "0", str(STARTED_SECONDS)])
+def test_an_end_in_the_past_is_ignored(programs, now, end_time):
+    assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": end_time}) is None
 
 
-@pytest.mark.parametrize("told", ["soon", "-1", "1.5e9", "٣"])
-def test_an_invalid_end_time_variable_is_ignored(programs, now, told):
+@pytest.mark.parametrize("end_time", ["soon", "-1", "1.5e9", "٣"])
+def test_an_invalid_end_time_variable_is_ignored(programs, now, end_time):
     programs(squeue="echo 0:33")
-    assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": told}) == now + 33
+    assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": end_time}) == now + 33
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_an_invalid_end_time_variable_is_ignored(programs, now, told):
     ids=["an error", "noise", "no answer", "no squeue"],
 )
 def test_the_end_is_unknown_if_the_scheduler_does_not_answer(programs, monkeypatch, squeue):
-    monkeypatch.setattr(answer, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(query, "TIMEOUT_SECONDS", 0.2)
     programs(**({"squeue": squeue} if squeue else {}))
     assert end_of_allocation(SLURM, STEP) is None
 
@@ -94,16 +94,16 @@ def test_the_machines_time_zone_does_not_change_the_end(programs, now, monkeypat
 
 
 def test_qstat_is_called_again_if_the_start_is_missing_once(programs, now, tmp_path, monkeypatch):
-    monkeypatch.setattr(allocation, "MOMENT_SECONDS", 0.0)
+    monkeypatch.setattr(job, "QSTAT_RETRY_SECONDS", 0.0)
     first = qstat("0.pbs1", stime=None, walltime="100:00:00")
     later = qstat("0.pbs1", stime=STARTED, walltime="100:00:00")
-    asked = tmp_path / "asked"
-    programs(qstat=f"if [ -e {asked} ]; then\n{later}\nelse\n{first}\ntouch {asked}\nfi")
+    called = tmp_path / "asked"
+    programs(qstat=f"if [ -e {called} ]; then\n{later}\nelse\n{first}\ntouch {called}\nfi")
     assert end_of_allocation(PBS, PBS_TASK) == STARTED_SECONDS + 360000
 
 
 @pytest.mark.parametrize(
-    "said",
+    "script",
     [
         qstat("0.pbs1", stime=None, walltime="01:00:00"),
         qstat("0.pbs1", stime=STARTED, walltime=None),
@@ -112,9 +112,9 @@ def test_qstat_is_called_again_if_the_start_is_missing_once(programs, now, tmp_p
     ],
     ids=["no start", "no limit", "no time", "no job"],
 )
-def test_the_end_is_unknown_without_a_valid_start_and_walltime_from_qstat(programs, monkeypatch, said):
-    monkeypatch.setattr(allocation, "MOMENT_SECONDS", 0.0)
-    programs(qstat=said)
+def test_the_end_is_unknown_without_a_valid_start_and_walltime_from_qstat(programs, monkeypatch, script):
+    monkeypatch.setattr(job, "QSTAT_RETRY_SECONDS", 0.0)
+    programs(qstat=script)
     assert end_of_allocation(PBS, PBS_TASK) is None
 
 
@@ -124,7 +124,7 @@ def test_the_end_of_a_pbs_array_member_is_its_own(programs, now):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "variables", "scheduler", "name"),
+    ("launcher", "variables", "scheduler", "job_id"),
     [
         ("torchrun", TORCHRUN | SBATCH, "slurm", "12"),
         ("mpi", PBS_SCRIPT, "pbs", "0.pbs1"),
@@ -134,6 +134,6 @@ def test_the_end_of_a_pbs_array_member_is_its_own(programs, now):
         ("slurm", STEP | PBS_SCRIPT, "slurm", "12"),
     ],
 )
-def test_the_job_is_found_under_any_launcher(launcher, variables, scheduler, name):
-    job = job_around(Launch(launcher=launcher), variables)
-    assert job is not None and (job.scheduler, job.name) == (scheduler, name)
+def test_the_job_is_found_under_any_launcher(launcher, variables, scheduler, job_id):
+    found = current_job(Launch(launcher=launcher), variables)
+    assert found is not None and (found.scheduler, found.id) == (scheduler, job_id)

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from rankzero.distributed.scheduler import query
-from rankzero.distributed.scheduler.query import Answer, ask
+from rankzero.distributed.scheduler.query import Answer, run_program
 
 
 @pytest.mark.parametrize(
@@ -19,60 +19,60 @@ from rankzero.distributed.scheduler.query import Answer, ask
 )
 def test_the_answer_is_the_programs_output(programs, script, text):
     programs(squeue=script)
-    assert ask("squeue") == Answer(True, text)
+    assert run_program("squeue") == Answer(True, text)
 
 
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "reason"),
     [
         ("echo out; echo ' Invalid job id ' >&2; exit 1", "Invalid job id"),
         ("echo out; exit 153", "out"),
-        ("exit 2", "left with 2"),
-        ("kill -9 $$", "left with -9"),
+        ("exit 2", "exited with code 2"),
+        ("kill -9 $$", "exited with code -9"),
     ],
     ids=["stderr", "stdout", "silent", "killed"],
 )
-def test_a_failed_answer_states_the_reason(programs, script, why):
+def test_a_failed_answer_states_the_reason(programs, script, reason):
     programs(squeue=script)
-    assert ask("squeue") == Answer(False, why)
+    assert run_program("squeue") == Answer(False, reason)
 
 
 def test_arguments_are_passed_unchanged(programs):
     programs(qstat='for word in "$@"; do echo "[$word]"; done')
-    assert ask("qstat", "-f", "15[3].pbs1", "", "a b", "$HOME;", "*").text.splitlines() == [
+    assert run_program("qstat", "-f", "15[3].pbs1", "", "a b", "$HOME;", "*").text.splitlines() == [
         *("[-f]", "[15[3].pbs1]", "[]", "[a b]", "[$HOME;]", "[*]")
     ]
 
 
 def test_a_missing_or_non_executable_program_gives_a_failed_answer(programs, tmp_path):
-    answer = ask("squeue")
+    answer = run_program("squeue")
     assert not answer.ok and "No such file or directory: 'squeue'" in answer.text
     (tmp_path / "programs" / "squeue").touch(0o644)
-    answer = ask("squeue")
+    answer = run_program("squeue")
     assert not answer.ok and "Permission denied" in answer.text
 
 
 def test_an_argument_that_cannot_be_passed_gives_a_failed_answer(programs):
     programs(squeue="true")
-    assert ask("squeue", "a\0b") == Answer(False, "embedded null byte")
+    assert run_program("squeue", "a\0b") == Answer(False, "embedded null byte")
 
 
 def test_a_program_that_does_not_exit_is_killed(programs, monkeypatch, tmp_path):
-    monkeypatch.setattr(query, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(query, "TIMEOUT_SECONDS", 0.2)
     programs(squeue=f"echo $$ > {tmp_path}/pid; echo early; exec sleep 60")
-    assert ask("squeue") == Answer(False, "no answer within 0.2 s")
+    assert run_program("squeue") == Answer(False, "no answer within 0.2 s")
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_program_cannot_read_the_runs_standard_input(programs):
     programs(squeue="cat; echo end")
-    assert ask("squeue") == Answer(True, "end")
+    assert run_program("squeue") == Answer(True, "end")
 
 
 def test_programs_run_in_utc_and_without_the_users_squeue_settings(programs, monkeypatch):
     for name, value in {"TZ": "America/New_York", "SQUEUE_FORMAT": "%i", "SQUEUE_STATES": "PD", "KEPT": "1"}.items():
         monkeypatch.setenv(name, value)
     programs(squeue='echo "$TZ,$SQUEUE_FORMAT,$SQUEUE_STATES,$KEPT,$(date +%Z)"')
-    assert ask("squeue").text == "UTC0,,,1,UTC"
+    assert run_program("squeue").text == "UTC0,,,1,UTC"
     assert os.environ["TZ"] == "America/New_York" and os.environ["SQUEUE_FORMAT"] == "%i"

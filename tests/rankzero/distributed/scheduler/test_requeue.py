@@ -6,12 +6,12 @@ tests/system/test_slurm_requeue.py tests the other states. qrerun is a replaceme
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.scheduler import query as answer
+from rankzero.distributed.scheduler import query
 from rankzero.distributed.scheduler.requeue import Requeue, requeue
 from recorded import PBS_TASK, SBATCH, STEP, TORCHRUN
 from system.qstat import qstat
 
-SHOWN = (
+JOB_RECORD = (
     "JobId=12 JobName=job.sh UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901755 Nice=0 Account=(null)"
     " QOS=(null) JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0"
     " ExitCode=0:15 RunTime=00:00:30 TimeLimit=00:01:00 TimeMin=N/A SubmitTime=2026-11-20T14:52:40"
@@ -29,15 +29,15 @@ def scontrol(programs, tmp_path):
 
     The function returns the path of the file to which scontrol writes its requeue commands.
     """
-    told = tmp_path / "told"
+    requests = tmp_path / "told"
 
     def add(state="RUNNING", reason="None", restarts=0, preempt="", requeue="exit 0"):
-        shown = SHOWN.format(state=state, reason=reason, restarts=restarts, preempt=preempt)
+        job_record = JOB_RECORD.format(state=state, reason=reason, restarts=restarts, preempt=preempt)
         programs(
-            scontrol=f'if [ "$1" = show ]; then\n[ "$*" = "show job 12 --oneliner" ] && echo "{shown}"\nexit\nfi\n'
-            f"echo $* >> {told}\n{requeue}"
+            scontrol=f'if [ "$1" = show ]; then\n[ "$*" = "show job 12 --oneliner" ] && echo "{job_record}"\nexit\nfi\n'
+            f"echo $* >> {requests}\n{requeue}"
         )
-        return told
+        return requests
 
     return add
 
@@ -48,7 +48,7 @@ def test_nothing_is_requeued_outside_a_job(programs):
 
 
 @pytest.mark.parametrize(
-    "shown",
+    "fields",
     [
         {},
         {"preempt": "PreemptEligibleTime=2026-11-20T14:52:42 PreemptTime=2026-11-20T14:54:58 "},
@@ -57,26 +57,26 @@ def test_nothing_is_requeued_outside_a_job(programs):
     ],
     ids=["running", "preempted, in its grace", "past its limit, in KillWait", "past its limit"],
 )
-def test_slurm_requeues_running_preempted_and_timed_out_jobs(scontrol, shown):
-    told = scontrol(**shown)
+def test_slurm_requeues_running_preempted_and_timed_out_jobs(scontrol, fields):
+    requests = scontrol(**fields)
     assert requeue(SLURM, environ=STEP).requeue is Requeue.DONE
-    assert told.read_text() == "requeue 12\n"
+    assert requests.read_text() == "requeue 12\n"
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING"])
 def test_a_canceled_job_is_not_requeued(scontrol, state):
-    told = scontrol(state)
+    requests = scontrol(state)
     outcome = requeue(SLURM, environ=STEP)
-    assert outcome.requeue is Requeue.ENDING and "cancelled" in outcome.message
-    assert not told.exists()
+    assert outcome.requeue is Requeue.ENDING and "canceled" in outcome.message
+    assert not requests.exists()
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "PENDING", "RUNNING"])
 def test_a_job_that_slurm_has_requeued_itself_is_not_requeued(scontrol, state):
     """Slurm requeues after preemption, a node failure or a user's command; tasks on a lost node see RUNNING."""
-    told = scontrol(state, restarts=1)
+    requests = scontrol(state, restarts=1)
     assert requeue(SLURM, environ=STEP).requeue is Requeue.ENDING
-    assert not told.exists()
+    assert not requests.exists()
 
 
 def test_a_later_attempt_is_requeued_like_the_first(scontrol):
@@ -94,7 +94,7 @@ def test_a_refusal_states_the_command_to_type(scontrol):
     outcome = requeue(SLURM, "my-run", STEP)
     assert outcome.requeue is Requeue.REFUSED
     assert outcome.message.splitlines() == [
-        "  asked  job 12 to be requeued, as the run has stopped before its end",
+        "  asked  to requeue job 12, whose run was stopped before its end",
         "  found  scontrol requeue 12: Requested operation is presently disabled for job 12",
         "  type   sbatch /home/tester/job.sh",
         "         The run resumes from its last checkpoint if the job's command has --name my-run.",
@@ -102,7 +102,7 @@ def test_a_refusal_states_the_command_to_type(scontrol):
 
 
 def test_a_missing_or_silent_scontrol_is_a_refusal(programs, monkeypatch):
-    monkeypatch.setattr(answer, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(query, "TIMEOUT_SECONDS", 0.2)
     assert requeue(SLURM, environ=STEP).requeue is Requeue.REFUSED
     programs(scontrol="exec sleep 60")
     outcome = requeue(SLURM, environ=STEP)

@@ -14,16 +14,16 @@ from rankzero.distributed.stop_and_failure.server import ControlServer, JsonLine
 class World:
     """A control server and the connections to it."""
 
-    def __init__(self, size, quiet=False, how_ended=lambda rank: ""):
-        listening = network.listen("127.0.0.1", 0)
-        self.address, self.opened, self.size = listening.getsockname(), [], size
+    def __init__(self, size, parent_reports_lost_ranks=False, describe_exit=lambda rank: ""):
+        listener = network.listen("127.0.0.1", 0)
+        self.address, self.opened, self.size = listener.getsockname(), [], size
         members = [Peer(rank, rank, 0, size, "ab"[rank % 2], 1) for rank in range(size)]
-        self.server = ControlServer(listening, members, quiet, how_ended)
+        self.server = ControlServer(listener, members, parent_reports_lost_ranks, describe_exit)
 
-    def connect(self, *hello):
+    def connect(self, *lines):
         connection = socket.create_connection(self.address, timeout=10)
         self.opened.append(connection)
-        for line in hello:
+        for line in lines:
             connection.sendall(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
         return JsonLineConnection(connection)
 
@@ -43,7 +43,7 @@ class World:
         for connection in self.opened:
             connection.close()
         self.server._thread.join(10)
-        assert not self.server._thread.is_alive() and self.server.listening.fileno() == -1
+        assert not self.server._thread.is_alive() and self.server.listener.fileno() == -1
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def world():
     """Returns a function that starts a control server for a given number of ranks."""
     started = []
 
-    def start(size, **more):
-        started.append(World(size, **more))
+    def start(size, **options):
+        started.append(World(size, **options))
         return started[-1]
 
     yield start
-    for each in started:
-        each.close()
+    for started_world in started:
+        started_world.close()

@@ -14,23 +14,23 @@ from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 
 
-def rank_of(rank, world, pipes, work, result):
+def run_rank(rank, world, pipes, work, result):
     """Runs one rank, which exchanges values through pipes instead of a coordinator's store."""
 
     def all_gather_object(value):
-        for other in range(world):
-            pipes[rank, other].put(value)
-        return [pipes[other, rank].get() for other in range(world)]
+        for other_rank in range(world):
+            pipes[rank, other_rank].put(value)
+        return [pipes[other_rank, rank].get() for other_rank in range(world)]
 
     launch = Launch(rank=rank, world_size=world, local_world_size=world, launcher="env")
-    me = Peer.this(launch)._replace(rank=rank)
-    members = [Peer(**one) for one in all_gather_object(me._asdict())]
+    this_peer = Peer.this(launch)._replace(rank=rank)
+    members = [Peer(**member) for member in all_gather_object(this_peer._asdict())]
     control_channel = ControlChannel(launch, members, all_gather_object)
     all_gather_object(None)
     result.put((rank, work(control_channel, rank, all_gather_object)))
     result.close()
     result.join_thread()
-    control_channel.leave()
+    control_channel.close()
 
 
 def run(world, work):
@@ -38,20 +38,20 @@ def run(world, work):
     context = multiprocessing.get_context("fork")
     pipes = {pair: context.SimpleQueue() for pair in product(range(world), repeat=2)}
     result = context.Queue()
-    ranks = [context.Process(target=rank_of, args=(rank, world, pipes, work, result)) for rank in range(world)]
+    ranks = [context.Process(target=run_rank, args=(rank, world, pipes, work, result)) for rank in range(world)]
     for process in ranks:
         process.start()
     deadline = time.monotonic() + 40
     while any(process.exitcode is None for process in ranks) and time.monotonic() < deadline:
         time.sleep(0.02)  # join() would also wait for processes that a rank has forked
-    found = {}
+    results = {}
     while not result.empty():
         rank, value = result.get()
-        found[rank] = value
-    return [found.get(rank) for rank in range(world)], [process.exitcode for process in ranks]
+        results[rank] = value
+    return [results.get(rank) for rank in range(world)], [process.exitcode for process in ranks]
 
 
-def steps_until_asked(control_channel, rank, seconds):
+def steps_until_stop(control_channel, rank, seconds):
     for step in range(100_000):
         time.sleep(seconds(step))
         if reason := control_channel.check_stop():
@@ -59,23 +59,23 @@ def steps_until_asked(control_channel, rank, seconds):
     return None
 
 
-@pytest.mark.parametrize("asking", [(0,), (1,), (2,), (0, 1, 2), (1, 2)])
-def test_all_ranks_stop_at_the_same_safe_point(asking):
+@pytest.mark.parametrize("requesting", [(0,), (1,), (2,), (0, 1, 2), (1, 2)])
+def test_all_ranks_stop_at_the_same_safe_point(requesting):
     """The ranks run in step, as in training, but receive the request at different times."""
 
     def work(control_channel, rank, all_gather_object):
         for step in range(10_000):
-            if step == 20 and rank in asking:
+            if step == 20 and rank in requesting:
                 control_channel.request_stop(f"rank {rank}")
             all_gather_object(step)  # like a collective: no rank is more than one step ahead
             if reason := control_channel.check_stop():
                 return step, reason
         return None
 
-    found, codes = run(3, work)
-    assert codes == [0, 0, 0] and len(set(found)) == 1
-    step, reason = found[0]
-    assert step >= 20 and reason in {f"rank {rank}" for rank in asking}
+    results, codes = run(3, work)
+    assert codes == [0, 0, 0] and len(set(results)) == 1
+    step, reason = results[0]
+    assert step >= 20 and reason in {f"rank {rank}" for rank in requesting}
 
 
 def test_ranks_agree_on_a_stop_before_one_of_them_reaches_a_safe_point():
@@ -83,12 +83,14 @@ def test_ranks_agree_on_a_stop_before_one_of_them_reaches_a_safe_point():
         if rank == 0:
             control_channel.request_stop("now")
         time.sleep(1.5 * rank)
-        return steps_until_asked(control_channel, rank, lambda step: 0.01)
+        return steps_until_stop(control_channel, rank, lambda step: 0.01)
 
-    found, codes = run(2, work)
+    results, codes = run(2, work)
     assert codes == [0, 0]
-    (steps, reason), other = found
-    assert other == (steps, reason) and reason == "now" and steps < 100  # 100 steps take 1 s; rank 1 sleeps longer
+    (steps, reason), other_result = results
+    assert (
+        other_result == (steps, reason) and reason == "now" and steps < 100
+    )  # 100 steps take 1 s; rank 1 sleeps longer
 
 
 def test_a_rank_that_has_finished_does_not_delay_a_stop():
@@ -100,8 +102,8 @@ def test_a_rank_that_has_finished_does_not_delay_a_stop():
         time.sleep(0.5)
         return control_channel.check_stop()
 
-    found, codes = run(2, work)
-    assert codes == [0, 0] and found == ["late", "done"]
+    results, codes = run(2, work)
+    assert codes == [0, 0] and results == ["late", "done"]
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -114,10 +116,10 @@ def test_a_failure_is_reported_once_and_the_other_ranks_are_terminated(failing, 
         time.sleep(30)
         return "never"
 
-    found, codes = run(3, work)
-    assert found[failing] == "failed" and codes == [0 if rank == failing else 1 for rank in range(3)]
+    results, codes = run(3, work)
+    assert results[failing] == "failed" and codes == [0 if rank == failing else 1 for rank in range(3)]
     out, err = capfd.readouterr()
-    assert out.count("tells") == 1 and "is silent" not in out and "ending all" not in err
+    assert out.count("tells") == 1 and "is silent" not in out and "stopping all ranks" not in err
     for rank in {0, 1, 2} - {failing}:
         assert f"log of {rank}: rank {failing} says why; the main thread was at" in out
     assert "time.sleep(30)" in out
@@ -137,7 +139,7 @@ def test_a_killed_rank_is_detected_although_its_children_survive(lost, capfd, tm
     _, codes = run(3, work)
     assert codes == [-signal.SIGKILL if rank == lost else 1 for rank in range(3)]
     tmp_path.rmdir()
-    assert capfd.readouterr().err.count(f"rank {lost} on {socket.gethostname()} is gone") == 1
+    assert capfd.readouterr().err.count(f"rank {lost} on {socket.gethostname()} was lost") == 1
 
 
 def test_a_single_process_needs_no_agreement_to_stop(capsys):
@@ -146,5 +148,5 @@ def test_a_single_process_needs_no_agreement_to_stop(capsys):
     control_channel.request_stop("SIGINT")
     control_channel.request_stop("SIGTERM")
     assert control_channel.check_stop() == "SIGINT"
-    assert capsys.readouterr().err.count("once more to stop now") == 1
+    assert capsys.readouterr().err.count("send it again to stop immediately") == 1
     assert control_channel.report_failure("alone") and control_channel.failure_cause() is None

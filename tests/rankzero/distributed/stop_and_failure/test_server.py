@@ -12,16 +12,16 @@ import time
 import pytest
 
 from rankzero.distributed import network
-from rankzero.distributed.stop_and_failure import server as module
+from rankzero.distributed.stop_and_failure import server
 from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, JsonLineConnection, keep_alive
 
 
 @pytest.fixture
 def pair():
     """Both ends of a connection."""
-    one, other = socket.socketpair()
-    with one, other:
-        yield JsonLineConnection(one), JsonLineConnection(other)
+    first, second = socket.socketpair()
+    with first, second:
+        yield JsonLineConnection(first), JsonLineConnection(second)
 
 
 def all_messages(connection, count):
@@ -78,30 +78,30 @@ def test_messages_of_several_threads_are_not_interleaved(pair):
 
 def test_receive_returns_none_and_records_a_reason_when_the_connection_ends(pair):
     pair[0].connection.close()
-    assert pair[1].receive(10) is None and pair[1].why == " (killed? out of memory?)"
+    assert pair[1].receive(10) is None and pair[1].close_reason == " (killed? out of memory?)"
     pair[0].send({"stop": "nobody reads it"})
     pair[1].send(None)
 
 
 def test_receive_records_a_connection_error_as_the_reason():
-    with network.listen("127.0.0.1", 0) as listening:
-        one = socket.create_connection(listening.getsockname())
-        other, _ = listening.accept()
-    with other:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets the connection
-        one.close()
-        connection = JsonLineConnection(other)
-        assert connection.receive(10) is None and connection.why == " (Connection reset by peer)"
+    with network.listen("127.0.0.1", 0) as listener:
+        client = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+    with accepted:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets the connection
+        client.close()
+        connection = JsonLineConnection(accepted)
+        assert connection.receive(10) is None and connection.close_reason == " (Connection reset by peer)"
         assert connection.receive(10) is None
 
 
 def test_a_connection_may_have_a_descriptor_above_1023(pair):
     number = fcntl.fcntl(pair[1].connection, fcntl.F_DUPFD, 1024)
-    with socket.socket(fileno=number) as high:
+    with socket.socket(fileno=number) as connection:
         with pytest.raises(ValueError, match="out of range"):
-            select.select([high], [], [], 0)
+            select.select([connection], [], [], 0)
         pair[0].send({"position": 1})
-        assert JsonLineConnection(high).receive(10) == [{"position": 1}]
+        assert JsonLineConnection(connection).receive(10) == [{"position": 1}]
 
 
 def test_connections_are_closed_in_a_forked_process(pair):
@@ -120,22 +120,22 @@ def test_a_process_forked_during_accept_does_not_keep_the_connection_open(world,
         time.sleep(0.5)  # the main thread forks meanwhile
         keep_alive(connection)
 
-    monkeypatch.setattr(module, "keep_alive", keep_alive_late)
-    there = world(2)
-    caller = socket.create_connection(there.server.listening.getsockname())
+    monkeypatch.setattr(server, "keep_alive", keep_alive_late)
+    control = world(2)
+    client = socket.create_connection(control.server.listener.getsockname())
     assert accepted.wait(10)
     process = os.fork()
     if process == 0:
         time.sleep(60)
         os._exit(0)
     try:
-        caller.sendall(b"no rank's greeting\n")
-        caller.settimeout(10)
-        assert caller.recv(1) == b""  # the server closed the connection, and the forked process has no copy
+        client.sendall(b"no rank's greeting\n")
+        client.settimeout(10)
+        assert client.recv(1) == b""  # the server closed the connection, and the forked process has no copy
     finally:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-        caller.close()
+        client.close()
 
 
 def test_tcp_options_detect_a_lost_connection_within_15_seconds():
@@ -143,12 +143,14 @@ def test_tcp_options_detect_a_lost_connection_within_15_seconds():
         keep_alive(connection)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
-        idle, interval, count, unacknowledged = (connection.getsockopt(socket.IPPROTO_TCP, each) for each in options)
+        idle, interval, count, unacknowledged = (
+            connection.getsockopt(socket.IPPROTO_TCP, option) for option in options
+        )
         assert idle + interval * count <= 15 and unacknowledged <= 15_000
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
-def expect(ranks, *messages):
+def expect_messages(ranks, *messages):
     for connection in ranks:
         assert all_messages(connection, len(messages)) == [*messages]
 
@@ -157,74 +159,78 @@ def expect(ranks, *messages):
 def test_all_ranks_stop_at_the_safe_point_after_the_most_advanced_position(world, size):
     ranks = world(size).all_ranks()
     ranks[-1].send({"stop": "SIGTERM"})
-    expect(ranks, {"stop_requested": "SIGTERM"})
+    expect_messages(ranks, {"stop_requested": "SIGTERM"})
     for rank, connection in enumerate(ranks):
         connection.send({"position": 10 + rank})
-    expect(ranks, {"stop_at": 10 + size})
+    expect_messages(ranks, {"stop_at": 10 + size})
 
 
 def test_before_the_first_step_all_ranks_stop_at_safe_point_0(world):
     ranks = world(2).all_ranks()
     ranks[0].send({"stop": "SIGINT"})
-    expect(ranks, {"stop_requested": "SIGINT"})
+    expect_messages(ranks, {"stop_requested": "SIGINT"})
     for connection in ranks:
         connection.send({"position": -1})
-    expect(ranks, {"stop_at": 0})
+    expect_messages(ranks, {"stop_at": 0})
 
 
 def test_later_stop_requests_are_ignored(world):
     ranks = world(2).all_ranks()
     ranks[0].send({"stop": "SIGTERM"})
-    expect(ranks, {"stop_requested": "SIGTERM"})
+    expect_messages(ranks, {"stop_requested": "SIGTERM"})
     ranks[1].send({"stop": "SIGINT"})
     for connection in ranks:
         connection.send({"position": 4})
-    expect(ranks, {"stop_at": 5})
+    expect_messages(ranks, {"stop_at": 5})
 
 
 def test_a_stop_does_not_wait_for_a_rank_that_has_left(world):
     ranks = world(3).all_ranks()
     ranks[0].send({"stop": "SIGTERM"})
-    expect(ranks, {"stop_requested": "SIGTERM"})
+    expect_messages(ranks, {"stop_requested": "SIGTERM"})
     ranks[0].send({"position": 3})
     ranks[1].send({"position": 2})
     ranks[2].send({"leaving": True})
-    expect(ranks[:2], {"stop_at": 4})
+    expect_messages(ranks[:2], {"stop_at": 4})
 
 
 def test_a_rank_that_connects_late_receives_the_stop_request(world):
-    there = world(2)
-    early = there.rank(0)
+    control = world(2)
+    early = control.rank(0)
     early.send({"stop": "SIGTERM"})
-    expect([early], {"stop_requested": "SIGTERM"})
-    expect([there.rank(1)], {"stop_requested": "SIGTERM"})
+    expect_messages([early], {"stop_requested": "SIGTERM"})
+    expect_messages([control.rank(1)], {"stop_requested": "SIGTERM"})
 
 
 def test_the_first_failure_is_sent_to_all_ranks_with_its_reporting_rank(world):
-    there = world(3)
-    ranks = [there.rank(0), there.rank(1)]
+    control = world(3)
+    ranks = [control.rank(0), control.rank(1)]
     ranks[1].send({"failed": "out of memory"})
     failure = {"failed": "out of memory", "by": 1}
-    expect(ranks, failure)
+    expect_messages(ranks, failure)
     ranks[0].send({"failed": "connection closed by peer"})
-    expect([there.rank(2)], failure)
+    expect_messages([control.rank(2)], failure)
     ranks[0].send({"stop": "SIGTERM"})
-    expect(ranks, {"stop_requested": "SIGTERM"})  # without a second failure before it
+    expect_messages(ranks, {"stop_requested": "SIGTERM"})  # without a second failure before it
 
 
 @pytest.mark.parametrize(
-    ("quiet", "how", "text", "by"),
+    ("parent_reports_lost_ranks", "description", "text", "reporting_rank"),
     [
-        (False, "", "is gone (killed? out of memory?)", 0),
-        (True, "", "is gone (killed? out of memory?)", LAUNCHER_REPORTS),
-        (False, "was ended by SIGKILL", "was ended by SIGKILL", 0),
+        (False, "", "was lost (killed? out of memory?)", 0),
+        (True, "", "was lost (killed? out of memory?)", LAUNCHER_REPORTS),
+        (False, "was killed by SIGKILL", "was killed by SIGKILL", 0),
     ],
 )
-def test_a_lost_rank_is_a_failure(world, quiet, how, text, by):
-    there = world(3, quiet=quiet, how_ended=lambda rank: how and f"{how}" * (rank == 1))
-    ranks = there.all_ranks()
+def test_a_lost_rank_is_a_failure(world, parent_reports_lost_ranks, description, text, reporting_rank):
+    control = world(
+        3,
+        parent_reports_lost_ranks=parent_reports_lost_ranks,
+        describe_exit=lambda rank: description and f"{description}" * (rank == 1),
+    )
+    ranks = control.all_ranks()
     ranks[1].connection.close()
-    expect([ranks[0], ranks[2]], {"failed": f"rank 1 on b {text}", "by": by})
+    expect_messages([ranks[0], ranks[2]], {"failed": f"rank 1 on b {text}", "by": reporting_rank})
 
 
 def test_a_rank_that_has_left_may_disconnect(world):
@@ -232,20 +238,20 @@ def test_a_rank_that_has_left_may_disconnect(world):
     ranks[1].send({"leaving": True})
     ranks[1].connection.close()
     ranks[0].send({"stop": "SIGTERM"})
-    expect(ranks[:1], {"stop_requested": "SIGTERM"})
+    expect_messages(ranks[:1], {"stop_requested": "SIGTERM"})
 
 
 def test_a_rank_that_does_not_connect_is_a_failure(world, monkeypatch):
-    monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
-    there = world(3)
-    ranks = [there.rank(0), there.rank(2)]
+    monkeypatch.setattr(server, "HEARTBEAT_SECONDS", 0.02)
+    control = world(3)
+    ranks = [control.rank(0), control.rank(2)]
     assert ranks[0].receive(10) == [{}]  # heartbeats
-    monkeypatch.setattr(module, "ABSENT_SECONDS", 0.0)
-    expect(ranks, {"failed": "rank 1 on b did not open its control connection", "by": 0})
+    monkeypatch.setattr(server, "MISSING_RANK_SECONDS", 0.0)
+    expect_messages(ranks, {"failed": "rank 1 on b did not open its control connection", "by": 0})
 
 
 @pytest.mark.parametrize(
-    "hello",
+    "greeting",
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"[]\n\xff\n",
@@ -261,25 +267,25 @@ def test_a_rank_that_does_not_connect_is_a_failure(world, monkeypatch):
         {"token": "right"},
     ],
 )
-def test_unknown_clients_are_disconnected(world, hello):
-    there = world(2)
-    if isinstance(hello, dict) and hello.get("token") == "right":
-        hello = {**hello, "token": there.server.token}
-    rank = there.rank(0)
-    stranger = there.connect(hello)
-    while (messages := stranger.receive(10)) is not None:
+def test_unknown_clients_are_disconnected(world, greeting):
+    control = world(2)
+    if isinstance(greeting, dict) and greeting.get("token") == "right":
+        greeting = {**greeting, "token": control.server.token}
+    rank = control.rank(0)
+    client = control.connect(greeting)
+    while (messages := client.receive(10)) is not None:
         assert messages == [{}]
     rank.send({"stop": "SIGTERM"})
-    expect([rank], {"stop_requested": "SIGTERM"})  # without a failure before it
+    expect_messages([rank], {"stop_requested": "SIGTERM"})  # without a failure before it
 
 
 def test_a_greeting_may_arrive_in_two_packets(world):
-    there = world(1)
-    greeting = json.dumps({"rank": 0, "token": there.server.token}).encode() + b"\n"
-    rank = there.connect(greeting[:9])
+    control = world(1)
+    greeting = json.dumps({"rank": 0, "token": control.server.token}).encode() + b"\n"
+    rank = control.connect(greeting[:9])
     time.sleep(0.2)  # the server reads the first packet meanwhile
     rank.connection.sendall(greeting[9:] + b'{"stop": "SIGTERM"}\n')
-    expect([rank], {"stop_requested": "SIGTERM"})
+    expect_messages([rank], {"stop_requested": "SIGTERM"})
 
 
 def test_every_server_has_its_own_token(world):
@@ -288,21 +294,21 @@ def test_every_server_has_its_own_token(world):
 
 
 def test_finish_announces_rank_zeros_exit_and_waits_for_the_other_ranks(world):
-    there = world(2)
-    ranks = there.all_ranks()
+    control = world(2)
+    ranks = control.all_ranks()
     ranks[0].send({"leaving": True})
-    finishing = threading.Thread(target=there.server.finish)
+    finishing = threading.Thread(target=control.server.finish)
     finishing.start()
-    expect(ranks[1:], {"done": True})
+    expect_messages(ranks[1:], {"done": True})
     assert finishing.is_alive()
     ranks[1].send({"leaving": True})
     finishing.join(10)
-    assert not finishing.is_alive() and there.server.listening.fileno() == -1
+    assert not finishing.is_alive() and control.server.listener.fileno() == -1
 
 
 def test_finish_waits_a_limited_time_for_the_other_ranks(world, monkeypatch):
-    monkeypatch.setattr(module, "FINISH_SECONDS", 0.01)
-    there = world(2)
-    there.all_ranks()
-    there.server.finish()
-    assert there.server._thread.is_alive()
+    monkeypatch.setattr(server, "FINISH_SECONDS", 0.01)
+    control = world(2)
+    control.all_ranks()
+    control.server.finish()
+    assert control.server._thread.is_alive()

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from rankzero.distributed.stop_and_failure import watchdog as module
-from rankzero.distributed.stop_and_failure.watchdog import watch
+from rankzero.distributed.stop_and_failure import watchdog
+from rankzero.distributed.stop_and_failure.watchdog import monitor_ranks
 
 
 @pytest.fixture
-def asleep():
+def sleeping_processes():
     processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
     yield processes
     for process in processes:
@@ -19,29 +19,29 @@ def asleep():
 
 
 @pytest.fixture(autouse=True)
-def in_a_hurry(monkeypatch):
-    monkeypatch.setattr(module, "STOPPED_SECONDS", 0.8)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+def short_intervals(monkeypatch):
+    monkeypatch.setattr(watchdog, "STOPPED_SECONDS", 0.8)
+    monkeypatch.setattr(watchdog, "POLL_SECONDS", 0.05)
 
 
-def test_only_a_suspended_rank_is_killed(asleep, capfd):
-    stopped, other = asleep
+def test_only_a_suspended_rank_is_killed(sleeping_processes, capfd):
+    stopped, running = sleeping_processes
     stopped.send_signal(signal.SIGSTOP)
-    watching = threading.Thread(target=watch, args=("here", {0: other.pid, 3: stopped.pid}))
-    watching.start()
+    monitoring = threading.Thread(target=monitor_ranks, args=("here", {0: running.pid, 3: stopped.pid}))
+    monitoring.start()
     assert stopped.wait(20) == -signal.SIGKILL
-    assert other.poll() is None
-    other.kill()
-    other.wait()
-    watching.join(20)  # the watchdog exits after the last rank
-    assert not watching.is_alive()
-    assert "rank 3 on here was stopped (SIGSTOP)" in capfd.readouterr().err
+    assert running.poll() is None
+    running.kill()
+    running.wait()
+    monitoring.join(20)  # the watchdog exits after the last rank
+    assert not monitoring.is_alive()
+    assert "rank 3 on here was suspended (SIGSTOP)" in capfd.readouterr().err
 
 
-def test_a_suspended_rank_that_continues_in_time_is_not_killed(asleep):
-    stopped, _ = asleep
-    watching = threading.Thread(target=watch, args=("here", {0: stopped.pid}))
-    watching.start()
+def test_a_suspended_rank_that_continues_in_time_is_not_killed(sleeping_processes):
+    stopped, _ = sleeping_processes
+    monitoring = threading.Thread(target=monitor_ranks, args=("here", {0: stopped.pid}))
+    monitoring.start()
     for _ in range(4):
         stopped.send_signal(signal.SIGSTOP)
         time.sleep(0.3)
@@ -50,18 +50,18 @@ def test_a_suspended_rank_that_continues_in_time_is_not_killed(asleep):
     assert stopped.poll() is None
     stopped.kill()
     stopped.wait()
-    watching.join(20)
+    monitoring.join(20)
 
 
-def test_a_rank_is_not_killed_if_the_watchdog_was_suspended_too(asleep, monkeypatch):
+def test_a_rank_is_not_killed_if_the_watchdog_was_suspended_too(sleeping_processes, monkeypatch):
     """Ctrl-Z suspends all processes: time passes, but no rank has waited for another."""
-    stopped, _ = asleep
+    stopped, _ = sleeping_processes
     clock = {"skew": 0.0}
     real = time.monotonic
-    monkeypatch.setattr(module.time, "monotonic", lambda: real() + clock["skew"])
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: real() + clock["skew"])
     stopped.send_signal(signal.SIGSTOP)
-    watching = threading.Thread(target=watch, args=("here", {0: stopped.pid}))
-    watching.start()
+    monitoring = threading.Thread(target=monitor_ranks, args=("here", {0: stopped.pid}))
+    monitoring.start()
     time.sleep(0.3)
     clock["skew"] = 3600.0
     time.sleep(0.3)
@@ -70,12 +70,12 @@ def test_a_rank_is_not_killed_if_the_watchdog_was_suspended_too(asleep, monkeypa
     assert stopped.poll() is None
     stopped.kill()
     stopped.wait()
-    watching.join(20)
+    monitoring.join(20)
 
 
-def test_a_process_with_a_reused_process_id_is_not_killed(asleep, monkeypatch):
-    stopped, _ = asleep
+def test_a_process_with_a_reused_process_id_is_not_killed(sleeping_processes, monkeypatch):
+    stopped, _ = sleeping_processes
     births = iter(["1", "2"])
-    monkeypatch.setattr(module, "_stat", lambda pid: ("T", next(births, "2")))
-    watch("here", {0: stopped.pid})
+    monkeypatch.setattr(watchdog, "_stat", lambda pid: ("T", next(births, "2")))
+    monitor_ranks("here", {0: stopped.pid})
     assert stopped.poll() is None

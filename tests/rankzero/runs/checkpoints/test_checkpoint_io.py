@@ -10,13 +10,13 @@ from rankzero.runs.checkpoints.write import write_directory
 from running import SOURCES, run
 
 
-def content(step, **more):
-    return {"epoch": 1, "global_step": step, "w": torch.full((3,), step), "rankzero": {"run": "x"}, **more}
+def content(step, **entries):
+    return {"epoch": 1, "global_step": step, "w": torch.full((3,), step), "rankzero": {"run": "x"}, **entries}
 
 
-def save(folder, step, **more):
+def save(folder, step, **entries):
     path = folder / f"step-{step:08d}"
-    write_directory(content(step, **more), path)
+    write_directory(content(step, **entries), path)
     return path
 
 
@@ -72,7 +72,7 @@ class Gate:
     """Blocks the background save that calls `commit` until `open` is set."""
 
     def __init__(self):
-        self.open, self.maker = threading.Event(), threading.get_ident()
+        self.open, self.caller = threading.Event(), threading.get_ident()
 
     def commit(self, path):
         self.open.wait()
@@ -94,27 +94,27 @@ def test_a_background_save_writes_the_state_at_the_time_of_the_call(tmp_path):
 
 
 def test_save_returns_before_the_background_save_ends_and_the_next_save_waits(tmp_path):
-    gate, done = Gate(), []
+    gate, committed = Gate(), []
     plugin = DirectoryCheckpointIO()
-    plugin.on_committed = lambda path: (gate.commit(path), done.append(path.name))
+    plugin.on_committed = lambda path: (gate.commit(path), committed.append(path.name))
     plugin.save_checkpoint(content(1), tmp_path / "step-1")
-    assert done == []
+    assert committed == []
     second = threading.Thread(target=plugin.save_checkpoint, args=(content(2), tmp_path / "step-2"))
     second.start()
     gate.open.set()
     second.join()
     plugin.wait()
-    assert done == ["step-1", "step-2"]
+    assert committed == ["step-1", "step-2"]
 
 
 def test_an_error_in_a_background_save_is_reported_by_the_writer_thread(tmp_path):
     (tmp_path / "file").touch()
-    told = []
+    reported = []
     plugin = DirectoryCheckpointIO()
-    plugin.on_error = lambda path, error: told.append((path, type(error)))
+    plugin.on_error = lambda path, error: reported.append((path, type(error)))
     plugin.save_checkpoint(content(1), tmp_path / "file" / "step-1")
     plugin.wait()
-    assert told in ([(tmp_path / "file" / "step-1", kind)] for kind in (NotADirectoryError, FileExistsError))
+    assert reported in ([(tmp_path / "file" / "step-1", kind)] for kind in (NotADirectoryError, FileExistsError))
     plugin.save_checkpoint(content(2), tmp_path / "step-2")
     plugin.wait()
     verify(tmp_path / "step-2")
@@ -145,10 +145,10 @@ def test_a_state_that_cannot_be_copied_raises_an_error_immediately(tmp_path):
 
 
 def test_a_background_save_writes_the_same_content_as_torch_save(tmp_path):
-    whole = torch.arange(10.0)
+    tensor = torch.arange(10.0)
     layer = torch.nn.Linear(3, 3)
-    state = OrderedDict(whole=whole, part=whole[2:6], again=whole, turned=layer.weight.t(), own=layer.weight)
-    state["nested"] = ({"x": [whole[::3]], "none": torch.empty(0)}, torch.float16, torch.tensor(3))
+    state = OrderedDict(whole=tensor, part=tensor[2:6], again=tensor, turned=layer.weight.t(), own=layer.weight)
+    state["nested"] = ({"x": [tensor[::3]], "none": torch.empty(0)}, torch.float16, torch.tensor(3))
     torch.save(state, tmp_path / "plain.pt")
     expected = torch.load(tmp_path / "plain.pt")
     plugin = DirectoryCheckpointIO()

@@ -7,15 +7,15 @@ import torch
 from rankzero.messages import CannotStart
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.write import write_directory
-from running import evaluate_here, fit_here, weights
+from running import evaluate_in_process, fit_in_process, weights
 
-READ = {".pt": lambda path: torch.load(path, weights_only=True), ".safetensors": safetensors.torch.load_file}
+LOADERS = {".pt": lambda path: torch.load(path, weights_only=True), ".safetensors": safetensors.torch.load_file}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("export")
-    fit_here("--model", "ResNet", "--data", "Digits", "--epochs", "1", "--root", str(root), "--run", "x")
+    fit_in_process("--model", "ResNet", "--data", "Digits", "--epochs", "1", "--root", str(root), "--run", "x")
     return root / "x"
 
 
@@ -27,45 +27,51 @@ def model():
     return ResNet(in_channels=data.in_channels, image_size=data.image_size, num_classes=data.num_classes)
 
 
-@pytest.mark.parametrize("suffix", READ)
-@pytest.mark.parametrize("of", ["run", "checkpoint"])
-def test_exported_weights_load_into_the_same_model(run, here, capsys, suffix, of):
-    which = ("--root", str(run.parent), "--run", "x") if of == "run" else ("--checkpoint", str(run))
-    assert evaluate_here(*which, "--export", f"deep/model{suffix}") == 0
-    file = here / "deep" / f"model{suffix}"
-    found, expected = READ[suffix](file), weights(run)
+@pytest.mark.parametrize("suffix", LOADERS)
+@pytest.mark.parametrize("source", ["run", "checkpoint"])
+def test_exported_weights_load_into_the_same_model(run, cwd, capsys, suffix, source):
+    flags = ("--root", str(run.parent), "--run", "x") if source == "run" else ("--checkpoint", str(run))
+    assert evaluate_in_process(*flags, "--export", f"deep/model{suffix}") == 0
+    file = cwd / "deep" / f"model{suffix}"
+    found, expected = LOADERS[suffix](file), weights(run)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     built = model()
     built.load_state_dict(found)
     assert all(torch.equal(value, expected[name]) for name, value in built.state_dict().items())
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 1 and f"{len(expected)} tensors" in said[0] and f"{file.stat().st_size:,} bytes" in said[0]
-    assert f"{sum(value.numel() for value in expected.values()):,} parameters and buffers" in said[0]
-    assert "model.load_state_dict(" in said[0] and [path.name for path in file.parent.iterdir()] == [file.name]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 and f"{len(expected)} tensors" in lines[0] and f"{file.stat().st_size:,} bytes" in lines[0]
+    assert f"{sum(value.numel() for value in expected.values()):,} parameters and buffers" in lines[0]
+    assert "model.load_state_dict(" in lines[0] and [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-@pytest.mark.parametrize("suffix", READ)
+@pytest.mark.parametrize("suffix", LOADERS)
 def test_shared_tensors_and_views_are_exported(tmp_path, suffix):
-    whole = torch.arange(12.0).reshape(3, 4)
-    state = {"embedding": whole, "head": whole, "turned": whole.t(), "part": whole[1, 1:3], "none": torch.empty(0, 2)}
+    matrix = torch.arange(12.0).reshape(3, 4)
+    state = {
+        "embedding": matrix,
+        "head": matrix,
+        "turned": matrix.t(),
+        "part": matrix[1, 1:3],
+        "none": torch.empty(0, 2),
+    }
     write_directory({"state_dict": state}, tmp_path / "step-1")
     export_weights(tmp_path / "step-1", tmp_path / f"x{suffix}")
-    found = READ[suffix](tmp_path / f"x{suffix}")
+    found = LOADERS[suffix](tmp_path / f"x{suffix}")
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
 
 
 def test_values_other_than_tensors_are_omitted_only_from_safetensors(tmp_path):
     torch.save({"state_dict": {"w": torch.ones(2), "_extra_state": {"seen": 3}}}, tmp_path / "x.ckpt")
-    for suffix in READ:
+    for suffix in LOADERS:
         assert "1 tensors, 2 parameters" in export_weights(tmp_path / "x.ckpt", tmp_path / f"x{suffix}")
-    assert READ[".pt"](tmp_path / "x.pt")["_extra_state"] == {"seen": 3}
-    assert list(READ[".safetensors"](tmp_path / "x.safetensors")) == ["w"]
+    assert LOADERS[".pt"](tmp_path / "x.pt")["_extra_state"] == {"seen": 3}
+    assert list(LOADERS[".safetensors"](tmp_path / "x.safetensors")) == ["w"]
 
 
 def test_a_failed_export_keeps_existing_files_and_leaves_no_partial_file(tmp_path):
     torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "x.ckpt")
     (tmp_path / "x.pt").mkdir()
-    with pytest.raises(CannotStart, match="folder you may write to"):
+    with pytest.raises(CannotStart, match="folder where you may write"):
         export_weights(tmp_path / "x.ckpt", tmp_path / "x.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.ckpt", "x.pt"]
 
@@ -75,15 +81,15 @@ def test_a_failed_export_keeps_existing_files_and_leaves_no_partial_file(tmp_pat
     [
         (("--export", "model.onnx"), "ends in .pt or .safetensors"),
         (("--export", "model"), "ends in .pt or .safetensors"),
-        (("--export", "/proc/model.pt"), "folder you may write to"),
-        (("--export", "x.pt", "--checkpoint", "bare.ckpt"), "holds no weights"),
-        (("--export", "x.pt", "--checkpoint", "list.ckpt"), "where a checkpoint holds a dict"),
+        (("--export", "/proc/model.pt"), "folder where you may write"),
+        (("--export", "x.pt", "--checkpoint", "bare.ckpt"), "contains no weights"),
+        (("--export", "x.pt", "--checkpoint", "list.ckpt"), "a checkpoint is a dict"),
         (("--export", "x.pt", "--run", "y"), "type   --name x"),
     ],
 )
-def test_a_wrong_file_checkpoint_or_run_is_refused(run, here, arguments, message):
+def test_a_wrong_file_checkpoint_or_run_is_refused(run, cwd, arguments, message):
     torch.save({"epoch": 3}, "bare.ckpt")
     torch.save([], "list.ckpt")
     with pytest.raises(CannotStart, match=message):
-        evaluate_here("--root", str(run.parent), *arguments)
-    assert not (here / "x.pt").exists()
+        evaluate_in_process("--root", str(run.parent), *arguments)
+    assert not (cwd / "x.pt").exists()

@@ -78,6 +78,6 @@ def test_a_checkpoint_file_of_lightning_is_still_read(tmp_path):
     trainer.fit(BoringModel())
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     with (tmp_path / "x.ckpt").open("rb") as file:
-        loaded = [BoringModel.load_from_checkpoint(given) for given in (tmp_path / "x.ckpt", file)]
+        loaded = [BoringModel.load_from_checkpoint(source) for source in (tmp_path / "x.ckpt", file)]
     expected = trainer.lightning_module.layer.weight
     assert all(torch.equal(module.layer.weight, expected) for module in loaded)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from rankzero.runs.checkpoints.hyper_parameters import split, with_plain_hyper_parameters
 from rankzero.runs.checkpoints.manifest import read_manifest
 from rankzero.runs.checkpoints.write import write_directory
-from running import REPOSITORY, evaluate_here, fit_here, run
+from running import REPOSITORY, evaluate_in_process, fit_in_process, run
 
 
 class Color(enum.Enum):
@@ -130,29 +130,32 @@ def read_safely(content):
     return torch.load(buffer, weights_only=True)
 
 
-def equal(one, other):
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+def is_equal(first, second):
+    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_values_are_stored(name):
     value, stored = PLAIN[name]
-    kept, left_out = split({name: value})
-    assert left_out == {} and equal(read_safely(kept)[name], stored)
+    kept, omitted = split({name: value})
+    assert omitted == {} and is_equal(read_safely(kept)[name], stored)
 
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_objects_are_left_out_and_described(name):
-    kept, left_out = split({"lr": 0.1, name: OBJECTS[name]})
-    assert read_safely(kept) == {"lr": 0.1} and list(left_out) == [name]
-    assert isinstance(left_out[name], str) and 0 < len(left_out[name]) < 400
-    json.dumps(left_out)
+    kept, omitted = split({"lr": 0.1, name: OBJECTS[name]})
+    assert read_safely(kept) == {"lr": 0.1} and list(omitted) == [name]
+    assert isinstance(omitted[name], str) and 0 < len(omitted[name]) < 400
+    json.dumps(omitted)
 
 
 def test_the_checkpoint_of_the_caller_is_not_changed():
-    given = {"hyper_parameters": AttributeDict(net=torch.nn.ReLU(), width=3), "hparams_type": AttributeDict}
-    plain = with_plain_hyper_parameters(given)
-    assert list(given) == ["hyper_parameters", "hparams_type"] and set(given["hyper_parameters"]) == {"net", "width"}
+    checkpoint = {"hyper_parameters": AttributeDict(net=torch.nn.ReLU(), width=3), "hparams_type": AttributeDict}
+    plain = with_plain_hyper_parameters(checkpoint)
+    assert list(checkpoint) == ["hyper_parameters", "hparams_type"] and set(checkpoint["hyper_parameters"]) == {
+        "net",
+        "width",
+    }
     assert plain["hyper_parameters"] == {"width": 3}
     assert plain["hyper_parameters_as_text"] == {"net": "ReLU()"}
     assert plain["hparams_type"] == "lightning.fabric.utilities.data.AttributeDict"
@@ -185,7 +188,7 @@ class Configured(BoringModel):
         self.width = cfg["width"]
 
 
-def saved_by(tmp_path, module):
+def save_both(tmp_path, module):
     """Returns a module's checkpoint directory and stock Lightning's checkpoint of the same module."""
     from lightning.pytorch import Trainer
 
@@ -200,32 +203,32 @@ def saved_by(tmp_path, module):
 
 
 def test_a_module_is_loaded_as_from_a_stock_checkpoint_without_running_code(tmp_path):
-    ours, stock = saved_by(tmp_path, Net(width=5))
-    assert read_manifest(ours)["needs"] == []
-    theirs = Net.load_from_checkpoint(stock, weights_only=False)
-    for path in (ours, ours / "state.pt", str(ours)):
+    directory, stock = save_both(tmp_path, Net(width=5))
+    assert read_manifest(directory)["needs"] == []
+    expected = Net.load_from_checkpoint(stock, weights_only=False)
+    for path in (directory, directory / "state.pt", str(directory)):
         with pytest.warns(UserWarning, match=r"optimizer=functools\.partial"):
             loaded = Net.load_from_checkpoint(path)
-        assert loaded.hparams.width == theirs.hparams.width == 5 and loaded.hparams.net is None
-        assert torch.equal(loaded.layer.weight, theirs.layer.weight)
+        assert loaded.hparams.width == expected.hparams.width == 5 and loaded.hparams.net is None
+        assert torch.equal(loaded.layer.weight, expected.layer.weight)
         with pytest.warns(UserWarning):
             assert Data.load_from_checkpoint(path).hparams.batch_size == 4
 
 
 def test_an_omitted_object_can_be_passed_to_load_from_checkpoint(tmp_path):
-    ours, _ = saved_by(tmp_path, Net(net=torch.nn.ReLU()))
+    directory, _ = save_both(tmp_path, Net(net=torch.nn.ReLU()))
     with pytest.warns(UserWarning, match="net=ReLU"):
-        loaded = Net.load_from_checkpoint(ours, net=torch.nn.Tanh())
+        loaded = Net.load_from_checkpoint(directory, net=torch.nn.Tanh())
     assert isinstance(loaded.hparams.net, torch.nn.Tanh)
 
 
 @pytest.mark.parametrize("kind", [dict, AttributeDict])
 def test_a_module_with_one_configuration_object_is_loaded_as_from_a_stock_checkpoint(tmp_path, kind):
-    ours, stock = saved_by(tmp_path, Configured(kind(width=7, act=torch.nn.ReLU())))
-    theirs = Configured.load_from_checkpoint(stock, weights_only=False)
+    directory, stock = save_both(tmp_path, Configured(kind(width=7, act=torch.nn.ReLU())))
+    expected = Configured.load_from_checkpoint(stock, weights_only=False)
     with pytest.warns(UserWarning, match="act=ReLU"):
-        loaded = Configured.load_from_checkpoint(ours / "state.pt")
-    assert loaded.width == theirs.width == 7 and set(theirs.hparams) - set(loaded.hparams) == {"act"}
+        loaded = Configured.load_from_checkpoint(directory / "state.pt")
+    assert loaded.width == expected.width == 7 and set(expected.hparams) - set(loaded.hparams) == {"act"}
 
 
 HYDRA = """
@@ -245,30 +248,30 @@ class Net(BoringModel):
 
 
 @pytest.mark.system
-def test_a_run_with_objects_as_hyperparameters_resumes_with_the_same_command(here):
-    (here / "hydra_nets.py").write_text(HYDRA)
+def test_a_run_with_objects_as_hyperparameters_resumes_with_the_same_command(cwd):
+    (cwd / "hydra_nets.py").write_text(HYDRA)
     script = str(REPOSITORY / "launch/fit.py")
     for epochs in ("1", "2"):
-        result = run("python", script, "--model", "hydra_nets.Net", "--run", "x", "--epochs", epochs, folder=here)
+        result = run("python", script, "--model", "hydra_nets.Net", "--run", "x", "--epochs", epochs, folder=cwd)
         assert "trust_checkpoint" not in result.out + result.err
-    assert "carrying on from step-" in result.out
-    newest = sorted((here / "runs/x/checkpoints").iterdir())[-1]
+    assert "resuming from step-" in result.out
+    newest = sorted((cwd / "runs/x/checkpoints").iterdir())[-1]
     assert read_manifest(newest)["needs"] == []
     state = torch.load(newest / "state.pt", weights_only=True)
     assert set(state["hyper_parameters_as_text"]) == {"net", "optimizer"}  # Lightning itself drops the lambda
     code = "import hydra_nets, sys; print(hydra_nets.Net.load_from_checkpoint(sys.argv[1]).hparams.net)"
-    assert run("python", "-c", code, str(newest / "state.pt"), folder=here).out == "ReLU()\n"
+    assert run("python", "-c", code, str(newest / "state.pt"), folder=cwd).out == "ReLU()\n"
 
 
 TOY = ("--model", "MLP", "--data", "Toy")
 
 
-def test_an_included_model_is_loaded_from_a_directory(here):
+def test_an_included_model_is_loaded_from_a_directory(cwd):
     from lightning_modules import MLP
 
-    fit_here(*TOY, "--epochs", "1", "--run", "x")
-    newest = here / "runs/x/checkpoints/step-00000064"
+    fit_in_process(*TOY, "--epochs", "1", "--run", "x")
+    newest = cwd / "runs/x/checkpoints/step-00000064"
     loaded = MLP.load_from_checkpoint(newest, in_features=20, out_features=1)
     state = torch.load(newest / "state.pt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, state[name]) for name, value in loaded.state_dict().items())
-    assert evaluate_here("--run", "x") == 0
+    assert evaluate_in_process("--run", "x") == 0

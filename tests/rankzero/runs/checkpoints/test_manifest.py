@@ -46,42 +46,42 @@ def test_any_json_content_survives_writing_and_reading_a_manifest(saved):
     assert read_manifest(saved / "step-7")["rankzero"] == json.loads(json.dumps(record))
 
 
-def damage(path, how):
+def damage_checkpoint(path, damage):
     state, manifest = path / STATE, path / MANIFEST
-    if how == "truncated":
+    if damage == "truncated":
         state.write_bytes(state.read_bytes()[:-1])
-    elif how == "longer":
+    elif damage == "longer":
         state.write_bytes(state.read_bytes() + b"x")
-    elif how == "sha256 differs":
+    elif damage == "sha256 differs":
         data = bytearray(state.read_bytes())
         data[len(data) // 2] ^= 1
         state.write_bytes(data)
-    elif how == "state.pt is missing":
+    elif damage == "state.pt is missing":
         state.unlink()
-    elif how == "No such file":
+    elif damage == "No such file":
         manifest.unlink()
-    elif how == "cannot be read":
+    elif damage == "cannot be read":
         manifest.write_text(manifest.read_text()[:40])
-    elif how == f"is of format 99; this version knows format {FORMAT}":
+    elif damage == f"has format 99; this version reads format {FORMAT}":
         manifest.write_text(manifest_text({**read_manifest(path), "format": 99}))
 
 
-HOW = ["truncated", "longer", "sha256 differs", "state.pt is missing", "No such file", "cannot be read"]
-HOW += [f"is of format 99; this version knows format {FORMAT}"]
+DAMAGES = ["truncated", "longer", "sha256 differs", "state.pt is missing", "No such file", "cannot be read"]
+DAMAGES += [f"has format 99; this version reads format {FORMAT}"]
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_a_damaged_checkpoint_is_skipped_and_the_message_states_the_damage(saved, how):
-    damage(saved / "step-00000020", how)
-    newest, refused = newest_valid(saved)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_skipped_and_the_message_states_the_damage(saved, damage):
+    damage_checkpoint(saved / "step-00000020", damage)
+    newest, refusals = newest_valid(saved)
     assert newest == saved / "step-00000010"
-    assert len(refused) == 1 and "step-00000020" in refused[0] and how in refused[0]
+    assert len(refusals) == 1 and "step-00000020" in refusals[0] and damage in refusals[0]
 
 
 def test_the_error_for_a_checkpoint_of_an_earlier_version_names_both_formats(saved):
     old = {"format": 2, "epoch": 1, "step": 20, "rankzero": {}, "files": {}}
     (saved / "step-00000020" / MANIFEST).write_text(json.dumps(old, indent=2))
-    with pytest.raises(ValueError, match=f"is of format 2; this version knows format {FORMAT}"):
+    with pytest.raises(ValueError, match=f"has format 2; this version reads format {FORMAT}"):
         verify(saved / "step-00000020")
 
 
@@ -97,12 +97,12 @@ def test_a_missing_folder_has_no_checkpoints(tmp_path):
 def test_clean_removes_only_leftovers_of_saves_and_removals(saved):
     shutil.copytree(saved / "step-00000020", saved / "step-00000020.replaced")
     shutil.copytree(saved / "step-00000020", saved / "step-00000030.replaced")
-    ours = [".step-00000030.saving", ".step-00000005.deleting", ".step-00000005.replaced.deleting"]
-    theirs = [".step-x.saving", ".other", "step-00000040"]
-    for name in (*ours, *theirs):
+    leftovers = [".step-00000030.saving", ".step-00000005.deleting", ".step-00000005.replaced.deleting"]
+    unrelated = [".step-x.saving", ".other", "step-00000040"]
+    for name in (*leftovers, *unrelated):
         (saved / name).mkdir()
-    assert {path.name for path in clean(saved)} == {*ours, "step-00000020.replaced"}
-    kept = {*theirs, "step-00000010", "step-00000020", "step-00000030.replaced"}
+    assert {path.name for path in clean(saved)} == {*leftovers, "step-00000020.replaced"}
+    kept = {*unrelated, "step-00000010", "step-00000020", "step-00000030.replaced"}
     assert {path.name for path in saved.iterdir()} == kept
     verify(newest_valid(saved)[0])
 
@@ -112,25 +112,25 @@ def test_the_manifest_module_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
-def test_a_manifest_truncated_at_any_byte_is_refused(good, refused):
-    whole = (good / MANIFEST).read_bytes()
-    for size in range(len(whole)):
-        (good / MANIFEST).write_bytes(whole[:size])
-        refused(good)
+def test_a_manifest_truncated_at_any_byte_is_refused(valid_checkpoint, refusal_of):
+    content = (valid_checkpoint / MANIFEST).read_bytes()
+    for size in range(len(content)):
+        (valid_checkpoint / MANIFEST).write_bytes(content[:size])
+        refusal_of(valid_checkpoint)
 
 
-def test_one_flipped_bit_in_any_file_is_refused(good, refused):
-    chance = random.Random(5)
-    files = [good / STATE, good / MANIFEST]
+def test_one_flipped_bit_in_any_file_is_refused(valid_checkpoint, refusal_of):
+    generator = random.Random(5)
+    files = [valid_checkpoint / STATE, valid_checkpoint / MANIFEST]
     for _ in range(200):
-        file = chance.choice(files)
-        whole = file.read_bytes()
-        changed = bytearray(whole)
-        changed[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        file = generator.choice(files)
+        content = file.read_bytes()
+        changed = bytearray(content)
+        changed[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
         file.write_bytes(changed)
-        refused(good)
-        file.write_bytes(whole)
-    verify(good)
+        refusal_of(valid_checkpoint)
+        file.write_bytes(content)
+    verify(valid_checkpoint)
 
 
 MANIFESTS = {
@@ -153,9 +153,9 @@ MANIFESTS = {
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_file_that_is_not_a_manifest_is_refused(good, name, refused):
-    (good / MANIFEST).write_bytes(MANIFESTS[name])
-    assert MANIFEST in refused(good)
+def test_a_file_that_is_not_a_manifest_is_refused(valid_checkpoint, name, refusal_of):
+    (valid_checkpoint / MANIFEST).write_bytes(MANIFESTS[name])
+    assert MANIFEST in refusal_of(valid_checkpoint)
 
 
 CHANGES = {
@@ -179,35 +179,39 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_an_invalid_field_in_a_manifest_with_a_valid_checksum_is_refused(good, name, refused, seal):
-    seal(good, **CHANGES[name])
-    assert MANIFEST in refused(good) or STATE in refused(good)
+def test_an_invalid_field_in_a_manifest_with_a_valid_checksum_is_refused(
+    valid_checkpoint, name, refusal_of, write_manifest
+):
+    write_manifest(valid_checkpoint, **CHANGES[name])
+    assert MANIFEST in refusal_of(valid_checkpoint) or STATE in refusal_of(valid_checkpoint)
 
 
-@pytest.mark.parametrize("lacking", ["epoch", "step", "rankzero", "contents", "needs", "files"])
-def test_a_missing_field_in_a_manifest_with_a_valid_checksum_is_refused(good, lacking, refused):
-    content = {key: value for key, value in read_manifest(good).items() if key not in (lacking, "sha256")}
-    (good / MANIFEST).write_text(manifest_text(content))
-    refused(good)
+@pytest.mark.parametrize("missing_field", ["epoch", "step", "rankzero", "contents", "needs", "files"])
+def test_a_missing_field_in_a_manifest_with_a_valid_checksum_is_refused(valid_checkpoint, missing_field, refusal_of):
+    content = {
+        key: value for key, value in read_manifest(valid_checkpoint).items() if key not in (missing_field, "sha256")
+    }
+    (valid_checkpoint / MANIFEST).write_text(manifest_text(content))
+    refusal_of(valid_checkpoint)
 
 
 @pytest.mark.parametrize("name", ["../x", "../../../etc/passwd", "/etc/passwd", "a/b", ".", "..", "", "x\0y"])
-def test_a_file_name_other_than_state_pt_is_refused(good, name, refused, seal):
-    seal(good, files={name: {"bytes": 1, "sha256": "0"}})
-    assert "where state.pt alone belongs" in refused(good)
+def test_a_file_name_other_than_state_pt_is_refused(valid_checkpoint, name, refusal_of, write_manifest):
+    write_manifest(valid_checkpoint, files={name: {"bytes": 1, "sha256": "0"}})
+    assert "instead of only state.pt" in refusal_of(valid_checkpoint)
 
 
-def test_a_manifest_with_other_formatting_is_refused(good, refused):
-    content = json.loads((good / MANIFEST).read_text())
+def test_a_manifest_with_other_formatting_is_refused(valid_checkpoint, refusal_of):
+    content = json.loads((valid_checkpoint / MANIFEST).read_text())
     for text in (json.dumps(content), json.dumps(content, indent=2, sort_keys=True) + "\n\n"):
-        (good / MANIFEST).write_text(text)
-        assert "is not what was written" in refused(good)
+        (valid_checkpoint / MANIFEST).write_text(text)
+        assert "differs from the file that was written" in refusal_of(valid_checkpoint)
 
 
 @pytest.mark.parametrize("name", [STATE, MANIFEST])
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "directory", "nothing"])
-def test_a_state_or_manifest_that_is_not_a_regular_file_is_refused(good, tmp_path, name, kind, refused):
-    file = good / name
+def test_a_state_or_manifest_that_is_not_a_regular_file_is_refused(valid_checkpoint, tmp_path, name, kind, refusal_of):
+    file = valid_checkpoint / name
     moved = file.rename(tmp_path / "moved")
     if kind == "link":
         file.symlink_to(moved)
@@ -217,4 +221,4 @@ def test_a_state_or_manifest_that_is_not_a_regular_file_is_refused(good, tmp_pat
         os.mkfifo(file)
     elif kind == "directory":
         file.mkdir()
-    assert name in refused(good)
+    assert name in refusal_of(valid_checkpoint)

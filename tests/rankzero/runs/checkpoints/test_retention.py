@@ -21,11 +21,11 @@ def test_the_newest_checkpoints_are_kept(folder):
     assert Retention(keep=6).surplus(folder) == Retention(keep=9).surplus(folder) == []
 
 
-@pytest.mark.parametrize(("best", "stays"), [("min:val/loss", 2), ("max:val/loss", 1), ("min:val/accuracy", 1)])
-def test_the_best_checkpoint_is_kept_too(folder, best, stays):
+@pytest.mark.parametrize(("best", "kept_step"), [("min:val/loss", 2), ("max:val/loss", 1), ("min:val/accuracy", 1)])
+def test_the_best_checkpoint_is_kept_too(folder, best, kept_step):
     retention = Retention(keep=1, best=best)
-    assert steps([retention.best_in(folder)]) == [stays]
-    assert steps(retention.surplus(folder)) == [step for step in range(1, 6) if step != stays]
+    assert steps([retention.best_in(folder)]) == [kept_step]
+    assert steps(retention.surplus(folder)) == [step for step in range(1, 6) if step != kept_step]
 
 
 def test_no_further_checkpoint_is_kept_if_the_best_is_the_newest_or_unknown(folder):

@@ -18,7 +18,7 @@ from rankzero.runs.checkpoints import signature
 from rankzero.runs.checkpoints.manifest import MANIFEST, SIGNATURE, STATE, manifest_text, read_manifest, verify
 from rankzero.runs.checkpoints.safe_load import load, signed_sha256_of
 from rankzero.runs.checkpoints.write import write_directory
-from running import REPOSITORY, evaluate_here, fit, fit_here
+from running import REPOSITORY, evaluate_in_process, fit, fit_in_process
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def settings(tmp_path, monkeypatch):
     return tmp_path / "config/rankzero"
 
 
-class Touches:
+class CreatesFolder:
     """Creates a folder when it is unpickled."""
 
     def __init__(self, path):
@@ -41,12 +41,12 @@ class Touches:
 @pytest.fixture
 def saved(settings, tmp_path):
     """A checkpoint with code, written by this user."""
-    content = {"state_dict": {}, "epoch": 1, "global_step": 2, "callbacks": {"own": Touches(tmp_path / "ran")}}
+    content = {"state_dict": {}, "epoch": 1, "global_step": 2, "callbacks": {"own": CreatesFolder(tmp_path / "ran")}}
     write_directory(content, tmp_path / "step-00000002")
     return tmp_path / "step-00000002"
 
 
-def reseal(checkpoint, **changes):
+def rewrite_manifest(checkpoint, **changes):
     """Changes a manifest and keeps its checksum valid, as an attacker can."""
     content = {key: value for key, value in read_manifest(checkpoint).items() if key != "sha256"}
     (checkpoint / MANIFEST).write_text(manifest_text({**content, **changes}))
@@ -94,13 +94,13 @@ def test_a_missing_or_wrong_signature_is_refused(saved, name):
 
 
 def test_another_state_with_the_original_signature_is_refused(saved, tmp_path):
-    other = tmp_path / "other.pt"
-    torch.save({"state_dict": {}, "callbacks": Touches(tmp_path / "ran"), "more": 1}, other)
-    shutil.copy(other, saved / STATE)
-    with pytest.raises(RequestError, match="is not what was written"):
+    other_state = tmp_path / "other.pt"
+    torch.save({"state_dict": {}, "callbacks": CreatesFolder(tmp_path / "ran"), "more": 1}, other_state)
+    shutil.copy(other_state, saved / STATE)
+    with pytest.raises(RequestError, match="differs from the file that was written"):
         load(saved)
-    described = {"bytes": other.stat().st_size, "sha256": hashlib.sha256(other.read_bytes()).hexdigest()}
-    reseal(saved, files={STATE: described})
+    description = {"bytes": other_state.stat().st_size, "sha256": hashlib.sha256(other_state.read_bytes()).hexdigest()}
+    rewrite_manifest(saved, files={STATE: description})
     verify(saved)
     refused(saved)
 
@@ -117,32 +117,32 @@ def test_one_flipped_bit_is_refused(saved):
 def test_a_checkpoint_of_another_user_is_refused(saved, settings, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     refused(saved)
-    signature.signature(STATE, {"bytes": 1, "sha256": "0"})  # creates a key of the other user
+    signature.sign(STATE, {"bytes": 1, "sha256": "0"})  # creates a key of the other user
     refused(saved)
 
 
 def test_the_file_name_and_the_size_are_signed(settings):
-    described = {"bytes": 3, "sha256": "0" * 64}
-    signed = signature.signature(STATE, described)
-    assert signature.is_signed(STATE, described, signed)
-    assert not signature.is_signed("other.pt", described, signed)
-    assert not signature.is_signed(STATE, {**described, "bytes": 4}, signed)
+    description = {"bytes": 3, "sha256": "0" * 64}
+    signed = signature.sign(STATE, description)
+    assert signature.is_signed(STATE, description, signed)
+    assert not signature.is_signed("other.pt", description, signed)
+    assert not signature.is_signed(STATE, {**description, "bytes": 4}, signed)
 
 
 def test_the_key_is_private_for_any_umask(settings):
     for umask in (0, 0o777):
         before = os.umask(umask)
         try:
-            signature.signature(STATE, {"bytes": 1, "sha256": "0"})
+            signature.sign(STATE, {"bytes": 1, "sha256": "0"})
         finally:
             os.umask(before)
-        assert stat.S_IMODE((settings / signature.KEY).stat().st_mode) == 0o600
-        (settings / signature.KEY).unlink()
+        assert stat.S_IMODE((settings / signature.KEY_FILE).stat().st_mode) == 0o600
+        (settings / signature.KEY_FILE).unlink()
     assert list(settings.iterdir()) == []
 
 
 def open_to_others(settings):
-    (settings / signature.KEY).chmod(0o640)
+    (settings / signature.KEY_FILE).chmod(0o640)
     return r"checkpoint\.key is open to other users; to close it: chmod go-r"
 
 
@@ -152,8 +152,8 @@ def folder_open_to_others(settings):
 
 
 def a_link(settings):
-    (settings / signature.KEY).rename(settings / "moved")
-    (settings / signature.KEY).symlink_to(settings / "moved")
+    (settings / signature.KEY_FILE).rename(settings / "moved")
+    (settings / signature.KEY_FILE).symlink_to(settings / "moved")
     return r"checkpoint\.key cannot be used"
 
 
@@ -164,20 +164,20 @@ def a_linked_folder(settings):
 
 
 def a_pipe(settings):
-    (settings / signature.KEY).unlink()
-    os.mkfifo(settings / signature.KEY, 0o600)
+    (settings / signature.KEY_FILE).unlink()
+    os.mkfifo(settings / signature.KEY_FILE, 0o600)
     return "is not a regular file"
 
 
 def damaged(settings):
-    (settings / signature.KEY).write_bytes(b"short")
+    (settings / signature.KEY_FILE).write_bytes(b"short")
     return "is damaged; delete it"
 
 
 def another_owner(settings):
     if os.geteuid() != 0:
         pytest.skip("only root can give a file away")
-    os.chown(settings / signature.KEY, 65534, 65534)
+    os.chown(settings / signature.KEY_FILE, 65534, 65534)
     return r"belongs to another user \(id 65534\)"
 
 
@@ -190,7 +190,7 @@ def test_an_unsafe_key_is_not_used_and_the_reason_is_reported(saved, settings, c
     with pytest.raises(RequestError, match=reason):
         load(saved)
     assert not (saved.parent / "ran").exists()
-    write_directory({"own": Touches(saved.parent / "ran")}, saved.with_name("step-00000003"))
+    write_directory({"own": CreatesFolder(saved.parent / "ran")}, saved.with_name("step-00000003"))
     assert SIGNATURE not in read_manifest(saved.with_name("step-00000003"))
 
 
@@ -198,21 +198,21 @@ def test_an_unsafe_key_is_not_used_and_the_reason_is_reported(saved, settings, c
 def test_without_a_home_directory_checkpoints_are_written_unsigned(home, monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
-    write_directory({"own": Touches(tmp_path / "ran")}, tmp_path / "step-00000003")
+    write_directory({"own": CreatesFolder(tmp_path / "ran")}, tmp_path / "step-00000003")
     assert SIGNATURE not in read_manifest(tmp_path / "step-00000003")
     refused(tmp_path / "step-00000003")
 
 
-SIGN = "from rankzero.runs.checkpoints.signature import signature; print(signature('a', {'bytes': 1, 'sha256': '0'}))"
+SIGN_CODE = "from rankzero.runs.checkpoints.signature import sign; print(sign('a', {'bytes': 1, 'sha256': '0'}))"
 
 
 def test_ranks_that_create_the_key_concurrently_share_one_key(settings):
     def sign(_):
-        return subprocess.run([sys.executable, "-c", SIGN], cwd=REPOSITORY, capture_output=True, text=True).stdout
+        return subprocess.run([sys.executable, "-c", SIGN_CODE], cwd=REPOSITORY, capture_output=True, text=True).stdout
 
     with ThreadPoolExecutor(8) as pool:
         assert len(Counter(pool.map(sign, range(8)))) == 1
-    assert [path.name for path in settings.iterdir()] == [signature.KEY]
+    assert [path.name for path in settings.iterdir()] == [signature.KEY_FILE]
 
 
 def test_a_rank_without_the_key_trusts_rank_zeros_digest_and_verifies_its_own_file(saved, monkeypatch, tmp_path):
@@ -220,12 +220,12 @@ def test_a_rank_without_the_key_trusts_rank_zeros_digest_and_verifies_its_own_fi
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another host"))
     assert sha256 and signed_sha256_of(saved) == ""
     refused(saved, trusted_sha256="0" * 64)
-    whole = (saved / STATE).read_bytes()
-    (saved / STATE).write_bytes(whole[:-1] + b"x")
-    with pytest.raises(RequestError, match="is not what was written"):
+    content = (saved / STATE).read_bytes()
+    (saved / STATE).write_bytes(content[:-1] + b"x")
+    with pytest.raises(RequestError, match="differs from the file that was written"):
         load(saved, trusted_sha256=sha256)
     assert not (tmp_path / "ran").exists()
-    (saved / STATE).write_bytes(whole)
+    (saved / STATE).write_bytes(content)
     load(saved, trusted_sha256=sha256)
     assert (tmp_path / "ran").exists()
 
@@ -251,33 +251,33 @@ class Keeps(Callback):
     def load_state_dict(self, state):
         open(f"restored-{os.getpid()}", "w").write(str(state["range"]))
 """
-KEEPS = ("--model", "MLP", "--data", "Toy", "--trainer.callbacks", "keeps.Keeps", "--run", "x")
+KEEPS_RUN = ("--model", "MLP", "--data", "Toy", "--trainer.callbacks", "keeps.Keeps", "--run", "x")
 
 
 @pytest.mark.system
-def test_the_same_command_resumes_on_any_number_of_ranks(here, settings):
-    (here / "keeps.py").write_text(CALLBACK)
-    first = fit(*KEEPS, "--epochs", "1", folder=here)
-    assert "Your own runs resume from them; anyone else needs --trust_checkpoint yes" in first.out + first.err
-    fit(*KEEPS, "--epochs", "2", "--devices", "2", folder=here)
-    assert [path.read_text() for path in here.glob("restored-*")] == ["range(0, 3)"] * 2
-    assert json.loads((here / "runs/x/summary.json").read_text())["attempts"] == 2
+def test_the_same_command_resumes_on_any_number_of_ranks(cwd, settings):
+    (cwd / "keeps.py").write_text(CALLBACK)
+    first = fit(*KEEPS_RUN, "--epochs", "1", folder=cwd)
+    assert "Your own runs resume from them; other users need --trust_checkpoint yes" in first.out + first.err
+    fit(*KEEPS_RUN, "--epochs", "2", "--devices", "2", folder=cwd)
+    assert [path.read_text() for path in cwd.glob("restored-*")] == ["range(0, 3)"] * 2
+    assert json.loads((cwd / "runs/x/summary.json").read_text())["attempts"] == 2
 
 
-def test_evaluate_reads_a_users_own_checkpoint_and_refuses_an_edited_checkpoint(here, settings):
-    fit_here("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
-    newest = here / "runs/x/checkpoints/step-00000064"
+def test_evaluate_reads_a_users_own_checkpoint_and_refuses_an_edited_checkpoint(cwd, settings):
+    fit_in_process("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
+    newest = cwd / "runs/x/checkpoints/step-00000064"
     content = torch.load(newest / STATE, weights_only=True)
     shutil.rmtree(newest)
-    write_directory({**content, "own": Touches(here / "ran")}, newest)
-    assert evaluate_here("--run", "x") == 0 and (here / "ran").exists()
-    (here / "ran").rmdir()
-    reseal(newest, **{SIGNATURE: "0" * 64})
+    write_directory({**content, "own": CreatesFolder(cwd / "ran")}, newest)
+    assert evaluate_in_process("--run", "x") == 0 and (cwd / "ran").exists()
+    (cwd / "ran").rmdir()
+    rewrite_manifest(newest, **{SIGNATURE: "0" * 64})
     for work in (
-        lambda: evaluate_here("--run", "x"),
-        lambda: evaluate_here("--run", "x", "--export", "x.pt"),
-        lambda: fit_here("--model", "MLP", "--data", "Toy", "--epochs", "2", "--run", "x"),
+        lambda: evaluate_in_process("--run", "x"),
+        lambda: evaluate_in_process("--run", "x", "--export", "x.pt"),
+        lambda: fit_in_process("--model", "MLP", "--data", "Toy", "--epochs", "2", "--run", "x"),
     ):
         with pytest.raises(CannotStart, match=r"os\.makedirs(.|\n)*--trust_checkpoint yes"):
             work()
-    assert not (here / "ran").exists()
+    assert not (cwd / "ran").exists()

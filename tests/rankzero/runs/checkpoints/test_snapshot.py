@@ -17,13 +17,13 @@ def test_a_copy_does_not_change_with_the_state_and_the_next_copy_is_current():
 
 def test_memory_is_reused_for_a_copy_of_the_same_size():
     snapshots = Snapshots()
-    places = {snapshots.take({"w": torch.zeros(1000)})["w"].data_ptr() for _ in range(5)}
-    assert len(places) == 1
-    one, other = (tensor.data_ptr() for tensor in snapshots.take([torch.ones(1000), torch.ones(1000)]))
-    assert one != other
+    addresses = {snapshots.take({"w": torch.zeros(1000)})["w"].data_ptr() for _ in range(5)}
+    assert len(addresses) == 1
+    first, second = (tensor.data_ptr() for tensor in snapshots.take([torch.ones(1000), torch.ones(1000)]))
+    assert first != second
 
 
-class Made:
+class MadeOnPickling:
     """Creates its tensor only when it is pickled."""
 
     def __init__(self, value):
@@ -34,7 +34,7 @@ class Made:
 
 
 def test_tensors_created_during_pickling_do_not_share_memory():
-    copies = Snapshots().take([Made(float(value)) for value in range(50)])
+    copies = Snapshots().take([MadeOnPickling(float(value)) for value in range(50)])
     assert [copy[0].item() for copy in copies] == list(range(50))
 
 

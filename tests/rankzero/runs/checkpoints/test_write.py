@@ -16,7 +16,7 @@ from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, clean, newest_va
 from rankzero.runs.checkpoints.safe_load import load
 from rankzero.runs.checkpoints.write import (
     HashedFile,
-    _move_into_place,
+    _move_to_target,
     remove_directory,
     write_directory,
     write_state,
@@ -24,13 +24,13 @@ from rankzero.runs.checkpoints.write import (
 from running import disk_at
 
 
-def content(step, **more):
-    return {"epoch": 1, "global_step": step, "w": torch.full((3,), step), "rankzero": {"run": "x"}, **more}
+def content(step, **entries):
+    return {"epoch": 1, "global_step": step, "w": torch.full((3,), step), "rankzero": {"run": "x"}, **entries}
 
 
-def save(folder, step, **more):
+def save(folder, step, **entries):
     path = folder / f"step-{step:08d}"
-    write_directory(content(step, **more), path)
+    write_directory(content(step, **entries), path)
     return path
 
 
@@ -51,22 +51,22 @@ def test_saving_the_same_step_again_replaces_the_checkpoint(saved):
     assert names(saved) == ["step-00000010", "step-00000020"]
 
 
-@pytest.mark.parametrize("left", [["step-00000020.replaced"], ["step-00000020", "step-00000020.replaced"]])
-def test_a_step_with_an_interrupted_replacement_can_be_saved_again(saved, left):
+@pytest.mark.parametrize("leftovers", [["step-00000020.replaced"], ["step-00000020", "step-00000020.replaced"]])
+def test_a_step_with_an_interrupted_replacement_can_be_saved_again(saved, leftovers):
     (saved / "step-00000020").rename(saved / "step-00000020.replaced")
-    if "step-00000020" in left:
+    if "step-00000020" in leftovers:
         save(saved, 20)
     save(saved, 20, w=7)
     assert names(saved) == ["step-00000010", "step-00000020"] and load(saved / "step-00000020")["w"] == 7
 
 
 def test_a_damaged_checkpoint_is_removed_if_the_step_has_another_checkpoint(saved):
-    place = saved / "step-00000020"
-    shutil.copytree(place, saved / "step-00000020.replaced")
-    (place / STATE).write_bytes(b"")
+    target = saved / "step-00000020"
+    shutil.copytree(target, saved / "step-00000020.replaced")
+    (target / STATE).write_bytes(b"")
     with pytest.raises(FileNotFoundError):
-        _move_into_place(saved / "never-written", place)
-    assert newest_valid(saved) == (place, [])
+        _move_to_target(saved / "never-written", target)
+    assert newest_valid(saved) == (target, [])
 
 
 def test_a_replaced_checkpoint_is_valid_until_the_new_checkpoint_exists(saved):
@@ -106,9 +106,9 @@ def test_a_hashed_file_counts_and_hashes_every_block(blocks):
     file = io.BytesIO()
     hashed = HashedFile(file)
     assert [hashed.write(block) for block in blocks] == [len(block) for block in blocks]
-    whole = b"".join(blocks)
-    assert (hashed.bytes, hashed.sha256) == (len(whole), hashlib.sha256(whole).hexdigest())
-    assert file.getvalue() == whole and hashed.error is None
+    data = b"".join(blocks)
+    assert (hashed.bytes, hashed.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert file.getvalue() == data and hashed.error is None
 
 
 @pytest.mark.parametrize("rows", [0, 1, 70_000])
@@ -156,49 +156,52 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_leaves_no_partial_files(tmp_
 
 
 def test_files_left_by_a_killed_save_do_not_enter_the_next_checkpoint(saved):
-    left = saved / ".step-00000030.saving"
-    left.mkdir()
-    (left / "other").write_text("half")
+    leftover = saved / ".step-00000030.saving"
+    leftover.mkdir()
+    (leftover / "other").write_text("half")
     assert names(save(saved, 30)) == [MANIFEST, STATE]
     assert names(saved) == ["step-00000010", "step-00000020", "step-00000030"]
 
 
-def ends_at_call(number, work):
-    """Runs `work` in a process that exits at the given fsync or rename call; returns whether `work` completed."""
+def exits_at_call(number, task):
+    """Runs `task` in a process that exits at the given fsync or rename call; returns whether `task` completed."""
     child = os.fork()
     if child == 0:
-        calls = iter(range(10_000))
+        numbers = iter(range(10_000))
 
-        def ending(call, *arguments):
-            if next(calls) == number:
+        def exit_at_call(call, *arguments):
+            if next(numbers) == number:
                 os._exit(9)
             return call(*arguments)
 
-        os.fsync, os.rename = partial(ending, os.fsync), partial(ending, os.rename)
+        os.fsync, os.rename = partial(exit_at_call, os.fsync), partial(exit_at_call, os.rename)
         try:
-            work()
+            task()
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_process_that_exits_anywhere_in_a_save_leaves_a_valid_checkpoint(saved):
-    found, number = [], 0
-    while not ends_at_call(number, lambda: save(saved, 20, w=7)):
+    is_new_content, number = [], 0
+    while not exits_at_call(number, lambda: save(saved, 20, w=7)):
         newest, damaged = newest_valid(saved)
         assert newest.name.startswith("step-00000020") and not damaged
-        found.append(isinstance(load(newest)["w"], int))
+        is_new_content.append(isinstance(load(newest)["w"], int))
         clean(saved)
         save(saved, 20)
         assert names(saved) == ["step-00000010", "step-00000020"]
         number += 1
     assert load(saved / "step-00000020")["w"] == 7
-    assert found == sorted(found) and set(found) == {False, True}  # first the old checkpoint, later the new one
+    assert is_new_content == sorted(is_new_content) and set(is_new_content) == {
+        False,
+        True,
+    }  # first the old checkpoint, later the new one
 
 
 def test_a_process_that_exits_anywhere_in_a_removal_leaves_no_damaged_checkpoint(saved):
     number = 0
-    while not ends_at_call(number, lambda: remove_directory(saved / "step-00000020")):
+    while not exits_at_call(number, lambda: remove_directory(saved / "step-00000020")):
         newest, damaged = newest_valid(saved)
         assert newest is not None and not damaged
         clean(saved)

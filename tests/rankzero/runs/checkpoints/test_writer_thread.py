@@ -26,11 +26,11 @@ def test_wait_returns_immediately_without_work(writer):
 
 
 def test_work_runs_in_another_thread_while_the_caller_continues(writer):
-    continued, seen = threading.Event(), []
-    writer.start(lambda: seen.append((continued.wait(SECONDS), threading.current_thread())))
-    continued.set()
+    may_continue, results = threading.Event(), []
+    writer.start(lambda: results.append((may_continue.wait(SECONDS), threading.current_thread())))
+    may_continue.set()
     writer.wait()
-    ((waited, thread),) = seen
+    ((waited, thread),) = results
     assert waited and thread is not threading.current_thread() and not thread.is_alive()
 
 
@@ -55,19 +55,19 @@ def test_the_next_work_begins_after_the_previous_work_has_ended(writer):
 
 
 def test_work_that_waits_for_the_writer_does_not_wait_for_itself(writer):
-    done = []
-    writer.start(lambda: done.append(writer.wait()))
+    completed = []
+    writer.start(lambda: completed.append(writer.wait()))
     writer.wait()
-    assert done == [None]
+    assert completed == [None]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_work_can_follow_work_that_failed(writer):
-    done = []
+    completed = []
     writer.start(lambda: 1 / 0)
-    writer.start(lambda: done.append("second"))
+    writer.start(lambda: completed.append("second"))
     writer.wait()
-    assert done == ["second"]
+    assert completed == ["second"]
 
 
 LATE = """
@@ -83,7 +83,7 @@ sys.exit(3)
 """
 
 
-def test_a_process_exits_only_after_its_work(here):
+def test_a_process_exits_only_after_its_work(cwd):
     environment = {"PYTHONPATH": f"{REPOSITORY}/project"}
-    assert subprocess.run([sys.executable, "-c", LATE], cwd=here, env=environment, timeout=60).returncode == 3
-    assert (here / "written").exists()
+    assert subprocess.run([sys.executable, "-c", LATE], cwd=cwd, env=environment, timeout=60).returncode == 3
+    assert (cwd / "written").exists()

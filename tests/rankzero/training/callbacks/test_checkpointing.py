@@ -5,7 +5,7 @@ from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
-from running import train_here
+from running import train_in_process
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,15 @@ def test_interval_is_read_from_text(text, interval):
     assert Interval.read(text) == interval
 
 
-def steps_saved(folder, every, keep=100, **options):
-    saving = CheckpointCallback(RunDirectory(folder), every, lambda: {"run": "x"}, Retention(keep))
+def saved_steps(folder, interval, keep=100, **options):
+    checkpoint_callback = CheckpointCallback(RunDirectory(folder), interval, lambda: {"run": "x"}, Retention(keep))
     limits = {"limit_train_batches": 7, "limit_val_batches": 0, "enable_checkpointing": True}
-    train_here(saving, loops=True, plugins=[DirectoryCheckpointIO()], **limits, **options)
+    train_in_process(checkpoint_callback, loops=True, plugins=[DirectoryCheckpointIO()], **limits, **options)
     return [int(path.name.removeprefix("step-")) for path in checkpoints_in(folder / "checkpoints")]
 
 
 @pytest.mark.parametrize(
-    ("every", "steps"),
+    ("interval", "steps"),
     [
         (Interval(epochs=1), [7, 14, 21]),
         (Interval(epochs=2), [14, 21]),
@@ -41,13 +41,13 @@ def steps_saved(folder, every, keep=100, **options):
         (Interval(seconds=3600), [21]),
     ],
 )
-def test_saves_at_the_interval_and_at_the_end(tmp_path, every, steps):
-    assert steps_saved(tmp_path, every, max_epochs=3) == steps
+def test_saves_at_the_interval_and_at_the_end(tmp_path, interval, steps):
+    assert saved_steps(tmp_path, interval, max_epochs=3) == steps
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    assert steps_saved(tmp_path, Interval(steps=2), keep=3, max_epochs=2) == [10, 12, 14]
+    assert saved_steps(tmp_path, Interval(steps=2), keep=3, max_epochs=2) == [10, 12, 14]
 
 
 def test_accumulated_batches_are_one_step(tmp_path):
-    assert steps_saved(tmp_path, Interval(steps=1), max_epochs=1, accumulate_grad_batches=3) == [1, 2, 3]
+    assert saved_steps(tmp_path, Interval(steps=1), max_epochs=1, accumulate_grad_batches=3) == [1, 2, 3]

@@ -13,7 +13,7 @@ from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import AnotherRankFailed, CannotStart, SaveError, Stopped
 from rankzero.runs.attempt import Outcome
 from rankzero.training.callbacks.failure import ReportFailure
-from running import train_here
+from running import train_in_process
 
 
 class Channel(ControlChannel):
@@ -29,11 +29,11 @@ class Channel(ControlChannel):
 
 
 @pytest.fixture
-def failure():
+def callback():
     return ReportFailure(Channel(), Outcome())
 
 
-def own_data():
+def data_module_error():
     """Returns an error that one of Rankzero's data modules raises on purpose."""
     try:
         at_least(1, "batch_size", 0)
@@ -41,39 +41,44 @@ def own_data():
         return error
 
 
-EXPLAINED = [CannotStart("no such data"), MisconfigurationException("no such strategy"), SaveError("full"), own_data()]
+EXPLAINED = [
+    CannotStart("no such data"),
+    MisconfigurationException("no such strategy"),
+    SaveError("full"),
+    data_module_error(),
+]
 UNEXPLAINED = [RuntimeError("no such layer"), ValueError("no such value"), KeyError("x"), OSError("no such file")]
 
 
-def report(failure, error):
+def report(callback, error):
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     try:
         raise error
     except BaseException as raised:  # the raised error has a traceback
-        failure.on_exception(trainer, BoringModel(), raised)
-    return failure.control_channel.reported
+        callback.on_exception(trainer, BoringModel(), raised)
+    return callback.control_channel.reported
 
 
 @pytest.mark.parametrize("error", EXPLAINED + UNEXPLAINED, ids=repr)
-def test_an_error_after_the_first_batch_is_reported_with_rank_and_host(failure, error, caplog):
-    failure.outcome.begun = True
-    assert report(failure, error) == [f"rank 0 on {socket.gethostname()} failed: {error!r}"]
-    assert failure.outcome.error is error
+def test_an_error_after_the_first_batch_is_reported_with_rank_and_host(callback, error, caplog):
+    callback.outcome.has_trained = True
+    assert report(callback, error) == [f"rank 0 on {socket.gethostname()} failed: {error!r}"]
+    assert callback.outcome.error is error
     (record,) = [record for record in caplog.records if record.name == "rankzero"]
     assert record.levelno == logging.ERROR and str(error) in record.getMessage()
 
 
 @pytest.mark.parametrize("error", EXPLAINED, ids=repr)
-def test_self_explanatory_error_before_the_first_batch_is_not_reported(failure, error):
-    assert report(failure, error) == [] and failure.outcome.error is None
+def test_self_explanatory_error_before_the_first_batch_is_not_reported(callback, error):
+    assert report(callback, error) == [] and callback.outcome.error is None
 
 
 @pytest.mark.parametrize("error", UNEXPLAINED, ids=repr)
-def test_unexplained_error_before_the_first_batch_is_reported(failure, error):
-    assert len(report(failure, error)) == 1 and failure.outcome.error is error
+def test_unexplained_error_before_the_first_batch_is_reported(callback, error):
+    assert len(report(callback, error)) == 1 and callback.outcome.error is error
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("has_trained", [False, True])
 @pytest.mark.parametrize(
     "error",
     [
@@ -82,41 +87,43 @@ def test_unexplained_error_before_the_first_batch_is_reported(failure, error):
     ],
     ids=repr,
 )
-def test_stop_exit_and_failure_of_another_rank_are_not_reported(failure, error, begun):
-    failure.outcome.begun = begun
-    assert report(failure, error) == [] and failure.outcome.error is None
+def test_stop_exit_and_failure_of_another_rank_are_not_reported(callback, error, has_trained):
+    callback.outcome.has_trained = has_trained
+    assert report(callback, error) == [] and callback.outcome.error is None
 
 
-class Fails(BoringModel):
-    def __init__(self, place):
+class FailingModel(BoringModel):
+    def __init__(self, failing_batch):
         super().__init__()
-        self.place = place
+        self.failing_batch = failing_batch
 
     def training_step(self, batch, batch_idx):
-        if batch_idx == self.place:
+        if batch_idx == self.failing_batch:
             raise ZeroDivisionError("in the step")
         return super().training_step(batch, batch_idx)
 
 
-class Waits(Callback):
+class RecordReports(Callback):
     """User's callback that could wait for all ranks, as `OnExceptionCheckpoint` does; records earlier reports."""
 
     def __init__(self, channel):
         self.channel = channel
 
     def on_exception(self, trainer, pl_module, exception):
-        self.seen = list(self.channel.reported)
+        self.reports = list(self.channel.reported)
 
 
-@pytest.mark.parametrize("place", [0, 1, 3])
-def test_failure_in_training_is_reported_before_other_callbacks_are_called(failure, place):
-    waits = Waits(failure.control_channel)
+@pytest.mark.parametrize("failing_batch", [0, 1, 3])
+def test_failure_in_training_is_reported_before_other_callbacks_are_called(callback, failing_batch):
+    recorder = RecordReports(callback.control_channel)
     with pytest.raises(ZeroDivisionError) as error:
-        train_here(failure, waits, model=Fails(place), loops=True, max_epochs=1, limit_train_batches=5)
-    assert failure.outcome == Outcome(begun=place > 0, error=error.value)
-    assert waits.seen == failure.control_channel.reported and "in the step" in waits.seen[0]
+        train_in_process(
+            callback, recorder, model=FailingModel(failing_batch), loops=True, max_epochs=1, limit_train_batches=5
+        )
+    assert callback.outcome == Outcome(has_trained=failing_batch > 0, error=error.value)
+    assert recorder.reports == callback.control_channel.reported and "in the step" in recorder.reports[0]
 
 
-def test_training_without_a_failure_reports_nothing(failure):
-    train_here(failure, loops=True, max_epochs=1, limit_train_batches=1)
-    assert failure.outcome == Outcome(begun=True) and failure.control_channel.reported == []
+def test_training_without_a_failure_reports_nothing(callback):
+    train_in_process(callback, loops=True, max_epochs=1, limit_train_batches=1)
+    assert callback.outcome == Outcome(has_trained=True) and callback.control_channel.reported == []

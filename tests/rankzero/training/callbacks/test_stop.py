@@ -14,34 +14,34 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.fit_loop import fit_loop_of
-from running import train_here
+from running import train_in_process
 
 
-class Ask(Callback):
+class RequestStop(Callback):
     """Installs `StopAtSafePoint`, and requests a stop in one of Lightning's hooks."""
 
-    def __init__(self, stop, hook, place=0):
-        self.stop, self.seen = stop, []
-        self.hook, self.place = hook, place
+    def __init__(self, stop, hook, occurrence=0):
+        self.stop, self.called_hooks = stop, []
+        self.hook, self.occurrence = hook, occurrence
 
     def setup(self, trainer, pl_module, stage):
-        fit_loop_of(trainer).hooks.append(self.stop)
+        fit_loop_of(trainer).extra_subscribers.append(self.stop)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.note("on_train_batch_start", trainer)
+        self.record("on_train_batch_start", trainer)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.note("on_train_batch_end", trainer)
+        self.record("on_train_batch_end", trainer)
 
     def on_validation_end(self, trainer, pl_module):
-        self.note("on_validation_end", trainer)
+        self.record("on_validation_end", trainer)
 
     def on_train_epoch_end(self, trainer, pl_module):
-        self.note("on_train_epoch_end", trainer)
+        self.record("on_train_epoch_end", trainer)
 
-    def note(self, hook, trainer):
-        self.seen.append(hook)
-        if (hook, self.seen.count(hook) - 1) == (self.hook, self.place):
+    def record(self, hook, trainer):
+        self.called_hooks.append(hook)
+        if (hook, self.called_hooks.count(hook) - 1) == (self.hook, self.occurrence):
             for reason in ("SIGTERM", "SIGUSR1"):
                 self.stop.control_channel.request_stop(reason)
 
@@ -52,32 +52,33 @@ def channel():
 
 
 @pytest.fixture
-def saving(tmp_path):
+def checkpoint_callback(tmp_path):
     return CheckpointCallback(RunDirectory(tmp_path / "x"), Interval(epochs=9), lambda: {"run": "x"})
 
 
-def train(channel, saving, hook="", place=0, **settings):
+def train(channel, checkpoint_callback, hook="", occurrence=0, **settings):
     """Trains 2 epochs of 4 batches; returns the hooks that were called, and the reason and step of the stop."""
-    ask, model, reason = Ask(StopAtSafePoint(channel, saving), hook, place), BoringModel(), None
+    request_stop = RequestStop(StopAtSafePoint(channel, checkpoint_callback), hook, occurrence)
+    model, reason = BoringModel(), None
     settings = {"limit_train_batches": 4, "max_epochs": 2, "num_sanity_val_steps": 0, **settings}
-    settings |= {"plugins": [DirectoryCheckpointIO()], "enable_checkpointing": saving is not None}
+    settings |= {"plugins": [DirectoryCheckpointIO()], "enable_checkpointing": checkpoint_callback is not None}
     try:
-        train_here(ask, *filter(None, [saving]), model=model, loops=True, **settings)
+        train_in_process(request_stop, *filter(None, [checkpoint_callback]), model=model, loops=True, **settings)
     except Stopped as stopped:
         reason = stopped.reason
-    return ask.seen, (reason, model.trainer.global_step)
+    return request_stop.called_hooks, (reason, model.trainer.global_step)
 
 
-def steps_saved(saving):
-    return [int(path.name.removeprefix("step-")) for path in checkpoints_in(saving.folder)]
+def saved_steps(checkpoint_callback):
+    return [int(path.name.removeprefix("step-")) for path in checkpoints_in(checkpoint_callback.folder)]
 
 
-def test_run_without_a_stop_request_trains_to_the_end(channel, saving):
-    assert train(channel, saving)[1] == (None, 8) and steps_saved(saving) == [8]
+def test_run_without_a_stop_request_trains_to_the_end(channel, checkpoint_callback):
+    assert train(channel, checkpoint_callback)[1] == (None, 8) and saved_steps(checkpoint_callback) == [8]
 
 
 @pytest.mark.parametrize(
-    ("hook", "place", "step"),
+    ("hook", "occurrence", "step"),
     [
         ("on_train_batch_start", 0, 1),
         ("on_train_batch_end", 0, 1),
@@ -87,61 +88,62 @@ def test_run_without_a_stop_request_trains_to_the_end(channel, saving):
         ("on_train_batch_end", 5, 6),
     ],
 )
-def test_run_stops_after_the_current_step_and_saves_it(channel, saving, hook, place, step):
+def test_run_stops_after_the_current_step_and_saves_it(channel, checkpoint_callback, hook, occurrence, step):
     """The first reason counts. A validation or the end of an epoch that has begun is completed before the stop."""
-    seen, stopped = train(channel, saving, hook, place)
-    assert stopped == ("SIGTERM", step) and steps_saved(saving) == [step]
-    assert seen.count("on_train_batch_end") == step
-    assert seen.count("on_validation_end") == seen.count("on_train_epoch_end") == step // 4
+    called_hooks, stopped = train(channel, checkpoint_callback, hook, occurrence)
+    assert stopped == ("SIGTERM", step) and saved_steps(checkpoint_callback) == [step]
+    assert called_hooks.count("on_train_batch_end") == step
+    assert called_hooks.count("on_validation_end") == called_hooks.count("on_train_epoch_end") == step // 4
 
 
-def test_stop_request_before_the_first_step_stops_before_training(channel, saving):
+def test_stop_request_before_the_first_step_stops_before_training(channel, checkpoint_callback):
     channel.request_stop("SIGINT")
-    assert train(channel, saving) == ([], ("SIGINT", 0)) and steps_saved(saving) == [0]
+    assert train(channel, checkpoint_callback) == ([], ("SIGINT", 0)) and saved_steps(checkpoint_callback) == [0]
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2])
-def test_accumulated_step_is_finished_before_the_stop(channel, saving, batch):
-    _, stopped = train(channel, saving, "on_train_batch_end", batch, accumulate_grad_batches=3)
-    assert stopped == ("SIGTERM", 1) and steps_saved(saving) == [1]
+def test_accumulated_step_is_finished_before_the_stop(channel, checkpoint_callback, batch):
+    _, stopped = train(channel, checkpoint_callback, "on_train_batch_end", batch, accumulate_grad_batches=3)
+    assert stopped == ("SIGTERM", 1) and saved_steps(checkpoint_callback) == [1]
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end", "on_validation_end"])
-def test_stop_request_in_the_last_step_lets_the_run_finish(channel, saving, hook):
-    place = 1 if hook == "on_validation_end" else 7
-    assert train(channel, saving, hook, place)[1] == (None, 8) and steps_saved(saving) == [8]
+def test_stop_request_in_the_last_step_lets_the_run_finish(channel, checkpoint_callback, hook):
+    occurrence = 1 if hook == "on_validation_end" else 7
+    _, stopped = train(channel, checkpoint_callback, hook, occurrence)
+    assert stopped == (None, 8) and saved_steps(checkpoint_callback) == [8]
 
 
 def test_run_without_checkpoints_stops_after_the_current_step(channel):
     assert train(channel, None, "on_train_batch_end", 1)[1] == ("SIGTERM", 2)
 
 
-def test_run_that_cannot_save_raises_a_save_error(channel, saving, capsys):
-    saving.folder.parent.mkdir()
-    saving.folder.write_text("a file")
+def test_run_that_cannot_save_raises_a_save_error(channel, checkpoint_callback, capsys):
+    checkpoint_callback.folder.parent.mkdir()
+    checkpoint_callback.folder.write_text("a file")
     with pytest.raises(SaveError, match="step-00000002 could not be saved"):
-        train(channel, saving, "on_train_batch_end", 1)
+        train(channel, checkpoint_callback, "on_train_batch_end", 1)
     assert "step-00000002 could not be saved" in capsys.readouterr().err
 
 
-class Handlers(Callback):
+class RecordHandlers(Callback):
     def on_train_start(self, trainer, pl_module):
-        self.within = handlers()
+        self.during_training = handlers()
 
 
 def handlers():
     return {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_trainer_keeps_signal_handlers_unlike_stock_lightning(ours):
-    before, seen = handlers(), Handlers()
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_trainer_keeps_signal_handlers_unlike_stock_lightning(is_replaced):
+    before, recorder = handlers(), RecordHandlers()
     trainer = Trainer(
-        max_steps=1, callbacks=[seen], accelerator="cpu", logger=False, enable_checkpointing=False,
+        max_steps=1, callbacks=[recorder], accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0
     )  # fmt: skip
-    if ours:
+    if is_replaced:
         trainer._signal_connector = NoSignalConnector(trainer)
     trainer.fit(BoringModel())
-    assert (seen.within == before) == ours and handlers() == before
+    assert (recorder.during_training == before) == is_replaced and handlers() == before
     assert not trainer._signal_connector.received_sigterm

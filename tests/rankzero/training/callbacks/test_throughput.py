@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import CSVLogger
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks.throughput import Throughput
-from running import train_here
+from running import train_in_process
 
 
 class SlowValidation(Callback):
@@ -17,12 +17,12 @@ class SlowValidation(Callback):
 
 
 def train(throughput, **options):
-    train_here(throughput, SlowValidation(), limit_train_batches=4, max_epochs=1, loops=True, **options)
+    train_in_process(throughput, SlowValidation(), limit_train_batches=4, max_epochs=1, loops=True, **options)
 
 
 def test_samples_of_a_managed_order_are_counted():
     plan = SamplingPlan(world_size=2)
-    plan.training = [ElasticBatchSampler(25, 8, world_size=2)]
+    plan.training_orders = [ElasticBatchSampler(25, 8, world_size=2)]
     throughput = Throughput(plan)
     train(throughput)
     assert throughput.samples == 25
@@ -54,4 +54,4 @@ def test_sample_count_continues_in_the_next_attempt():
     first.load_state_dict({"samples": 100})
     second.load_state_dict(first.state_dict())
     train(second)
-    assert (second.samples, second.samples_now) == (104, 4)
+    assert (second.samples, second.attempt_samples) == (104, 4)

@@ -3,34 +3,34 @@ import math
 import pytest
 
 from rankzero.training.callbacks.time_limit import next_steps
-from rankzero.training.callbacks.wall_time import Kind
+from rankzero.training.callbacks.wall_time import StepKind
 from rankzero.training.hooks import LoopCallback
-from running import train_here
+from running import train_in_process
 
 
-class Compare(LoopCallback):
+class RecordKinds(LoopCallback):
     """Records the predicted kind and the actual kind of each step."""
 
     def __init__(self):
-        self.foreseen, self.was, self.validated = [], [], False
+        self.predicted, self.actual, self.validated = [], [], False
 
     def on_validation_start(self, trainer, module):
         self.validated = not trainer.sanity_checking
 
     def on_epoch_done(self, trainer):
-        self.note(trainer, Kind.EPOCH)
+        self.record(trainer, StepKind.EPOCH)
 
     def on_step_done(self, trainer):
         if not trainer.fit_loop.epoch_loop.is_complete:
-            self.note(trainer, Kind.PLAIN)
+            self.record(trainer, StepKind.PLAIN)
 
-    def note(self, trainer, kind):
+    def record(self, trainer, kind):
         assert trainer.fit_loop.epoch_loop.has_validated == self.validated
-        self.was.append(Kind.VALIDATION if self.validated else kind)
+        self.actual.append(StepKind.VALIDATION if self.validated else kind)
 
     def on_safe_point(self, trainer):
         self.validated = False
-        self.foreseen.append(next_steps(trainer))
+        self.predicted.append(next_steps(trainer))
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,19 @@ class Compare(LoopCallback):
     ids=str,
 )
 def test_kinds_of_the_next_two_steps_are_predicted(settings):
-    compare = Compare()
-    train_here(compare, loops=True, max_epochs=4, limit_train_batches=8, **settings)
-    assert len(compare.was) == 4 * math.ceil(8 / settings.get("accumulate_grad_batches", 1))
-    assert [first for first, _ in compare.foreseen][: len(compare.was)] == compare.was
-    assert [second for _, second in compare.foreseen][: len(compare.was) - 1] == compare.was[1:]
+    recorder = RecordKinds()
+    train_in_process(recorder, loops=True, max_epochs=4, limit_train_batches=8, **settings)
+    assert len(recorder.actual) == 4 * math.ceil(8 / settings.get("accumulate_grad_batches", 1))
+    assert [next_kind for next_kind, _ in recorder.predicted][: len(recorder.actual)] == recorder.actual
+    assert [second_kind for _, second_kind in recorder.predicted][: len(recorder.actual) - 1] == recorder.actual[1:]
 
 
 def test_validation_of_the_previous_attempt_does_not_count_after_a_resume(tmp_path):
-    class Save(Compare):
+    class Save(RecordKinds):
         def on_train_end(self, trainer, module):
             trainer.save_checkpoint(tmp_path / "a.ckpt")
 
-    train_here(Save(), loops=True, max_epochs=2, limit_train_batches=4)
-    compare = Compare()
-    train_here(compare, loops=True, max_epochs=3, limit_train_batches=4, resume=tmp_path / "a.ckpt")
-    assert compare.was == [Kind.PLAIN, Kind.PLAIN, Kind.PLAIN, Kind.VALIDATION]
+    train_in_process(Save(), loops=True, max_epochs=2, limit_train_batches=4)
+    recorder = RecordKinds()
+    train_in_process(recorder, loops=True, max_epochs=3, limit_train_batches=4, resume=tmp_path / "a.ckpt")
+    assert recorder.actual == [StepKind.PLAIN, StepKind.PLAIN, StepKind.PLAIN, StepKind.VALIDATION]

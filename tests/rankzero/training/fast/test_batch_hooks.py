@@ -3,7 +3,7 @@
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer import call
-from stock import CHANGED_IN, AtBatch, Counts, Net, assert_same_after_change, every_hook, same, train
+from stock import CHANGE_HOOKS, AtBatch, Counts, Net, are_equal, assert_same_after_change, every_hook, train
 
 from rankzero.training.fast.batch_hooks import BATCH_HOOKS, BatchHooks, has_any, overrides
 from rankzero.training.hooks import HookBridge, LoopCallback
@@ -21,7 +21,7 @@ def insert_another(callback, trainer, module):
     trainer.callbacks.insert(trainer.callbacks.index(callback), module.extra)
 
 
-def exchange_the_list(callback, trainer, module):
+def replace_list(callback, trainer, module):
     trainer.callbacks = [module.extra, callback]
 
 
@@ -50,7 +50,7 @@ CHANGES = [
     remove_itself,
     append_another,
     insert_another,
-    exchange_the_list,
+    replace_list,
     remove_all,
     set_hooks_on_module,
     set_hook_on_callback,
@@ -58,7 +58,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("hook", CHANGED_IN)
+@pytest.mark.parametrize("hook", CHANGE_HOOKS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_callbacks_and_hooks_take_effect_immediately(change, hook):
     assert_same_after_change(change, hook)
@@ -74,45 +74,45 @@ class EqualToAll(Counts):
 
 
 def test_callbacks_that_compare_equal_are_distinguished():
-    def observe(ours):
+    def observe(uses_rankzero):
         first, second = EqualToAll(), EqualToAll()
 
-        def exchange(callback, trainer, module):
+        def replace_callback(callback, trainer, module):
             trainer.callbacks[trainer.callbacks.index(first)] = second
 
-        train(ours, Net(), [first, AtBatch(exchange)], max_epochs=1)
+        train(uses_rankzero, Net(), [first, AtBatch(replace_callback)], max_epochs=1)
         return first.seen, second.seen
 
     assert observe(True) == observe(False) and observe(True)[1]
 
 
 def test_all_hooks_are_called_as_by_lightning_while_callbacks_change():
-    def observe(ours):
+    def observe(uses_rankzero):
         seen = []
         callbacks = [AtBatch(remove_itself), every_hook(seen), AtBatch(append_another, "on_before_zero_grad")]
         module = Net()
         module.extra = Counts()
-        result, _ = train(ours, module, callbacks)
+        result, _ = train(uses_rankzero, module, callbacks)
         return result, [entry[:4] for entry in seen], module.extra.seen
 
-    assert same(observe(True), observe(False))
+    assert are_equal(observe(True), observe(False))
 
 
-class Own(LoopCallback):
+class PlainLoopCallback(LoopCallback):
     """Rankzero callback without batch hooks."""
 
     def on_step_done(self, trainer):
         pass
 
 
-class OwnWithHook(LoopCallback):
+class LoopCallbackWithBatchHook(LoopCallback):
     """Rankzero callback that implements a batch hook."""
 
     def on_after_backward(self, trainer, pl_module):
         pass
 
 
-def attached(module=None, *callbacks):
+def attached_trainer(module=None, *callbacks):
     """Returns a trainer, and the module that is attached to the trainer."""
     module = module or LightningModule()
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
@@ -127,7 +127,7 @@ def observers(hooks):
     return {hook for hook in BATCH_HOOKS if hooks.has_observers(hook)}
 
 
-def overriding(*names):
+def module_overriding(*names):
     """Returns a module whose class overrides some methods."""
     return type("Overrides", (LightningModule,), {name: lambda self, *arguments: None for name in names})()
 
@@ -136,17 +136,21 @@ def overriding(*names):
     ("module", "callbacks", "observed"),
     [
         (None, [], set()),
-        (None, [Own()], set()),
-        (None, [OwnWithHook()], set(BATCH_HOOKS)),
+        (None, [PlainLoopCallback()], set()),
+        (None, [LoopCallbackWithBatchHook()], set(BATCH_HOOKS)),
         (None, [Callback()], set(BATCH_HOOKS)),
         (None, [EqualToAll()], set(BATCH_HOOKS)),
-        (overriding("on_after_backward"), [Own()], {"on_after_backward"}),
-        (overriding("on_train_batch_start", "on_train_batch_end"), [], {"on_train_batch_start", "on_train_batch_end"}),
-        (overriding("on_train_epoch_end", "training_step"), [], set()),
+        (module_overriding("on_after_backward"), [PlainLoopCallback()], {"on_after_backward"}),
+        (
+            module_overriding("on_train_batch_start", "on_train_batch_end"),
+            [],
+            {"on_train_batch_start", "on_train_batch_end"},
+        ),
+        (module_overriding("on_train_epoch_end", "training_step"), [], set()),
     ],
 )
 def test_observers_are_the_hooks_that_reach_user_code(module, callbacks, observed):
-    trainer, _ = attached(module, *callbacks)
+    trainer, _ = attached_trainer(module, *callbacks)
     hooks = BatchHooks(trainer)
     assert observers(hooks) == observed
     assert hooks.have_no_observers == (not observed)
@@ -155,7 +159,7 @@ def test_observers_are_the_hooks_that_reach_user_code(module, callbacks, observe
 @pytest.mark.parametrize("name", [*BATCH_HOOKS, "optimizer_zero_grad", "backward"])
 @pytest.mark.parametrize("on_instance", [False, True])
 def test_method_that_is_later_set_on_a_module_is_an_observer(name, on_instance):
-    trainer, module = attached(overriding())
+    trainer, module = attached_trainer(module_overriding())
     hooks = BatchHooks(trainer)
     assert not observers(hooks) and hooks.have_no_observers
     setattr(module if on_instance else type(module), name, lambda *arguments: None)
@@ -165,7 +169,7 @@ def test_method_that_is_later_set_on_a_module_is_an_observer(name, on_instance):
 
 
 def test_added_or_removed_callback_changes_observers_immediately():
-    trainer, _ = attached()
+    trainer, _ = attached_trainer()
     hooks = BatchHooks(trainer)
     assert not observers(hooks)
     trainer.callbacks.append(Callback())
@@ -174,7 +178,7 @@ def test_added_or_removed_callback_changes_observers_immediately():
     assert not observers(hooks) and hooks.have_no_observers
 
 
-class Notes(Callback):
+class Recorder(Callback):
     """Records its calls, with the module's current hook name."""
 
     def __init__(self, seen, name, change=None):
@@ -188,13 +192,13 @@ class Notes(Callback):
 
 def insert_before(callbacks, callback):
     callback.change = None
-    callbacks.insert(0, Notes(callback.seen, "inserted"))
+    callbacks.insert(0, Recorder(callback.seen, "inserted"))
 
 
 CALLBACK_CHANGES = {
     "nothing": None,
     "removes itself": lambda callbacks, callback: callbacks.remove(callback),
-    "appends": lambda callbacks, callback: callbacks.append(Notes(callback.seen, "appended")),
+    "appends": lambda callbacks, callback: callbacks.append(Recorder(callback.seen, "appended")),
     "inserts": insert_before,
     "clears": lambda callbacks, callback: callbacks.clear(),
     "sets None": lambda callbacks, callback: setattr(callbacks[-1], "on_train_batch_start", None),
@@ -203,10 +207,10 @@ CALLBACK_CHANGES = {
 
 @pytest.mark.parametrize("change", CALLBACK_CHANGES)
 def test_call_runs_callbacks_and_module_hook_as_lightning_does(change):
-    def observe(ours):
+    def observe(uses_rankzero):
         seen = []
-        first, last = Notes(seen, "first", CALLBACK_CHANGES[change]), Notes(seen, "last")
-        trainer, module = attached(None, Own(), first, last)
+        first, last = Recorder(seen, "first", CALLBACK_CHANGES[change]), Recorder(seen, "last")
+        trainer, module = attached_trainer(None, PlainLoopCallback(), first, last)
 
         def start(batch, batch_idx):
             seen.append(("module", module._current_fx_name, batch, batch_idx))
@@ -214,13 +218,13 @@ def test_call_runs_callbacks_and_module_hook_as_lightning_does(change):
 
         module.on_train_batch_start = start
         module._current_fx_name = "before"
-        if ours:
-            answer = BatchHooks(trainer).call("on_train_batch_start", "batch", 3)
+        if uses_rankzero:
+            result = BatchHooks(trainer).call("on_train_batch_start", "batch", 3)
         else:
             call._call_callback_hooks(trainer, "on_train_batch_start", "batch", 3)
-            answer = call._call_lightning_module_hook(trainer, "on_train_batch_start", "batch", 3)
+            result = call._call_lightning_module_hook(trainer, "on_train_batch_start", "batch", 3)
         assert module._current_fx_name == "before"
-        return answer, seen, len(trainer.callbacks)
+        return result, seen, len(trainer.callbacks)
 
     assert observe(True) == observe(False)
     assert observe(True)[0] == -1 and ("module", "on_train_batch_start", "batch", 3) in observe(True)[1]
@@ -230,19 +234,19 @@ def test_an_error_in_a_hook_is_raised():
     module = LightningModule()
     module.on_after_backward = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        BatchHooks(attached(module)[0]).call("on_after_backward")
+        BatchHooks(attached_trainer(module)[0]).call("on_after_backward")
 
 
 def test_has_any_finds_any_of_its_keys():
-    find = has_any("a", "b c", "it's")
-    assert not find({}) and not find({"c": 1})
-    assert find({"a": None}) and find({"b c": 0, "x": 1}) and find({"it's": 2})
+    contains_any = has_any("a", "b c", "it's")
+    assert not contains_any({}) and not contains_any({"c": 1})
+    assert contains_any({"a": None}) and contains_any({"b c": 0, "x": 1}) and contains_any({"it's": 2})
 
 
 def test_overrides_compares_with_the_parent_method():
     module = LightningModule()
     assert not overrides(module, "backward", LightningModule)
-    assert overrides(overriding("backward"), "backward", LightningModule)
+    assert overrides(module_overriding("backward"), "backward", LightningModule)
     module.backward = None  # Lightning would not call it
     assert not overrides(module, "backward", LightningModule)
     module.backward = lambda loss: None

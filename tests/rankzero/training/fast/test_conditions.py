@@ -10,10 +10,10 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import AdvancedProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
-from stock import CHANGED_IN, Net, assert_same_after_change, counted, same, train
+from stock import CHANGE_HOOKS, Net, are_equal, assert_same_after_change, log_calls, train
 
 from rankzero.training.fast import replaced
-from rankzero.training.fast.conditions import TRANSFER_HOOKS, fallback_reason, needs_transfer, optimizes_plainly
+from rankzero.training.fast.conditions import TRANSFER_HOOKS, fallback_reason, has_stock_optimizer_step, needs_transfer
 
 
 def set_optimizer_hooks(callback, trainer, module):
@@ -26,20 +26,20 @@ def set_optimizer_hooks(callback, trainer, module):
 
 
 def set_transfer_hook(callback, trainer, module):
-    module.on_after_batch_transfer = lambda batch, dataloader_idx: [part * 2 for part in batch]
+    module.on_after_batch_transfer = lambda batch, dataloader_idx: [tensor * 2 for tensor in batch]
 
 
-def exchange_zero_grad(callback, trainer, module):
+def replace_zero_grad(callback, trainer, module):
     type(module).optimizer_zero_grad = lambda self, epoch, batch_idx, optimizer: module.seen.append("kept")
 
 
-@pytest.mark.parametrize("hook", CHANGED_IN)
-@pytest.mark.parametrize("change", [set_optimizer_hooks, set_transfer_hook, exchange_zero_grad])
+@pytest.mark.parametrize("hook", CHANGE_HOOKS)
+@pytest.mark.parametrize("change", [set_optimizer_hooks, set_transfer_hook, replace_zero_grad])
 def test_new_hooks_of_optimizer_step_and_transfer_take_effect_immediately(change, hook):
     assert_same_after_change(change, hook)
 
 
-class TurnsManual(Net):
+class SwitchesToManual(Net):
     """Module that switches to manual optimization in the middle of an epoch."""
 
     def training_step(self, batch, batch_idx):
@@ -58,8 +58,8 @@ class TurnsManual(Net):
 
 
 def test_manual_optimization_may_begin_in_the_middle_of_an_epoch():
-    ours, stock = (train(way, TurnsManual())[0] for way in (True, False))
-    assert same(ours, stock)
+    actual, stock = (train(uses_rankzero, SwitchesToManual())[0] for uses_rankzero in (True, False))
+    assert are_equal(actual, stock)
 
 
 INSTANCES = {
@@ -82,29 +82,29 @@ INSTANCES = {
 }
 
 
-@pytest.mark.parametrize("when", ["on_train_start", "on_train_batch_end"])
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_batch_end"])
 @pytest.mark.parametrize("patch", INSTANCES)
-def test_a_wrapped_method_of_an_instance_is_called_as_often_as_by_lightning(patch, when):
-    find, name = INSTANCES[patch]
+def test_a_wrapped_method_of_an_instance_is_called_as_often_as_by_lightning(patch, hook):
+    find_owner, name = INSTANCES[patch]
 
-    def observe(ours):
+    def observe(uses_rankzero):
         calls = []
 
-        class Wraps(Callback):
-            done = False
+        class WrapsMethod(Callback):
+            has_wrapped = False
 
             def wrap(self, trainer, *arguments):
-                if not self.done and trainer.global_step in (0, 3):
-                    self.done = True
-                    owner = find(trainer)
-                    setattr(owner, name, counted(getattr(owner, name), calls, patch))
+                if not self.has_wrapped and trainer.global_step in (0, 3):
+                    self.has_wrapped = True
+                    owner = find_owner(trainer)
+                    setattr(owner, name, log_calls(getattr(owner, name), calls, patch))
 
-        setattr(Wraps, when, Wraps.wrap)
-        result, _ = train(ours, Net(), [Wraps()], max_epochs=1, limit_val_batches=0)
+        setattr(WrapsMethod, hook, WrapsMethod.wrap)
+        result, _ = train(uses_rankzero, Net(), [WrapsMethod()], max_epochs=1, limit_val_batches=0)
         return result, calls
 
-    (ours, calls), (stock, stock_calls) = observe(True), observe(False)
-    assert same(ours, stock)
+    (actual, calls), (stock, stock_calls) = observe(True), observe(False)
+    assert are_equal(actual, stock)
     assert calls == stock_calls or (patch == "profiler.profile" and len(calls) >= len(stock_calls))
     assert stock_calls
 
@@ -112,10 +112,10 @@ def test_a_wrapped_method_of_an_instance_is_called_as_often_as_by_lightning(patc
 @pytest.fixture
 def trainer():
     """Trainer after one batch of training with Rankzero's loop."""
-    return trained(Net())
+    return train_one_batch(Net())
 
 
-def trained(module, **settings):
+def train_one_batch(module, **settings):
     return train(True, module, max_epochs=1, limit_train_batches=1, limit_val_batches=0, **settings)[1]
 
 
@@ -151,18 +151,18 @@ def replace_advance(trainer, monkeypatch):
     monkeypatch.setattr(_TrainingEpochLoop, "advance", print)
 
 
-def replace_four(trainer, monkeypatch):
+def replace_four_methods(trainer, monkeypatch):
     for name in ("on_batch_start", "on_batch_end", "update_train_step_metrics", "log_metrics"):
         monkeypatch.setattr(_LoggerConnector, name, print)
 
 
-def change_one(trainer, monkeypatch):
+def change_one_source(trainer, monkeypatch):
     monkeypatch.setitem(vars(replaced.loop), "changed", ["a.b"])
 
 
-def change_five(trainer, monkeypatch):
+def change_five_sources(trainer, monkeypatch):
     monkeypatch.setitem(vars(replaced.loop), "changed", ["a.b", "a.c"])
-    monkeypatch.setitem(vars(replaced.inner), "changed", ["a.d", "a.e", "a.f"])
+    monkeypatch.setitem(vars(replaced.relied_on), "changed", ["a.d", "a.e", "a.f"])
 
 
 @pytest.mark.parametrize(
@@ -170,13 +170,13 @@ def change_five(trainer, monkeypatch):
     [
         (turn_manual, "Net uses manual optimization"),
         (skip_backward, "StochasticWeightAveraging updates batch norm without backward passes"),
-        (set_profiler, "AdvancedProfiler measures its parts"),
-        (set_method_of_profiler, "PassThroughProfiler measures its parts"),
+        (set_profiler, "AdvancedProfiler measures the parts of Lightning's loop"),
+        (set_method_of_profiler, "PassThroughProfiler measures the parts of Lightning's loop"),
         (set_strategy, "the strategy is SingleDeviceStrategy"),
         (replace_advance, "_TrainingEpochLoop.advance was replaced by another function"),
-        (replace_four, "_LoggerConnector.update_train_step_metrics was replaced by another function"),
-        (change_one, ": a.b changed since this was tested"),
-        (change_five, ": a.b, a.c, a.d and 2 more changed since this was tested"),
+        (replace_four_methods, "_LoggerConnector.update_train_step_metrics was replaced by another function"),
+        (change_one_source, ": a.b changed since Rankzero was tested"),
+        (change_five_sources, ": a.b, a.c, a.d and 2 more changed since Rankzero was tested"),
     ],
 )
 def test_fallback_reason_names_the_cause(trainer, monkeypatch, change, reason):
@@ -203,7 +203,7 @@ class TwoOptimizers(Net):
         return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
 
 
-PLAIN_STEPS = {
+OPTIMIZER_STEPS = {
     "a plain module": (Net, {}, True),
     "bf16": (Net, {"precision": "bf16-mixed"}, True),
     "double": (Net, {"precision": "64-true"}, False),
@@ -212,11 +212,11 @@ PLAIN_STEPS = {
 }
 
 
-@pytest.mark.parametrize("case", PLAIN_STEPS)
-def test_optimizes_plainly_only_with_known_step_and_precision(case):
-    make, settings, is_plain = PLAIN_STEPS[case]
-    trainer = trained(make(), **settings)
-    assert optimizes_plainly(trainer, trainer.fit_loop.epoch_loop) == is_plain
+@pytest.mark.parametrize("case", OPTIMIZER_STEPS)
+def test_optimizer_step_is_stock_only_with_known_step_and_precision(case):
+    make, settings, is_stock = OPTIMIZER_STEPS[case]
+    trainer = train_one_batch(make(), **settings)
+    assert has_stock_optimizer_step(trainer, trainer.fit_loop.epoch_loop) == is_stock
 
 
 CHANGES_OF_STEP = {
@@ -233,11 +233,11 @@ CHANGES_OF_STEP = {
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_STEP)
-def test_replaced_part_of_a_step_prevents_plain_optimization(trainer, monkeypatch, change):
+def test_optimizer_step_with_a_replaced_function_is_not_stock(trainer, monkeypatch, change):
     loop = trainer.fit_loop.epoch_loop
-    assert optimizes_plainly(trainer, loop)
+    assert has_stock_optimizer_step(trainer, loop)
     monkeypatch.setattr(*CHANGES_OF_STEP[change](trainer), lambda *arguments: None)
-    assert not optimizes_plainly(trainer, loop)
+    assert not has_stock_optimizer_step(trainer, loop)
 
 
 CHANGES_OF_TRANSFER = {
@@ -251,7 +251,7 @@ CHANGES_OF_TRANSFER = {
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_TRANSFER)
-def test_replaced_part_of_the_batch_transfer_requires_the_transfer(trainer, monkeypatch, change):
+def test_replaced_function_of_the_batch_transfer_requires_the_transfer(trainer, monkeypatch, change):
     trainer.datamodule = LightningDataModule()
     assert not needs_transfer(trainer)
     monkeypatch.setattr(*CHANGES_OF_TRANSFER[change](trainer), lambda *arguments: None)
@@ -259,4 +259,4 @@ def test_replaced_part_of_the_batch_transfer_requires_the_transfer(trainer, monk
 
 
 def test_double_precision_requires_the_transfer():
-    assert needs_transfer(trained(Net(), precision="64-true"))
+    assert needs_transfer(train_one_batch(Net(), precision="64-true"))

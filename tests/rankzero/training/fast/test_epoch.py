@@ -10,43 +10,49 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
-from stock import BATCHES, CHANGED_IN, Net, assert_same_after_change, same, train
+from stock import BATCHES, CHANGE_HOOKS, Net, are_equal, assert_same_after_change, train
 
 from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.fast.conditions import TRANSFER_HOOKS
-from rankzero.training.fast.epoch import look
+from rankzero.training.fast.epoch import dependencies_of
 
 
 def change_accumulation(callback, trainer, module):
     trainer.accumulate_grad_batches = 2
 
 
-@pytest.mark.parametrize("hook", CHANGED_IN)
+@pytest.mark.parametrize("hook", CHANGE_HOOKS)
 def test_changed_accumulation_takes_effect_immediately(hook):
     assert_same_after_change(change_accumulation, hook)
 
 
 def test_step_makes_no_lightning_hook_calls_without_subscribers():
-    called, generic = [], {getattr(call, name).__code__ for name in dir(call) if name.startswith("_call_")}
+    called_hooks, codes_of_calls = [], {getattr(call, name).__code__ for name in dir(call) if name.startswith("_call_")}
 
-    def spy(frame, event, argument):
-        if event == "call" and frame.f_code in generic:
-            called.append(frame.f_locals.get("hook_name", ""))
+    def record_call(frame, event, argument):
+        if event == "call" and frame.f_code in codes_of_calls:
+            called_hooks.append(frame.f_locals.get("hook_name", ""))
 
-    sys.setprofile(spy)
+    sys.setprofile(record_call)
     try:
         train(True, Net(), max_epochs=1, limit_val_batches=0)
     finally:
         sys.setprofile(None)
-    assert "on_train_epoch_start" in called
-    assert not {hook for hook in called if "batch" in hook or "step" in hook or "backward" in hook or "zero" in hook}
+    assert "on_train_epoch_start" in called_hooks
+    assert not {
+        hook for hook in called_hooks if "batch" in hook or "step" in hook or "backward" in hook or "zero" in hook
+    }
 
 
 class ReadsMetrics(Net):
     """Module that reads metrics in the same step, and from dictionaries that it has stored."""
 
     def on_train_start(self):
-        self.held = self.trainer.callback_metrics, self.trainer.logged_metrics, self.trainer.progress_bar_metrics
+        self.stored_metrics = (
+            self.trainer.callback_metrics,
+            self.trainer.logged_metrics,
+            self.trainer.progress_bar_metrics,
+        )
         self.seen = []
 
     def training_step(self, batch, batch_idx):
@@ -55,29 +61,31 @@ class ReadsMetrics(Net):
         return loss
 
     def on_train_batch_start(self, batch, batch_idx):
-        self.seen += [{name: float(value) for name, value in held.items()} for held in self.held]
+        self.seen += [{name: float(value) for name, value in metrics.items()} for metrics in self.stored_metrics]
 
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_metrics_are_as_current_as_in_lightning(reads):
-    def observe(ours):
+    def observe(uses_rankzero):
         module = ReadsMetrics()
         if not reads:
             module.training_step = functools.partial(Net.training_step, module)
-        result, _ = train(ours, module, log_every_n_steps=5)
+        result, _ = train(uses_rankzero, module, log_every_n_steps=5)
         return result, module.seen
 
-    (ours, seen), (stock, stock_seen) = observe(True), observe(False)
-    assert same(ours, stock)
+    (actual, seen), (stock, stock_seen) = observe(True), observe(False)
+    assert are_equal(actual, stock)
     assert seen == stock_seen and len(seen) == BATCHES * 2 * (4 if reads else 3)
 
 
 def test_unobserved_metrics_are_updated_only_at_logging_steps(monkeypatch):
-    shown = []
-    show = EpochLoop.show_metrics
-    monkeypatch.setattr(EpochLoop, "show_metrics", lambda self, *reduces: shown.append(1) or show(self, *reduces))
+    updates = []
+    update = EpochLoop.update_trainer_metrics
+    monkeypatch.setattr(
+        EpochLoop, "update_trainer_metrics", lambda self, *reduces: updates.append(1) or update(self, *reduces)
+    )
     train(True, Net(), max_epochs=1, log_every_n_steps=4, limit_val_batches=0)
-    assert len(shown) == BATCHES // 4
+    assert len(updates) == BATCHES // 4
 
 
 @pytest.fixture
@@ -89,7 +97,7 @@ def trainer():
     return module.trainer
 
 
-REPLACED = {
+REPLACED_FUNCTIONS = {
     "convert_input": lambda trainer: (trainer.precision_plugin, "convert_input"),
     "batch_to_device": lambda trainer: (trainer.strategy, "batch_to_device"),
     "batch_to_device of the class": lambda trainer: (Strategy, "batch_to_device"),
@@ -105,25 +113,25 @@ REPLACED = {
 }
 
 
-@pytest.mark.parametrize("part", REPLACED)
-def test_look_detects_a_replaced_function(trainer, monkeypatch, part):
-    before = look(trainer)
-    assert look(trainer) == before
-    monkeypatch.setattr(*REPLACED[part](trainer), lambda *arguments: None)
-    assert look(trainer) != before
+@pytest.mark.parametrize("change", REPLACED_FUNCTIONS)
+def test_dependencies_include_each_function(trainer, monkeypatch, change):
+    before = dependencies_of(trainer)
+    assert dependencies_of(trainer) == before
+    monkeypatch.setattr(*REPLACED_FUNCTIONS[change](trainer), lambda *arguments: None)
+    assert dependencies_of(trainer) != before
 
 
 @pytest.mark.parametrize("name", ["strategy", "profiler", "datamodule", "automatic_optimization", "_skip_backward"])
-def test_look_detects_a_replaced_object(trainer, name):
-    before = look(trainer)
+def test_dependencies_include_each_object(trainer, name):
+    before = dependencies_of(trainer)
     if name == "strategy":
-        other = Net()
-        train(True, other, max_epochs=1, limit_train_batches=2, limit_val_batches=0)
-        trainer._accelerator_connector.strategy = other.trainer.strategy
+        other_module = Net()
+        train(True, other_module, max_epochs=1, limit_train_batches=2, limit_val_batches=0)
+        trainer._accelerator_connector.strategy = other_module.trainer.strategy
     elif name == "automatic_optimization":
         trainer.lightning_module.automatic_optimization = False
     elif name == "_skip_backward":
         trainer.fit_loop._skip_backward = True
     else:
         setattr(trainer, name, PassThroughProfiler() if name == "profiler" else LightningDataModule())
-    assert look(trainer) != before
+    assert dependencies_of(trainer) != before

@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import nn
 
-from rankzero.training.fast import layout as tuning
+from rankzero.training.fast import layout as layout_module
 from rankzero.training.fast.layout import (
     apply_layout,
     choose_layout,
@@ -19,34 +19,34 @@ from rankzero.training.fast.layout import (
     computes_in_bf16,
     layer_unsafe_in_channels_last,
 )
-from running import evaluate_here, fit, fit_here, weights
+from running import evaluate_in_process, fit, fit_in_process, weights
 
 RESNET = ("--model", "ResNet", "--model.width", "16", "--data", "SyntheticImages", "--data.count", "32")
 SMALL = (*RESNET, "--data.image_size", "8", "--batch_size", "8", "--run", "x", "--fast", "yes")
 
-CONVOLVES = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+CONVOLUTIONAL = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
 
 
 @pytest.fixture
 def has_bf16(monkeypatch):
-    monkeypatch.setattr(tuning, "computes_in_bf16", lambda accelerator: True)
+    monkeypatch.setattr(layout_module, "computes_in_bf16", lambda accelerator: True)
 
 
 @pytest.mark.parametrize(
-    ("model", "bf16", "asked", "channels_last", "precision"),
+    ("model", "bf16", "requested", "channels_last", "precision"),
     [
-        (CONVOLVES, True, None, True, "bf16-mixed"),
-        (CONVOLVES, False, None, True, None),
-        (CONVOLVES, True, "32", True, None),
+        (CONVOLUTIONAL, True, None, True, "bf16-mixed"),
+        (CONVOLUTIONAL, False, None, True, None),
+        (CONVOLUTIONAL, True, "32", True, None),
         (nn.Linear(2, 2), True, None, False, "bf16-mixed"),
         (nn.Linear(2, 2), False, "16-mixed", False, None),
     ],
 )
-def test_layout_and_precision_depend_on_model_and_device(model, bf16, asked, channels_last, precision):
-    chosen, layout = choose_layout(model, "cpu")
-    kept, reason = choose_precision("cpu", bf16, asked)
-    assert (chosen, kept) == (channels_last, precision or asked)
-    assert ("channels_last" in layout, "as asked" in reason) == (channels_last, asked is not None)
+def test_layout_and_precision_depend_on_model_and_device(model, bf16, requested, channels_last, precision):
+    uses_channels_last, layout = choose_layout(model, "cpu")
+    chosen_precision, reason = choose_precision("cpu", bf16, requested)
+    assert (uses_channels_last, chosen_precision) == (channels_last, precision or requested)
+    assert ("channels_last" in layout, "as requested" in reason) == (channels_last, requested is not None)
 
 
 def conv(*arguments, **settings):
@@ -89,14 +89,14 @@ class Functional(nn.Module):
 )
 def test_layer_with_a_wrong_onednn_gradient_prevents_channels_last_on_the_cpu(model, unsafe):
     assert layer_unsafe_in_channels_last(model) == unsafe
-    assert choose_layout(nn.Sequential(CONVOLVES, model), "cuda")[0]
-    channels_last, words = choose_layout(nn.Sequential(CONVOLVES, model), "cpu")
-    assert channels_last == (unsafe is None) == ("oneDNN" not in words)
+    assert choose_layout(nn.Sequential(CONVOLUTIONAL, model), "cuda")[0]
+    channels_last, description = choose_layout(nn.Sequential(CONVOLUTIONAL, model), "cpu")
+    assert channels_last == (unsafe is None) == ("oneDNN" not in description)
 
 
 def test_model_with_layers_of_unknown_shape_keeps_its_layout():
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.LazyConv2d(16, 3))
-    assert "not known yet" in apply_layout(model, "cpu") and not choose_layout(model, "cpu")[0]
+    assert "have no shapes yet" in apply_layout(model, "cpu") and not choose_layout(model, "cpu")[0]
 
 
 @pytest.mark.system
@@ -108,12 +108,12 @@ def test_both_layouts_have_the_same_gradients(processor, threads):
     if processor:
         environment |= {"ONEDNN_MAX_CPU_ISA": processor, "ATEN_CPU_CAPABILITY": processor.lower()}
     command = [sys.executable, str(Path(__file__).with_name("layouts.py")), str(threads)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0 and ran.stdout.startswith("compared"), ran.stdout + ran.stderr
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0 and process.stdout.startswith("compared"), process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "has"),
+    ("line", "expected"),
     [
         ("flags : avx512f avx512_bf16", True),
         ("Features : fp asimd bf16", True),
@@ -121,24 +121,24 @@ def test_both_layouts_have_the_same_gradients(processor, threads):
         ("", False),
     ],
 )
-def test_bf16_support_of_the_cpu_is_read_from_the_kernel(monkeypatch, tmp_path, words, has):
-    (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : bf16\n{words}\n")
-    monkeypatch.setattr(tuning, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(tuning, "_onednn_computes_in_bf16", lambda: True)
-    assert computes_in_bf16("cpu") is has
-    monkeypatch.setattr(tuning, "_onednn_computes_in_bf16", lambda: False)
+def test_bf16_support_of_the_cpu_is_read_from_the_kernel(monkeypatch, tmp_path, line, expected):
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : bf16\n{line}\n")
+    monkeypatch.setattr(layout_module, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(layout_module, "_onednn_computes_in_bf16", lambda: True)
+    assert computes_in_bf16("cpu") is expected
+    monkeypatch.setattr(layout_module, "_onednn_computes_in_bf16", lambda: False)
     assert not computes_in_bf16("cpu")
     assert not computes_in_bf16("mps")
 
 
 def test_isa_limit_of_onednn_disables_bf16():
-    asks = "from rankzero.training.fast.layout import _onednn_computes_in_bf16; print(_onednn_computes_in_bf16())"
-    limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-    assert subprocess.check_output([sys.executable, "-c", asks], env=limited, text=True) == "False\n"
+    program = "from rankzero.training.fast.layout import _onednn_computes_in_bf16; print(_onednn_computes_in_bf16())"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "False\n"
 
 
 def test_cpu_without_reported_features_has_no_bf16(monkeypatch, tmp_path):
-    monkeypatch.setattr(tuning, "CPUINFO", tmp_path / "nothing")
+    monkeypatch.setattr(layout_module, "CPUINFO", tmp_path / "nothing")
     assert not computes_in_bf16("cpu")
 
 
@@ -146,53 +146,53 @@ def config(folder):
     return yaml.safe_load((folder / "runs/x/config.yaml").read_text())
 
 
-def test_run_prints_and_saves_the_chosen_layout_and_precision(here, capsys, has_bf16):
-    assert fit_here(*SMALL, "--epochs", "1") == 0
+def test_run_prints_and_saves_the_chosen_layout_and_precision(cwd, capsys, has_bf16):
+    assert fit_in_process(*SMALL, "--epochs", "1") == 0
     assert "rankzero: --fast: channels_last" in capsys.readouterr().out
-    assert (config(here)["fast"], config(here)["trainer"]["precision"]) == ("yes", "bf16-mixed")
-    held = weights(here / "runs/x")
-    assert not [name for name in held if "_orig_mod" in name]
-    assert held["network.conv1.weight"].is_contiguous(memory_format=torch.channels_last)
+    assert (config(cwd)["fast"], config(cwd)["trainer"]["precision"]) == ("yes", "bf16-mixed")
+    saved_weights = weights(cwd / "runs/x")
+    assert not [name for name in saved_weights if "_orig_mod" in name]
+    assert saved_weights["network.conv1.weight"].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_narrow_network_keeps_its_layout(here, capsys):
-    assert fit_here(*SMALL, "--model.width", "4", "--precision", "32", "--epochs", "1") == 0
+def test_a_narrow_network_keeps_its_layout(cwd, capsys):
+    assert fit_in_process(*SMALL, "--model.width", "4", "--precision", "32", "--epochs", "1") == 0
     assert "because oneDNN's gradient of network.layer2.0.downsample.0" in capsys.readouterr().out
-    assert weights(here / "runs/x")["network.layer1.0.conv1.weight"].is_contiguous()
+    assert weights(cwd / "runs/x")["network.layer1.0.conv1.weight"].is_contiguous()
 
 
-def test_run_without_the_fast_flag_is_unchanged(here, capsys, has_bf16):
-    assert fit_here(*SMALL[:-2], "--epochs", "1") == 0
-    assert "--fast" not in capsys.readouterr().out and config(here)["trainer"]["precision"] is None
+def test_run_without_the_fast_flag_is_unchanged(cwd, capsys, has_bf16):
+    assert fit_in_process(*SMALL[:-2], "--epochs", "1") == 0
+    assert "--fast" not in capsys.readouterr().out and config(cwd)["trainer"]["precision"] is None
 
 
-def test_requested_precision_is_kept(here, has_bf16):
-    assert fit_here(*SMALL, "--precision", "32", "--epochs", "1") == 0
-    assert str(config(here)["trainer"]["precision"]) == "32"
+def test_requested_precision_is_kept(cwd, has_bf16):
+    assert fit_in_process(*SMALL, "--precision", "32", "--epochs", "1") == 0
+    assert str(config(cwd)["trainer"]["precision"]) == "32"
 
 
-def test_resumed_fast_run_ends_with_the_same_weights(here, has_bf16, capsys):
-    fit_here(*SMALL, "--epochs", "2", "--model.schedule", "Constant")
-    whole = weights(here / "runs/x")
+def test_resumed_fast_run_ends_with_the_same_weights(cwd, has_bf16, capsys):
+    fit_in_process(*SMALL, "--epochs", "2", "--model.schedule", "Constant")
+    uninterrupted = weights(cwd / "runs/x")
     for epochs in ("1", "2"):
-        fit_here(*SMALL, "--run", "y", "--epochs", epochs, "--model.schedule", "Constant")
+        fit_in_process(*SMALL, "--run", "y", "--epochs", epochs, "--model.schedule", "Constant")
     assert "precision" not in capsys.readouterr().out.partition("changed since the checkpoint")[2].partition("\n")[0]
-    again = weights(here / "runs/y")
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    resumed = weights(cwd / "runs/y")
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
-def test_resume_without_bf16_reports_the_changed_precision(here, has_bf16, monkeypatch, capsys):
-    fit_here(*SMALL, "--epochs", "1")
-    monkeypatch.setattr(tuning, "computes_in_bf16", lambda accelerator: False)
-    fit_here(*SMALL, "--epochs", "2")
+def test_resume_without_bf16_reports_the_changed_precision(cwd, has_bf16, monkeypatch, capsys):
+    fit_in_process(*SMALL, "--epochs", "1")
+    monkeypatch.setattr(layout_module, "computes_in_bf16", lambda accelerator: False)
+    fit_in_process(*SMALL, "--epochs", "2")
     assert "--trainer.precision bf16-mixed -> None" in capsys.readouterr().out
 
 
 @pytest.mark.system
-def test_two_processes_print_the_choice_once_and_can_be_evaluated(here):
+def test_two_processes_print_the_choice_once_and_can_be_evaluated(cwd):
     arguments = (*SMALL, "--epochs", "1", "--devices", "2", "--data.count", "41", "--accelerator", "cpu")
-    result = fit(*arguments, folder=here)
+    result = fit(*arguments, folder=cwd)
     assert result.out.count("rankzero: --fast: ") == 1
-    evaluate_here("--run", "x")
-    metrics = json.loads((here / "runs/x/evaluate-val.json").read_text())["metrics"]
+    evaluate_in_process("--run", "x")
+    metrics = json.loads((cwd / "runs/x/evaluate-val.json").read_text())["metrics"]
     assert metrics["val/loss"] == pytest.approx(result.summary()["metrics"]["val/loss"], rel=0.05)  # not in bf16

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torchmetrics
 from lightning.pytorch import LightningModule
-from stock import BATCHES, Net, same, train
+from stock import BATCHES, Net, are_equal, train
 
 from rankzero.training.fast.log import FastLog
 
@@ -16,23 +16,23 @@ class KeepsLog(Net):
     """Module that stores `self.log` and calls it from other hooks."""
 
     def training_step(self, batch, batch_idx):
-        log = self.kept = self.log
+        log = self.stored_log = self.log
         loss = super().training_step(batch, batch_idx)
         loss.register_hook(lambda gradient: log("gradient", gradient * 2))
         return loss
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.kept("at the end", float(batch_idx))
-        self.kept("number", batch_idx + 7.0)  # the same name and settings as in training_step
+        self.stored_log("at the end", float(batch_idx))
+        self.stored_log("number", batch_idx + 7.0)  # the same name and settings as in training_step
 
     def on_train_epoch_end(self):
-        self.kept("of the epoch", 3.0)
+        self.stored_log("of the epoch", 3.0)
 
 
 def test_stored_log_logs_for_the_hook_that_calls_it():
-    (ours, trainer), (stock, stock_trainer) = (train(way, KeepsLog()) for way in (True, False))
-    assert same(ours, stock)
-    keys = [list(one.fit_loop.epoch_loop._results) for one in (trainer, stock_trainer)]
+    (actual, trainer), (stock, stock_trainer) = (train(uses_rankzero, KeepsLog()) for uses_rankzero in (True, False))
+    assert are_equal(actual, stock)
+    keys = [list(each_trainer.fit_loop.epoch_loop._results) for each_trainer in (trainer, stock_trainer)]
     assert keys[0] == keys[1] and "backward.gradient" in keys[0] and "on_train_batch_end.at the end" in keys[0]
 
 
@@ -59,8 +59,8 @@ class LogsInBackward(Net):
 
 
 def test_value_logged_in_the_backward_pass_equals_lightnings():
-    ours, stock = (train(way, LogsInBackward())[0] for way in (True, False))
-    assert same(ours, stock)
+    actual, stock = (train(uses_rankzero, LogsInBackward())[0] for uses_rankzero in (True, False))
+    assert are_equal(actual, stock)
 
 
 class Subclass(torch.Tensor):
@@ -121,34 +121,37 @@ class LogsValues(Net):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_logged_values_equal_lightnings(settings):
-    def observe(ours):
+    def observe(uses_rankzero):
         module = LogsValues(SETTINGS[settings])
-        result, trainer = train(ours, module, max_epochs=2, limit_train_batches=5, limit_val_batches=0)
+        result, trainer = train(uses_rankzero, module, max_epochs=2, limit_train_batches=5, limit_val_batches=0)
         gathered = {key: metric.value for key, metric in trainer.fit_loop.epoch_loop._results.items()}
         return result, list(map(repr, module.seen)), gathered
 
-    assert same(observe(True), observe(False))
+    assert are_equal(observe(True), observe(False))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_logged_values_equal_lightnings_with_another_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
-        results = [train(way, LogsValues(SETTINGS["both"]), max_epochs=1)[0]["metrics"] for way in (True, False)]
+        results = [
+            train(uses_rankzero, LogsValues(SETTINGS["both"]), max_epochs=1)[0]["metrics"]
+            for uses_rankzero in (True, False)
+        ]
     finally:
         torch.set_default_dtype(torch.float32)
-    assert same(*results)
+    assert are_equal(*results)
 
 
 def calls_of(function, work):
     """Returns the argument `name` of each call of a function while `work` runs."""
     calls = []
 
-    def spy(frame, event, argument):
+    def record_call(frame, event, argument):
         if event == "call" and frame.f_code is function.__code__:
             calls.append(frame.f_locals["name"])
 
-    sys.setprofile(spy)
+    sys.setprofile(record_call)
     try:
         work()
     finally:
@@ -205,30 +208,30 @@ class LogsText(Net):
         return self.loss(batch)
 
 
-@pytest.mark.parametrize("kind", [LogsAMetric, ChangesSettings, LogsTwoNumbers, LogsNowhere, LogsText])
-def test_log_errors_in_a_later_batch_equal_lightnings(kind):
+@pytest.mark.parametrize("module_class", [LogsAMetric, ChangesSettings, LogsTwoNumbers, LogsNowhere, LogsText])
+def test_log_errors_in_a_later_batch_equal_lightnings(module_class):
     errors = []
-    for ours in (True, False):
-        module = kind()
+    for uses_rankzero in (True, False):
+        module = module_class()
         with pytest.raises(Exception) as error:
-            train(ours, module)
+            train(uses_rankzero, module)
         errors.append((type(error.value), str(error.value), module.trainer.global_step))
     assert errors[0] == errors[1] and errors[0][2] == 2
 
 
-class HasOwnLog(Net):
+class OverridesLog(Net):
     def log(self, name, value, **settings):
         super().log(f"own {name}", value, **settings)
 
 
 def test_log_overridden_in_the_class_or_instance_is_called():
-    ours, stock = (train(way, HasOwnLog())[0] for way in (True, False))
-    assert same(ours, stock) and "own loss" in ours["metrics"]
+    actual, stock = (train(uses_rankzero, OverridesLog())[0] for uses_rankzero in (True, False))
+    assert are_equal(actual, stock) and "own loss" in actual["metrics"]
     module = Net()
-    called = []
-    module.log = lambda name, value, **settings: called.append(name)
+    logged_names = []
+    module.log = lambda name, value, **settings: logged_names.append(name)
     _, trainer = train(True, module, max_epochs=1, limit_val_batches=0)
-    assert called.count("loss") == BATCHES and "loss" not in trainer.callback_metrics
+    assert logged_names.count("loss") == BATCHES and "loss" not in trainer.callback_metrics
 
 
 def test_module_log_is_restored_after_the_block_and_after_an_error():
@@ -252,5 +255,5 @@ def test_logged_torchmetrics_metric_equals_lightnings():
             self.log("fresh", torchmetrics.MeanMetric()(loss.detach()))
             return loss
 
-    ours, stock = (train(way, LogsMetrics())[0] for way in (True, False))
-    assert same(ours, stock)
+    actual, stock = (train(uses_rankzero, LogsMetrics())[0] for uses_rankzero in (True, False))
+    assert are_equal(actual, stock)

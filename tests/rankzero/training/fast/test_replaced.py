@@ -15,11 +15,17 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
-from stock import AtBatch, Counts, Net, counted, same, train
+from stock import AtBatch, Counts, Net, are_equal, log_calls, train
 
 from rankzero.training.fast import known_sources, replaced
 from rankzero.training.fast.known_sources import KNOWN_SOURCES
-from rankzero.training.fast.replaced import OF_LIGHTNING, OF_TORCH, Functions, changed_in_lightning, source_digest
+from rankzero.training.fast.replaced import (
+    LIGHTNING_FUNCTIONS,
+    TORCH_FUNCTIONS,
+    Functions,
+    changed_in_lightning,
+    source_digest,
+)
 
 PATCHES = {
     "Tensor.backward": (torch.Tensor, "backward"),
@@ -47,31 +53,31 @@ PATCHES = {
 }
 
 
-@pytest.mark.parametrize("when", ["before fit", "in an epoch"])
+@pytest.mark.parametrize("moment", ["before fit", "in an epoch"])
 @pytest.mark.parametrize("patch", PATCHES)
-def test_a_patched_function_is_called_as_often_as_by_lightning(patch, when, monkeypatch):
+def test_a_patched_function_is_called_as_often_as_by_lightning(patch, moment, monkeypatch):
     owner, name = PATCHES[patch]
 
-    def observe(ours):
+    def observe(uses_rankzero):
         calls = []
         with monkeypatch.context() as context:
 
-            def put(*arguments):
-                context.setattr(owner, name, counted(getattr(owner, name), calls, patch))
+            def install_wrapper(*arguments):
+                context.setattr(owner, name, log_calls(getattr(owner, name), calls, patch))
 
             module = Net()
             if patch == "LightningModule.lr_scheduler_step":
                 module = Net(schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3), interval="step")
-            if when == "before fit":
-                put()
+            if moment == "before fit":
+                install_wrapper()
                 callbacks = []
             else:
-                callbacks = [AtBatch(put)]
-            result, _ = train(ours, module, [*callbacks, Counts()], max_epochs=1, limit_val_batches=0)
+                callbacks = [AtBatch(install_wrapper)]
+            result, _ = train(uses_rankzero, module, [*callbacks, Counts()], max_epochs=1, limit_val_batches=0)
         return result, calls
 
-    (ours, calls), (stock, stock_calls) = observe(True), observe(False)
-    assert same(ours, stock)
+    (actual, calls), (stock, stock_calls) = observe(True), observe(False)
+    assert are_equal(actual, stock)
     assert calls == stock_calls and calls
 
 
@@ -139,7 +145,7 @@ def test_function_without_a_known_digest_counts_as_changed(monkeypatch):
     name = f"{__name__}.Owner"
     monkeypatch.setitem(KNOWN_SOURCES, name, {"plain": ("0" * 16, source_digest(Owner.plain)), "static": ("0" * 16,)})
     functions = Functions({Owner: "plain static of_class missing"})
-    assert functions.changed == [f"{name}.{each}" for each in ("static", "of_class", "missing")]
+    assert functions.changed == [f"{name}.{function}" for function in ("static", "of_class", "missing")]
     assert functions.digests[name, "missing"] == "missing" and not functions.are_original
 
 
@@ -169,48 +175,48 @@ def test_digest_covers_wrappers_except_those_of_the_standard_library_and_no_grad
     assert source_digest(contextlib.contextmanager(plain)) == source_digest(plain)
 
 
-def layers():
+def code_objects():
     """Returns the code objects of all functions that the fast path replaces, and of the functions of `Owner`."""
-    functions = [Functions({Owner: NAMES}), *OF_LIGHTNING, *OF_TORCH]
-    return [code for group in functions for original in group._originals for code in replaced._layers(original)]
+    functions = [Functions({Owner: NAMES}), *LIGHTNING_FUNCTIONS, *TORCH_FUNCTIONS]
+    return [code for group in functions for original in group._originals for code in replaced._code_objects(original)]
 
 
 def test_sources_are_identical_to_those_from_inspect():
-    found = layers()
-    assert len(found) >= 7 + 100
-    for code in found:
+    codes = code_objects()
+    assert len(codes) >= 7 + 100
+    for code in codes:
         assert replaced._source(code) == inspect.getsource(code).rstrip(), code
 
 
 def test_installed_lightning_has_only_known_sources():
     assert changed_in_lightning() == []
-    assert [name for functions in (*OF_LIGHTNING, *OF_TORCH) for name in functions.replaced_names] == []
+    assert [name for functions in (*LIGHTNING_FUNCTIONS, *TORCH_FUNCTIONS) for name in functions.replaced_names] == []
 
 
 def test_changed_functions_of_lightning_are_listed(monkeypatch):
     monkeypatch.setitem(vars(replaced.loop), "changed", ["a"])
-    monkeypatch.setitem(vars(replaced.inner), "changed", ["b", "c"])
+    monkeypatch.setitem(vars(replaced.relied_on), "changed", ["b", "c"])
     monkeypatch.setitem(vars(replaced.backward), "changed", ["of torch"])
     assert changed_in_lightning() == ["a", "b", "c"]
 
 
-def printed():
+def printed_sources():
     out = io.StringIO()
     replaced._print_known_sources(lambda line: print(line, file=out))
-    found = {}
-    exec(out.getvalue(), found)
-    return found
+    namespace = {}
+    exec(out.getvalue(), namespace)
+    return namespace
 
 
 def test_printed_digests_of_known_libraries_equal_known_sources():
-    found = printed()
-    assert found["KNOWN_SOURCES"] == KNOWN_SOURCES and found["__doc__"] == known_sources.__doc__
+    sources = printed_sources()
+    assert sources["KNOWN_SOURCES"] == KNOWN_SOURCES and sources["__doc__"] == known_sources.__doc__
 
 
 def test_digest_of_another_release_is_printed_after_the_known_digests(monkeypatch):
     name = "lightning.pytorch.trainer.call"
     digest = KNOWN_SOURCES[name]["_call_callback_hooks"][0]
     monkeypatch.setitem(KNOWN_SOURCES, name, {"_call_callback_hooks": ("0" * 16,)})
-    found = printed()["KNOWN_SOURCES"][name]
-    assert found["_call_callback_hooks"] == ("0" * 16, digest)
-    assert found.keys() == {"_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook"}
+    digests = printed_sources()["KNOWN_SOURCES"][name]
+    assert digests["_call_callback_hooks"] == ("0" * 16, digest)
+    assert digests.keys() == {"_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook"}

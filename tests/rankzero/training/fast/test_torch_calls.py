@@ -13,7 +13,7 @@ from rankzero.training.fast import replaced
 from rankzero.training.fast.torch_calls import fast_backward, fast_step
 
 
-class Stock:
+class BackwardCounter:
     """Counts the calls of `Tensor.backward` without replacing the method."""
 
     def __init__(self):
@@ -24,8 +24,8 @@ class Stock:
 
 
 @pytest.fixture
-def stock():
-    counter = Stock()
+def backward_counter():
+    counter = BackwardCounter()
     sys.setprofile(counter)
     yield counter
     sys.setprofile(None)
@@ -33,15 +33,15 @@ def stock():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_fast_backward_equals_torchs_backward(stock, dtype, shape):
+def test_fast_backward_equals_torchs_backward(backward_counter, dtype, shape):
     def loss(weight):
         return (weight**2).sum().reshape(shape)
 
     weight = torch.arange(5, dtype=dtype, requires_grad=True)
     loss(weight).backward()
-    expected, weight.grad, stock.backwards = weight.grad, None, 0
+    expected, weight.grad, backward_counter.backwards = weight.grad, None, 0
     fast_backward(loss(weight))
-    assert torch.equal(weight.grad, expected) and weight.grad.dtype == dtype and stock.backwards == 0
+    assert torch.equal(weight.grad, expected) and weight.grad.dtype == dtype and backward_counter.backwards == 0
     fast_backward(loss(weight))
     assert torch.equal(weight.grad, 2 * expected)  # gradients accumulate, as in torch
 
@@ -56,11 +56,11 @@ def test_gradient_that_is_the_seed_is_not_shared():
 
 def test_fast_backward_raises_the_same_errors_as_torch():
     for loss in (torch.ones(3, requires_grad=True) * 2, torch.ones(()), torch.ones((), dtype=torch.complex64)):
-        with pytest.raises(RuntimeError) as theirs:
+        with pytest.raises(RuntimeError) as expected:
             loss.backward()
-        with pytest.raises(RuntimeError) as ours:
+        with pytest.raises(RuntimeError) as raised:
             fast_backward(loss)
-        assert str(ours.value) == str(theirs.value)
+        assert str(raised.value) == str(expected.value)
 
 
 class Subclass(torch.Tensor):
@@ -72,31 +72,31 @@ class Mode(TorchFunctionMode):
         return function(*arguments, **(settings or {}))
 
 
-def test_observed_or_changed_backward_calls_torchs_backward(stock, monkeypatch):
+def test_observed_or_changed_backward_calls_torchs_backward(backward_counter, monkeypatch):
     weight = torch.ones(3, requires_grad=True)
 
-    def goes_torchs_way(loss=lambda: (weight * 2).sum()):
-        stock.backwards = 0
+    def calls_torchs_backward(loss=lambda: (weight * 2).sum()):
+        backward_counter.backwards = 0
         fast_backward(loss())
-        return stock.backwards > 0
+        return backward_counter.backwards > 0
 
-    assert goes_torchs_way(lambda: (weight * 2).sum().as_subclass(Subclass))
+    assert calls_torchs_backward(lambda: (weight * 2).sum().as_subclass(Subclass))
     with Mode():
-        assert goes_torchs_way()
+        assert calls_torchs_backward()
     level = graph.log.level
     graph.log.setLevel(logging.DEBUG)
     try:
-        assert goes_torchs_way()
+        assert calls_torchs_backward()
     finally:
         graph.log.setLevel(level)
     with monkeypatch.context() as patch:
         patch.setitem(vars(replaced.backward), "changed", ["torch.Tensor.backward"])
-        assert goes_torchs_way()
-    assert not goes_torchs_way()
+        assert calls_torchs_backward()
+    assert not calls_torchs_backward()
     assert torch.equal(weight.grad, torch.full((3,), 10.0))
 
 
-class Own(torch.optim.SGD):
+class CustomSGD(torch.optim.SGD):
     def step(self, scale=None, closure=None):
         assert scale is None
         loss = super().step(closure)
@@ -106,13 +106,13 @@ class Own(torch.optim.SGD):
         return loss
 
 
-def after(steps, kind, quick, schedule=False, arrange=lambda optimizer: None):
-    """Returns the weights and losses after some steps, with `fast_step` if `quick`, otherwise with torch's step."""
+def train_steps(steps, kind, is_fast, schedule=False, configure=lambda optimizer: None):
+    """Returns the weights and losses after some steps, with `fast_step` if `is_fast`, otherwise with torch's step."""
     weight = torch.nn.Parameter(torch.arange(4.0))
     optimizer = kind([weight])
-    rates = ExponentialLR(optimizer, 0.9) if schedule else None
-    arrange(optimizer)
-    step = fast_step(optimizer) if quick else lambda closure: optimizer.step(closure=closure)
+    scheduler = ExponentialLR(optimizer, 0.9) if schedule else None
+    configure(optimizer)
+    step = fast_step(optimizer) if is_fast else lambda closure: optimizer.step(closure=closure)
     losses = []
 
     def closure():
@@ -124,8 +124,8 @@ def after(steps, kind, quick, schedule=False, arrange=lambda optimizer: None):
 
     for _ in range(steps):
         losses.append(step(closure).item())
-        if rates:
-            rates.step()
+        if scheduler:
+            scheduler.step()
     return weight.tolist(), losses
 
 
@@ -133,7 +133,7 @@ KINDS = {
     "SGD": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9),
     "AdamW": torch.optim.AdamW,
     "LBFGS": torch.optim.LBFGS,
-    "own": lambda weights: Own(weights, lr=0.1),
+    "own": lambda weights: CustomSGD(weights, lr=0.1),
 }
 
 
@@ -141,42 +141,45 @@ KINDS = {
 @pytest.mark.parametrize("schedule", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_fast_steps_equal_torchs_steps(kind, schedule):
-    assert after(3, KINDS[kind], True, schedule) == after(3, KINDS[kind], False, schedule)
+    assert train_steps(3, KINDS[kind], True, schedule) == train_steps(3, KINDS[kind], False, schedule)
 
 
-def long_way(*arguments):
+def fail_in_wrapper(*arguments):
     raise AssertionError("the long way")
 
 
 def test_fast_step_skips_torchs_wrapper_unless_torch_has_changed(monkeypatch):
-    monkeypatch.setattr(torch.optim.Optimizer, "_optimizer_step_code", long_way)
+    monkeypatch.setattr(torch.optim.Optimizer, "_optimizer_step_code", fail_in_wrapper)
     with pytest.raises(AssertionError, match="the long way"):
-        after(1, KINDS["SGD"], False)
-    after(1, KINDS["SGD"], True)
+        train_steps(1, KINDS["SGD"], False)
+    train_steps(1, KINDS["SGD"], True)
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="the long way"):
         patch.setitem(vars(replaced.step), "changed", ["torch.optim.Optimizer.profile_hook_step"])
-        after(1, KINDS["SGD"], True)
+        train_steps(1, KINDS["SGD"], True)
 
 
 def test_step_hooks_and_profiler_observe_fast_steps():
     seen = []
 
-    def listen(optimizer, arguments, settings):
+    def record_call(optimizer, arguments, settings):
         seen.append((len(arguments), [*settings]))
 
-    def locally(optimizer):
-        optimizer.register_step_pre_hook(listen)
-        optimizer.register_step_post_hook(listen)
+    def register_local_hooks(optimizer):
+        optimizer.register_step_pre_hook(record_call)
+        optimizer.register_step_post_hook(record_call)
 
-    expected = after(2, KINDS["SGD"], False)
-    assert after(2, KINDS["SGD"], True, arrange=locally) == expected and seen == [(1, ["closure"])] * 4
-    handle = register_optimizer_step_post_hook(listen)
+    expected = train_steps(2, KINDS["SGD"], False)
+    assert (
+        train_steps(2, KINDS["SGD"], True, configure=register_local_hooks) == expected
+        and seen == [(1, ["closure"])] * 4
+    )
+    handle = register_optimizer_step_post_hook(record_call)
     try:
-        assert after(2, KINDS["SGD"], True) == expected and len(seen) == 6
+        assert train_steps(2, KINDS["SGD"], True) == expected and len(seen) == 6
     finally:
         handle.remove()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        assert after(2, KINDS["SGD"], True) == expected
+        assert train_steps(2, KINDS["SGD"], True) == expected
     assert any(event.key == "Optimizer.step#SGD.step" for event in profile.key_averages())
 
 
@@ -194,8 +197,8 @@ def test_step_that_is_wrapped_on_an_optimizer_instance_is_called():
         optimizer.step = wrapped
 
     for schedule in (False, True):
-        expected = after(2, KINDS["SGD"], False, schedule)
-        assert after(2, KINDS["SGD"], True, schedule, wrap) == expected
+        expected = train_steps(2, KINDS["SGD"], False, schedule)
+        assert train_steps(2, KINDS["SGD"], True, schedule, wrap) == expected
     assert len(calls) == 4
 
     weight = torch.nn.Parameter(torch.ones(1))
@@ -216,5 +219,5 @@ def test_step_that_is_wrapped_on_an_optimizer_class_is_called(monkeypatch):
         return step(self, closure)
 
     monkeypatch.setattr(torch.optim.SGD, "step", wrapped)
-    after(2, KINDS["SGD"], True)
+    train_steps(2, KINDS["SGD"], True)
     assert len(calls) == 2

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from torch.distributed import FileStore
 
-from rankzero.sampling.batch_sampler import EVEN, Share
+from rankzero.sampling.batch_sampler import EVEN_SHARE, Share
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.ddp import DataParallel
 from rankzero.training.metrics.epoch_averages import Results
@@ -22,31 +22,31 @@ OPERATIONS = ("mean", "sum", "max", "min")
 INTERVAL = 3
 
 
-class Counting(DataParallel):
+class CountingStrategy(DataParallel):
     """Strategy that counts its reductions over ranks."""
 
     def __init__(self):
         super().__init__(SamplingPlan(), None, process_group_backend="gloo")
-        self.parallel_devices, self.exchanges = [torch.device("cpu")], 0
+        self.parallel_devices, self.reductions = [torch.device("cpu")], 0
 
     def reduce(self, *arguments, **settings):
-        self.exchanges += 1
+        self.reductions += 1
         return super().reduce(*arguments, **settings)
 
-    def reduce_together(self, *arguments, **settings):
-        self.exchanges += 1
-        return super().reduce_together(*arguments, **settings)
+    def reduce_in_place(self, *arguments, **settings):
+        self.reductions += 1
+        return super().reduce_in_place(*arguments, **settings)
 
-    def add_up(self, numbers):
-        self.exchanges += 1
-        return super().add_up(numbers)
+    def sum_over_ranks(self, numbers):
+        self.reductions += 1
+        return super().sum_over_ranks(numbers)
 
 
 class Rank:
     """One of several ranks, which logs the same values with `StepAverages` and with stock Lightning."""
 
     def __init__(self, rank, world):
-        self.rank, self.world, self.strategy = rank, world, Counting()
+        self.rank, self.world, self.strategy = rank, world, CountingStrategy()
         trainer = SimpleNamespace(strategy=self.strategy, world_size=world, global_rank=rank)
         self.averages = StepAverages(trainer)
         self.results, self.stock = Results(self.averages), _ResultCollection(training=True)
@@ -67,40 +67,40 @@ class Rank:
         for step in range(steps):
             self.log(step, **settings)
             if step == read_at:
-                self.averages.note_read()
+                self.averages.record_read()
             if step % INTERVAL == INTERVAL - 1:
                 self.results.reduce()
 
     def observe(self, read_at=None):
         """Logs an epoch with at most one read, decides whether later values are deferred, and resets the counter."""
-        self.averages.decide()
+        self.averages.decide_deferral()
         self.train(read_at=read_at)
-        self.averages.note_epoch()
-        self.averages.decide()
-        self.strategy.exchanges = 0
+        self.averages.record_epoch()
+        self.averages.decide_deferral()
+        self.strategy.reductions = 0
 
     @property
     def values(self):
         return tuple(
-            {place: {name: float(value) for name, value in one.items()} for place, one in metrics.items()}
+            {kind: {name: float(value) for name, value in values.items()} for kind, values in metrics.items()}
             for metrics in (results.metrics(on_step=True) for results in (self.results, self.stock))
         )
 
-    def is_stock(self):
-        ours, stock = self.values
-        return ours == stock and bool(ours["log"])
+    def equals_stock(self):
+        actual, stock = self.values
+        return actual == stock and bool(actual["log"])
 
 
-def rank_of(work, rank, world, store, answer):
+def run_rank(work, rank, world, store, queue):
     code = 1
     try:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.distributed.init_process_group("gloo", store=FileStore(store, world), rank=rank, world_size=world)
-        answer.put(work(Rank(rank, world)))
+        queue.put(work(Rank(rank, world)))
         torch.distributed.barrier()
         code = 0
     except BaseException:
-        answer.put(traceback.format_exc())
+        queue.put(traceback.format_exc())
     finally:
         os._exit(code)
 
@@ -111,30 +111,30 @@ def on_ranks(tmp_path):
 
     def run(world, work):
         context = multiprocessing.get_context("fork")
-        answers = [context.SimpleQueue() for _ in range(world)]
+        queues = [context.SimpleQueue() for _ in range(world)]
         store = str(tmp_path / f"store-{work.__name__}")
         ranks = [
-            context.Process(target=rank_of, args=(work, rank, world, store, answers[rank])) for rank in range(world)
+            context.Process(target=run_rank, args=(work, rank, world, store, queues[rank])) for rank in range(world)
         ]
         for process in ranks:
             process.start()
-        found = [answer.get() for answer in answers]
+        results = [queue.get() for queue in queues]
         for process in ranks:
             process.join()
-        assert [process.exitcode for process in ranks] == [0] * world, found
-        return found
+        assert [process.exitcode for process in ranks] == [0] * world, results
+        return results
 
     return run
 
 
 def test_values_are_averaged_in_every_step_until_an_epoch_was_observed(on_ranks):
     def work(rank):
-        found = []
+        results = []
         for step in range(2):
             rank.log(step)
-            found.append((rank.is_stock(), rank.averages.defers, rank.strategy.exchanges))
+            results.append((rank.equals_stock(), rank.averages.defers, rank.strategy.reductions))
         rank.results.reduce()
-        return found + [rank.strategy.exchanges]
+        return results + [rank.strategy.reductions]
 
     count = len(OPERATIONS)
     assert on_ranks(2, work) == [[(True, False, count), (True, False, 2 * count), 2 * count]] * 2
@@ -147,14 +147,14 @@ def test_unread_values_are_averaged_together_at_the_end_of_the_interval(on_ranks
     def work(rank):
         rank.observe()
         rank.train(INTERVAL - 1)
-        before = rank.strategy.exchanges
+        before = rank.strategy.reductions
         rank.train()
-        results = [before, rank.strategy.exchanges, rank.averages.defers, rank.is_stock()]
-        rank.averages.note_epoch()
-        rank.averages.decide()
+        results = [before, rank.strategy.reductions, rank.averages.defers, rank.equals_stock()]
+        rank.averages.record_epoch()
+        rank.averages.decide_deferral()
         rank.train()
         rank.results.reduce()  # without deferred values
-        return results + [rank.strategy.exchanges, rank.is_stock()]
+        return results + [rank.strategy.reductions, rank.equals_stock()]
 
     assert on_ranks(world, work) == [[0, 3, True, True, 6, True]] * world
 
@@ -166,7 +166,7 @@ def test_deferred_values_are_averaged_separately_per_dtype(on_ranks):
             for dtype in (torch.float64, torch.float32, torch.float16):
                 rank.log(step, dtype=dtype, prefix=f"{dtype} ")
         rank.results.reduce()
-        return rank.is_stock(), rank.averages.defers, rank.strategy.exchanges
+        return rank.equals_stock(), rank.averages.defers, rank.strategy.reductions
 
     assert on_ranks(2, work) == [(True, True, 2 * 3)] * 2  # two dtypes: Lightning converts float16 to float32
 
@@ -176,10 +176,10 @@ def test_read_on_one_rank_in_the_first_epoch_prevents_deferral_on_all_ranks(on_r
     def work(rank):
         rank.observe(read_at=1 if rank.rank == reader else None)
         rank.log(0)
-        found = [rank.averages.defers, rank.is_stock()]
-        rank.averages.note_epoch()
-        rank.averages.decide()  # even after an epoch without a read
-        return found + [rank.averages.defers]
+        results = [rank.averages.defers, rank.equals_stock()]
+        rank.averages.record_epoch()
+        rank.averages.decide_deferral()  # even after an epoch without a read
+        return results + [rank.averages.defers]
 
     assert on_ranks(2, work) == [[False, True, False]] * 2
 
@@ -192,18 +192,18 @@ def test_later_read_warns_once_and_ends_deferral_on_all_ranks(on_ranks, operatio
             warnings.simplefilter("always")
             rank.log(0, operations)
             for _ in range(2 * (rank.rank == 1)):
-                rank.averages.note_read()
-            shown = rank.values[0]["log"]
-            own = shown[operations[0] + "_step" * (operations[0] in ("mean", "max"))]
+                rank.averages.record_read()
+            logged_values = rank.values[0]["log"]
+            own_value = logged_values[operations[0] + "_step" * (operations[0] in ("mean", "max"))]
             rank.log(1, operations)
             rank.results.reduce()
-        found = [own, [str(one.message) for one in caught], rank.averages.defers, rank.is_stock()]
+        results = [own_value, [str(warning.message) for warning in caught], rank.averages.defers, rank.equals_stock()]
         rank.log(2, operations)
-        return found + [rank.is_stock()]
+        return results + [rank.equals_stock()]
 
     first, second = on_ranks(2, work)
-    for rank, (own, *_) in enumerate((first, second)):  # before the average, each rank sees its own values
-        assert own == 1.5 + 10 * rank + OPERATIONS.index(operations[0])
+    for rank, (own_value, *_) in enumerate((first, second)):  # before the average, each rank sees its own values
+        assert own_value == 1.5 + 10 * rank + OPERATIONS.index(operations[0])
     assert first[1] == [] and len(second[1]) == 1
     assert "rankzero: metrics with sync_dist=True were read between two logging steps" in second[1][0]
     assert "rank 1 reads its own values" in second[1][0]
@@ -212,17 +212,17 @@ def test_later_read_warns_once_and_ends_deferral_on_all_ranks(on_ranks, operatio
 
 def test_read_of_already_averaged_values_does_not_end_deferral(on_ranks):
     def work(rank):
-        rank.averages.note_read()  # before the first value
+        rank.averages.record_read()  # before the first value
         rank.log(0, fx="on_train_batch_end", prefix="other ")
-        rank.averages.note_read()
+        rank.averages.record_read()
         rank.train()
-        rank.averages.note_read()  # after the end of an interval
-        rank.averages.note_epoch()
-        rank.averages.decide()
+        rank.averages.record_read()  # after the end of an interval
+        rank.averages.record_epoch()
+        rank.averages.decide_deferral()
         rank.train()
-        rank.averages.note_read()
+        rank.averages.record_read()
         rank.train()
-        return rank.averages.defers, rank.is_stock()
+        return rank.averages.defers, rank.equals_stock()
 
     assert on_ranks(2, work) == [(True, True)] * 2
 
@@ -230,12 +230,12 @@ def test_read_of_already_averaged_values_does_not_end_deferral(on_ranks):
 def test_values_of_a_process_group_or_another_hook_are_never_deferred(on_ranks):
     def work(rank):
         rank.observe()
-        found = []
+        results = []
         for settings in ({"group": torch.distributed.group.WORLD}, {"fx": "on_train_batch_end"}):
-            rank.strategy.exchanges, settings["prefix"] = 0, next(iter(settings))
+            rank.strategy.reductions, settings["prefix"] = 0, next(iter(settings))
             rank.log(0, **settings)
-            found.append((rank.is_stock(), rank.strategy.exchanges))
-        return found
+            results.append((rank.equals_stock(), rank.strategy.reductions))
+        return results
 
     assert on_ranks(2, work) == [[(True, len(OPERATIONS))] * 2] * 2
 
@@ -248,10 +248,10 @@ def test_values_of_a_step_with_an_empty_rank_are_averaged_immediately(on_ranks):
         rank.log(0)
         rank.strategy.share = Share(1 - rank.rank, 1, 2.0 * (1 - rank.rank), 2.0 * (1 - rank.rank), True)
         rank.log(1)
-        rank.strategy.share = EVEN
-        exchanges = rank.strategy.exchanges
+        rank.strategy.share = EVEN_SHARE
+        reductions = rank.strategy.reductions
         rank.results.reduce()
-        return exchanges, rank.strategy.exchanges, rank.is_stock()
+        return reductions, rank.strategy.reductions, rank.equals_stock()
 
     assert on_ranks(2, work) == [(len(OPERATIONS), len(OPERATIONS), True)] * 2
 
@@ -259,14 +259,14 @@ def test_values_of_a_step_with_an_empty_rank_are_averaged_immediately(on_ranks):
 def test_deferred_mean_is_weighted_by_the_shares_of_its_own_step(on_ranks):
     def work(rank):
         rank.observe()
-        rank.strategy._part = (1.5, 0.5)[rank.rank]
+        rank.strategy._metric_weight = (1.5, 0.5)[rank.rank]
         rank.log(0)
-        rank.strategy._part = 1.0
+        rank.strategy._metric_weight = 1.0
         rank.results.reduce()
         return rank.values[0]["log"]
 
-    for found in on_ranks(2, work):
-        assert found["mean_step"] == 1.5 * 0.75 + 11.5 * 0.25 and found["sum"] == (1.5 + 11.5) + 2
+    for results in on_ranks(2, work):
+        assert results["mean_step"] == 1.5 * 0.75 + 11.5 * 0.25 and results["sum"] == (1.5 + 11.5) + 2
 
 
 def test_epoch_values_stay_local_to_each_rank_within_the_epoch(on_ranks):
@@ -279,16 +279,16 @@ def test_epoch_values_stay_local_to_each_rank_within_the_epoch(on_ranks):
         metric = rank.results["training_step.mean"]
         return float(metric.value), float(metric._forward_cache)
 
-    own = [sum((step + 1) * 1.5 + 10 * rank for step in range(INTERVAL)) * 2 for rank in (0, 1)]
-    shared = 1.5 * INTERVAL + 5
-    assert on_ranks(2, work) == [(own[0], shared), (own[1], shared)]
+    local_sums = [sum((step + 1) * 1.5 + 10 * rank for step in range(INTERVAL)) * 2 for rank in (0, 1)]
+    averaged = 1.5 * INTERVAL + 5
+    assert on_ranks(2, work) == [(local_sums[0], averaged), (local_sums[1], averaged)]
 
 
 def test_one_process_never_defers_values():
     averages = StepAverages(SimpleNamespace(world_size=1))
     for _ in range(3):
-        averages.decide()
-        averages.note_epoch()
+        averages.decide_deferral()
+        averages.record_epoch()
     assert not averages.defers
     averages.reduce({})
-    averages.note_read()
+    averages.record_read()

@@ -5,7 +5,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
 from rankzero.training.strategies import OneProcess
-from running import train_here
+from running import train_in_process
 
 
 class Model(BoringModel):
@@ -27,7 +27,7 @@ class Model(BoringModel):
         return {"optimizer": optimizer, **({"lr_scheduler": schedule()} if schedule else {})}
 
 
-def group(tmp_path, schedule, epochs, resume=None, **settings):
+def train_and_get_group(tmp_path, schedule, epochs, resume=None, **settings):
     model = Model(schedule, **settings)
     limits = {"limit_train_batches": 2, "limit_val_batches": 0}
     file = tmp_path / f"{epochs}.ckpt"
@@ -37,33 +37,33 @@ def group(tmp_path, schedule, epochs, resume=None, **settings):
             trainer.save_checkpoint(file)
 
     strategy = OneProcess(SamplingPlan(), device="cpu")
-    train_here(Save(), model=model, loops=True, max_epochs=epochs, resume=resume, strategy=strategy, **limits)
+    train_in_process(Save(), model=model, loops=True, max_epochs=epochs, resume=resume, strategy=strategy, **limits)
     return model.trainer.optimizers[0].param_groups[0], file
 
 
 @pytest.mark.parametrize("schedule", ["none", "step", "cosine", "lambda"])
 def test_changed_setting_is_used_and_the_schedule_continues_in_proportion(tmp_path, schedule):
-    whole, _ = group(tmp_path, schedule, 5)
-    _, file = group(tmp_path, schedule, 2)
-    same, _ = group(tmp_path, schedule, 5, resume=file)
-    assert same["lr"] == pytest.approx(whole["lr"], rel=1e-12)
-    halved, _ = group(tmp_path, schedule, 5, resume=file, lr=0.05, momentum=0.5)
-    assert halved["momentum"] == 0.5 and same["momentum"] == 0.9
-    assert halved["lr"] == pytest.approx(whole["lr"] / 2, rel=1e-12)
+    uninterrupted, _ = train_and_get_group(tmp_path, schedule, 5)
+    _, file = train_and_get_group(tmp_path, schedule, 2)
+    resumed, _ = train_and_get_group(tmp_path, schedule, 5, resume=file)
+    assert resumed["lr"] == pytest.approx(uninterrupted["lr"], rel=1e-12)
+    halved, _ = train_and_get_group(tmp_path, schedule, 5, resume=file, lr=0.05, momentum=0.5)
+    assert halved["momentum"] == 0.5 and resumed["momentum"] == 0.9
+    assert halved["lr"] == pytest.approx(uninterrupted["lr"] / 2, rel=1e-12)
 
 
-class Warm:
+class Warmup:
     """Schedule function that stores its settings as attributes."""
 
     def __init__(self, steps):
-        self.steps, self.most = steps, torch.ones(())  # a plain value and a tensor
+        self.steps, self.maximum = steps, torch.ones(())  # a plain value and a tensor
 
     def __call__(self, epoch):
-        return min(float(self.most), (epoch + 1) / self.steps)
+        return min(float(self.maximum), (epoch + 1) / self.steps)
 
 
 def sequential(optimizer, first, decay):
-    parts = [torch.optim.lr_scheduler.LambdaLR(optimizer, Warm(first)), StepLR(optimizer, 1, gamma=decay)]
+    parts = [torch.optim.lr_scheduler.LambdaLR(optimizer, Warmup(first)), StepLR(optimizer, 1, gamma=decay)]
     return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
 
 
@@ -77,9 +77,11 @@ NESTED = {
         lambda milestone: lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [milestone]),
         (3, 5),
     ),
-    "an object": (lambda steps: lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, Warm(steps)), (3, 9)),
+    "an object": (lambda steps: lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, Warmup(steps)), (3, 9)),
     "an object within": (
-        lambda steps: lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, 2, scale_fn=Warm(steps)),
+        lambda steps: (
+            lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, 2, scale_fn=Warmup(steps))
+        ),
         (3, 9),
     ),
     "within another": (lambda decay: lambda optimizer: sequential(optimizer, 2, decay), (0.5, 0.1)),
@@ -89,11 +91,11 @@ NESTED = {
 @pytest.mark.parametrize("kind", NESTED)
 def test_changed_settings_nested_in_a_schedule_are_used(tmp_path, kind):
     schedule, (before, after) = NESTED[kind]
-    whole, _ = group(tmp_path, schedule(after), 5)
-    _, file = group(tmp_path, schedule(before), 2)
-    changed, _ = group(tmp_path, schedule(after), 5, resume=file)
-    assert changed["lr"] == pytest.approx(whole["lr"], rel=1e-12)
-    kept, _ = group(tmp_path, schedule(before), 4, resume=file)
-    assert kept["lr"] == pytest.approx(group(tmp_path, schedule(before), 4)[0]["lr"], rel=1e-12)
+    configured_from_start, _ = train_and_get_group(tmp_path, schedule(after), 5)
+    _, file = train_and_get_group(tmp_path, schedule(before), 2)
+    changed, _ = train_and_get_group(tmp_path, schedule(after), 5, resume=file)
+    assert changed["lr"] == pytest.approx(configured_from_start["lr"], rel=1e-12)
+    kept, _ = train_and_get_group(tmp_path, schedule(before), 4, resume=file)
+    assert kept["lr"] == pytest.approx(train_and_get_group(tmp_path, schedule(before), 4)[0]["lr"], rel=1e-12)
     state = torch.load(file, weights_only=True)
     assert state["configured"]["schedules"]

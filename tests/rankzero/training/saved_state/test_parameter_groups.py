@@ -51,11 +51,11 @@ def test_pruned_parameter_has_the_same_name_as_without_pruning():
 
 
 def test_groups_are_added_as_by_lightnings_base_finetuning():
-    stock, ours = net(), net()
-    optimizers = head_only(stock), head_only(ours)
+    stock, extended = net(), net()
+    optimizers = head_only(stock), head_only(extended)
     BaseFinetuning.unfreeze_and_add_param_group(stock[0], optimizers[0], lr=0.01)
-    add_missing_groups(ours, [optimizers[1]], [group_names(stock, optimizers[0])])
-    assert names_of(ours, optimizers[1]) == names_of(stock, optimizers[0]) == [HEAD, BACKBONE]
+    add_missing_groups(extended, [optimizers[1]], [group_names(stock, optimizers[0])])
+    assert names_of(extended, optimizers[1]) == names_of(stock, optimizers[0]) == [HEAD, BACKBONE]
 
 
 def test_the_state_of_an_optimizer_with_added_groups_can_be_loaded():

@@ -25,14 +25,14 @@ def test_generators_continue_from_the_saved_state(tmp_path):
     assert (draw(), draw()) == expected
 
 
-class Scored(LightningModule):
+class ModuleWithMetrics(LightningModule):
     def __init__(self):
         super().__init__()
         self.scores = MetricCollection({"error": MeanAbsoluteError(), "twin": MeanAbsoluteError()})
         self.area = BinaryAUROC()
         self.untouched = MeanAbsoluteError()
 
-    def see(self, samples):
+    def update_metrics(self, samples):
         for sample in samples:
             outputs, targets = torch.tensor([sample % 7 / 7, 0.3]), torch.tensor([sample % 2, 1])
             self.scores.update(outputs, targets)
@@ -42,22 +42,26 @@ class Scored(LightningModule):
         return {**self.scores.compute(), "area": self.area.compute()}
 
 
-def seen(samples):
-    module = Scored()
-    module.see(samples)
+def updated(samples):
+    module = ModuleWithMetrics()
+    module.update_metrics(samples)
     return module
 
 
-@pytest.mark.parametrize("parts", [[range(9)], [range(4), range(4, 9)], [range(2), range(2), [5], range(4, 9)]])
-def test_metrics_continue_with_the_samples_of_all_ranks(parts):
-    carried_on = Scored()
-    load_metrics(carried_on, [save_metrics(seen(part)) for part in parts])
-    carried_on.see(range(9, 20))
-    whole = seen([sample for part in parts for sample in part] + list(range(9, 20)))
-    expected = whole.values()
-    for name, value in carried_on.values().items():
+@pytest.mark.parametrize(
+    "samples_of_ranks", [[range(9)], [range(4), range(4, 9)], [range(2), range(2), [5], range(4, 9)]]
+)
+def test_metrics_continue_with_the_samples_of_all_ranks(samples_of_ranks):
+    resumed = ModuleWithMetrics()
+    load_metrics(resumed, [save_metrics(updated(samples_of_rank)) for samples_of_rank in samples_of_ranks])
+    resumed.update_metrics(range(9, 20))
+    uninterrupted = updated(
+        [sample for samples_of_rank in samples_of_ranks for sample in samples_of_rank] + list(range(9, 20))
+    )
+    expected = uninterrupted.values()
+    for name, value in resumed.values().items():
         assert torch.allclose(value, expected[name]), name
 
 
 def test_metrics_without_updates_are_not_saved():
-    assert save_metrics(Scored()) == {} and "untouched" not in save_metrics(seen([1]))
+    assert save_metrics(ModuleWithMetrics()) == {} and "untouched" not in save_metrics(updated([1]))

@@ -10,10 +10,10 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.saved_state.sample_order import order_of
-from running import train_here
+from running import train_in_process
 
 
-class Stream(IterableDataset):
+class SampleStream(IterableDataset):
     def __iter__(self):
         return iter(torch.rand(4, 32))
 
@@ -36,21 +36,21 @@ class Net(BoringModel):
         return self.loaders
 
 
-class Notes(LoopCallback):
+class RecordOrders(LoopCallback):
     """Records the order at each safe point, as a checkpoint stores it."""
 
     def __init__(self, plan):
-        self.plan, self.seen = plan, []
+        self.plan, self.orders = plan, []
 
     def on_safe_point(self, trainer):
-        self.seen.append(json.loads(json.dumps(order_of(trainer, self.plan))))
+        self.orders.append(json.loads(json.dumps(order_of(trainer, self.plan))))
 
 
 def orders(plan, loaders=None, **settings):
-    notes, loaders = Notes(plan), loader() if loaders is None else loaders
+    recorder, loaders = RecordOrders(plan), loader() if loaders is None else loaders
     settings = {"max_epochs": 2, "limit_val_batches": 0, **settings}
-    train_here(notes, model=Net(loaders), plan=plan, **settings)
-    return notes.seen
+    train_in_process(recorder, model=Net(loaders), plan=plan, **settings)
+    return recorder.orders
 
 
 def test_order_contains_seed_global_batch_size_and_data():
@@ -67,8 +67,10 @@ def test_order_contains_seed_global_batch_size_and_data():
 
 def test_the_position_counts_epochs_steps_and_samples():
     found = [[Position(**position) for position in order["positions"]] for order in orders(SamplingPlan())]
-    whole = [[Position(epoch, step, 8 * step)] if step else [Position(epoch)] for epoch in (0, 1) for step in range(4)]
-    assert found == [*whole, [Position(2)]]
+    expected = [
+        [Position(epoch, step, 8 * step)] if step else [Position(epoch)] for epoch in (0, 1) for step in range(4)
+    ]
+    assert found == [*expected, [Position(2)]]
 
 
 def test_accumulated_batches_are_one_step():
@@ -88,10 +90,12 @@ def test_each_loader_has_its_own_position():
     ]
 
 
-@pytest.mark.filterwarnings("ignore:.*is not promised here", "ignore:.*num_workers", "ignore:.*Total length")
+@pytest.mark.filterwarnings(
+    "ignore:.*does not guarantee that each sample", "ignore:.*num_workers", "ignore:.*Total length"
+)
 def test_unmanaged_loader_has_no_saved_order():
     plan = SamplingPlan()
-    assert set(map(str, orders(plan, DataLoader(Stream(), batch_size=2), max_epochs=1))) == {"None"}
+    assert set(map(str, orders(plan, DataLoader(SampleStream(), batch_size=2), max_epochs=1))) == {"None"}
     assert plan.order is None
 
 
@@ -100,5 +104,5 @@ def test_saved_order_is_resumed_on_any_number_of_ranks(world):
     for order in orders(SamplingPlan(seed=3)):
         plan = SamplingPlan(0, world, seed=3)
         assert resume_order(plan, {"rankzero": {"order": order}}, "x", False) is None
-        assert [vars(position) for position in plan.start] == order["positions"]
+        assert [vars(position) for position in plan.start_positions] == order["positions"]
         assert (plan.kept_sizes, plan.kept_data) == ([8], order["data"])

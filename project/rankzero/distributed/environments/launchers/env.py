@@ -3,9 +3,9 @@
 Containers (Docker, Kubeflow's PyTorchJob), custom scripts and manual starts set these variables.
 """
 
-from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, meeting_point
+from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, rendezvous_endpoint
 
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def found(variables: Variables) -> bool:
@@ -13,14 +13,14 @@ def found(variables: Variables) -> bool:
     return any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
 
 
-def read(variables: Variables, asked: RequestedWorld) -> Launch:
+def read(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch that PyTorch's variables describe."""
     rank, size = variables.number("RANK"), variables.number("WORLD_SIZE")
     local_size = variables.find_number("LOCAL_WORLD_SIZE")
-    one_machine = size == 1 or local_size == size
-    if size > 1 and not asked.port:
+    is_single_machine = size == 1 or local_size == size
+    if size > 1 and not requested.port:
         variables.number("MASTER_PORT")  # required: without a job id, no port can be derived
-    address, port = meeting_point(variables, asked, "127.0.0.1" if size == 1 else None, "env")
+    address, port = rendezvous_endpoint(variables, requested, "127.0.0.1" if size == 1 else None, "env")
     node_rank = variables.find_number("GROUP_RANK")
     return Launch(
         launcher="env",
@@ -29,13 +29,13 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         local_rank=0 if size == 1 else variables.find_number("LOCAL_RANK"),
         world_size=size,
         local_world_size=1 if size == 1 else local_size,
-        num_nodes=1 if one_machine else variables.find_number("GROUP_WORLD_SIZE"),
-        node_rank=0 if one_machine else node_rank,
+        num_nodes=1 if is_single_machine else variables.find_number("GROUP_WORLD_SIZE"),
+        node_rank=0 if is_single_machine else node_rank,
         address=address,
         port=port,
         world_id=f"env {port}",
         externally_created=True,
-        variables=variables.read,
+        variables=variables.recorded,
     )
 
 
@@ -43,7 +43,7 @@ LAUNCHER = Launcher(
     "env",
     found,
     read,
-    line="RANK=0 WORLD_SIZE={processes} MASTER_ADDR=HOST MASTER_PORT=PORT python launch/fit.py ...",
+    command="RANK=0 WORLD_SIZE={processes} MASTER_ADDR=HOST MASTER_PORT=PORT python launch/fit.py ...",
     rank_variables=("RANK",),
-    shown_variables=PLACE,
+    shown_variables=VARIABLES,
 )

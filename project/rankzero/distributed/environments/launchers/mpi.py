@@ -9,18 +9,18 @@ that belongs to another machine.
 import os
 import re
 
-from rankzero.distributed.environments.ancestors import ancestors
+from rankzero.distributed.environments.ancestors import ancestor_commands
 from rankzero.distributed.environments.launch import (
     Launch,
     Launcher,
     RequestedWorld,
     Variables,
     folder_name,
-    meeting_point,
+    rendezvous_endpoint,
 )
 from rankzero.distributed.environments.launchers import pbs, slurm
 
-NAMES = {
+VARIABLES_BY_FAMILY = {
     "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
     "hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "PMI": ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
@@ -36,22 +36,26 @@ def found(variables: Variables) -> bool:
     return not slurm.found(variables) and ("PMI_RANK" in variables or "PMIX_RANK" in variables)
 
 
-def read(variables: Variables, asked: RequestedWorld) -> Launch:
+def read(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch that MPI's variables describe."""
-    families = [family for family, names in NAMES.items() if names[0] in variables and _fits(family, variables)]
+    families = [
+        family
+        for family, names in VARIABLES_BY_FAMILY.items()
+        if names[0] in variables and _is_complete(family, variables)
+    ]
     if not families:
         raise KeyError("OMPI_COMM_WORLD_RANK or PMI_RANK")
     family = families[0]
-    rank_name, size_name, local_rank_name, local_size_name = NAMES[family]
+    rank_name, size_name, local_rank_name, local_size_name = VARIABLES_BY_FAMILY[family]
     rank, local_rank = variables.number(rank_name), variables.find_number(local_rank_name)
     local_size = variables.find_number(local_size_name)
-    size = variables.find_number(size_name) or (asked.nodes or 0) * (asked.devices or 0) or None
+    size = variables.find_number(size_name) or (requested.nodes or 0) * (requested.devices or 0) or None
     if size is None:
         raise KeyError(size_name)
-    one_machine = local_size == size
-    key, mpirun_host = _mpirun(variables)
-    host = "127.0.0.1" if one_machine else (_scheduler_host(variables) or mpirun_host)
-    address, port = meeting_point(variables, asked, host, key)
+    is_single_machine = local_size == size
+    world_id, mpirun_host = _mpirun_id_and_host(variables)
+    host = "127.0.0.1" if is_single_machine else (_scheduler_host(variables) or mpirun_host)
+    address, port = rendezvous_endpoint(variables, requested, host, world_id)
     return Launch(
         launcher="mpi",
         evidence=f"{family}, {size_name}={size}",
@@ -59,14 +63,14 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         local_rank=local_rank,
         world_size=size,
         local_world_size=local_size,
-        num_nodes=1 if one_machine else None,
-        node_rank=0 if one_machine else None,
+        num_nodes=1 if is_single_machine else None,
+        node_rank=0 if is_single_machine else None,
         address=address,
         port=port,
-        world_id=key,
+        world_id=world_id,
         job_id=_job_id(variables),
         externally_created=True,
-        variables=variables.read,
+        variables=variables.recorded,
     )
 
 
@@ -79,19 +83,19 @@ def runs_within_step(variables: Variables) -> bool:
     return uri is not None and uri == variables.find("OMPI_MCA_orte_local_daemon_uri")
 
 
-def _fits(family: str, variables: Variables) -> bool:
+def _is_complete(family: str, variables: Variables) -> bool:
     return family != "hydra" or "MPI_LOCALNRANKS" in variables
 
 
-def _mpirun(variables: Variables) -> tuple[str, str | None]:
+def _mpirun_id_and_host(variables: Variables) -> tuple[str, str | None]:
     """Returns a unique id of this mpirun, and the address of its host (comma-separated if there are several)."""
     namespace = variables.find("PMIX_NAMESPACE") or variables.find("OMPI_MCA_ess_base_jobid")
     uri = variables.find("OMPI_MCA_orte_hnp_uri") or variables.find("PRTE_MCA_prte_hnp_uri") or ""
     addresses = re.search(r"tcp://([^:;]+):\d+", uri)
     if namespace:
         return f"mpi {namespace} {uri}", addresses[1] if addresses else None
-    for words in ancestors():
-        command = " ".join(words)
+    for arguments in ancestor_commands():
+        command = " ".join(arguments)
         control = re.search(r"--control-port (\S+):(\d+)", command)
         control = control or re.search(r"--upstream-host (\S+) --upstream-port (\d+)", command)
         if control:
@@ -108,15 +112,15 @@ def _job_id(variables: Variables) -> str | None:
     return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables)
 
 
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 LAUNCHER = Launcher(
     "mpi",
     found,
     read,
-    line="mpirun -np {processes} python launch/fit.py ...",
-    rank_variables=RANKS,
-    shown_variables=RANKS,
+    command="mpirun -np {processes} python launch/fit.py ...",
+    rank_variables=RANK_VARIABLES,
+    shown_variables=RANK_VARIABLES,
     one_per_node="mpirun --map-by ppr:1:node",
     gathers_output=True,
 )

@@ -17,29 +17,29 @@ from rankzero.distributed.environments.launch import (
     RequestedWorld,
     Variables,
     folder_name,
-    meeting_point,
+    rendezvous_endpoint,
 )
 
 
 def found(variables: Variables) -> bool:
     """Returns whether this process is a pbsdsh task and not the job script."""
-    return "PBS_JOBID" in variables and _task(variables) > 1
+    return "PBS_JOBID" in variables and _task_number(variables) > 1
 
 
-def read(variables: Variables, asked: RequestedWorld) -> Launch:
+def read(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch that a task's variables describe."""
     job, node_rank = variables.text("PBS_JOBID"), variables.number("PBS_NODENUM")
     rank = variables.find_number("RANK")
-    asked_size = (asked.nodes or 0) * (asked.devices or 0) or None
-    size = asked_size if rank is None else variables.find_number("WORLD_SIZE") or asked_size
+    requested_size = (requested.nodes or 0) * (requested.devices or 0) or None
+    size = requested_size if rank is None else variables.find_number("WORLD_SIZE") or requested_size
     if size is None:
         raise KeyError("WORLD_SIZE" if rank is not None else "RANK")
     hosts = node_file(variables)
-    here = socket.gethostname() if node_rank == 0 else None
-    one_machine = size == 1 or asked.nodes == 1 or variables.find_number("LOCAL_WORLD_SIZE") == size
-    key = f"pbs {job}"
-    first = "127.0.0.1" if one_machine else here or next(iter(hosts), None)
-    address, port = meeting_point(variables, asked, first, key)
+    own_host = socket.gethostname() if node_rank == 0 else None
+    is_single_machine = size == 1 or requested.nodes == 1 or variables.find_number("LOCAL_WORLD_SIZE") == size
+    world_id = f"pbs {job}"
+    first_host = "127.0.0.1" if is_single_machine else own_host or next(iter(hosts), None)
+    address, port = rendezvous_endpoint(variables, requested, first_host, world_id)
     return Launch(
         launcher="pbs",
         evidence=f"PBS_JOBID={job} PBS_TASKNUM={variables.text('PBS_TASKNUM')}",
@@ -47,16 +47,16 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         local_rank=variables.find_number("LOCAL_RANK"),
         world_size=size,
         local_world_size=variables.find_number("LOCAL_WORLD_SIZE"),
-        num_nodes=1 if one_machine else asked.nodes,
-        node_rank=0 if one_machine else node_rank,
+        num_nodes=1 if is_single_machine else requested.nodes,
+        node_rank=0 if is_single_machine else node_rank,
         hosts=tuple(dict.fromkeys(hosts)),
         address=address,
         port=port,
-        world_id=key,
+        world_id=world_id,
         job_id=job_id(variables),
         externally_created=True,
-        rank_order=_task(variables),
-        variables=variables.read,
+        rank_order=_task_number(variables),
+        variables=variables.recorded,
     )
 
 
@@ -83,7 +83,7 @@ def job_id(variables: Variables) -> str | None:
     return folder_name(variables.find("PBS_JOBID"))
 
 
-def _task(variables: Variables) -> int:
+def _task_number(variables: Variables) -> int:
     """Returns the value of PBS_TASKNUM, which is hexadecimal; 1 if it is unset, as for the job script."""
     text = variables.find("PBS_TASKNUM") or "1"
     if not re.fullmatch(r"[0-9a-fA-F]+", text):
@@ -95,7 +95,7 @@ LAUNCHER = Launcher(
     "pbs",
     found,
     read,
-    line="pbsdsh -- ... python launch/fit.py --nodes {nodes} --devices {devices} ...",
+    command="pbsdsh -- ... python launch/fit.py --nodes {nodes} --devices {devices} ...",
     rank_variables=("PBS_NODENUM",),
     shown_variables=("PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM"),
 )

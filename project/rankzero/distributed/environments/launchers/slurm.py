@@ -10,7 +10,7 @@ from rankzero.distributed.environments.launch import (
     RequestedWorld,
     Variables,
     folder_name,
-    meeting_point,
+    rendezvous_endpoint,
 )
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -23,7 +23,7 @@ def found(variables: Variables) -> bool:
     return step.isdigit() and int(step) < FIRST_SPECIAL_STEP and "SLURM_PROCID" in variables
 
 
-def read(variables: Variables, asked: RequestedWorld) -> Launch:
+def read(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch that the step's variables describe."""
     job = variables.find("SLURM_JOB_ID") or "0"
     step = variables.find("SLURM_STEP_ID") or "0"
@@ -31,9 +31,9 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
     nodes = variables.find("SLURM_STEP_NODELIST") or variables.find("SLURM_NODELIST") or ""
     hosts = expand_hosts(nodes)
     num_nodes = variables.find_number("SLURM_STEP_NUM_NODES") or len(hosts) or 1
-    first = "127.0.0.1" if num_nodes == 1 else next(iter(hosts), None)
-    address, port = meeting_point(variables, asked, first, key(variables))
-    each = expand_tasks(variables.find("SLURM_STEP_TASKS_PER_NODE") or "")
+    first_host = "127.0.0.1" if num_nodes == 1 else next(iter(hosts), None)
+    address, port = rendezvous_endpoint(variables, requested, first_host, world_id(variables))
+    tasks_per_node = expand_tasks(variables.find("SLURM_STEP_TASKS_PER_NODE") or "")
     node_rank = variables.number("SLURM_NODEID")
     return Launch(
         launcher="slurm",
@@ -41,22 +41,22 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         rank=variables.number("SLURM_PROCID"),
         local_rank=variables.number("SLURM_LOCALID"),
         world_size=tasks,
-        local_world_size=each[node_rank] if node_rank < len(each) else None,
+        local_world_size=tasks_per_node[node_rank] if node_rank < len(tasks_per_node) else None,
         num_nodes=num_nodes,
         node_rank=node_rank,
-        processes_a_node=each if len(each) == num_nodes else None,
+        processes_per_node=tasks_per_node if len(tasks_per_node) == num_nodes else None,
         hosts=hosts,
         address=address,
         port=port,
-        world_id=key(variables),
+        world_id=world_id(variables),
         job_id=folder_name(job),
         restarts=variables.find_number("SLURM_RESTART_COUNT") or 0,
         externally_created=True,
-        variables=variables.read,
+        variables=variables.recorded,
     )
 
 
-def key(variables: Variables) -> str:
+def world_id(variables: Variables) -> str:
     """Returns an id that the tasks of a step share with no other job, step or requeued attempt."""
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     return "slurm " + " ".join(variables.find(name) or "0" for name in names)
@@ -74,8 +74,8 @@ def allocation(variables: Variables) -> Allocation | None:
 
 def expand_tasks(text: str) -> tuple[int, ...]:
     """Returns the number of tasks on each node from Slurm's notation: `2(x3),1` is 2, 2, 2, 1."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return tuple(int(tasks) for tasks, times in found for _ in range(int(times or 1)))
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return tuple(int(tasks) for tasks, repeats in groups for _ in range(int(repeats or 1)))
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ LAUNCHER = Launcher(
     "slurm",
     found,
     read,
-    line="srun --nodes={nodes} --ntasks-per-node={devices} python launch/fit.py ...",
+    command="srun --nodes={nodes} --ntasks-per-node={devices} python launch/fit.py ...",
     rank_variables=("SLURM_PROCID",),
     shown_variables=("SLURM_PROCID",),
     one_per_node="srun --ntasks-per-node=1",

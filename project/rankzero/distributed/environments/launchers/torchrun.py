@@ -3,7 +3,13 @@
 import re
 from pathlib import Path
 
-from rankzero.distributed.environments.ancestors import ancestor_ids, ancestors, command_of, environment_of, option
+from rankzero.distributed.environments.ancestors import (
+    ancestor_commands,
+    ancestor_ids,
+    command_of,
+    environment_of,
+    option,
+)
 from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, folder_name
 from rankzero.messages import RequestError
 
@@ -16,10 +22,10 @@ def found(variables: Variables) -> bool:
     return "TORCHELASTIC_RUN_ID" in variables
 
 
-def read(variables: Variables, asked: RequestedWorld) -> Launch:
+def read(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch that torchrun's variables describe."""
     run_id = variables.find("TORCHELASTIC_RUN_ID") or "none"
-    if drawn(run_id):
+    if is_random(run_id):
         run_id = run_id[:8]
     attempt = variables.find_number("TORCHELASTIC_RESTART_COUNT") or 0
     address = variables.find("MASTER_ADDR") or "127.0.0.1"
@@ -41,12 +47,12 @@ def read(variables: Variables, asked: RequestedWorld) -> Launch:
         externally_created=True,
         uses_agent_store=(variables.find("TORCHELASTIC_USE_AGENT_STORE") or "False") == "True",
         elastic=elastic_nodes(variables),
-        variables=variables.read,
+        variables=variables.recorded,
     )
 
 
-def drawn(run_id: str) -> bool:
-    """Returns whether a run id is a UUID, which torchrun draws if `--rdzv-id` is not given."""
+def is_random(run_id: str) -> bool:
+    """Returns whether a run id is a UUID, which torchrun draws if `--rdzv-id` is not set."""
     return bool(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", run_id))
 
 
@@ -55,7 +61,7 @@ def elastic_nodes(variables: Variables) -> str | None:
 
     torchrun sets no variable with the range, so it is read from torchrun's command line, or from the user's PET_NNODES.
     """
-    nodes = option(own_command(), "nnodes")
+    nodes = option(torchrun_command(), "nnodes")
     if nodes:
         return f"--nnodes {nodes}" if _is_range(nodes) else None
     nodes = variables.find("PET_NNODES") or ""
@@ -79,35 +85,37 @@ def check_elastic(launch: Launch) -> None:
     if launch.elastic and launch.uses_agent_store:
         raise RequestError(
             f"an elastic torchrun ({launch.elastic})",
-            "torchrun shares its store with the processes it starts, so that a machine that joins would wait for ever",
-            f"{SEPARATE_STORE} torchrun ..., the same line on every machine",
+            "torchrun shares its store with its workers, so a machine that joins later would wait forever",
+            f"{SEPARATE_STORE} torchrun ..., the same command on every machine",
         )
 
 
-def own_command() -> list[str]:
+def torchrun_command() -> list[str]:
     """Returns the command-line arguments of the nearest torchrun; empty if they cannot be read."""
-    return next((words for words in ancestors() if _is_torchrun(words)), [])
+    return next((arguments for arguments in ancestor_commands() if _is_torchrun(arguments)), [])
 
 
 def agent_environment() -> dict[str, str] | None:
     """Returns the environment that the nearest torchrun was started with; None if it cannot be read."""
     try:
-        for process in ancestor_ids():
-            if _is_torchrun(command_of(process)):
-                return environment_of(process)
+        for pid in ancestor_ids():
+            if _is_torchrun(command_of(pid)):
+                return environment_of(pid)
     except OSError:
         pass
     return None
 
 
-def _is_torchrun(words: list[str]) -> bool:
-    return any(Path(word).name == "torchrun" or word.startswith("torch.distributed.") for word in words[:4])
+def _is_torchrun(arguments: list[str]) -> bool:
+    return any(
+        Path(argument).name == "torchrun" or argument.startswith("torch.distributed.") for argument in arguments[:4]
+    )
 
 
 LAUNCHER = Launcher(
     "torchrun",
     found,
     read,
-    line="torchrun --nnodes {nodes} --nproc-per-node {devices} launch/fit.py ...",
+    command="torchrun --nnodes {nodes} --nproc-per-node {devices} launch/fit.py ...",
     rank_variables=("RANK",),
 )

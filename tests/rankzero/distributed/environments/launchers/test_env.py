@@ -10,8 +10,8 @@ NODES = {**ENV, "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_
 GROUPS = {**NODES, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
 
 
-def read(variables, **asked):
-    return env.read(Variables(variables), RequestedWorld(**asked))
+def read(variables, **requested):
+    return env.read(Variables(variables), RequestedWorld(**requested))
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,10 @@ def test_an_address_alone_is_no_launcher(variables, found):
 def test_values_equal_those_of_lightnings_environment(variables, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    launch, lightnings = read(variables), TorchElasticEnvironment()
-    assert (launch.rank, launch.local_rank) == (lightnings.global_rank(), lightnings.local_rank())
-    assert (launch.world_size, launch.node_rank or 0) == (lightnings.world_size(), lightnings.node_rank())
-    assert (launch.address, launch.port) == (lightnings.main_address, lightnings.main_port)
+    launch, stock = read(variables), TorchElasticEnvironment()
+    assert (launch.rank, launch.local_rank) == (stock.global_rank(), stock.local_rank())
+    assert (launch.world_size, launch.node_rank or 0) == (stock.world_size(), stock.node_rank())
+    assert (launch.address, launch.port) == (stock.main_address, stock.main_port)
     assert LightningEnvironment().main_address == launch.address
     assert launch.externally_created and launch.launcher == "env" and launch.variables == variables
 
@@ -44,12 +44,12 @@ def test_values_equal_those_of_lightnings_environment(variables, monkeypatch):
 def test_values_without_a_variable_stay_unknown():
     launch = read(ENV)
     assert (launch.local_rank, launch.local_world_size, launch.num_nodes, launch.node_rank) == (None,) * 4
-    assert not launch.one_machine and launch.evidence == "RANK=1 WORLD_SIZE=2" and launch.world_id == "env 29500"
+    assert not launch.is_single_machine and launch.evidence == "RANK=1 WORLD_SIZE=2" and launch.world_id == "env 29500"
 
 
 def test_one_machine_is_known_from_the_local_world_size():
     launch = read({**NODES, "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "7"})
-    assert (launch.num_nodes, launch.node_rank, launch.one_machine) == (1, 0, True)
+    assert (launch.num_nodes, launch.node_rank, launch.is_single_machine) == (1, 0, True)
 
 
 def test_a_world_size_of_1_needs_no_address():
@@ -69,13 +69,13 @@ def test_a_missing_variable_is_named(name):
 
 
 def test_flags_replace_the_address_and_port_variables():
-    places = {"RANK": "1", "WORLD_SIZE": "2"}
-    launch = read(places, address="flag", port=4000)
+    variables = {"RANK": "1", "WORLD_SIZE": "2"}
+    launch = read(variables, address="flag", port=4000)
     assert (launch.address, launch.port, launch.world_id) == ("flag", 4000, "env 4000")
     with pytest.raises(KeyError, match="MASTER_PORT"):
-        read(places, address="flag")
+        read(variables, address="flag")
     with pytest.raises(KeyError, match="MASTER_ADDR"):
-        read(places, port=4000)
+        read(variables, port=4000)
 
 
 def test_a_port_that_is_not_a_number_is_refused_with_its_value():

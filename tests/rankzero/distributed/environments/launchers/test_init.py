@@ -4,18 +4,18 @@ import pkgutil
 
 import pytest
 
-from rankzero.cli.flags import RUNNING
+from rankzero.cli.flags import COMMON_FLAGS
 from rankzero.distributed.environments import launchers
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS
-from rankzero.distributed.error_reporter import RANKS
+from rankzero.distributed.error_reporter import RANK_VARIABLES
 from rankzero.messages import RequestError
 from recorded import ENV, OPEN_MPI, PBS_TASK, STEP, TORCHRUN
 from running import REPOSITORY
 
 RECORDED = {"torchrun": TORCHRUN, "mpi": OPEN_MPI, "slurm": STEP, "pbs": PBS_TASK, "env": ENV}
-STARTED_BY_OTHERS = [name for name in LAUNCHERS if name != "local"]
+OTHER_LAUNCHERS = [name for name in LAUNCHERS if name != "local"]
 
 
 def test_every_module_is_a_launcher():
@@ -24,33 +24,33 @@ def test_every_module_is_a_launcher():
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_every_launcher_is_a_flag_value_and_documented(name):
-    (flag,) = [flag for flag in RUNNING if flag.name == "launcher"]
+    (flag,) = [flag for flag in COMMON_FLAGS if flag.name == "launcher"]
     assert flag.read(name) == name and f" {name}" in flag.help
     assert f"| `{name}` |" in (REPOSITORY / "docs/launchers.md").read_text()
 
 
-@pytest.mark.parametrize("name", STARTED_BY_OTHERS)
+@pytest.mark.parametrize("name", OTHER_LAUNCHERS)
 def test_every_launcher_has_a_command_to_type(name):
-    assert "launch/fit.py" in LAUNCHERS[name].line_for() and "{" not in LAUNCHERS[name].line_for()
-    assert any(number in LAUNCHERS[name].line_for(3, 5) for number in ("3", "5", "15"))
+    assert "launch/fit.py" in LAUNCHERS[name].command_for() and "{" not in LAUNCHERS[name].command_for()
+    assert any(number in LAUNCHERS[name].command_for(3, 5) for number in ("3", "5", "15"))
     with pytest.raises(RequestError) as refusal:
         detect(RequestedWorld(launcher=name), environ={})
-    assert LAUNCHERS[name].line_for() in refusal.value.instead
+    assert LAUNCHERS[name].command_for() in refusal.value.instead
 
 
-@pytest.mark.parametrize("name", STARTED_BY_OTHERS)
+@pytest.mark.parametrize("name", OTHER_LAUNCHERS)
 def test_the_error_reporter_knows_the_rank_variables_of_every_launcher(name):
-    assert {*LAUNCHERS[name].rank_variables} <= {*RANKS}
+    assert {*LAUNCHERS[name].rank_variables} <= {*RANK_VARIABLES}
     assert any(variable in RECORDED[name] for variable in LAUNCHERS[name].rank_variables)
     assert LAUNCHERS[name].found(Variables(RECORDED[name]))
 
 
-@pytest.mark.parametrize("name", [name for name in STARTED_BY_OTHERS if name != "pbs"])
+@pytest.mark.parametrize("name", [name for name in OTHER_LAUNCHERS if name != "pbs"])
 def test_launcher_local_is_refused_in_one_of_several_processes(name):
-    with pytest.raises(RequestError, match="each would start a run of its own"):
+    with pytest.raises(RequestError, match="each would start a separate run"):
         detect(RequestedWorld(launcher="local"), environ=RECORDED[name])
 
 
 def test_a_proposed_command_contains_the_requested_numbers():
-    assert LAUNCHERS["mpi"].line_for(2, 4) == "mpirun -np 8 python launch/fit.py ..."
-    assert LAUNCHERS["slurm"].line_for(2) == "srun --nodes=2 --ntasks-per-node=N python launch/fit.py ..."
+    assert LAUNCHERS["mpi"].command_for(2, 4) == "mpirun -np 8 python launch/fit.py ..."
+    assert LAUNCHERS["slurm"].command_for(2) == "srun --nodes=2 --ntasks-per-node=N python launch/fit.py ..."

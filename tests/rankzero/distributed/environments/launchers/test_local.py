@@ -7,32 +7,32 @@ from rankzero.distributed.environments.launchers import local
 from recorded import LOCAL
 
 
-def by_hand(environ=None, **asked):
-    return local.by_hand(Variables(environ or {}), RequestedWorld(**asked))
+def manual_launch(environ=None, **requested):
+    return local.manual_launch(Variables(environ or {}), RequestedWorld(**requested))
 
 
 def test_local_processes_are_detected_only_by_their_mark():
-    assert local.found(Variables({local.MARK: "1"})) and local.found(Variables(LOCAL))
-    assert not local.found(Variables({**LOCAL, local.MARK: ""})) and not local.found(Variables({}))
+    assert local.found(Variables({local.SUPERVISOR_PID: "1"})) and local.found(Variables(LOCAL))
+    assert not local.found(Variables({**LOCAL, local.SUPERVISOR_PID: ""})) and not local.found(Variables({}))
 
 
 def test_values_equal_those_of_lightnings_environment(monkeypatch):
     for name, value in LOCAL.items():
         monkeypatch.setenv(name, value)
-    launch, lightnings = local.read(Variables(LOCAL), RequestedWorld()), TorchElasticEnvironment()
-    assert (launch.rank, launch.local_rank) == (lightnings.global_rank(), lightnings.local_rank())
-    assert (launch.world_size, launch.node_rank) == (lightnings.world_size(), lightnings.node_rank())
-    assert (launch.address, launch.port) == (lightnings.main_address, lightnings.main_port)
-    assert (launch.local_world_size, launch.num_nodes, launch.one_machine) == (2, 1, True)
+    launch, stock = local.read(Variables(LOCAL), RequestedWorld()), TorchElasticEnvironment()
+    assert (launch.rank, launch.local_rank) == (stock.global_rank(), stock.local_rank())
+    assert (launch.world_size, launch.node_rank) == (stock.world_size(), stock.node_rank())
+    assert (launch.address, launch.port) == (stock.main_address, stock.main_port)
+    assert (launch.local_world_size, launch.num_nodes, launch.is_single_machine) == (2, 1, True)
     assert launch.launcher == "local" and launch.externally_created and launch.world_id == "local 1234"
 
 
 def test_evidence_and_the_inherited_socket_are_read_if_they_are_set():
     launch = local.read(Variables(LOCAL), RequestedWorld())
-    assert (launch.listening, launch.evidence) == (None, "--devices 2; no launcher's variables are set")
-    more = {local.LISTENING: "5", local.EVIDENCE: "RANK is set"}
-    launch = local.read(Variables({**LOCAL, **more}), RequestedWorld())
-    assert (launch.listening, launch.evidence) == (5, "--devices 2; RANK is set")
+    assert (launch.listening_fd, launch.evidence) == (None, "--devices 2; no launcher's variables are set")
+    variables = {local.LISTENING_FD: "5", local.EVIDENCE: "RANK is set"}
+    launch = local.read(Variables({**LOCAL, **variables}), RequestedWorld())
+    assert (launch.listening_fd, launch.evidence) == (5, "--devices 2; RANK is set")
 
 
 def test_flags_do_not_change_the_rendezvous_address_of_local_processes():
@@ -40,52 +40,54 @@ def test_flags_do_not_change_the_rendezvous_address_of_local_processes():
     assert (launch.address, launch.port, launch.node_rank, launch.world_size) == ("127.0.0.1", 1234, 0, 2)
 
 
-@pytest.mark.parametrize("name", [name for name in LOCAL if name != local.MARK])
+@pytest.mark.parametrize("name", [name for name in LOCAL if name != local.SUPERVISOR_PID])
 def test_every_variable_is_required(name):
     with pytest.raises(KeyError, match=name):
         local.read(Variables({**LOCAL, name: ""}), RequestedWorld())
 
 
 def test_detect_reads_machines_joined_by_hand_from_the_flags():
-    asked = RequestedWorld(nodes=2, devices=2, node_rank=1, address="a", port=29500)
-    launch = detect(asked=asked, environ={})
+    requested = RequestedWorld(nodes=2, devices=2, node_rank=1, address="a", port=29500)
+    launch = detect(requested=requested, environ={})
     assert (launch.rank, launch.world_size, launch.node_rank, launch.port) == (2, 4, 1, 29500)
     assert not launch.externally_created  # two processes still have to be started
-    one_each = detect(asked=RequestedWorld(nodes=2, devices=1, node_rank=1, address="a", port=29500), environ={})
-    assert one_each.externally_created and one_each.rank == 1
+    single_device = detect(
+        requested=RequestedWorld(nodes=2, devices=1, node_rank=1, address="a", port=29500), environ={}
+    )
+    assert single_device.externally_created and single_device.rank == 1
 
 
 @pytest.mark.parametrize("node", range(3))
 def test_the_first_rank_of_a_machine_joined_by_hand_follows_from_its_node_rank(node):
-    launch = by_hand(nodes=3, devices=2, node_rank=node, address="a", port=1)
+    launch = manual_launch(nodes=3, devices=2, node_rank=node, address="a", port=1)
     assert (launch.rank, launch.local_rank, launch.node_rank) == (2 * node, 0, node)
     assert (launch.world_size, launch.local_world_size, launch.num_nodes) == (6, 2, 3)
     assert launch.evidence == f"--nodes 3 --node_rank {node}; no launcher's variables are set"
-    assert launch.world_id == "local 1" and not launch.one_machine
+    assert launch.world_id == "local 1" and not launch.is_single_machine
 
 
-@pytest.mark.parametrize(("devices", "created"), [(None, False), (1, True), (2, False)])
-def test_a_machine_joined_by_hand_starts_processes_unless_one_device_is_requested(devices, created):
-    assert by_hand(nodes=2, devices=devices, node_rank=0, address="a", port=1).externally_created == created
-    assert not by_hand(nodes=1, devices=devices, node_rank=0).externally_created
+@pytest.mark.parametrize(("devices", "is_external"), [(None, False), (1, True), (2, False)])
+def test_a_machine_joined_by_hand_starts_processes_unless_one_device_is_requested(devices, is_external):
+    assert manual_launch(nodes=2, devices=devices, node_rank=0, address="a", port=1).externally_created == is_external
+    assert not manual_launch(nodes=1, devices=devices, node_rank=0).externally_created
 
 
 def test_a_single_machine_joined_by_hand_needs_no_address():
-    launch = by_hand(nodes=1, node_rank=0)
+    launch = manual_launch(nodes=1, node_rank=0)
     assert (launch.address, launch.port, launch.world_size) == ("127.0.0.1", derived_port("by hand"), 1)
 
 
 def test_address_and_port_of_machines_joined_by_hand_may_be_variables():
     environ = {"MASTER_ADDR": "a", "MASTER_PORT": "29500"}
-    launch = by_hand(environ, nodes=2, node_rank=1)
+    launch = manual_launch(environ, nodes=2, node_rank=1)
     assert (launch.address, launch.port, launch.variables) == ("a", 29500, environ)
-    assert by_hand(environ, nodes=2, node_rank=1, address="flag", port=7).address == "flag"
+    assert manual_launch(environ, nodes=2, node_rank=1, address="flag", port=7).address == "flag"
     with pytest.raises(ValueError, match=r"^MASTER_PORT=70000 is not a port \(1 to 65535\)$"):
-        by_hand({**environ, "MASTER_PORT": "70000"}, nodes=2, node_rank=1)
+        manual_launch({**environ, "MASTER_PORT": "70000"}, nodes=2, node_rank=1)
 
 
 @pytest.mark.parametrize(
-    ("environ", "asked", "flag"),
+    ("environ", "requested", "flag"),
     [
         ({}, {}, "--nodes"),
         ({}, {"node_rank": 0}, "--nodes"),
@@ -96,7 +98,7 @@ def test_address_and_port_of_machines_joined_by_hand_may_be_variables():
         ({}, {"nodes": 2, "node_rank": 0, "address": "a"}, "--master_port"),
     ],
 )
-def test_the_missing_flag_is_named(environ, asked, flag):
+def test_the_missing_flag_is_named(environ, requested, flag):
     with pytest.raises(KeyError) as caught:
-        by_hand(environ, **asked)
+        manual_launch(environ, **requested)
     assert caught.value.args == (flag,)

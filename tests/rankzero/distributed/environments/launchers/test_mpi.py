@@ -16,8 +16,8 @@ OPEN_MPI = {  # as set by mpirun 4.1.4 on the second of two hosts
 PROXY = ["/usr/bin/hydra_pmi_proxy", "--control-port", "h1:39039", "--rmk", "user"]
 
 
-def read(variables, **asked):
-    return mpi.read(Variables(variables), RequestedWorld(**asked))
+def read(variables, **requested):
+    return mpi.read(Variables(variables), RequestedWorld(**requested))
 
 
 def test_open_mpis_variables_are_read():
@@ -28,16 +28,16 @@ def test_open_mpis_variables_are_read():
 
 
 def test_hydras_variables_and_proxy_are_read(monkeypatch):
-    monkeypatch.setattr(mpi, "ancestors", lambda: [["bash", "run.sh"], PROXY])
+    monkeypatch.setattr(mpi, "ancestor_commands", lambda: [["bash", "run.sh"], PROXY])
     launch = read(HYDRA)
     assert (launch.rank, launch.local_rank, launch.world_size, launch.address) == (3, 1, 4, "h1")
-    monkeypatch.setattr(mpi, "ancestors", lambda: [[*PROXY[:2], "h1:39040"]])
+    monkeypatch.setattr(mpi, "ancestor_commands", lambda: [[*PROXY[:2], "h1:39040"]])
     assert read(HYDRA).port != launch.port  # another mpiexec
 
 
 def test_intel_mpis_proxy_provides_the_address(monkeypatch):
     proxy = ["hydra_bstrap_proxy", "--upstream-host", "n7", "--upstream-port", "4711"]
-    monkeypatch.setattr(mpi, "ancestors", lambda: [proxy])
+    monkeypatch.setattr(mpi, "ancestor_commands", lambda: [proxy])
     assert read(HYDRA | {"I_MPI_MPIRUN": "mpirun"}).address == "n7"
 
 
@@ -47,7 +47,7 @@ def test_processes_on_one_machine_rendezvous_on_loopback():
 
 
 def test_rank_zeros_address_comes_from_a_flag_a_variable_or_the_scheduler(monkeypatch, tmp_path):
-    monkeypatch.setattr(mpi, "ancestors", list)
+    monkeypatch.setattr(mpi, "ancestor_commands", list)
     nodes = tmp_path / "nodes"
     nodes.write_text("pbs1\npbs1\npbs2\n")
     assert read(OPEN_MPI | {"SLURM_JOB_NODELIST": "n[4-5]", "SLURM_JOB_ID": "3"}).address == "n4"

@@ -17,9 +17,9 @@ def node_file(tmp_path):
     return str(path)
 
 
-def task(line, node_file, **more):
+def task(line, node_file, **rank_variables):
     node, number = TASKS[line]
-    variables = {"PBS_JOBID": "0.pbs1", "PBS_NODENUM": node, "PBS_TASKNUM": number, **more}
+    variables = {"PBS_JOBID": "0.pbs1", "PBS_NODENUM": node, "PBS_TASKNUM": number, **rank_variables}
     return Variables(variables if node == "0" else variables | {"PBS_NODEFILE": node_file})
 
 

@@ -14,7 +14,7 @@ def read(**changes):
 def test_nodes_may_have_different_numbers_of_tasks():
     launch = read()
     assert (launch.rank, launch.local_rank, launch.world_size, launch.node_rank) == (2, 0, 3, 1)
-    assert (launch.num_nodes, launch.local_world_size, launch.processes_a_node) == (2, 1, (2, 1))
+    assert (launch.num_nodes, launch.local_world_size, launch.processes_per_node) == (2, 1, (2, 1))
     assert launch.hosts == ("n1", "n2") and launch.address == "n1" and launch.job_id == "12"
     assert launch.shape == "2 nodes with 2 and 1 processes"
 
@@ -37,7 +37,7 @@ def test_the_hosts_of_the_step_override_the_hosts_of_the_job():
 
 def test_tasks_on_one_node_rendezvous_on_loopback():
     launch = read(SLURM_STEP_NUM_NODES="1", SLURM_STEP_NODELIST="n1", SLURM_STEP_TASKS_PER_NODE="3", SLURM_NODEID="0")
-    assert launch.address == "127.0.0.1" and launch.one_machine
+    assert launch.address == "127.0.0.1" and launch.is_single_machine
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_the_job_id_is_derived_from_torchruns_run_id(run_id, job_id):
 
 
 @pytest.mark.parametrize(
-    ("words", "elastic"),
+    ("arguments", "elastic"),
     [
         (["torchrun", "--nnodes", "1:2", "fit.py"], "--nnodes 1:2"),
         (["torchrun", "--nnodes=1:4", "fit.py"], "--nnodes 1:4"),
@@ -36,15 +36,15 @@ def test_the_job_id_is_derived_from_torchruns_run_id(run_id, job_id):
         ([], None),
     ],
 )
-def test_an_elastic_torchrun_is_detected_by_its_command_line(monkeypatch, words, elastic):
-    monkeypatch.setattr(torchrun, "ancestors", lambda: [["sh", "-c", "x"], words])
+def test_an_elastic_torchrun_is_detected_by_its_command_line(monkeypatch, arguments, elastic):
+    monkeypatch.setattr(torchrun, "ancestor_commands", lambda: [["sh", "-c", "x"], arguments])
     assert read().elastic == elastic
-    if not elastic and not words:
+    if not elastic and not arguments:
         assert read(PET_NNODES="1:3").elastic == "PET_NNODES=1:3"
 
 
 def test_an_elastic_torchrun_that_shares_its_store_is_refused(monkeypatch):
-    monkeypatch.setattr(torchrun, "ancestors", lambda: [["torchrun", "--nnodes", "1:2", "fit.py"]])
+    monkeypatch.setattr(torchrun, "ancestor_commands", lambda: [["torchrun", "--nnodes", "1:2", "fit.py"]])
     with pytest.raises(RequestError, match=r"an elastic torchrun \(--nnodes 1:2\)") as error:
         detect(environ=TORCHRUN)
     assert error.value.instead.startswith("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun")
