@@ -1,13 +1,12 @@
 """Commands: their flags, the short names of models and data, and their help. Does not import torch."""
 
-from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from rankzero.cli.class_suggestions import user_classes, with_depth
+from rankzero.cli.class_errors import unknown_class_error
 from rankzero.cli.flags import Flag
 from rankzero.cli.foreign_flags import equivalent_flag, quoted, similar_names
-from rankzero.messages import RequestError, nearest, spelled
+from rankzero.messages import RequestError, spelled
 
 SUBCOMMANDS = {
     "fit": ("fit", ()),
@@ -120,14 +119,7 @@ class Command(NamedTuple):
             return f"{package.__name__}.{text}"
         if ("." in text and not text.endswith(".py")) or text.startswith("{"):
             return text
-        classes = user_classes(text)
-        if text.endswith(".py"):
-            found = f"{text} is a file, not a class path" if Path(text).is_file() else "there is no such file"
-        else:
-            found = f"there is no {flag} of that name; choose {', '.join(package.__all__)}, or a class path"
-        found += f"; classes in this folder: {', '.join(classes)}" if classes else ""
-        with_flag = f"--{flag} {(classes or [nearest(text, package.__all__) or package.__all__[0]])[0]}"
-        raise RequestError(f"--{flag} {text}", found, (flag == "model" and with_depth(text)) or with_flag)
+        raise unknown_class_error(flag, text, package.__all__)
 
     def unknown_flag_error(
         self, name: str, file_prefix: str, value: str | None = None, model: str = ""

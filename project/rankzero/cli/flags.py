@@ -196,7 +196,7 @@ TRAINING_FLAGS = (
         "resume",
         "HOW",
         resume_value,
-        "resume this run (auto), never, or from the path of a checkpoint [auto]",
+        "resume this run (auto), never, or from a checkpoint's path [auto]",
         "auto",
         default="auto",
         aliases=CHECKPOINT_ALIASES,

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
+from rankzero.cli.class_errors import hidden_file_error, import_failure, wrong_class_error
 from rankzero.cli.foreign_flags import similar_names
-from rankzero.cli.import_failure import hidden_file_error, import_failure, wrong_class_error
 from rankzero.cli.import_names import hidden_file
 from rankzero.cli.origins import Origins
 from rankzero.messages import RequestError, nearest

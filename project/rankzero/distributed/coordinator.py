@@ -197,7 +197,7 @@ class Coordinator:
         refusal = own_error if isinstance(own_error, CannotStart) else CannotStart(refusals[refusing_rank])
         refusal.reported_elsewhere = own_error is None or refusals.index(str(own_error)) != self.launch.rank
         if not refusal.reported_elsewhere and not all(refusals):
-            return refusal_reported_here(refusal, f"rank {self.launch.rank} on {self.members[self.launch.rank].host}")
+            return refusal_reported_here(refusal, f"rank {self.launch.rank} on {socket.gethostname()}")
         return refusal
 
     def barrier_before_exit(self) -> None:

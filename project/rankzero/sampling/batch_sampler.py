@@ -108,8 +108,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         start: Position | None = None,
     ) -> None:
         assert count > 0 and global_batch_size > 0 and world_size > rank >= 0
-        self.count, self.global_batch_size = count, global_batch_size
-        self.rank, self.world_size = rank, world_size
+        self.count, self.global_batch_size, self.rank, self.world_size = count, global_batch_size, rank, world_size
         self.largest_share = -(-global_batch_size // world_size)
         size = -(-self.largest_share // micro_batches)
         self.device_batch_size = min(size, max_device_batch_size or size)
@@ -220,8 +219,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         return shares[micro_batch].total if micro_batch < len(shares) else 0
 
     def _first_position(self, step: int) -> int:
-        start = self.start_position
-        return start.samples + (step - start.step) * self.global_batch_size
+        return self.start_position.samples + (step - self.start_position.step) * self.global_batch_size
 
     def _size(self, step: int) -> int:
         return min(self.global_batch_size, self.count - self._first_position(step))
@@ -237,15 +235,8 @@ class ElasticBatchSampler(Sampler[Indices]):
                 counts = [min(device, max(0, samples - offset)) for samples in samples_per_rank]
                 own_weight, total = counts[self.rank] * world, sum(counts)
                 has_empty_rank = not all(counts) and not self.is_padded
-                shares.append(
-                    Share(
-                        counts[self.rank],
-                        total,
-                        own_weight * self.micro_batches / size,
-                        own_weight / total,
-                        has_empty_rank,
-                    )
-                )
+                loss_weight = own_weight * self.micro_batches / size
+                shares.append(Share(counts[self.rank], total, loss_weight, own_weight / total, has_empty_rank))
             self._shares_by_size[size, self.is_padded] = shares
         return shares
 
@@ -296,9 +287,8 @@ class ElasticBatchSampler(Sampler[Indices]):
         block = max(1, BLOCK // max(1, own_positions.size))
         for step in range(self.start_position.step, first_short_step, block):
             first_positions = self._first_position(step) + size * np.arange(min(block, first_short_step - step))
-            for first, row in zip(
-                first_positions.tolist(), order(first_positions[:, None] + own_positions), strict=True
-            ):
+            rows = order(first_positions[:, None] + own_positions)
+            for first, row in zip(first_positions.tolist(), rows, strict=True):
                 yield first, size, row
         if first_short_step < self.steps:
             first, size = self._first_position(first_short_step), self._size(first_short_step)

@@ -63,8 +63,8 @@ def test_defaults_apply_only_to_flags_that_were_not_given():
     [
         (["--epocs", "3"], "no flag of that name", "--epochs 3"),
         (["--batchsize=3"], "similar names: --batch_size", "--batch_size 3"),
-        (["--model", "RezNet"], "there are MLP, ResNet", "--model ResNet"),
-        (["--data", "Fashion"], "there are CIFAR10, Digits", "--data FashionMNIST"),
+        (["--model", "RezNet"], "choose MLP, ResNet", "--model ResNet"),
+        (["--data", "Fashion"], "choose CIFAR10, Digits", "--data FashionMNIST"),
         (["--devices", "0"], "not a whole number", "--devices 2"),
         (["--epochs"], "it has no value", "--epochs VALUE"),
         (["trainn"], "the subcommands are fit, validate, test, predict", "fit.py fit ..."),
@@ -76,7 +76,7 @@ def test_defaults_apply_only_to_flags_that_were_not_given():
         (["-x"], "no flag of that name", ""),
         (["--trainer", "qqqqq"], "no such file", "--trainer FILE, or omit it"),
         (["--trainer", "{devices"], "not YAML", "--print_config prints an example"),
-        (["--run", "../../etc"], "folder's name", "--name my-run"),
+        (["--run", "../../etc"], "folder name", "--name my-run"),
         (["--foo", "3"], "no flag of that name", "--help"),
     ],
 )

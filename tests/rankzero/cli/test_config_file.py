@@ -60,4 +60,4 @@ def test_the_error_for_a_missing_config_file_names_existing_files(tmp_path):
     (tmp_path / "train.yaml").write_text("epochs: 3")
     with pytest.raises(RequestError) as error:
         read_config(FIT, str(tmp_path / "trian.yaml"))
-    assert "holds train.yaml" in error.value.found and error.value.instead.endswith("train.yaml")
+    assert "contains train.yaml" in error.value.found and error.value.instead.endswith("train.yaml")

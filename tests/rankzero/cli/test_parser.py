@@ -36,7 +36,7 @@ def refusal(*arguments, files=(), stored=""):
 @pytest.mark.parametrize(
     ("arguments", "asked", "found", "instead"),
     [
-        (("--kep", "3"), "--kep", "there is no such flag; there are --help, --config", "--keep"),
+        (("--kep", "3"), "--kep", "there is no such flag; valid names: --help, --config", "--keep"),
         (("--kep=3",), "--kep", "there is no such flag", "--keep"),
         (("--zzzz",), "--zzzz", "there is no such flag", "--help_all"),
         (("--rate", "x"), "--rate x", "expected float", "--help_all lists its valid values"),

@@ -17,7 +17,7 @@ from rankzero.messages import RequestError
         ("the same command with --name ANOTHER-NAME", "the same command with name=ANOTHER-NAME"),
         ("--global_batch_size 3 with a BatchSizeFinder", "global_batch_size=3 with a BatchSizeFinder"),
         ("--seed 3", "seed=3"),
-        ("omit --nodes and --devices", "leave num_nodes and devices out"),
+        ("omit --nodes and --devices", "omit num_nodes and devices"),
         ("srun --nodes=2 python launch/fit.py --epochs 3", None),
     ],
 )

@@ -191,7 +191,7 @@ def test_the_error_for_a_removed_argument_names_the_checkpoint_and_a_valid_flag(
             ("--checkpoint", "runs/x/nothing"),
             r"there is no such file or folder\n  type   runs/x/checkpoints/step-00000046",
         ),
-        (("--root", "elsewhere"), "there are 0"),
+        (("--root", "elsewhere"), "it contains no run"),
         (("--run", "x", "--output", "/proc/x.json"), "folder where you may write"),
     ],
 )

@@ -96,7 +96,7 @@ def test_old_predictions_are_replaced_and_other_files_are_kept(run):
 
 
 def test_a_refused_prediction_creates_and_changes_no_files(run):
-    with pytest.raises(CannotStart, match="neither Toy nor MLP has a predict_dataloader") as error:
+    with pytest.raises(CannotStart, match="no predict_dataloader in Toy or MLP") as error:
         predict_here("--name", "x", "--output", "out")
     assert error.value.instead == "--split test" and not (run.parent.parent / "out").exists()
     (run.parent.parent / "file").write_text("kept")
@@ -197,7 +197,7 @@ def test_a_split_comes_from_the_data_module_or_the_model_and_is_set_up_as_its_st
 @pytest.mark.parametrize(
     ("data", "split", "found", "instead"),
     [
-        (Data, "predict", "neither Data nor Net has a predict_dataloader", "--split test"),
+        (Data, "predict", "no predict_dataloader in Data or Net", "--split test"),
         (LightningDataModule, "val", "no val_dataloader in LightningDataModule or Net", "a data module with"),
         (lambda: None, "test", "no test_dataloader in Net", "a data module with a test_dataloader"),
     ],

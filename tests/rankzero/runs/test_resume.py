@@ -130,7 +130,7 @@ def test_the_note_about_a_finished_run_states_which_limits_to_raise(
     run = RunDirectory(cwd)
     run.write_summary({"epochs": epochs, "steps": steps, "max_epochs": stored_limits[0], "max_steps": stored_limits[1]})
     note = already_finished_note(run, SimpleNamespace(max_epochs=requested_limits[0], max_steps=requested_limits[1]))
-    assert f"the same command with {expected}\n" in note and ("ended early" in note) == (epochs == 2)
+    assert f"the same command with {expected}\n" in note and ("stopped early" in note) == (epochs == 2)
 
 
 def test_a_finished_run_resumes_if_more_epochs_are_requested(cwd, capsys):
@@ -244,9 +244,9 @@ def test_a_run_ended_by_max_steps_in_the_middle_of_an_epoch_resumes_there(cwd, c
     ("path", "found", "instead"),
     [
         ("missing.ckpt", "there is no such file or folder", "runs/NAME/checkpoints/step-00000100"),
-        ("lst.ckpt", r"there is no such file or folder; \S+ holds last.ckpt", "last.ckpt"),
+        ("lst.ckpt", r"there is no such file or folder; \S+ contains last.ckpt", "last.ckpt"),
         ("nowhere/x.ckpt", "there is no such file or folder, and no folder nowhere", "runs/NAME/checkpoints"),
-        ("runs/y", r"there is no such file or folder; \S+ holds first", "runs/first"),
+        ("runs/y", r"there is no such file or folder; \S+ contains first", "runs/first"),
     ],
 )
 def test_a_missing_checkpoint_is_named_as_typed(cwd, path, found, instead):

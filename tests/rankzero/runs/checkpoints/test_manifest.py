@@ -52,7 +52,7 @@ def damage_checkpoint(path, damage):
         state.write_bytes(state.read_bytes()[:-1])
     elif damage == "longer":
         state.write_bytes(state.read_bytes() + b"x")
-    elif damage == "sha256 differs":
+    elif damage == "another sha256":
         data = bytearray(state.read_bytes())
         data[len(data) // 2] ^= 1
         state.write_bytes(data)
@@ -66,7 +66,7 @@ def damage_checkpoint(path, damage):
         manifest.write_text(manifest_text({**read_manifest(path), "format": 99}))
 
 
-DAMAGES = ["truncated", "longer", "sha256 differs", "state.pt is missing", "No such file", "cannot be read"]
+DAMAGES = ["truncated", "longer", "another sha256", "state.pt is missing", "No such file", "cannot be read"]
 DAMAGES += [f"has format 99; this version reads format {FORMAT}"]
 
 

@@ -1,10 +1,11 @@
-"""Messages about a user's module that cannot be imported."""
+"""Messages about a user's class that does not exist or cannot be imported."""
 
 import subprocess
 import sys
 
 import pytest
 
+from rankzero.cli.class_errors import unknown_class_error
 from rankzero.cli.import_names import CHECKOUT
 from rankzero.messages import CannotStart
 from running import fit_in_process
@@ -16,6 +17,36 @@ BROKEN_FILES = {
     "raises.py": ("def f():\n    raise KeyError('mine')\nf()\n", "raises.py, line 2: raise KeyError('mine')"),
     "other.py": ("from json import no_such_name\n", "ImportError: cannot import name 'no_such_name'"),
 }
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "instead"),
+    [
+        ("net.py", "net.py is a file, not a class path; classes in this folder: net.Net, net.Data", "net.Net"),
+        ("net", "; classes in this folder: net.Net, net.Data", "net.Net"),
+        ("Data", "; classes in this folder: net.Data", "net.Data"),
+        ("models/big.py", "; classes in this folder: models.big.Big", "models.big.Big"),
+        ("Inner", "there is no model of that name; choose MLP, ResNet, or a class path", "MLP"),
+        ("binary.py", "binary.py is a file, not a class path", "MLP"),
+        ("missing.py", "there is no such file", "MLP"),
+        ("../folder/net.py", "there is no such file", "MLP"),
+        ("a\0b", "there is no model of that name", "MLP"),
+        ("ResNet50", "there is no model of that name", "ResNet --model.depth 50"),
+        ("resnet-18", "there is no model of that name", "ResNet --model.depth 18"),
+    ],
+)
+def test_an_unknown_class_suggests_classes_of_the_folder(cwd, text, found, instead):
+    (cwd / "models").mkdir()
+    (cwd / "net.py").write_text("class Net:\n    class Inner: ...\n\nclass Data(Net): ...\n")
+    (cwd / "models/big.py").write_text("class Big: ...\n")
+    (cwd / "binary.py").write_bytes(b"\xff\xfe\0class")
+    error = unknown_class_error("model", text, ["MLP", "ResNet"])
+    assert error.asked == f"--model {text}" and found in error.found
+    assert error.instead == f"--model {instead}"
+
+
+def test_a_resnet_of_a_data_module_is_not_completed():
+    assert unknown_class_error("data", "resnet50", ["Toy"]).instead == "--data Toy"
 
 
 @pytest.mark.parametrize("file", BROKEN_FILES)

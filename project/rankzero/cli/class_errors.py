@@ -1,14 +1,53 @@
-"""Messages for errors during the import of a user's module; they name the file and the line."""
+"""Messages for a model or data module that does not exist, cannot be imported or has the wrong base class."""
 
 import linecache
 import os
+import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankzero.cli.import_names import ALIASES, hidden_file
-from rankzero.messages import RequestError, is_in_package
+from rankzero.messages import RequestError, is_in_package, nearest
+
+
+def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestError:
+    """Returns the message for a `--model` or `--data` that is neither a short name nor a class path.
+
+    Args:
+        flag: `model` or `data`.
+        text: The user's value. If it names a file, a module or a class of the current folder, its class path is
+            suggested.
+        names: The short names.
+    """
+    classes = _classes_named(text)
+    if text.endswith(".py"):
+        found = f"{text} is a file, not a class path" if Path(text).is_file() else "there is no such file"
+    else:
+        found = f"there is no {flag} of that name; choose {', '.join(names)}, or a class path"
+    if classes:
+        found += f"; classes in this folder: {', '.join(classes)}"
+    instead = f"--{flag} {classes[0] if classes else nearest(text, names) or names[0]}"
+    if flag == "model" and (resnet := re.fullmatch(r"resnet[-_]?(\d+)", text.lower())):
+        instead = f"--model ResNet --model.depth {resnet[1]}"
+    return RequestError(f"--{flag} {text}", found, instead)
+
+
+def _classes_named(text: str) -> list[str]:
+    """Returns the class paths in the current folder that the name of a file, module or class may mean."""
+    file = Path(text if text.endswith(".py") else f"{text}.py")
+    if file.is_file() and not file.is_absolute() and ".." not in file.parts:
+        return [f"{'.'.join(file.with_suffix('').parts)}.{name}" for name in _classes_in(file)]
+    return [f"{file.stem}.{text}" for file in sorted(Path().glob("*.py")) if text in _classes_in(file)]
+
+
+def _classes_in(file: Path) -> list[str]:
+    """Returns the names of the classes that a file defines, without importing it."""
+    try:
+        return re.findall(r"^class (\w+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    except OSError:
+        return []
 
 
 def import_failure(requested: str, error: BaseException | None) -> RequestError | None:
