@@ -136,7 +136,7 @@ def main() -> None:
         write_noise(folder)
         Comparison(
             name="input",
-            title=f"CIFAR-10 with crop, mirror and normalisation, in batches of {BATCH}",
+            title=f"CIFAR-10 with crop, mirror and normalization, in batches of {BATCH}",
             unit="microseconds a picture",
             measure={
                 "ours, in the main process": epoch_timer(lambda: rankzero_loader(folder)),

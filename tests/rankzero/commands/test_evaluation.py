@@ -175,7 +175,7 @@ def test_the_error_for_a_removed_argument_names_the_checkpoint_and_a_valid_flag(
         evaluate_in_process("--name", "z")
     assert error.value.asked.startswith("data.sleep: 0.5, in the configuration stored in runs/z/checkpoints/step-")
     assert error.value.found.startswith("sleep is no longer an argument of Data")
-    flag, _, text = error.value.instead.partition(", where")[0].partition(" ")
+    flag, _, text = error.value.instead.partition(", if")[0].partition(" ")
     assert (flag, json.loads(shlex.split(text)[0])) == (
         "--data",
         {"class_path": "others.Data", "init_args": {"count": 4}},
