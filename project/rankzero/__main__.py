@@ -12,7 +12,7 @@ COMMANDS = {
     "fit": "train a model, or resume its training",
     "evaluate": "compute exact metrics of a run or a checkpoint",
     "predict": "write the predictions of a run or a checkpoint, in order",
-    "explain": "print the detected launcher and its evidence; start nothing",
+    "explain": "print the detected launcher and the variables that show it; start nothing",
 }
 
 

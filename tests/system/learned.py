@@ -48,7 +48,7 @@ def check(folder: Path, printed: str, reference: Reference, launcher: str, shape
     processes = (
         f" x {shape[0]} process" if len(set(shape)) == 1 else f" with {', '.join(map(str, shape[:-1]))} and {shape[-1]}"
     )
-    assert f"{len(shape)} node{'s' * (len(shape) > 1)}{processes}" in lines[0] and "met at" in lines[0], lines
+    assert f"{len(shape)} node{'s' * (len(shape) > 1)}{processes}" in lines[0] and "rendezvous at" in lines[0], lines
     assert printed.count(f"run {run_folder.name}: finished") == 1
     assert len(list((run_folder / "logs").iterdir())) == sum(shape)
     assert len(list((run_folder / "tensorboard").glob("events.*"))) == 1

@@ -137,7 +137,7 @@ def test_a_custom_sampler_works_on_one_process_and_is_refused_on_two(user_folder
     ("arguments", "message"),
     [
         (("--model.returns", "scalar"), "does not have one row per sample"),
-        (("--data", "mine.Silent"), "neither Silent nor Net has a predict_dataloader"),
+        (("--data", "mine.Silent"), "no predict_dataloader in Silent or Net"),
         (("--split", "val"), "type   --split predict"),
         (("--ckpt_path", "best"), "kept no best checkpoint"),
         (("--output", "mine.py"), "a folder where you may write"),

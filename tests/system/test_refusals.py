@@ -34,8 +34,8 @@ class TestOnTwoHosts:
         ("address", "texts"),
         [
             ("no-such-host", ("'no-such-host' does not resolve on rz1", "--master_addr HOST")),
-            ("10.93.0.77", ("rank 0 is on rz1, and 10.93.0.77", "--master_addr rz1")),
-            ("rz2", ("rank 0 is on rz1, and rz2 (10.93.0.2)", "--node_rank 0 on rz2")),
+            ("10.93.0.77", ("rank 0 is on rz1, but 10.93.0.77", "--master_addr rz1")),
+            ("rz2", ("rank 0 is on rz1, but rz2 (10.93.0.2)", "--node_rank 0 on rz2")),
         ],
     )
     def test_an_address_that_is_not_rank_zeros_is_refused(self, tmp_path, hosts, address, texts):
@@ -44,7 +44,7 @@ class TestOnTwoHosts:
         results = hosts.run_on_both(tmp_path, commands)
         assert [code for code, _ in results.values()] == [2, 2], results
         check(results["rz1"][1], tmp_path, *texts)
-        assert results["rz2"][1].count("rankzero: rank 2 on rz2 cannot start") == 1
+        assert results["rz2"][1].count("rankzero: rank 2 on rz2 did not start") == 1
 
     def test_a_missing_machine_is_reported_after_the_start_timeout(self, tmp_path, hosts):
         rendezvous = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", "29521")
@@ -63,7 +63,7 @@ class TestOnTwoHosts:
             tmp_path, commands | {"rz1": twice}, environment=ENV | {"RANK": "1", "WORLD_SIZE": "3"}
         )
         assert [code for code, _ in results.values()] == [2, 2], results
-        check(results["rz1"][1], tmp_path, "one process of rank 1", "on rz1", "on rz2")
+        check(results["rz1"][1], tmp_path, "one process with rank 1", "on rz1", "on rz2")
 
     def test_ranks_with_different_world_sizes_are_refused(self, tmp_path, hosts):
         commands = {
@@ -103,7 +103,7 @@ class TestOnTwoHosts:
         command = [*mpirun, "-np", "2", "-x", "MASTER_ADDR=rz2", PYTHON, FIT]
         code, printed = hosts.run_on_both(tmp_path, {"rz1": command})["rz1"]
         assert code == 2, printed
-        check(printed, tmp_path, "rank 0 is on rz1, and rz2 (10.93.0.2) is another machine", "-x MASTER_ADDR=rz1")
+        check(printed, tmp_path, "rank 0 is on rz1, but rz2 (10.93.0.2) is another machine", "-x MASTER_ADDR=rz1")
 
 
 @pytest.mark.xdist_group("slurm")

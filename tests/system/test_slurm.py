@@ -52,7 +52,7 @@ def test_simultaneous_steps_of_one_job_use_separate_rendezvous(slurm, tmp_path):
     environment = {**slurm, "PATH": f"{BIN}:{slurm['PATH']}"}
     _, printed = submit(script_file, environment, "--nodes=2", "--ntasks-per-node=2")
     starts = [line for line in printed.splitlines() if line.startswith("rankzero: slurm (")]
-    assert len(starts) == 2 and len({line.split("met at ")[1].split(";")[0] for line in starts}) == 2, printed
+    assert len(starts) == 2 and len({line.split("rendezvous at ")[1].split(";")[0] for line in starts}) == 2, printed
     assert printed.count("finished") == 2
 
 

@@ -82,7 +82,7 @@ def hidden_file_error(requested: str, module: str, file: str) -> RequestError:
     return RequestError(
         requested,
         f"{file} cannot be imported as {module}: Rankzero has a module of that name",
-        f"the same command, after renaming {Path(file).name} and its imports",
+        f"the same command, after renaming {Path(file).name} and changing its import statements",
     )
 
 
@@ -97,7 +97,7 @@ def wrong_class_error(requested: str, class_path: str, base: str) -> RequestErro
         return RequestError(
             requested,
             found,
-            f"the same command, without a .pth or sitecustomize file that imports {package} when Python starts",
+            f"the same command, after removing the import of {package} from Python's .pth files and sitecustomize",
         )
     return RequestError(requested, f"{class_path} is not a {base}", f"the class path of a {base}")
 

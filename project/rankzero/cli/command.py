@@ -83,18 +83,18 @@ class Command(NamedTuple):
         rows = {
             "model": ("--model NAME", self._names(self.models)),
             "data": ("--data NAME", self._names(self.data)),
-            "explain": ("--explain", "print the detected launcher and its evidence; start nothing"),
-            "config": ("--config FILE", "read flags from a YAML file, such as --print_config prints"),
+            "explain": ("--explain", "print the detected launcher and the variables that show it; start nothing"),
+            "config": ("--config FILE", "read flags from a YAML file; --print_config prints one"),
             "model.X": (
                 "--model.X --data.X --trainer.X",
                 "set any argument of the model, the data module or the Trainer",
             ),
-            "help_all": ("--help_all", "list all arguments of the model, the data module and the Trainer"),
+            "help_all": ("--help_all", "list the arguments of the Trainer; --model.help NAME lists those of a model"),
         }
         for flag in self.flags:
             alias_note = f" (also {', '.join(f'--{name}' for name in flag.aliases)})" if flag.aliases else ""
             rows[flag.name] = (f"--{flag.name} {flag.metavar}", flag.help + alias_note)
-        lines = [f"python launch/{self.name}.py: {self.purpose}", ""]
+        lines = [f"python launch/{self.name}.py: {self.purpose} (defaults are in brackets)", ""]
         for title, names in {"": FIRST_FLAGS, **GROUPS}.items():
             group_lines = [
                 f"  {option:<31} {description}"

@@ -82,7 +82,7 @@ def _parsed(source: str | Path, requested: str) -> dict[str, Any]:
     try:
         content = yaml.load(source if isinstance(source, str) else source.read_text(), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise RequestError(requested, f"it is not YAML: {error}", "--print_config prints an example") from None
+        raise RequestError(requested, f"it is not YAML: {error}", "--print_config, to see an example") from None
     if not isinstance(content, dict):
         raise RequestError(requested, "it has no 'key: value' lines", "--print_config prints an example")
     return content

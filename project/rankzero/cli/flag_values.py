@@ -24,7 +24,7 @@ def whole_number(minimum: int, maximum: int | None = None) -> Reader:
             or int(text) < minimum
             or (maximum is not None and int(text) > maximum)
         ):
-            valid_range = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
+            valid_range = f">= {minimum}" if maximum is None else f"from {minimum} to {maximum}"
             raise ValueError(f"a whole number {valid_range}")
         return int(text)
 

@@ -35,7 +35,10 @@ class RankzeroCLI(LightningCLI):
             save_config_callback=None,
             load_from_checkpoint_support=False,
             parser_class=RankzeroParser,
-            parser_kwargs={"description": "All arguments.", "formatter_class": HelpFormatter},
+            parser_kwargs={
+                "description": "--help lists Rankzero's flags; --model.help NAME lists the arguments of a model.",
+                "formatter_class": HelpFormatter,
+            },
             trainer_defaults={"log_every_n_steps": 10, "enable_model_summary": False},
             seed_everything_default=0,
         )

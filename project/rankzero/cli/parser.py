@@ -91,8 +91,10 @@ def parsing_error(
     if match := re.search(r"Import path.* does not correspond to a subclass of (\w+)", message):
         return wrong_class_error(requested, class_path or given_value, match[1])
     if match := re.search(r"Problem with given class_path '[^']+':\s*(?!\s|Parser key)(.+)", message):
-        return RequestError(requested, match[1], f"--{key} package.module.Class, in the folder that contains package")
-    return RequestError(requested, _reason(message), "--help_all lists its valid values")
+        return RequestError(
+            requested, match[1], f"--{key} package.module.Class, after changing to the folder that contains package"
+        )
+    return RequestError(requested, _reason(message), "--help_all, to see the valid values")
 
 
 def _reason(message: str) -> str:

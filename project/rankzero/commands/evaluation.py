@@ -129,7 +129,7 @@ def _best_checkpoint(run: RunDirectory) -> Path:
         raise RequestError(
             f"the best checkpoint of run {run.name}",
             "the run kept no best checkpoint",
-            "--checkpoint last; fit.py --keep_best min:val/loss keeps the best checkpoint of a run",
+            "--checkpoint last (to keep the best checkpoint of a run: fit.py --keep_best min:val/loss)",
         )
     return requested_checkpoint(str(run.path / best))
 

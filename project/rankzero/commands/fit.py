@@ -19,7 +19,7 @@ FIT = Command(
     examples=(
         "python launch/fit.py --model MLP --data Toy --epochs 50 --save_every 10 --batch_size 32",
         "torchrun --nproc-per-node 4 launch/fit.py --model ResNet --model.depth 50 --data FashionMNIST",
-        "srun python launch/fit.py --nodes 2 --devices 4 --model my_package.MyModel --data my_package.MyData",
+        "srun --nodes=2 --ntasks-per-node=4 python launch/fit.py --model my_package.MyModel --data my_package.MyData",
     ),
     models=lightning_modules,
     data=data_modules,

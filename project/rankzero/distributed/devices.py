@@ -64,9 +64,9 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
     host_by_accelerator = {device.accelerator: host for device, host in zip(assignments, hosts, strict=True)}
     if len(host_by_accelerator) > 1:
         raise RequestError(
-            "the same accelerator for all processes",
+            "one accelerator for all processes",
             ", ".join(f"{accelerator} on {host}" for accelerator, host in host_by_accelerator.items()),
-            "--accelerator cpu, or only machines with GPUs",
+            "--accelerator cpu, or start the run only on machines with GPUs",
         )
     process_counts = Counter((host, device.gpu) for device, host in zip(assignments, hosts, strict=True) if device.gpu)
     shares_gpu = any(count > 1 for count in process_counts.values())

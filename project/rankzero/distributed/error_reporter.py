@@ -136,7 +136,7 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
     elif error.reported_elsewhere is None and launch and is_node_reporter(launch, error.local_only):
         found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
         process_name = f"rank {launch.rank} on {socket.gethostname()}"
-        print_error(f"{process_name} cannot start: {found}")
+        print_error(f"{process_name} did not start: {found}")
     exit_after_reporter(Exit.WRONG_REQUEST, has_printed=not is_reported or error.local_only)
     return Exit.WRONG_REQUEST
 

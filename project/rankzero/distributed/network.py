@@ -109,7 +109,7 @@ def address_of(interface: str) -> str:
     names = ", ".join(sorted(interfaces))
     raise RequestError(
         f"--interface {interface}",
-        f"{socket.gethostname()} has no network interface of that name with an address; its interfaces are {names}",
+        f"{socket.gethostname()} has no network interface of that name with an address; those with one are {names}",
         f"--interface {next((name for name in sorted(interfaces) if name != 'lo'), 'lo')}",
     )
 

@@ -108,14 +108,14 @@ class Session:
             raise RequestError(
                 f"--{name} {value} for another Trainer of this program",
                 f"{launch.shape} on {world.accelerator}, which an earlier Trainer of this process chose",
-                f"--{name} {chosen[name]} (each sample is still used once), or a separate script",
+                f"--{name} {chosen[name]} (each sample is still used once), or move this Trainer to a separate script",
             )
         gpus = self.requested.gpus or tuple(range(world.devices))
         if world.accelerator == "cuda" and requested.gpus and requested.gpus != gpus:
             raise RequestError(
                 f"devices={list(requested.gpus)} for another Trainer of this program",
                 f"devices={list(gpus)}, which an earlier Trainer of this process chose",
-                f"devices={list(gpus)}, or a separate script",
+                f"devices={list(gpus)}, or move this Trainer to a separate script",
             )
 
 

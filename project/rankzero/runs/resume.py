@@ -194,7 +194,7 @@ def _check_same_training(plan: ResumePlan, config: Config) -> None:
     if stored_classes != requested_classes:
         raise RequestError(
             " ".join(f"--{name} {path}" for name, path in requested_classes.items()) + f" for run {plan.run.name}",
-            f"{plan.checkpoint} is of " + " and ".join(stored_classes.values()),
+            f"{plan.checkpoint} was saved with " + " and ".join(stored_classes.values()),
             " ".join(f"--{name} {path}" for name, path in stored_classes.items()) + ", or another --name NAME",
         )
 

@@ -121,7 +121,9 @@ class SamplingPlan:
     def _add_training_order(self, loader: "DataLoader[Any]") -> ElasticBatchSampler:
         count = len(loader.dataset)  # type: ignore[arg-type]
         if not count:
-            raise RequestError("training samples", "the data module has none", "another --data")
+            raise RequestError(
+                "to train", "the training data set is empty", "another --data, or correct the train_dataloader"
+            )
         if not self.data:
             self.data = fingerprint(loader.dataset, count)
             self._check_data()
@@ -155,8 +157,8 @@ class SamplingPlan:
         if padded_for and any(order.has_empty_batches() for order in self.training_orders):
             rank_zero_warn(
                 f"rankzero: some steps have fewer samples than there are processes, and {padded_for} needs a "
-                "sample on each: in these steps a sample is used twice. DataLoader(drop_last=True) drops a short "
-                "last batch"
+                "sample on each: in these steps one sample is read twice. To avoid this, drop a short last batch with "
+                "DataLoader(drop_last=True)"
             )
 
     def _check_data(self) -> None:
@@ -174,7 +176,7 @@ class SamplingPlan:
                 "to resume with this data",
                 "the training data has changed, so that some samples would be repeated and others never used\n"
                 + "\n".join(differences),
-                "--accept_changed data restarts the epoch with it, or --resume never restarts the run",
+                "--accept_changed data, to restart the epoch with the new data, or --resume never, to restart the run",
             )
         self.start_positions = [Position(position.epoch) for position in self.start_positions]
 

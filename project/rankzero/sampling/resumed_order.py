@@ -40,7 +40,7 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
         found = f"its stored sample order is damaged ({error!r})"
         raise RequestError("to resume from this checkpoint", found, f"another checkpoint, or {_NEW_RUN}") from None
     if plan.seed != seed:
-        raise RequestError(f"--seed {plan.seed}", f"run {run} resumes with {seed}", f"--seed {seed}, or {_NEW_RUN}")
+        raise RequestError(f"--seed {plan.seed}", f"run {run} keeps its seed, {seed}", f"--seed {seed}, or {_NEW_RUN}")
     if accepts_batch_size_change:
         if len(sizes) > 1:  # several loaders would get out of step, so the epoch restarts
             plan.start_positions = [Position(position.epoch) for position in plan.start_positions]
@@ -49,7 +49,7 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
     if plan.global_batch_size not in (None, kept_size):
         raise RequestError(
             f"--global_batch_size {plan.global_batch_size}",
-            f"run {run} resumes with {kept_size}",
+            f"run {run} keeps its global batch size, {kept_size}",
             f"--global_batch_size {kept_size}, or --accept_changed global_batch_size to change it, or {_NEW_RUN}",
         )
     requested_size = (plan.batch_size or 0) * plan.world_size * plan.micro_batches
@@ -75,5 +75,5 @@ def _checked_number(value: object, minimum: int = 0) -> int:
         ValueError: The value is not an integer from `minimum` to 2^63 - 1.
     """
     if type(value) is not int or not minimum <= value < 2**63:
-        raise ValueError(f"{value!r} is not a whole number of {minimum} or more")
+        raise ValueError(f"{value!r} is not a whole number >= {minimum}")
     return value

@@ -56,7 +56,7 @@ def strategy_for(requested: object, world: WorldInfo, coordinator: Coordinator, 
     else:
         raise RequestError(
             f"--trainer.strategy {requested}",
-            "Rankzero does not know the sample order of this strategy",
+            "Rankzero supports only DDP; it cannot tell how this strategy divides the samples among processes",
             f"--trainer.strategy {' or '.join(list(FIND_UNUSED_PARAMETERS)[:2])}, or ddp_find_unused_parameters_true",
         )
     if world.size == 1:

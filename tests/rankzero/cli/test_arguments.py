@@ -75,7 +75,7 @@ def test_defaults_apply_only_to_flags_that_were_not_given():
         (["--seed", "-1"], "0 to 4294967295", "--seed 0"),
         (["-x"], "no flag of that name", ""),
         (["--trainer", "qqqqq"], "no such file", "--trainer FILE, or omit it"),
-        (["--trainer", "{devices"], "not YAML", "--print_config prints an example"),
+        (["--trainer", "{devices"], "not YAML", "--print_config, to see an example"),
         (["--run", "../../etc"], "folder name", "--name my-run"),
         (["--foo", "3"], "no flag of that name", "--help"),
     ],

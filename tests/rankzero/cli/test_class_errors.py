@@ -59,7 +59,7 @@ def test_an_error_in_a_users_module_names_its_file_and_line(cwd, monkeypatch, fi
     with pytest.raises(CannotStart) as error:
         fit_in_process("--model", f"{file.removesuffix('.py')}.Net")
     message = str(error.value)
-    assert found in message and "in the folder that" not in message and "Traceback" not in message
+    assert found in message and "the folder that contains" not in message and "Traceback" not in message
     assert f"asked  --model {file.removesuffix('.py')}.Net" in message and "the same command, after" in message
 
 

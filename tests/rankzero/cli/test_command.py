@@ -36,7 +36,7 @@ def test_every_flag_belongs_to_exactly_one_help_group(command):
 def test_the_help_of_each_command_shows_exactly_its_flags(name):
     command = command_of(name)
     lines = command.help().splitlines()
-    assert lines[0] == f"python launch/{name}.py: {command.purpose}"
+    assert lines[0] == f"python launch/{name}.py: {command.purpose} (defaults are in brackets)"
     printed_options = [line.split()[0].removeprefix("--") for line in lines if line.startswith("  --")]
     other_options = {"model", "data", "explain", "config", "model.X", "help_all"}
     assert sorted(printed_options) == sorted({flag.name for flag in command.flags} | other_options)

@@ -11,7 +11,7 @@ def test_a_wrong_value_gives_a_message_with_asked_found_and_type():
         FLAGS["devices"].value("0")
     assert str(error.value).splitlines() == [
         "  asked  --devices 0",
-        "  found  '0' is not a whole number of 1 or more",
+        "  found  '0' is not a whole number >= 1",
         "  type   --devices 2",
     ]
 

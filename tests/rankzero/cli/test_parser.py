@@ -39,7 +39,7 @@ def refusal(*arguments, files=(), stored=""):
         (("--kep", "3"), "--kep", "there is no such flag; valid names: --help, --config", "--keep"),
         (("--kep=3",), "--kep", "there is no such flag", "--keep"),
         (("--zzzz",), "--zzzz", "there is no such flag", "--help_all"),
-        (("--rate", "x"), "--rate x", "expected float", "--help_all lists its valid values"),
+        (("--rate", "x"), "--rate x", "expected float", "--help_all, to see the valid values"),
         (("--model", MLP, "--model.hidden_sizes", "x"), "--model.hidden_sizes x", "expected list", "--help_all"),
         (("--model", MLP, "--model.hiden_sizes=[3]"), "--model.hiden_sizes", "MLP has no such", "--model.hidden_sizes"),
         (("--model", "json.JSONDecoder"), "--model json.JSONDecoder", "is not a LightningModule", "the class path of"),
@@ -118,7 +118,7 @@ def test_any_parsing_error_becomes_a_printable_message_of_three_parts(message):
 def test_a_reader_accepts_numbers_that_yaml_has_parsed():
     assert reader(positive_int)(4) == reader(positive_int)("4") == 4
     assert reader(save_interval)(200) == "200" and reader(save_interval)("200steps") == "200steps"
-    with pytest.raises(ValueError, match="a whole number of 1 or more"):
+    with pytest.raises(ValueError, match="a whole number >= 1"):
         reader(positive_int)(0)
     assert new_parser().parse_args(["--keep", "4"]).keep == 4
 

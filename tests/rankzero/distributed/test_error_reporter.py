@@ -227,7 +227,7 @@ FULL_REPORT = (
 )
 def test_a_refusal_is_printed_in_full_once_per_job(variables, capsys, launch, attributes, printed):
     text = printed_refusal(capsys, launch, **attributes)
-    assert text == (f"rankzero: rank 1 on {HOST} cannot start: {printed}\n" if printed == "2 devices" else printed)
+    assert text == (f"rankzero: rank 1 on {HOST} did not start: {printed}\n" if printed == "2 devices" else printed)
 
 
 def test_a_refusal_in_free_text_is_printed(variables, capsys):
@@ -235,7 +235,7 @@ def test_a_refusal_in_free_text_is_printed(variables, capsys):
         printed_refusal(capsys, None, CannotStart("  no data\nat all")) == "rankzero: cannot start\n  no data\nat all\n"
     )
     line = printed_refusal(capsys, Launch(launcher="torchrun", rank=1), CannotStart("  no data\nat all"))
-    assert line == f"rankzero: rank 1 on {HOST} cannot start: no data\n"
+    assert line == f"rankzero: rank 1 on {HOST} did not start: no data\n"
 
 
 RANK_1 = Launch(world_size=2, rank=1)

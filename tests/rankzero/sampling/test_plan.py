@@ -218,7 +218,7 @@ def test_padding_a_rank_without_samples_gives_a_warning():
 
 
 def test_a_data_set_without_samples_is_refused():
-    with pytest.raises(RequestError, match="the data module has none"):
+    with pytest.raises(RequestError, match="the training data set is empty"):
         SamplingPlan().wrap(DataLoader(TensorDataset(torch.empty(0))), training=True)
 
 

@@ -121,14 +121,14 @@ def test_an_order_that_is_not_a_mapping_is_refused(order):
 def test_another_seed_is_refused(accepts):
     with pytest.raises(RequestError) as error:
         resume(SamplingPlan(seed=0), manifest(), accepts)
-    assert (error.value.asked, error.value.found) == ("--seed 0", "run x resumes with 7")
+    assert (error.value.asked, error.value.found) == ("--seed 0", "run x keeps its seed, 7")
     assert error.value.instead == "--seed 7, or --resume never to restart the run"
 
 
 def test_another_global_batch_size_is_refused_unless_accepted():
     with pytest.raises(RequestError) as error:
         resume(SamplingPlan(seed=7, global_batch_size=9), manifest())
-    assert (error.value.asked, error.value.found) == ("--global_batch_size 9", "run x resumes with 8")
+    assert (error.value.asked, error.value.found) == ("--global_batch_size 9", "run x keeps its global batch size, 8")
     assert error.value.instead.startswith("--global_batch_size 8, or --accept_changed global_batch_size")
     plan = SamplingPlan(seed=7, global_batch_size=9)
     assert resume(plan, manifest(), accepts=True) is None

@@ -85,8 +85,9 @@ def _direct_launch(launcher: str, environ: Mapping[str, str], requested: Request
         raise RequestError(
             f"--nodes {requested.nodes}",
             "one process on one machine; no launcher's variables are set",
-            f"srun python launch/fit.py --nodes {requested.nodes} ..., or torchrun --nnodes {requested.nodes} ..., or "
-            "on each machine the same command with --node_rank 0 (then 1, ...) --master_addr HOST --master_port PORT",
+            f"srun --nodes={requested.nodes} --ntasks-per-node=D python launch/fit.py ...\n"
+            f"or, on each machine, torchrun --nnodes {requested.nodes} --nproc-per-node D ... launch/fit.py ...\n"
+            "or, on each machine, the same command with --node_rank R --master_addr HOST --master_port PORT",
         )
     return Launch(
         evidence="--launcher local" if launcher == "local" else Launch().evidence, variables=variables.recorded
@@ -177,7 +178,9 @@ def _incomplete_launch_error(launcher: str, error: KeyError | ValueError, variab
         flags = "--nodes N --node_rank R --master_addr HOST --master_port PORT"
         node_ranks = "where R is 0 on HOST, 1 on the next machine, and so on"
         return RequestError(
-            "processes that no launcher starts", missing, f"on each machine the same command with {flags}, {node_ranks}"
+            "to start processes without a launcher",
+            missing,
+            f"on each machine the same command with {flags}, {node_ranks}",
         )
     found = {name: variables.text(name) for name in SHOWN_VARIABLES if name in variables}
     instead = LAUNCHERS[launcher].command_for()
@@ -186,4 +189,4 @@ def _incomplete_launch_error(launcher: str, error: KeyError | ValueError, variab
     if launcher == "env":
         instead += f"\nor, for a single process: unset {' '.join(name for name in found if name in env.VARIABLES)}"
     settings = " ".join(f"{name}={value}" for name, value in found.items())
-    return RequestError(f"one of several processes ({launcher}: {settings})", missing, instead)
+    return RequestError(f"to start one of several processes ({launcher}: {settings})", missing, instead)

@@ -148,7 +148,7 @@ class Variables:
         """
         text = self.find(name)
         if text is not None and not (text.isascii() and text.isdigit()):
-            raise ValueError(f"{name}={text!r} is not a whole number of 0 or more")
+            raise ValueError(f"{name}={text!r} is not a whole number >= 0")
         return None if text is None else int(text)
 
     def text(self, name: str) -> str:

@@ -28,8 +28,8 @@ def missing_processes_error(launch: Launch, members: Sequence[Peer], timeout: fl
         f"{describe_missing_ranks(launch, members)}"
         + (f"; no process from {', '.join(missing_machines)}" if missing_machines else "")
         + f"; {len(members)} of {launch.world_size} processes connected, from {', '.join(connected_hosts)}",
-        "the same command on every machine, each of which must be up and able to connect to "
-        f"{launch.address}:{launch.port}; --start_timeout {max(int(timeout), 1) * 4} waits longer",
+        "the same command on every machine; check that each is up and can connect to "
+        f"{launch.address}:{launch.port}.\nTo wait longer, add --start_timeout {max(int(timeout), 1) * 4}",
     )
 
 

@@ -111,9 +111,9 @@ class RendezvousServer:
         for existing in self.members:
             if existing is not member and existing.rank is not None and existing.rank == member.rank:
                 raise RequestError(
-                    f"one process of rank {member.rank}",
+                    f"one process with rank {member.rank}",
                     f"two: process {existing.pid} on {existing.host} and process {member.pid} on {member.host}",
-                    "a different --node_rank (or RANK) on each",
+                    "a different --node_rank on each machine (or a different RANK for each process)",
                 )
 
     def _drop(self, client: socket.socket) -> None:

@@ -205,13 +205,13 @@ def _check_manifest(content: Any, data: bytes) -> None:
     if content.get("sha256") != _hash_of(rest) or (_dump(content) + "\n").encode() != data:
         raise ValueError("differs from the file that was written (another sha256)")
     if set(content) - {SIGNATURE} != {"format", "epoch", "step", "rankzero", "contents", "needs", "files", "sha256"}:
-        raise ValueError("lacks entries of this format")
+        raise ValueError("lacks entries that a manifest of this format has")
     for key in ("epoch", "step"):
         if content[key] is not None and type(content[key]) is not int:
-            raise ValueError(f"has a {key} that is not a whole number")
+            raise ValueError(f"has no whole number under {key!r}")
     for key in ("contents", "needs"):
         if not isinstance(content[key], list) or not all(isinstance(name, str) for name in content[key]):
-            raise ValueError(f"has {key} that are not a list of names")
+            raise ValueError(f"has no list of names under {key!r}")
     if not isinstance(content["rankzero"], dict):
         raise ValueError("does not describe the run")
     _check_files(content["files"])
@@ -225,9 +225,9 @@ def _check_files(files: Any) -> None:
         raise ValueError(f"lists {listed} instead of only {STATE}")
     description = files[STATE]
     if not isinstance(description, dict) or set(description) != {"bytes", "sha256"}:
-        raise ValueError(f"states no size and sha256 of {STATE}")
+        raise ValueError(f"lacks the size or the sha256 of {STATE}")
     if type(description["bytes"]) is not int or not isinstance(description["sha256"], str):
-        raise ValueError(f"states no size and sha256 of {STATE}")
+        raise ValueError(f"lacks the size or the sha256 of {STATE}")
 
 
 def _check_content(file: BinaryIO, size: int, expected: Mapping[str, Any]) -> None:

@@ -71,7 +71,9 @@ class TimeLimit(LoopHooks):
         )
         if is_over:
             if trainer.is_global_zero:
-                print_error("the time limit is too short for a single step")
+                print_error(
+                    "the time limit is too short for a single step; set a longer --time_limit, or request more time"
+                )
             raise Stopped(TIME_LIMIT_REACHED)
 
     def on_step_done(self, trainer: Trainer) -> None:

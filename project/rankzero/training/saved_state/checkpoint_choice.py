@@ -61,7 +61,7 @@ class ChosenCheckpoint(_CheckpointConnector):
             raise RequestError(
                 f"the best checkpoint of run {self.run.name}",
                 "the run kept no best checkpoint",
-                'ckpt_path="last"; keep_best="min:val/loss" keeps the best checkpoint of a run',
+                'ckpt_path="last" (to keep the best checkpoint of a run: keep_best="min:val/loss")',
             )
         return str(best)
 

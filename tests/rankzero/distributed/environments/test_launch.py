@@ -80,7 +80,7 @@ def test_integers_are_parsed(text, number):
 def test_an_invalid_number_is_refused_with_its_name_and_value(text):
     with pytest.raises(ValueError) as caught:
         Variables({"A": text}).number("A")
-    assert str(caught.value) == f"A={text!r} is not a whole number of 0 or more"
+    assert str(caught.value) == f"A={text!r} is not a whole number >= 0"
 
 
 def test_a_number_with_too_many_digits_is_refused():

@@ -118,13 +118,13 @@ def test_a_missing_rank_zero_is_reported_once_per_machine(port):
 def test_two_processes_with_the_same_rank_are_refused(port):
     first, second, *_ = launches(port)
     errors = call([first, second, second])
-    assert all("two: process" in error.found and "of rank 1" in error.asked for error in errors)
+    assert all("two: process" in error.found and "with rank 1" in error.asked for error in errors)
 
 
 def test_two_processes_with_rank_zero_are_refused(port):
     first = launches(port)[0]
     errors = call([first, first])
-    assert all("of rank 0" in error.asked for error in errors)
+    assert all("with rank 0" in error.asked for error in errors)
 
 
 def test_different_world_sizes_are_refused(port):

@@ -140,7 +140,7 @@ def test_two_processes_with_the_same_rank_are_both_named(rendezvous, rank):
         existing = world.this_peer._replace(host="b", pid=8)
     client = world.call(world.member(rank, host="c", pid=9))
     error = world.refused()
-    assert error.asked == f"one process of rank {rank}"
+    assert error.asked == f"one process with rank {rank}"
     assert error.found == f"two: process {existing.pid} on {existing.host} and process 9 on c"
     assert client.answer() == {"refused": [*error.args]}
 
