@@ -68,7 +68,7 @@ def verify_checksums(files: Sequence[PublishedFile], folder: Path, advice: str) 
     if damaged:
         raise ValueError(
             f"corrupt: {', '.join(damaged)} in {folder.resolve()} (the checksum differs from the published one); "
-            f"delete {'it' if len(damaged) == 1 else 'them'} and start again to download it{advice}"
+            f"delete {'it' if len(damaged) == 1 else 'them'} and type the same command to download again{advice}"
         )
 
 

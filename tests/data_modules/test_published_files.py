@@ -75,7 +75,7 @@ def test_the_error_names_each_damaged_file_and_what_to_do(tmp_path):
         verify_checksums([A, B], write_files(tmp_path, b="x"), ", or else")
     assert str(error.value) == (
         f"corrupt: b in {tmp_path} (the checksum differs from the published one); "
-        "delete it and start again to download it, or else"
+        "delete it and type the same command to download again, or else"
     )
     with pytest.raises(ValueError, match="^corrupt: a, b in .*; delete them and start again"):
         verify_checksums([A, B], write_files(tmp_path, a=""), "")

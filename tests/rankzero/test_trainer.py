@@ -182,7 +182,7 @@ def test_a_run_that_a_callback_ended_early_is_restored_without_training(script_f
         trainer = Trainer(name="x", max_epochs=9, callbacks=[early_stopping], **QUIET)
         trainer.fit(Net(), samples())
         assert (trainer.global_step, trainer.current_epoch, count_attempts(script_folder)) == (6, 1, 1)
-    assert "(1 epochs, 6 steps; stopped early by a callback" in capsys.readouterr().out
+    assert "(1 epoch, 6 steps; stopped early by a callback" in capsys.readouterr().out
 
 
 def test_a_second_fit_is_refused_with_a_message(script_folder):

@@ -82,7 +82,7 @@ def hidden_file_error(requested: str, module: str, file: str) -> RequestError:
     return RequestError(
         requested,
         f"{file} cannot be imported as {module}: Rankzero has a module of that name",
-        f"the same command, after renaming {Path(file).name} and changing its import statements",
+        f"the same command, after renaming {Path(file).name}, also in the statements that import it",
     )
 
 
@@ -97,7 +97,8 @@ def wrong_class_error(requested: str, class_path: str, base: str) -> RequestErro
         return RequestError(
             requested,
             found,
-            f"the same command, after removing the import of {package} from Python's .pth files and sitecustomize",
+            f"the same command, after removing the import of {package} from Python's startup files\n"
+            "(*.pth and sitecustomize in site-packages)",
         )
     return RequestError(requested, f"{class_path} is not a {base}", f"the class path of a {base}")
 

@@ -97,7 +97,9 @@ COMMON_FLAGS = (
     Flag("node_rank", "R", non_negative_int, "set this machine's number, from 0, without a launcher [none]", "0"),
     Flag("master_addr", "HOST", hostname, "rendezvous at HOST, the machine of rank 0 [from the launcher]", "node1"),
     Flag("master_port", "PORT", port_number, "rendezvous on this port of HOST [from the launcher]", "29500"),
-    Flag("interface", "NAME", hostname, "communicate over this interface [that to --master_addr]", "eth0"),
+    Flag(
+        "interface", "NAME", hostname, "communicate over this interface [the one that leads to --master_addr]", "eth0"
+    ),
     Flag(
         "start_timeout",
         "SEC",

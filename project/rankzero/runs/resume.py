@@ -285,7 +285,8 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
     limited = [(flag, count, limit) for flag, count, limit in effective if limit is not None]
     reached = [(flag, count, limit) for flag, count, limit in limited if count >= limit]
     raised_limits = " ".join(f"{flag} {max(count, limit) * 2 or 1}" for flag, count, limit in reached or limited[:1])
-    progress = f"{summary['epochs']} epochs, {summary['steps']} steps"
+    epochs = summary["epochs"]
+    progress = f"{epochs} epoch{'s' * (epochs != 1)}, {summary['steps']} steps"
     reason = "" if reached else "; stopped early by a callback such as EarlyStopping, or by max_time"
     return (
         f"run {run.name} is already finished ({progress}{reason}; {run.path}).\n"

@@ -227,7 +227,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
             kept = checkpoints_in(self.folder)
         text = f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}"
         if self.request_stop:
-            self.request_stop("a checkpoint that cannot be written")
+            self.request_stop("a failed save")
         print_error(f"{text}; {'stopping' if self.request_stop else 'continuing'} (--save_errors)")
         logging.getLogger("rankzero").error(text)
 

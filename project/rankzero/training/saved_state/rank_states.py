@@ -132,7 +132,10 @@ def load_metrics(module: LightningModule, saved: Sequence[Mapping[str, State]]) 
                 try:
                     metric.merge_state(state["state"])
                 except (RuntimeError, ValueError) as error:
-                    rank_zero_warn(f"rankzero: the metric {name} restarts within this epoch: {error}")
+                    rank_zero_warn(
+                        f"rankzero: the state of the metric {name} could not be restored ({error}); "
+                        "its value of this epoch covers only the samples after the resume"
+                    )
                     metric.reset()
                     break
         metric.to(module.device)
