@@ -133,7 +133,10 @@ def _unknown_argument_error(
     error = _unknown_name_error(
         f"--{key}", f"{class_name} has no such argument", [f"--{group}.{name}" for name in valid_names]
     )
-    return RequestError(origins.request_for(key) if file else error.asked, error.found, error.instead)
+    typed = origins.request_for(key)
+    value = typed.removeprefix(error.asked) if typed.startswith(f"{error.asked} ") else ""
+    instead = error.instead + value * error.instead.startswith(f"--{group}.")
+    return RequestError(typed if file or value else error.asked, error.found, instead)
 
 
 def _unknown_name_error(requested: str, found: str, valid_names: list[str]) -> RequestError:

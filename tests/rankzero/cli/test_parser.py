@@ -41,15 +41,15 @@ def refusal(*arguments, files=(), stored=""):
         (("--zzzz",), "--zzzz", "there is no such flag", "--help_all"),
         (("--rate", "x"), "--rate x", "expected float", "--help_all, to see the valid values"),
         (("--model", MLP, "--model.hidden_sizes", "x"), "--model.hidden_sizes x", "expected list", "--help_all"),
-        (("--model", MLP, "--model.hiden_sizes=[3]"), "--model.hiden_sizes", "MLP has no such", "--model.hidden_sizes"),
+        (("--model", MLP, "--model.hiden=[3]"), "--model.hiden '[3]'", "MLP has no such", "--model.hidden_sizes '[3]'"),
         (("--model", "json.JSONDecoder"), "--model json.JSONDecoder", "is not a LightningModule", "the class path of"),
         (("--model", "no.such.Net"), "--model no.such.Net", "No module named 'no'", "--model package.module.Class"),
         (("--model", "json.Nothing"), "--model json.Nothing", "no attribute 'Nothing'", "--model package.module.Class"),
         (
             ("--model", MLP, "--model.optimizer", "SGD", "--model.optimizer.lrr", "0.1"),
-            "--model.optimizer.lrr",
+            "--model.optimizer.lrr 0.1",
             "SGD has no such argument",
-            "--model.optimizer.lr",
+            "--model.optimizer.lr 0.1",
         ),
         (
             ("--model", "lightning_modules.supervised.Supervised"),
