@@ -77,7 +77,7 @@ def test_the_error_names_each_damaged_file_and_what_to_do(tmp_path):
         f"corrupt: b in {tmp_path} (the checksum differs from the published one); "
         "delete it and type the same command to download again, or else"
     )
-    with pytest.raises(ValueError, match="^corrupt: a, b in .*; delete them and start again"):
+    with pytest.raises(ValueError, match="^corrupt: a, b in .*; delete them and type the same"):
         verify_checksums([A, B], write_files(tmp_path, a=""), "")
 
 
