@@ -146,7 +146,9 @@ def _unexpected_argument(command: Command, argument: str, is_first: bool) -> Req
         found = f"unexpected argument; the subcommands are {', '.join(SUBCOMMANDS)}"
         line = f"{script} {OTHER_SUBCOMMANDS.get(subcommand, subcommand)} ..." if subcommand else f"{script} --help"
         return RequestError(quoted(argument), found, line)
-    return RequestError(quoted(argument), "unexpected argument: no flag before it takes a value", f"{script} --help")
+    return RequestError(
+        quoted(argument), "unexpected argument, which is neither a flag nor the value of one", f"{script} --help"
+    )
 
 
 def _lightning_values(command: Command, rest: Sequence[str]) -> dict[str, Any]:

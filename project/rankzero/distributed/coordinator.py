@@ -162,7 +162,7 @@ class Coordinator:
         except Exception as caught:
             error = caught
         except (SystemExit, KeyboardInterrupt) as caught:
-            error = LeftEarlyError(f"the trained code ended the process: {caught!r}")
+            error = LeftEarlyError(f"your code ended the process: {caught!r}")
         own_outcome = (
             {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
         )

@@ -139,7 +139,7 @@ class Attempt:
         except (SystemExit, KeyboardInterrupt) as error:
             if may_exit:
                 raise
-            raise LeftEarlyError(f"the trained code ended the process: {error!r}") from error
+            raise LeftEarlyError(f"your code ended the process: {error!r}") from error
         except Exception as error:
             if self.outcome.error in (None, error):
                 raise

@@ -198,7 +198,7 @@ class Launcher(NamedTuple):
     one_per_node: str = ""
     gathers_output: bool = False
 
-    def command_for(self, nodes: int | str = "N", devices: int | str = "N") -> str:
+    def command_for(self, nodes: int | str = "N", devices: int | str = "D") -> str:
         """Returns the command that starts the script on `nodes` nodes, with `devices` processes on each."""
         processes = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else "N"
         return self.command.format(nodes=nodes, devices=devices, processes=processes)

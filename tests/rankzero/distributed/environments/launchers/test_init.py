@@ -53,4 +53,4 @@ def test_launcher_local_is_refused_in_one_of_several_processes(name):
 
 def test_a_proposed_command_contains_the_requested_numbers():
     assert LAUNCHERS["mpi"].command_for(2, 4) == "mpirun -np 8 python launch/fit.py ..."
-    assert LAUNCHERS["slurm"].command_for(2) == "srun --nodes=2 --ntasks-per-node=N python launch/fit.py ..."
+    assert LAUNCHERS["slurm"].command_for(2) == "srun --nodes=2 --ntasks-per-node=D python launch/fit.py ..."
