@@ -98,7 +98,11 @@ COMMON_FLAGS = (
     Flag("master_addr", "HOST", hostname, "rendezvous at HOST, the machine of rank 0 [from the launcher]", "node1"),
     Flag("master_port", "PORT", port_number, "rendezvous on this port of HOST [from the launcher]", "29500"),
     Flag(
-        "interface", "NAME", hostname, "communicate over this interface [the one that leads to --master_addr]", "eth0"
+        "interface",
+        "NAME",
+        hostname,
+        "communicate over this interface [gloo: the one to --master_addr; nccl: its own choice]",
+        "eth0",
     ),
     Flag(
         "start_timeout",
