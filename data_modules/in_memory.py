@@ -1,5 +1,6 @@
 """Data that fits in memory: stored as tensors, and gathered one batch at a time."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -72,7 +73,7 @@ def random_keys(indices: Sequence[int]) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (len(indices),))
 
 
-class InMemoryData(LightningDataModule):
+class InMemoryData(LightningDataModule, ABC):
     """Base class of data modules whose splits are read one batch at a time, such as `InMemory`.
 
     Subclasses implement `load`. The properties of the data that a model needs (`in_features`, `in_channels`,
@@ -89,9 +90,9 @@ class InMemoryData(LightningDataModule):
         self.num_workers = at_least(0, "num_workers", num_workers)
         self.splits: Mapping[str, Dataset[Batch]] = {}
 
+    @abstractmethod
     def load(self) -> Mapping[str, Dataset[Batch]]:
         """Returns the splits `train`, `val` and `test`."""
-        raise NotImplementedError
 
     def setup(self, stage: str) -> None:
         if not self.splits:

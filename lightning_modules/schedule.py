@@ -5,6 +5,7 @@ schedules, so that `--epochs 20` is enough on the command line.
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 
-class Schedule(LRScheduler):
+class Schedule(LRScheduler, ABC):
     """Base class of schedules that set the learning rate in each optimizer step, as a factor of the optimizer's own.
 
     Args:
@@ -34,9 +35,9 @@ class Schedule(LRScheduler):
             group["lr"] = rate
         self._last_lr = self.get_lr()
 
+    @abstractmethod
     def factor(self, progress: float) -> float:
         """Returns the factor after the warm-up, for `progress` from 0 to 1 over the rest of the run."""
-        raise NotImplementedError
 
     def get_lr(self) -> list[float | Tensor]:
         """Returns the learning rate of each parameter group at this step."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from data_modules.digits import Digits
-from data_modules.in_memory import InMemory, split_indices
+from data_modules.in_memory import InMemory, InMemoryData, split_indices
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
 from rankzero.sampling.plan import SamplingPlan
@@ -125,3 +125,10 @@ def test_a_tensor_dataset_is_gathered_as_torch_collates_it():
                 torch.equal(found_tensor, expected_tensor) and found_tensor.dtype == expected_tensor.dtype
                 for found_tensor, expected_tensor in zip(found_batch, expected_batch, strict=True)
             )
+
+
+def test_a_data_module_without_load_names_the_missing_method():
+    class Empty(InMemoryData): ...
+
+    with pytest.raises(TypeError, match="abstract class Empty .*load"):
+        Empty()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_modules.schedule import Constant, Cosine, OneCycle
+from lightning_modules.schedule import Constant, Cosine, OneCycle, Schedule
 
 
 def rates(make_schedule, steps):
@@ -110,3 +110,10 @@ def test_a_step_equals_torchs_step(kind, rate):
         )
         assert isinstance(optimizer.param_groups[0]["lr"], type(rate))
     assert states[0] == states[1]
+
+
+def test_a_schedule_without_a_factor_names_the_missing_method():
+    class Empty(Schedule): ...
+
+    with pytest.raises(TypeError, match="abstract class Empty .*factor"):
+        Empty(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]))

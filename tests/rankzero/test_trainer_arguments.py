@@ -36,9 +36,9 @@ def samples():
         ({"num_nodes": 2}, "num_nodes=2"),
     ],
 )
-def test_the_refusal_of_a_wrong_argument_names_the_argument(script_folder, settings, message):
-    if settings.get("accelerator") == "gpu" and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+def test_the_refusal_of_a_wrong_argument_names_the_argument(script_folder, monkeypatch, settings, message):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(RequestError) as error:
         Trainer(**{**QUIET, **settings})
     assert message in str(error.value)
