@@ -1,0 +1,105 @@
+"""One rank of several fails or is lost: all ranks end, and the cause is printed once."""
+
+import signal
+import socket
+
+import pytest
+
+from system.forks import Forks
+from system.test_exactly_once import CLASSES, summary
+
+pytestmark = pytest.mark.xdist_group("forks")
+
+FAULT_CALLBACK = """
+import os, signal, sys, time
+from lightning.pytorch import Callback
+
+class Fault(Callback):
+    def __init__(self, where: str, rank: int = 1):
+        self.where, self.rank = where, rank
+
+    def strike(self, where, trainer):
+        if where == self.where.partition(" ")[0] and trainer.global_rank == self.rank and trainer.global_step > 5:
+            kind = self.where.partition(" ")[2]
+            if kind.startswith("_exit"):
+                os._exit(int(kind.removeprefix("_exit")))
+            if kind:
+                os.kill(os.getpid(), getattr(signal, kind)) if kind.startswith("SIG") else sys.exit(3)
+            raise KeyError("deliberate")
+
+    def on_train_batch_end(self, trainer, *arguments): self.strike("batch", trainer)
+    def on_validation_batch_end(self, trainer, *arguments): self.strike("validation", trainer)
+    def on_train_epoch_end(self, trainer, *arguments): self.strike("epoch", trainer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "message"),
+    [
+        ("batch", 1, "rank 1 on {host} failed with the error above"),
+        ("validation", 0, "rank 0 on {host} failed with the error above"),
+        ("epoch", 2, "rank 2 on {host} failed with the error above"),
+        ("batch exit", 1, "rank 1 on {host} failed with the error above"),
+        ("batch SIGKILL", 1, "rank 1 on {host} was lost"),
+        ("batch SIGKILL", 0, "rank 0 on {host} was lost"),
+        ("batch SIGSTOP", 2, "rank 2 on {host} was suspended (SIGSTOP)"),
+        (
+            "batch _exit3",
+            1,
+            "rank 1 on {host} exited with code 3 (os._exit) without an error report; stopping all ranks",
+        ),
+        (
+            "batch _exit0",
+            0,
+            "rank 0 on {host} exited with code 0 (os._exit) without an error report; stopping all ranks",
+        ),
+        (
+            "epoch _exit75",
+            2,
+            "rank 2 on {host} exited with code 75 (os._exit) without an error report; stopping all ranks",
+        ),
+        (
+            "batch SIGSEGV",
+            1,
+            "rank 1 on {host} was killed by SIGSEGV, see runs/x/logs/rank-001.log; stopping all ranks",
+        ),
+        (
+            "batch SIGABRT",
+            0,
+            "rank 0 on {host} was killed by SIGABRT, see runs/x/logs/rank-000.log; stopping all ranks",
+        ),
+    ],
+)
+def test_a_failure_of_one_rank_ends_all_ranks_and_is_reported_once(forks: Forks, user_folder, fault, rank, message):
+    """The cause is printed once, with rank and host; every rank that still can writes its traceback to its log."""
+    (user_folder / "faults.py").write_text(FAULT_CALLBACK)
+    arguments = ("--trainer.callbacks", "faults.Fault", "--trainer.callbacks.where", fault, "--trainer.callbacks.rank")
+    codes = forks.fit(
+        *CLASSES, *arguments, f"{rank}", "--epochs", "9", "--run", "x", folder=user_folder, world=3, code=None
+    )
+    name = fault.partition(" ")[2]
+    lost = name.startswith("SIG")
+    ended = -signal.SIGKILL if name == "SIGSTOP" else -getattr(signal, name) if lost else 1
+    assert codes == [ended if index == rank else 1 for index in range(3)]
+    printed = "\n".join(forks.outputs(user_folder, 3))
+    assert printed.count(message.format(host=socket.gethostname())) == 1
+    assert printed.count(" failed with the error above") + printed.count("; stopping all ranks") == 1
+    assert printed.count("Traceback") <= 2
+    for index in {0, 1, 2} - ({rank} if name in ("SIGKILL", "SIGSTOP") else set()):
+        log = (user_folder / f"runs/x/logs/rank-{index:03d}.log").read_text()
+        assert 'File "' in log and (index != rank or "deliberate" in log or "exit" in fault or lost)
+    if codes[0] == 1:
+        assert summary(user_folder, "x")["status"] == "failed"
+
+
+def test_a_failing_rank_does_not_wait_in_on_exception_checkpoint(forks: Forks, user_folder):
+    """Lightning's OnExceptionCheckpoint saves with a barrier, which the other ranks never reach."""
+    (user_folder / "faults.py").write_text(FAULT_CALLBACK)
+    (user_folder / "config.yaml").write_text(
+        "trainer:\n  callbacks:\n"
+        "  - class_path: lightning.pytorch.callbacks.OnExceptionCheckpoint\n    init_args: {dirpath: here}\n"
+        "  - class_path: faults.Fault\n    init_args: {where: batch}\n"
+    )
+    forks.fit(*CLASSES, "--config", "config.yaml", "--epochs", "9", folder=user_folder, world=2, code=1)
+    printed = "\n".join(forks.outputs(user_folder, 2))
+    assert printed.count("KeyError: 'deliberate'") == 1 and printed.count(" failed with the error above") == 1
