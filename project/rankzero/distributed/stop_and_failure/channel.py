@@ -21,14 +21,8 @@ from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import listening_address
-from rankzero.distributed.stop_and_failure.server import (
-    HEARTBEAT_SECONDS,
-    LAUNCHER_REPORTS,
-    ControlServer,
-    JsonLineConnection,
-    Message,
-    keep_alive,
-)
+from rankzero.distributed.stop_and_failure.connection import JsonLineConnection, Message, keep_alive
+from rankzero.distributed.stop_and_failure.server import HEARTBEAT_SECONDS, LAUNCHER_REPORTS, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.messages import print_error
 

@@ -1,6 +1,6 @@
 """Rank zero's end of all control channels: stop requests, failures and lost ranks. Does not import torch.
 
-Each message is one line of JSON. An empty line is a heartbeat.
+The messages, of which a connection transmits each as a line of JSON:
 
     rank -> server   {"rank": r, "token": w}  {"stop": reason}  {"position": n}  {"failed": cause}  {"leaving": true}
     server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}
@@ -8,18 +8,21 @@ Each message is one line of JSON. An empty line is a heartbeat.
 """
 
 import contextlib
-import json
-import os
 import secrets
 import selectors
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.stop_and_failure.connection import (
+    CLOSED_IN_CHILDREN,
+    FORK_LOCK,
+    JsonLineConnection,
+    Message,
+    keep_alive,
+)
 
 HEARTBEAT_SECONDS = 2.0
 """Time between heartbeats. No code counts them: they only give the kernel data that the other end must acknowledge."""
@@ -29,93 +32,6 @@ MISSING_RANK_SECONDS = 60.0
 
 LAUNCHER_REPORTS = -1
 """Stands for the reporting rank if the process that started the local processes reports the failure."""
-
-Message = dict[str, Any]
-
-
-class JsonLineConnection:
-    """Sends and receives messages over a socket.
-
-    Args:
-        connection: The connected socket.
-
-    Attributes:
-        close_reason: How the connection ended, as text that follows "was lost".
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.close_reason = ""
-        self._received = b""
-        self._selector = selectors.DefaultSelector()  # select() supports only descriptors up to 1,023
-        self._selector.register(connection, selectors.EVENT_READ)
-        self._lock = threading.Lock()
-        _CONNECTIONS.add(connection)
-
-    @property
-    def has_partial_line(self) -> bool:
-        """Whether an incomplete message is buffered, of less than 64 KiB."""
-        return 0 < len(self._received) < 1 << 16
-
-    def send(self, message: Message | None) -> None:
-        """Sends a message, or a heartbeat for None. Any thread may call; a lost connection is ignored."""
-        line = b"\n" if message is None else json.dumps(message).encode() + b"\n"
-        with self._lock, contextlib.suppress(OSError):
-            self.connection.sendall(line)
-
-    def receive(self, seconds: float) -> list[Message] | None:
-        """Waits up to `seconds` for data and returns the messages in it; None if the connection is lost.
-
-        A heartbeat is returned as an empty message.
-
-        Args:
-            seconds: 0 if data is known to be available.
-        """
-        if seconds and not self._selector.select(seconds):
-            return []
-        try:
-            received = self.connection.recv(1 << 16)
-        except OSError as error:
-            received, self.close_reason = b"", f" ({error.strerror or error})"
-        if not received:
-            self.close_reason = self.close_reason or " (killed? out of memory?)"
-            return None
-        *lines, self._received = (self._received + received).split(b"\n")
-        return [message for message in map(_parse_message, lines) if message is not None]
-
-
-_CONNECTIONS: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
-
-_FORK_LOCK = threading.Lock()
-"""Locked while a connection is accepted and added to `_CONNECTIONS`, so that no fork happens between the two."""
-
-
-def _close_in_child() -> None:
-    """Closes the connections in a forked process; a loader process would keep them open after its rank is killed."""
-    for connection in list(_CONNECTIONS):
-        connection.close()
-    _FORK_LOCK.release()
-
-
-os.register_at_fork(before=_FORK_LOCK.acquire, after_in_parent=_FORK_LOCK.release, after_in_child=_close_in_child)
-
-
-def _parse_message(line: bytes) -> Message | None:
-    try:
-        message = json.loads(line) if line else {}
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) else None
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Configures TCP so that the kernel detects a broken connection within about 15 seconds."""
-    options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in options.items():
-        if hasattr(socket, name):  # Linux has all of them
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 class ControlServer:
@@ -146,7 +62,7 @@ class ControlServer:
             describe_exit,
         )
         self.token = secrets.token_hex(8)
-        _CONNECTIONS.add(listener)
+        CLOSED_IN_CHILDREN.add(listener)
         listener.setblocking(False)
         self._ranks: dict[int, JsonLineConnection] = {}
         self._clients: dict[socket.socket, JsonLineConnection] = {}
@@ -178,7 +94,7 @@ class ControlServer:
 
     def _receive(self, ready_socket: socket.socket) -> None:
         if ready_socket is self.listener:
-            with contextlib.suppress(OSError), _FORK_LOCK:
+            with contextlib.suppress(OSError), FORK_LOCK:
                 client, _ = self.listener.accept()
                 keep_alive(client)
                 client.settimeout(5)

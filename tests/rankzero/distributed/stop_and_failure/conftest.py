@@ -8,7 +8,8 @@ import pytest
 
 from rankzero.distributed import network
 from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.distributed.stop_and_failure.server import ControlServer, JsonLineConnection
+from rankzero.distributed.stop_and_failure.connection import JsonLineConnection
+from rankzero.distributed.stop_and_failure.server import ControlServer
 
 
 class World:

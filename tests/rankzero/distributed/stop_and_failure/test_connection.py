@@ -1,0 +1,114 @@
+"""Both ends of a connection are sockets of the test."""
+
+import fcntl
+import os
+import select
+import socket
+import threading
+
+import pytest
+
+from rankzero.distributed import network
+from rankzero.distributed.stop_and_failure.connection import JsonLineConnection, keep_alive
+
+
+@pytest.fixture
+def pair():
+    """Both ends of a connection."""
+    first, second = socket.socketpair()
+    with first, second:
+        yield JsonLineConnection(first), JsonLineConnection(second)
+
+
+def test_messages_arrive_unchanged(pair):
+    messages = [{"stop": "SIGTERM"}, {"position": -1}, {"failed": "a\nb ä \x00"}, {"deep": {"list": [1, None]}}]
+    for message in messages:
+        pair[0].send(message)
+    assert pair[1].receive(10) == messages
+
+
+def test_a_heartbeat_is_received_as_an_empty_message(pair):
+    pair[0].send(None)
+    assert pair[1].receive(10) == [{}]
+
+
+def test_a_message_may_arrive_in_pieces(pair):
+    found = []
+    for piece in (b'{"stop"', b': "now"', b'}\n{"position": 1}\n{"pos', b'ition": 2}\n'):
+        pair[0].connection.sendall(piece)
+        found.append(pair[1].receive(10))
+    assert found == [[], [], [{"stop": "now"}, {"position": 1}], [{"position": 2}]]
+
+
+def test_receive_returns_after_the_given_time_without_a_message(pair):
+    assert pair[1].receive(0.01) == []
+
+
+@pytest.mark.parametrize(
+    "line", [b"GET / HTTP/1.1\r", b"\xff", b"[]", b"7", b"null", b'"a"', b"{", b"9" * 5000, b"[" * 5000], ids=len
+)
+def test_invalid_lines_are_skipped(pair, line):
+    pair[0].connection.sendall(line + b'\n{"position": 1}\n')
+    assert pair[1].receive(10) == [{"position": 1}]
+
+
+def test_messages_of_several_threads_are_not_interleaved(pair):
+    count, text = 8, "x" * 20_000
+    pair[0].connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # one line takes several system calls
+    threads = [threading.Thread(target=pair[0].send, args=({"failed": f"{n}{text}"},)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    found = set()
+    while len(found) < count:
+        found |= {message["failed"] for message in pair[1].receive(10)}
+    for thread in threads:
+        thread.join()
+    assert found == {f"{n}{text}" for n in range(count)}
+
+
+def test_receive_returns_none_and_records_a_reason_when_the_connection_ends(pair):
+    pair[0].connection.close()
+    assert pair[1].receive(10) is None and pair[1].close_reason == " (killed? out of memory?)"
+    pair[0].send({"stop": "unread"})
+    pair[1].send(None)
+
+
+def test_receive_records_a_connection_error_as_the_reason():
+    with network.listen("127.0.0.1", 0) as listener:
+        client = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+    with accepted:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets the connection
+        client.close()
+        connection = JsonLineConnection(accepted)
+        assert connection.receive(10) is None and connection.close_reason == " (Connection reset by peer)"
+        assert connection.receive(10) is None
+
+
+def test_a_connection_may_have_a_descriptor_above_1023(pair):
+    number = fcntl.fcntl(pair[1].connection, fcntl.F_DUPFD, 1024)
+    with socket.socket(fileno=number) as connection:
+        with pytest.raises(ValueError, match="out of range"):
+            select.select([connection], [], [], 0)
+        pair[0].send({"position": 1})
+        assert JsonLineConnection(connection).receive(10) == [{"position": 1}]
+
+
+def test_connections_are_closed_in_a_forked_process(pair):
+    process = os.fork()
+    if process == 0:
+        os._exit(0 if pair[0].connection.fileno() == -1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert pair[0].connection.fileno() != -1
+
+
+def test_tcp_options_detect_a_lost_connection_within_15_seconds():
+    with socket.socket() as connection:
+        keep_alive(connection)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        idle, interval, count, unacknowledged = (
+            connection.getsockopt(socket.IPPROTO_TCP, option) for option in options
+        )
+        assert idle + interval * count <= 15 and unacknowledged <= 15_000
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
