@@ -8,26 +8,22 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from hashlib import sha256
-from pathlib import Path
 
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.process_state import process_namespace
+from rankzero.distributed.process.user_traceback import user_frames
 from rankzero.messages import (
     CannotStart,
     Exit,
     RequestError,
-    is_in_package,
     is_peer_failure,
     print_error,
     user_message,
     was_reported,
 )
-
-OWN_PACKAGES = ("rankzero", "data_modules", "lightning_modules")
 
 LOST_CONTACT_EXIT_DELAY_SECONDS = 1.0
 """How long a rank that lost contact delays its exit, so that the launcher names the rank that failed first."""
@@ -154,28 +150,3 @@ def report_error(error: BaseException, launch: Launch) -> Exit:
     else:
         print_error(f"{process_name} failed with the error above", prefix="".join(user_frames(error)))
     return Exit.FAILED
-
-
-def user_frames(error: BaseException) -> list[str]:
-    """Formats the traceback of an error and of its causes, without the frames of libraries and of Rankzero.
-
-    If a traceback has no other frames, all of them are kept.
-    """
-    return _user_frames(traceback.TracebackException.from_exception(error))
-
-
-def _user_frames(trace: traceback.TracebackException) -> list[str]:
-    if getattr(trace, "exceptions", None):  # an exception group: its format includes the nested exceptions
-        return list(trace.format())
-    cause, relation = trace.__cause__, "\nThe above exception was the direct cause of the following exception:\n\n"
-    if cause is None and not trace.__suppress_context__:
-        cause, relation = trace.__context__, "\nDuring handling of the above exception, another exception occurred:\n\n"
-    causes = [*_user_frames(cause), relation] if cause else []
-    frames = [
-        frame
-        for frame in trace.stack
-        if "site-packages" not in frame.filename and not is_in_package(Path(frame.filename), *OWN_PACKAGES)
-    ]
-    omitted = len(trace.stack) - len(frames) if frames else 0
-    header = f"Traceback (most recent call last{f'; {omitted} frames of libraries omitted' if omitted else ''}):\n"
-    return [*causes, header, *traceback.format_list(frames or trace.stack), *trace.format_exception_only()]

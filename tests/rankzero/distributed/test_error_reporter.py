@@ -3,9 +3,7 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 
-import psutil
 import pytest
 
 from rankzero.distributed import error_reporter
@@ -18,7 +16,6 @@ from rankzero.distributed.error_reporter import (
     is_reporting_rank,
     refuse,
     report_error,
-    user_frames,
 )
 from rankzero.messages import AnotherRankFailed, CannotStart, Exit, RequestError, RunError, mark_reported
 
@@ -263,59 +260,3 @@ def test_an_error_that_another_rank_has_reported_is_not_printed(capsys, pauses):
     error = RuntimeError("Broken pipe")
     mark_reported(error)
     assert report_error(error, RANK_1) is Exit.FAILED and capsys.readouterr().err == "" and pauses == [1]
-
-
-def exception_of(work):
-    try:
-        work()
-    except Exception as error:
-        return error
-
-
-def test_frames_of_libraries_are_left_out():
-    def called_by_the_user():
-        return psutil.Process(-1)
-
-    error = exception_of(lambda: called_by_the_user())
-    expected = traceback.format_exception(error)
-    header, *frames = user_frames(error)
-    assert header.startswith("Traceback (most recent call last; ") and header.count("\n") == 1
-    assert all(frame in expected for frame in frames) and not any("site-packages" in frame for frame in frames)
-    omitted = sum("site-packages" in frame for frame in expected)
-    assert omitted and f"; {omitted} frames of" in header and len(frames) == len(expected) - 1 - omitted
-
-
-def test_frames_of_the_package_are_left_out():
-    error = exception_of(lambda: error_reporter.refuse(None, Launch(launcher="slurm")))
-    assert [frame for frame in user_frames(error) if frame.startswith("  File")] == [
-        frame for frame in traceback.format_exception(error) if __file__ in frame
-    ]
-
-
-@pytest.mark.parametrize("is_cause", [True, False])
-def test_a_cause_is_printed_before_the_error_unless_suppressed(is_cause):
-    def fail():
-        try:
-            raise KeyError("sample 7")
-        except KeyError as error:
-            raise RuntimeError("bad batch") from (error if is_cause else None)
-
-    printed = "".join(user_frames(exception_of(fail)))
-    assert ("KeyError: 'sample 7'" in printed) == is_cause and printed.endswith("RuntimeError: bad batch\n")
-
-
-def test_the_implicit_context_of_an_error_is_printed():
-    def fail():
-        try:
-            raise KeyError("sample 7")
-        except KeyError:
-            raise RuntimeError("bad batch")  # noqa: B904
-
-    error = exception_of(fail)
-    assert "".join(user_frames(error)) == "".join(traceback.format_exception(error))
-
-
-def test_a_traceback_with_only_library_frames_is_printed_in_full(monkeypatch):
-    error = exception_of(lambda: psutil.Process(-1))
-    error.__traceback__ = error.__traceback__.tb_next.tb_next
-    assert user_frames(error) == traceback.format_exception(error)

@@ -242,7 +242,7 @@ def test_a_finished_run_trains_again_only_if_more_epochs_are_requested(attempt, 
 
 @pytest.mark.parametrize("may_exit", [False, True])
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_an_exit_of_the_trained_code_is_an_error_unless_allowed(attempt, kind, may_exit):
+def test_an_exit_of_the_users_code_is_an_error_unless_allowed(attempt, kind, may_exit):
     def fit():
         raise kind
 
