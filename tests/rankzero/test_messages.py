@@ -100,7 +100,7 @@ def test_each_line_is_a_single_write(unbuffered):
         "{printing} >/dev/full 2>&1; echo $? >&2",
         "{printing} >&- 2>&-; echo $? >&2",
     ],
-    ids=["a pipe that nobody reads", "a full disk", "closed"],
+    ids=["a pipe without a reader", "a full disk", "closed"],
 )
 def test_unwritable_output_does_not_change_the_exit_code(command):
     line = command.format(printing=f"'{sys.executable}' -c '{PRINTING}'")

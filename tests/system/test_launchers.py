@@ -74,7 +74,7 @@ def test_mpirun_on_two_machines_learns_as_one_process_without_mpi4py(tmp_path, r
     launcher = [argument.format(agent=hosts.agent, slots=slots) for argument in MPIRUN[mpi]]
     command = [*launcher, "-np", str(2 * per_host), PYTHON, *TRAIN, "--nodes", "2", "--devices", str(per_host)]
     (tmp_path / "trap").mkdir()
-    (tmp_path / "trap/mpi4py.py").write_text("raise SystemExit('somebody has looked for mpi4py')")
+    (tmp_path / "trap/mpi4py.py").write_text("raise SystemExit('mpi4py was imported')")
     results = hosts.run_on_both(tmp_path, {"rz1": command}, environment={"PYTHONPATH": str(tmp_path / "trap")})
     assert results["rz1"][0] == 0, results
     check(tmp_path, results["rz1"][1], reference, "mpi", (per_host, per_host))

@@ -52,9 +52,9 @@ def is_even(counts: np.ndarray, freedom: int) -> bool:
 def test_small_orders_are_as_even_as_shuffles(count):
     shuffles = np.stack([Permutation(count, 5, epoch)(np.arange(count)) for epoch in range(SHUFFLES)])
     position_counts = np.stack([np.bincount(shuffles[:, position], minlength=count) for position in range(count)])
-    assert is_even(position_counts, (count - 1) ** 2), "where a sample stands"
+    assert is_even(position_counts, (count - 1) ** 2), "positions of a sample"
     steps = (shuffles[:, 1:] - shuffles[:, :-1]) % count
-    assert is_even(np.bincount(steps.ravel(), minlength=count)[1:], count - 2), "what follows on a sample"
+    assert is_even(np.bincount(steps.ravel(), minlength=count)[1:], count - 2), "differences of consecutive samples"
     pairs = np.bincount(shuffles[:, 0] * count + shuffles[:, -1], minlength=count**2).reshape(count, count)
     assert is_even(pairs[~np.eye(count, dtype=bool)], count * (count - 1) - 1), "first and last"
 
@@ -71,7 +71,7 @@ def test_large_orders_are_as_even_as_shuffles(count, seed):
     cells = np.histogram2d(np.arange(length), indices, bins=(20, 20), range=[[0, length], [0, count]])[0]
     assert is_even(cells, 19 * 19), "where samples stand"
     steps = (np.diff(indices) % count) / count
-    assert is_even(np.histogram(steps, bins=50, range=(0, 1))[0], 49), "what follows on a sample"
+    assert is_even(np.histogram(steps, bins=50, range=(0, 1))[0], 49), "differences of consecutive samples"
 
 
 def test_sample_keys_are_distinct_random_and_reproducible():
