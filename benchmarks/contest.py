@@ -82,7 +82,7 @@ class Comparison:
         }
 
     def _print(self, measured: Mapping[str, list[float]], ratios: Mapping[str, list[float]]) -> None:
-        table = Table("", self.unit, "ours is so many times it", "wanted", title=self.title)
+        table = Table("", self.unit, "ratio of Rankzero to it", "target", title=self.title)
         for name, figures in measured.items():
             target = f"<= {self.targets[name]:g} x" if name in self.targets else ""
             target += f"<= {self.limits[name]:g}" if name in self.limits else ""

@@ -137,7 +137,7 @@ def main() -> None:
         Comparison(
             name="input",
             title=f"CIFAR-10 with crop, mirror and normalization, in batches of {BATCH}",
-            unit="microseconds a picture",
+            unit="microseconds per image",
             measure={
                 "ours, in the main process": epoch_timer(lambda: rankzero_loader(folder)),
                 f"torchvision, {WORKERS} loader processes": epoch_timer(

@@ -186,7 +186,9 @@ def _classes(folder: Path) -> list[str]:
         )
     classes = _folders(folder)
     if not classes:
-        raise FileNotFoundError(f"the data folder {folder.resolve()} is empty; it must contain one folder per class")
+        raise FileNotFoundError(
+            f"the data folder {folder.resolve()} contains no folders; it must contain one folder per class"
+        )
     return classes
 
 

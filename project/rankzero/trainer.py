@@ -278,7 +278,7 @@ class Trainer(pl.Trainer):
             self.session.world,
             self.session.coordinator,
         )
-        self._found_settings.is_resumed = attempt.checkpoint is not None
+        self._found_settings.awaits_checkpoint = attempt.checkpoint is not None
         return attempt
 
     def _checkpoint_metadata(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 
 def test_a_folder_without_images_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is empty"):
+    with pytest.raises(FileNotFoundError, match="contains no folders"):
         ImageFolder(str(tmp_path))
     (tmp_path / "ant").mkdir()
     with pytest.raises(FileNotFoundError, match="have no file with a known suffix"):

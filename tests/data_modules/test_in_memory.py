@@ -77,7 +77,7 @@ def test_invalid_counts_are_refused(make_module):
 
 
 def planned_loader(data, **settings):
-    """Returns the batches that a run reads, in the data set's order."""
+    """Returns the loader of a run, in the data set's order."""
     return SamplingPlan(batch_size=2).wrap(DataLoader(data, batch_size=2, **settings), training=True)
 
 

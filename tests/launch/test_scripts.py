@@ -56,27 +56,31 @@ def test_print_config_and_model_help_print_once_and_exit_with_code_0(cwd):
     assert config.count("class_path: lightning_modules.MLP") == 1
     (cwd / "c.yaml").write_text(config.replace("devices: 2", "devices: 1"))
     assert fit_in_process("--config", "c.yaml") == 0
-    assert "--model.depth" in fit("--model.help", "ResNet", folder=cwd).out
+    assert "--model.hidden_sizes" in fit("--model.help", "MLP", folder=cwd).out
+    assert "--data.count" in fit("--data.help", "Toy", folder=cwd).out
 
 
 def test_far_more_processes_than_cores_are_refused(tmp_path):
     assert "cores on this machine" in fit("--devices", "100000", folder=tmp_path, code=2).err
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
     "command",
     [
         (script("fit"), "--help"),
-        (script("fit"), "--help_all"),
         (script("fit"), "--explain"),
         ("-m", "rankzero", "--help"),
         ("-m", "rankzero", "--version"),
     ],
     ids=lambda command: " ".join(command[-2:]).rpartition("/")[2],
 )
-def test_a_reader_that_closes_the_pipe_causes_no_traceback(command):
+def test_a_reader_that_closes_the_pipe_causes_no_traceback(command, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with os.fdopen(writer, "wb") as closed_pipe:
-        process = subprocess.run([sys.executable, *command], stdout=closed_pipe, stderr=subprocess.PIPE, text=True)
+        process = subprocess.run(
+            [sys.executable, *command], stdout=closed_pipe, stderr=subprocess.PIPE, text=True, env=environment
+        )
     assert (process.returncode, process.stderr) == (0, "")

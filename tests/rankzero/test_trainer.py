@@ -163,7 +163,7 @@ def test_a_finished_run_without_a_checkpoint_trains_in_a_new_attempt(script_fold
         trainer.fit(model, samples())
         assert (trainer.run.attempt, count_attempts(script_folder), locks) == (attempt, attempt, [1])
     out = capsys.readouterr().out
-    assert "already finished" not in out and "no checkpoint of its last step; it resumes from the newest" in out
+    assert "already finished" not in out and "no checkpoint of its last step; it starts from the beginning" in out
 
 
 @pytest.mark.parametrize("lost", ["step-*", "step-00000012"])

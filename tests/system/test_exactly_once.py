@@ -239,7 +239,7 @@ def test_manual_optimization_gets_a_sample_on_every_rank(forks: Forks, user_fold
     arguments = ("--model", "recording.Alone", "--data", "recording.Data", "--data.count", "33", "--epochs", "1")
     forks.fit(*arguments, "--global_batch_size", "8", "--run", "one", folder=user_folder)
     forks.fit(*arguments, "--global_batch_size", "8", "--run", "four", folder=user_folder, world=4)
-    assert "manual optimization needs a sample on each" in forks.outputs(user_folder)[0]
+    assert "each process needs a sample for manual optimization" in forks.outputs(user_folder)[0]
     expected, found = weights(user_folder / "runs/one"), weights(user_folder / "runs/four")
     assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected)
 

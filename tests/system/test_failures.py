@@ -103,7 +103,7 @@ UNDER_TORCHRUN = (TORCHRUN, "--nproc-per-node", "2", script("fit"), "--run_name"
     ("command", "how", "message"),
     [
         (LOCAL, "3", "rank 1 on {host} exited with code 3 (os._exit) without an error report; stopping all ranks"),
-        (LOCAL, "+0", "rank 1 on {host} exited with code 0 without an error report; stopping the other processes"),
+        (LOCAL, "+0", "rank 1 on {host} exited with code 0 without an exit report; stopping the other processes"),
         (LOCAL, "segfault", "rank 1 on {host} was killed by SIGSEGV; stopping the other processes"),
         (
             UNDER_TORCHRUN,
@@ -125,7 +125,7 @@ def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(user_fol
     arguments = ("--trainer.callbacks", "leaves.Leaves", "--trainer.callbacks.rank", "0" if is_single else "1")
     result = run(*command, *TRAIN, *arguments, f"--trainer.callbacks.how={how}", folder=user_folder, code=1)
     lines = [line for line in (result.out + result.err).splitlines() if line.startswith("rankzero: ")]
-    reports = [line for line in lines if re.search("without an error report|was killed|stopping", line)]
+    reports = [line for line in lines if re.search("without an (error|exit) report|was killed|stopping", line)]
     assert reports == ["rankzero: " + message.format(host=socket.gethostname())]
     log = (user_folder / f"runs/x/logs/rank-00{0 if is_single else 1}.log").read_text()
     assert "in on_train_batch_end" in log or how.startswith("+")

@@ -44,7 +44,7 @@ def test_a_second_start_is_refused_and_the_first_run_continues(tmp_path, first_p
     saving.mkdir()
     for arguments in ((), ("--resume", "never")):
         second = fit(*TRAIN, "--epochs", "2", *arguments, folder=tmp_path, code=2)
-        assert "asked  --name x" in second.err and "Traceback" not in second.err
+        assert "asked  to train run x" in second.err and "Traceback" not in second.err
         assert f"process {first_process.pid} on" in second.err and f"kill {first_process.pid}" in second.err
         assert "--name ANOTHER-NAME" in second.err
     assert saving.is_dir() and attempts(tmp_path) == 1

@@ -112,7 +112,7 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
         if default and name not in explicitly_set:
             chosen[name] = default
     lightning_arguments += [f"--{name}={command.class_path(name, text)}" for name, text in chosen.items()]
-    lightning_arguments += rest
+    lightning_arguments += _with_class_paths(command, rest)
     for flag in command.flags:
         if (text := getattr(parsed, flag.name)) is not None:
             value = flag.value(text)
@@ -122,6 +122,15 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
         lightning_arguments = ["--help"]
     origins = Origins(list(arguments), command.keys, sources)
     return Arguments(command, values, frozenset(explicitly_set), parsed.explain, lightning_arguments, origins)
+
+
+def _with_class_paths(command: Command, rest: Sequence[str]) -> list[str]:
+    """Replaces a short name after `--model.help` or `--data.help` by its class path."""
+    tokens = list(rest)
+    for i, token in enumerate(tokens[:-1]):
+        if token in ("--model.help", "--data.help") and not tokens[i + 1].startswith("-"):
+            tokens[i + 1] = command.class_path(token.strip("-").split(".")[0], tokens[i + 1])
+    return tokens
 
 
 def _reject_unknown(command: Command, rest: Sequence[str], first_argument: str, model: str) -> None:

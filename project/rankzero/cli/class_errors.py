@@ -23,13 +23,13 @@ def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestEr
     """
     classes = _classes_named(text)
     if text.endswith(".py"):
-        found = f"{text} is a file, not a class path" if Path(text).is_file() else "there is no such file"
+        found = f"{text} is a file, not a class path" if _is_file(Path(text)) else "there is no such file"
     else:
         found = f"there is no {flag} of that name; choose {', '.join(names)}, or a class path"
     if classes:
         found += f"; classes in this folder: {', '.join(classes)}"
     instead = f"--{flag} {classes[0] if classes else nearest(text, names) or names[0]}"
-    if flag == "model" and (resnet := re.fullmatch(r"resnet[-_]?(\d+)", text.lower())):
+    if flag == "model" and (resnet := re.fullmatch(r"resnet[-_]?(10|18|34|50|101|152)", text.lower())):
         instead = f"--model ResNet --model.depth {resnet[1]}"
     return RequestError(f"--{flag} {text}", found, instead)
 
@@ -37,9 +37,16 @@ def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestEr
 def _classes_named(text: str) -> list[str]:
     """Returns the class paths in the current folder that the name of a file, module or class may mean."""
     file = Path(text if text.endswith(".py") else f"{text}.py")
-    if file.is_file() and not file.is_absolute() and ".." not in file.parts:
+    if _is_file(file) and not file.is_absolute() and ".." not in file.parts:
         return [f"{'.'.join(file.with_suffix('').parts)}.{name}" for name in _classes_in(file)]
     return [f"{file.stem}.{text}" for file in sorted(Path().glob("*.py")) if text in _classes_in(file)]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # the name is too long
+        return False
 
 
 def _classes_in(file: Path) -> list[str]:

@@ -91,7 +91,7 @@ def _parsed(source: str | Path, requested: str) -> dict[str, Any]:
 def _with_class_path(command: Command, name: str, section: Any) -> Any:
     """Replaces the short name in `model: ResNet` or `class_path: ResNet` by the class path."""
     short_name = section.get("class_path") if isinstance(section, dict) else section
-    if not isinstance(short_name, str) or "." in short_name:
+    if not isinstance(short_name, str) or ("." in short_name and not short_name.endswith(".py")):
         return section
     settings = section if isinstance(section, dict) else {}
     return {**settings, "class_path": command.class_path(name, short_name)}

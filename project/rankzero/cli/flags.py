@@ -71,18 +71,13 @@ class Flag(NamedTuple):
 
 COMMON_FLAGS = (
     Flag(
-        "nodes",
-        "N",
-        positive_int,
-        "train on N machines [from the launcher, or 1]",
-        "2",
-        lightning_key="trainer.num_nodes",
+        "nodes", "N", positive_int, "use N machines [from the launcher, or 1]", "2", lightning_key="trainer.num_nodes"
     ),
     Flag(
         "devices",
         "N",
         positive_int,
-        "run N processes per machine, each on a GPU or on the CPU [from the launcher, or 1]",
+        "run N processes per machine [from the launcher, or one per GPU, or 1]",
         "2",
         lightning_key="trainer.devices",
     ),
@@ -140,7 +135,7 @@ COMMON_FLAGS = (
         "global_batch_size",
         "N",
         positive_int,
-        "use N samples per step over all devices [--batch_size x devices]",
+        "use N samples per step over all devices [--batch_size x devices; kept on resume]",
         "128",
     ),
     Flag(
@@ -292,6 +287,12 @@ PREDICTION_FLAGS = (
         "test",
         default="predict",
     ),
-    Flag("output", "DIR", file_path, "write the predictions to DIR [predictions/ in the run directory]", "predictions"),
+    Flag(
+        "output",
+        "DIR",
+        file_path,
+        "write the predictions to DIR [predictions[-SPLIT]/ in the run directory]",
+        "predictions",
+    ),
     TRUST_CHECKPOINT,
 )

@@ -77,10 +77,11 @@ def equivalent_flag(name: str, value: str | None, valid_names: Sequence[str], mo
     value_text = f" {quoted(value)}" if value is not None else ""
     if normalized in valid_names:
         return f"--{normalized}{value_text or ' VALUE'}"
-    if normalized in ("device", "gpu") and (match := re.fullmatch(r"(?:cuda|gpu)?:?([0-9,]+)", value or "0")):
-        return f"--trainer.devices [{match[1]}]"
-    if normalized in ("device", "gpu") and value not in ("cpu", "cuda", "gpu", "mps"):
-        return "--accelerator gpu --devices N"
+    if normalized == "gpu" or (normalized == "device" and value is not None):
+        if match := re.fullmatch(r"(?:cuda|gpu)?:?([0-9,]+)", value or "0"):
+            return f"--trainer.devices [{match[1]}]"
+        if value not in ("auto", "cpu", "cuda", "gpu", "mps"):
+            return "--accelerator gpu --devices N"
     for flag, other_names in _OTHER_NAMES.items():
         if normalized in other_names.split() and ("." in flag or flag in valid_names):
             return f"--{flag}{value_text or ' VALUE'}"

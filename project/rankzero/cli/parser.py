@@ -82,7 +82,9 @@ def parsing_error(
         if key in ("model", "data") and not class_path:
             requested = f"--{key}"
         return RequestError(
-            requested, f"required argument missing: {match[1]}", " ".join(f"--{key}.{name} ..." for name in names)
+            requested,
+            f"required argument missing: {match[1]}",
+            " ".join(f"--{key}.{name} ..." if key else f"--{name} ..." for name in names),
         )
     if file := hidden_file(class_path.rpartition(".")[0]):
         return hidden_file_error(requested, class_path.rpartition(".")[0], file)
@@ -94,7 +96,9 @@ def parsing_error(
         return RequestError(
             requested, match[1], f"--{key} package.module.Class, after changing to the folder that contains package"
         )
-    return RequestError(requested, _reason(message), "--help_all, to see the valid values")
+    section = key.split(".")[0]
+    listing = f"--{section}.help CLASS_PATH" if section in ("model", "data") else "--help_all"
+    return RequestError(requested, _reason(message), f"{listing}, to see the valid values")
 
 
 def _reason(message: str) -> str:

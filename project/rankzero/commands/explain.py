@@ -48,7 +48,7 @@ def _launch_lines(flags: Arguments, launch: Launch) -> list[str]:
         rank = "assigned at the rendezvous" if launch.rank is None else str(launch.rank)
         node = "" if launch.node_rank is None else f", node {launch.node_rank}"
         rows.append(("this is", f"rank {rank}{node}"))
-        rows.append(("meet at", f"{launch.address}:{launch.port}"))
+        rows.append(("rendezvous", f"{launch.address}:{launch.port}"))
     if launch.hosts:
         rows.append(("hosts", ", ".join(launch.hosts)))
     backend = flags.get("backend") or "nccl if each process has its own GPU, else gloo"

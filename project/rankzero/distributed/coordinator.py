@@ -142,7 +142,7 @@ class Coordinator:
         deadline, progress = time.monotonic() + seconds, Progress(seconds)
         while not self._store.check([key]):
             if time.monotonic() > deadline:
-                raise AnotherRankFailed(f"rank {rank} did not finish starting within {seconds:g} s")
+                raise AnotherRankFailed(f"rank {rank} did not respond within {seconds:g} s")
             if self.launch.rank == 0:
                 progress.print_if_due(lambda: f"rank {rank} on {self.members[rank].host}")
             time.sleep(_POLL_SECONDS)
@@ -219,7 +219,7 @@ class Coordinator:
         init_process_group(self._store, self.launch, backend, device, timeout)
 
     def __enter__(self) -> Self:
-        self.control_channel.report_early_exit()
+        self.control_channel.watch_for_early_exit()
         return self
 
     def __exit__(
@@ -258,7 +258,7 @@ class Coordinator:
             return False
         try:
             self._store.set("refused", "")
-            return bool(self._store.add(f"told {sha256(text.encode()).hexdigest()}", 1) > 1)
+            return bool(self._store.add(f"refusal {sha256(text.encode()).hexdigest()}", 1) > 1)
         except RuntimeError:
             return True  # the rank that serves the store has exited, and has reported its error
 

@@ -101,16 +101,20 @@ def address_of(interface: str) -> str:
     Raises:
         RequestError: The interface does not exist or has no address.
     """
-    interfaces = psutil.net_if_addrs()
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for entry in interfaces.get(interface, []):
-            if entry.family == family:
-                return str(entry.address.partition("%")[0])
-    names = ", ".join(sorted(interfaces))
+    addresses = {
+        name: [
+            entry.address for family in (socket.AF_INET, socket.AF_INET6) for entry in entries if entry.family == family
+        ]
+        for name, entries in sorted(psutil.net_if_addrs().items())
+    }
+    if addresses.get(interface):
+        return str(addresses[interface][0].partition("%")[0])
+    names = [name for name, found in addresses.items() if found]
     raise RequestError(
         f"--interface {interface}",
-        f"{socket.gethostname()} has no network interface of that name with an address; those with one are {names}",
-        f"--interface {next((name for name in sorted(interfaces) if name != 'lo'), 'lo')}",
+        f"{socket.gethostname()} has no network interface of that name with an address; "
+        f"those with one are {', '.join(names)}",
+        f"--interface {next((name for name in names if name != 'lo'), 'lo')}",
     )
 
 

@@ -205,8 +205,8 @@ class RunLock:
         if process and process[0] == "T" and not detail:
             detail = f"; it is suspended (SIGSTOP); kill -CONT {owner.pid} resumes it"
         return RequestError(
-            f"--name {self._run.name}",
-            f"process {owner.pid} on {owner.host} has been training it since {owner.since}{detail}",
+            f"to train run {self._run.name}",
+            f"process {owner.pid} on {owner.host} has been training run {self._run.name} since {owner.since}{detail}",
             f"--name ANOTHER-NAME, or first stop that process: kill {owner.pid}"
             + f" on {owner.host}" * (not is_on_this_host),
         )

@@ -157,9 +157,8 @@ def _choose_resume_point(
         plan.notes.append(already_finished_note(run, trainer))
     else:
         if is_finished:
-            plan.notes.append(
-                f"run {run.name} is finished, but has no checkpoint of its last step; it resumes from the newest"
-            )
+            next_start = "it resumes from the newest" if plan.checkpoint else "it starts from the beginning"
+            plan.notes.append(f"run {run.name} is finished, but has no checkpoint of its last step; {next_start}")
         archive_newer(plan)
         run.begin_attempt(dump_config(config), launch.job_id)
     return plan
@@ -205,13 +204,13 @@ def archive_newer(plan: ResumePlan) -> None:
     Archived checkpoints are not lost, and no later attempt takes them for the newest.
     """
     folder = plan.run.checkpoints
-    newer = checkpoints_in(folder)
+    unused = checkpoints_in(folder)
     if plan.checkpoint and plan.checkpoint.parent.resolve() == folder.resolve():
-        newer = newer[[path.name for path in newer].index(plan.checkpoint.name) + 1 :]
-    if not newer:
+        unused = unused[[path.name for path in unused].index(plan.checkpoint.name) + 1 :]
+    if not unused:
         return
-    archive_folder = plan.run.archive_checkpoints(newer)
-    plan.notes.append(f"newer checkpoints, from which the run does not resume, are kept in {archive_folder}")
+    archive_folder = plan.run.archive_checkpoints(unused)
+    plan.notes.append(f"checkpoints from which the run does not resume are kept in {archive_folder}")
 
 
 def requested_checkpoint(text: str) -> Path:

@@ -156,9 +156,9 @@ class SamplingPlan:
             order.is_padded = bool(padded_for)
         if padded_for and any(order.has_empty_batches() for order in self.training_orders):
             rank_zero_warn(
-                f"rankzero: some steps have fewer samples than there are processes, and {padded_for} needs a "
-                "sample on each: in these steps one sample is read twice. To avoid this, drop a short last batch with "
-                "DataLoader(drop_last=True)"
+                "rankzero: some steps have fewer samples than there are processes, but each process needs a "
+                f"sample for {padded_for}: in these steps some samples are read more than once. To avoid this, drop a "
+                "short last batch with DataLoader(drop_last=True)"
             )
 
     def _check_data(self) -> None:
@@ -239,7 +239,7 @@ class SamplingPlan:
 def _unmanaged_reason(loader: object) -> str | None:
     """Returns a description of the code that defines the loader's order; None if Rankzero can manage the order."""
     if not isinstance(loader, DataLoader):
-        return f"a {type(loader).__name__}, which is not a torch DataLoader"
+        return f"a {type(loader).__name__} (not a torch DataLoader)"
     if isinstance(loader.dataset, IterableDataset):
         return f"the iterable dataset {type(loader.dataset).__name__}"
     if loader.batch_size is None and loader.batch_sampler is None:

@@ -56,7 +56,7 @@ def strategy_for(requested: object, world: WorldInfo, coordinator: Coordinator, 
     else:
         raise RequestError(
             f"--trainer.strategy {requested}",
-            "Rankzero supports only DDP; it cannot tell how this strategy divides the samples among processes",
+            "Rankzero supports Lightning's DDPStrategy without model averaging, and no other strategy",
             f"--trainer.strategy {' or '.join(list(FIND_UNUSED_PARAMETERS)[:2])}, or ddp_find_unused_parameters_true",
         )
     if world.size == 1:
@@ -76,7 +76,7 @@ def _check_settings(requested: DDPStrategy, backend: str) -> None:
         "start_method": (requested._start_method == "popen", "processes are started by a launcher, or by devices=N"),
         "process_group_backend": (
             requested._process_group_backend in (None, backend),
-            f"processes communicate by {backend} on these devices; --backend chooses another",
+            f"processes communicate by {backend} on these devices; another one is selected by --backend",
         ),
     }
     for name, (is_default, reason) in checks.items():

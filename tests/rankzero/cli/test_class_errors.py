@@ -29,10 +29,13 @@ BROKEN_FILES = {
         ("Inner", "there is no model of that name; choose MLP, ResNet, or a class path", "MLP"),
         ("binary.py", "binary.py is a file, not a class path", "MLP"),
         ("missing.py", "there is no such file", "MLP"),
-        ("../folder/net.py", "there is no such file", "MLP"),
+        ("models/../net.py", "models/../net.py is a file, not a class path", "MLP"),
+        ("x" * 300, "there is no model of that name", "MLP"),
+        ("x" * 300 + ".py", "there is no such file", "MLP"),
         ("a\0b", "there is no model of that name", "MLP"),
         ("ResNet50", "there is no model of that name", "ResNet --model.depth 50"),
         ("resnet-18", "there is no model of that name", "ResNet --model.depth 18"),
+        ("resnet-20", "there is no model of that name", "ResNet"),
     ],
 )
 def test_an_unknown_class_suggests_classes_of_the_folder(cwd, text, found, instead):

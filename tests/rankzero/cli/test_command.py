@@ -106,14 +106,10 @@ def test_an_unknown_model_or_data_name_suggests_the_nearest_or_first_name(flag, 
             "--model mine.Net",
         ),
         ("data", "mine", "; classes in this folder: mine.Net", "--data mine.Net"),
-        ("model", "Net", "; classes in this folder: mine.Net", "--model mine.Net"),
-        ("model", "other.py", "there is no such file", "--model MLP"),
-        ("model", "resnet50", "there is no model of that name", "--model ResNet --model.depth 50"),
     ],
 )
-def test_a_file_or_class_of_the_folder_is_suggested(tmp_path, monkeypatch, flag, text, found, instead):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("class Net: ...\n")
+def test_a_file_or_class_of_the_folder_is_suggested(cwd, flag, text, found, instead):
+    (cwd / "mine.py").write_text("class Net: ...\n")
     with pytest.raises(RequestError) as error:
         FIT.class_path(flag, text)
     assert found in error.value.found and error.value.instead == instead

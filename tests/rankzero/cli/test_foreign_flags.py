@@ -87,12 +87,6 @@ def test_another_spelling_of_a_flag_suggests_the_flag(name):
         ("max_steps", None, "--trainer.max_steps VALUE"),
         ("gpu", None, "--trainer.devices [0]"),
         ("gpu", "1", "--trainer.devices [1]"),
-        ("gpu", "0,2", "--trainer.devices [0,2]"),
-        ("gpu", "all", "--accelerator gpu --devices N"),
-        ("device", "cuda:1", "--trainer.devices [1]"),
-        ("device", "cuda", "--accelerator cuda"),
-        ("device", "cpu", "--accelerator cpu"),
-        ("device", "a b", "--accelerator gpu --devices N"),
         ("exp_name", "my run", "--name 'my run'"),
         ("log_dir", "", "--root ''"),
         ("log_dir", "$(rm x)", "--root '$(rm x)'"),
@@ -101,6 +95,23 @@ def test_another_spelling_of_a_flag_suggests_the_flag(name):
     ],
 )
 def test_the_suggestion_quotes_the_value_for_a_shell(name, value, suggestion):
+    assert equivalent_flag(name, value, list(FIT.keys), model="") == suggestion
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "suggestion"),
+    [
+        ("gpu", "0,2", "--trainer.devices [0,2]"),
+        ("gpu", "all", "--accelerator gpu --devices N"),
+        ("device", "cuda:1", "--trainer.devices [1]"),
+        ("device", "cuda", "--accelerator cuda"),
+        ("device", "cpu", "--accelerator cpu"),
+        ("device", "auto", "--accelerator auto"),
+        ("device", None, "--accelerator VALUE"),
+        ("device", "a b", "--accelerator gpu --devices N"),
+    ],
+)
+def test_a_device_flag_suggests_devices_or_an_accelerator(name, value, suggestion):
     assert equivalent_flag(name, value, list(FIT.keys), model="") == suggestion
 
 

@@ -182,7 +182,7 @@ print(trainer.callback_metrics["loss_epoch"].item())
 @pytest.fixture
 def user_folder(tmp_path):
     """A user's folder with packages that have the same names as Rankzero's packages."""
-    hiding_module = "raise RuntimeError('the file of the user`s in the place of ours')"
+    hiding_module = "raise RuntimeError('a file of the user hides a module')"
     files = {
         "project/nets.py": MODEL_MODULE,
         "project/width.py": "WIDTH = 4",

@@ -139,7 +139,7 @@ BAD_INPUT = [
     ("--model ResNet --data Toy", "Type another --model or --data"),
     ("--data ImageFolder", "--data.root"),
     ("--data ImageFolder --data.root nowhere", "nowhere does not exist"),
-    ("--data ImageFolder --data.root empty", "is empty"),
+    ("--data ImageFolder --data.root empty", "contains no folders"),
     ("--data.batch_size 0", "1 or more"),
     ("--data.batch_size 2000", "1,437 training samples"),
     ("--batch_size 2000", "type   --batch_size 1437, or less"),

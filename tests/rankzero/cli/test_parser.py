@@ -40,7 +40,7 @@ def refusal(*arguments, files=(), stored=""):
         (("--kep=3",), "--kep", "there is no such flag", "--keep"),
         (("--zzzz",), "--zzzz", "there is no such flag", "--help_all"),
         (("--rate", "x"), "--rate x", "expected float", "--help_all, to see the valid values"),
-        (("--model", MLP, "--model.hidden_sizes", "x"), "--model.hidden_sizes x", "expected list", "--help_all"),
+        (("--model", MLP, "--model.hidden_sizes", "x"), "--model.hidden_sizes x", "expected list", "--model.help"),
         (("--model", MLP, "--model.hiden=[3]"), "--model.hiden '[3]'", "MLP has no such", "--model.hidden_sizes '[3]'"),
         (("--model", "json.JSONDecoder"), "--model json.JSONDecoder", "is not a LightningModule", "the class path of"),
         (("--model", "no.such.Net"), "--model no.such.Net", "No module named 'no'", "--model package.module.Class"),

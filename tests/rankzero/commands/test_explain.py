@@ -35,7 +35,7 @@ def test_explain_without_a_launcher_describes_one_local_process(explain_rows):
     assert rows["launcher"] == ["local (no launcher's variables are set)"] and rows["world"] == ["1 node x 1 process"]
     assert rows["would start"] == ["one process, or one per GPU of this machine"]
     assert rows["backend"] == ["nccl if each process has its own GPU, else gloo"]
-    assert not {"this is", "meet at", "hosts", "read"} & rows.keys()
+    assert not {"this is", "rendezvous", "hosts", "read"} & rows.keys()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_local_processes_share_the_cores(explain_rows, devices, work):
     [
         (
             TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"},
-            {"world": ["2 nodes x 2 processes"], "this is": ["rank 0, node 0"], "meet at": ["a:29500"]},
+            {"world": ["2 nodes x 2 processes"], "this is": ["rank 0, node 0"], "rendezvous": ["a:29500"]},
         ),
         (
             OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
@@ -96,7 +96,7 @@ def test_other_ranks_print_nothing(explain_rows, variables):
 def test_nodes_given_by_flags_are_explained(explain_rows, devices, world, work):
     flags = {"nodes": 2, "node_rank": 0, "devices": devices, "master_addr": "node1", "master_port": 29511}
     rows = explain_rows(*(f"--{name}={value}" for name, value in flags.items()))
-    expected = {"world": world, "meet at": "node1:29511", "this is": "rank 0, node 0", "would start": work}
+    expected = {"world": world, "rendezvous": "node1:29511", "this is": "rank 0, node 0", "would start": work}
     assert {label: rows[label] for label in expected} == {label: [text] for label, text in expected.items()}
 
 

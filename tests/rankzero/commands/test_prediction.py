@@ -28,7 +28,7 @@ def parse_flags(*arguments):
     return parse_arguments(command_of("predict"), arguments)
 
 
-def predict_here(*arguments):
+def predict_in_process(*arguments):
     with restore_process_state():
         return predict(parse_flags(*arguments), RendezvousResult.without_rendezvous(Launch()))
 
@@ -41,7 +41,7 @@ def run(cwd):
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 def test_predictions_equal_those_of_a_stock_trainer(run, batch_size, capsys):
-    assert predict_here("--name", "x", "--split", "test", "--batch_size", str(batch_size)) == 0
+    assert predict_in_process("--name", "x", "--split", "test", "--batch_size", str(batch_size)) == 0
     model, data = MLP(in_features=20, out_features=1), Toy(count=80)
     model.load_state_dict(weights(run))
     data.setup("test")
@@ -64,7 +64,7 @@ def test_a_split_without_samples_is_refused(run, monkeypatch):
     empty_loader = DataLoader(TensorDataset(torch.zeros(0, 20)))
     monkeypatch.setattr(Toy, "predict_dataloader", lambda self: empty_loader, raising=False)
     with pytest.raises(RequestError, match="it has no samples"):
-        predict_here("--name", "x", "--split", "predict")
+        predict_in_process("--name", "x", "--split", "predict")
     assert not (run / "predictions").exists()
 
 
@@ -72,7 +72,7 @@ def test_a_split_without_samples_is_refused(run, monkeypatch):
 def test_an_unexpected_error_on_rank_zero_is_raised_unchanged(run, monkeypatch, function):
     monkeypatch.setattr(prediction, function, lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        predict_here("--name", "x", "--split", "test")
+        predict_in_process("--name", "x", "--split", "test")
 
 
 def test_ctrl_c_while_writing_predictions_raises_keyboard_interrupt(run, monkeypatch):
@@ -81,7 +81,7 @@ def test_ctrl_c_while_writing_predictions_raises_keyboard_interrupt(run, monkeyp
 
     monkeypatch.setattr(prediction, "_write_files", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        predict_here("--name", "x", "--split", "test")
+        predict_in_process("--name", "x", "--split", "test")
 
 
 def test_old_predictions_are_replaced_and_other_files_are_kept(run):
@@ -90,18 +90,18 @@ def test_old_predictions_are_replaced_and_other_files_are_kept(run):
     for name in ("predictions.pt", "predictions-1.pt", "predictions-1.csv", "notes.txt"):
         (folder / name).write_text("old")
     (folder / PARTS_FOLDER / "0" / "rank-9.pt").write_text("of a prediction that did not finish")
-    predict_here("--name", "x", "--split", "val", "--output", "out")
+    predict_in_process("--name", "x", "--split", "val", "--output", "out")
     expected = ["notes.txt", "predictions.csv", "predictions.json", "predictions.pt"]
     assert sorted(path.name for path in folder.iterdir()) == expected and (folder / "notes.txt").read_text() == "old"
 
 
 def test_a_refused_prediction_creates_and_changes_no_files(run):
     with pytest.raises(CannotStart, match="no predict_dataloader in Toy or MLP") as error:
-        predict_here("--name", "x", "--output", "out")
+        predict_in_process("--name", "x", "--output", "out")
     assert error.value.instead == "--split test" and not (run.parent.parent / "out").exists()
     (run.parent.parent / "file").write_text("kept")
     with pytest.raises(RequestError, match="--output DIR, a folder where you may write"):
-        predict_here("--name", "x", "--split", "test", "--output", "file")
+        predict_in_process("--name", "x", "--split", "test", "--output", "file")
     assert (run.parent.parent / "file").read_text() == "kept"
 
 
@@ -124,7 +124,7 @@ def test_a_failed_prediction_removes_its_partial_files(run, monkeypatch, kept):
     monkeypatch.syspath_prepend(run.parent.parent)
     try:
         with pytest.raises(RequestError, match="does not have one row per sample"):
-            predict_here(*("--name", "x", "--split", "test", "--output", "out", "--model", "scalar.Scalar"))
+            predict_in_process(*("--name", "x", "--split", "test", "--output", "out", "--model", "scalar.Scalar"))
     finally:
         sys.modules.pop("scalar", None)
     assert folder.exists() is bool(kept) and [path.name for path in folder.glob("*")] == kept

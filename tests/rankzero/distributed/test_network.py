@@ -1,6 +1,7 @@
 import os
 import socket
 
+import psutil
 import pytest
 
 from rankzero.distributed import network
@@ -31,6 +32,14 @@ def test_interfaces_are_found_by_address_and_addresses_by_interface():
     with pytest.raises(RequestError, match="no network interface of that name") as caught:
         network.address_of("nosuch0")
     assert "lo" in caught.value.found
+
+
+def test_an_interface_without_an_ip_address_is_not_suggested(monkeypatch):
+    interfaces = psutil.net_if_addrs()
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {**interfaces, "a0": interfaces["lo"][:0]})
+    with pytest.raises(RequestError, match="interface a0") as caught:
+        network.address_of("a0")
+    assert "a0" not in caught.value.found + caught.value.instead
 
 
 def test_the_interface_is_set_for_gloo_and_nccl(monkeypatch):

@@ -192,7 +192,7 @@ def test_a_summary_that_cannot_be_written_is_reported(attempt, capsys):
 
 def test_a_run_is_locked_until_its_attempt_ends(attempt):
     with attempt():
-        with pytest.raises(RequestError, match="has been training it since"):
+        with pytest.raises(RequestError, match="has been training run x since"):
             attempt()
         assert len(read("run.json")["attempts"]) == 1
     with attempt():

@@ -91,8 +91,8 @@ def test_the_refusal_of_a_second_start_names_the_owner(run, other_process):
     assert answer.get() == "held"
     with pytest.raises(RequestError) as error:
         RunLock(Launch()).acquire(run)
-    assert error.value.asked == "--name x"
-    assert f"process {process.pid} on {Owner.this(Launch()).host} has been training it since 20" in error.value.found
+    assert error.value.asked == "to train run x"
+    assert f"process {process.pid} on {Owner.this(Launch()).host} has been training run x since 20" in error.value.found
     assert error.value.instead == f"--name ANOTHER-NAME, or first stop that process: kill {process.pid}"
     assert files(run) == [".x.lock"]
 
@@ -143,7 +143,7 @@ def test_only_one_of_many_concurrent_starts_gets_the_lock(run, lock_file, before
         lock_file.with_name(f".x.lock.{ended_owner.token}").write_text(json.dumps(asdict(successor)))
     answers = [other_process()[1] for _ in range(8)]
     found = [answer.get() for answer in answers]
-    assert all(text == "held" or "--name x" in text for text in found)
+    assert all(text == "held" or "training run x" in text for text in found)
     assert found.count("held") == 1
     assert files(run) == [".x.lock"]
 
@@ -159,7 +159,7 @@ def test_a_start_is_refused_while_an_owner_on_another_host_sends_heartbeats(run,
     thread = threading.Thread(target=beat)
     thread.start()
     try:
-        with pytest.raises(RequestError, match="process 4711 on elsewhere has been training it") as error:
+        with pytest.raises(RequestError, match="process 4711 on elsewhere has been training run x") as error:
             RunLock(Launch(), notify=notes.append).acquire(run)
     finally:
         stop_heartbeat.set()

@@ -211,7 +211,7 @@ def test_reloaded_training_loaders_replace_the_previous_loaders():
 
 
 def test_padding_a_rank_without_samples_gives_a_warning():
-    with pytest.warns(UserWarning, match="SyncBatchNorm needs a sample on each"):
+    with pytest.warns(UserWarning, match="each process needs a sample for SyncBatchNorm"):
         SamplingPlan(0, 2, global_batch_size=33).wrap(
             DataLoader(DATA, batch_size=8), training=True, padded_for="SyncBatchNorm"
         )

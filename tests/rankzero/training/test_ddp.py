@@ -112,7 +112,7 @@ def test_unsupported_strategy_is_refused(requested, size):
     with pytest.raises(RequestError) as refused:
         strategy_for(requested, WorldInfo("cpu", size=size), None, SamplingPlan())
     assert refused.value.asked == f"--trainer.strategy {requested}"
-    assert "supports only DDP" in str(refused.value)
+    assert "supports Lightning's DDPStrategy without model averaging" in str(refused.value)
     assert refused.value.instead == "--trainer.strategy auto or ddp, or ddp_find_unused_parameters_true"
 
 

@@ -144,7 +144,7 @@ def test_empty_ranks_are_padded_only_if_the_module_needs_samples(module, padded)
 
 def test_padding_of_empty_ranks_warns_with_the_reason():
     strategy = connected_strategy(SamplingPlan(rank=1, world_size=2), ManualOptimization())
-    with pytest.warns(UserWarning, match="manual optimization needs a sample on each"):
+    with pytest.warns(UserWarning, match="each process needs a sample for manual optimization"):
         strategy.process_dataloader(DataLoader(DATA, batch_size=4))
 
 

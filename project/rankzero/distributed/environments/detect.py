@@ -81,13 +81,15 @@ def _direct_launch(launcher: str, environ: Mapping[str, str], requested: Request
         if allocation := module.allocation(variables):
             _refuse_single_process(name, allocation, requested, explicit=launcher == "local")
             return Launch(evidence=f"{allocation.evidence}: no task has been started", variables=variables.recorded)
-    if (requested.nodes or 1) > 1:
+    if (nodes := requested.nodes or 1) > 1:
+        devices = requested.devices or "D"
         raise RequestError(
-            f"--nodes {requested.nodes}",
+            f"--nodes {nodes}",
             "one process on one machine; no launcher's variables are set",
-            f"srun --nodes={requested.nodes} --ntasks-per-node=D python launch/fit.py ...\n"
-            f"or, on each machine, torchrun --nnodes {requested.nodes} --nproc-per-node D ... launch/fit.py ...\n"
-            "or, on each machine, the same command with --node_rank R --master_addr HOST --master_port PORT",
+            f"{LAUNCHERS['slurm'].command_for(nodes, devices)}\n"
+            f"or torchrun --nnodes {nodes} --nproc-per-node {devices} ... launch/fit.py ... on each machine\n"
+            "or the same command on each machine with --node_rank 0 (then 1, ...) --master_addr HOST "
+            "--master_port PORT",
         )
     return Launch(
         evidence="--launcher local" if launcher == "local" else Launch().evidence, variables=variables.recorded

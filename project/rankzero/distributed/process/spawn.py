@@ -181,7 +181,7 @@ class _Processes:
                     return Exit.STOPPED
                 return self._report_failure(rank, f"was killed by {name}")
             if code is not None and not process.has_reported:
-                return self._report_failure(rank, f"exited with code {code} without an error report")
+                return self._report_failure(rank, f"exited with code {code} without an exit report")
             if code:
                 return code  # the process has printed the reason
         return None

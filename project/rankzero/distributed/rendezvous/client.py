@@ -144,10 +144,8 @@ def _connect_to_rank_zero(launch: Launch, this_peer: Peer, deadline: float, time
             raise error
         if now > deadline:
             error = missing_processes_error(launch, [this_peer], timeout)
-            error.reported_elsewhere = this_peer.local_rank not in (
-                0,
-                None,
-            )  # rank zero, the usual reporting rank, is missing
+            # Rank zero, the usual reporting rank, is missing.
+            error.reported_elsewhere = this_peer.local_rank not in (0, None)
             raise error
         if this_peer.local_rank == 0:
             progress.print_if_due(lambda: f"rank 0 at {launch.address}:{launch.port}")

@@ -39,7 +39,7 @@ def describe_missing_ranks(launch: Launch, members: Sequence[Peer]) -> str:
         return f"missing {launch.world_size - len(members)} of {launch.world_size} tasks"
     missing_ranks = sorted(set(range(launch.world_size)) - {member.rank for member in members})
     if len(members) == 1 and launch.rank != 0:
-        return f"missing rank 0, which listens on {launch.address}:{launch.port}"
+        return f"missing rank 0, which must listen on {launch.address}:{launch.port}"
     listed = ", ".join(map(str, missing_ranks[:16])) + (
         f" and {len(missing_ranks) - 16} more" if len(missing_ranks) > 16 else ""
     )

@@ -26,7 +26,11 @@ MAX_LINE_BYTES = 1 << 20
 
 PROGRESS_SECONDS = 10.0
 REJECT_SECONDS = 1.0
-REFUSE_SECONDS = 5.0
+"""How long a machine whose address was given by mistake rejects the ranks that connect to it."""
+
+WRONG_ADDRESS_SECONDS = 5.0
+"""How long rank zero, at an address that is not the given one, answers with the error."""
+
 _POLL_SECONDS = 0.1
 
 
@@ -171,7 +175,7 @@ def listen_for_ranks(launch: Launch, interface: str | None) -> socket.socket | N
         refusal = wrong_address_error(launch, ips)
         if launch.hosts:  # the other ranks try this host next, see rankzero.distributed.rendezvous.client
             with contextlib.suppress(RequestError):
-                RendezvousServer(launch, Peer.this(launch), listener, time.monotonic() + REFUSE_SECONDS, 0).wait(
+                RendezvousServer(launch, Peer.this(launch), listener, time.monotonic() + WRONG_ADDRESS_SECONDS, 0).wait(
                     refusal
                 )
         listener.close()

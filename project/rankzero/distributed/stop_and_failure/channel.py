@@ -177,7 +177,7 @@ class ControlChannel:
             self._failure_received.wait(seconds)
         return self._cause if self._failure_received.is_set() else None
 
-    def report_early_exit(self) -> None:
+    def watch_for_early_exit(self) -> None:
         """From this call on, reports `os._exit` in the user's code to all ranks as a failure."""
         self._early_exit.install()
 

@@ -205,7 +205,7 @@ def _check_manifest(content: Any, data: bytes) -> None:
     if content.get("sha256") != _hash_of(rest) or (_dump(content) + "\n").encode() != data:
         raise ValueError("differs from the file that was written (another sha256)")
     if set(content) - {SIGNATURE} != {"format", "epoch", "step", "rankzero", "contents", "needs", "files", "sha256"}:
-        raise ValueError("lacks entries that a manifest of this format has")
+        raise ValueError("has other entries than a manifest of this format")
     for key in ("epoch", "step"):
         if content[key] is not None and type(content[key]) is not int:
             raise ValueError(f"has no whole number under {key!r}")
@@ -225,7 +225,7 @@ def _check_files(files: Any) -> None:
         raise ValueError(f"lists {listed} instead of only {STATE}")
     description = files[STATE]
     if not isinstance(description, dict) or set(description) != {"bytes", "sha256"}:
-        raise ValueError(f"lacks the size or the sha256 of {STATE}")
+        raise ValueError(f"has other entries than the size and the sha256 of {STATE}")
     if type(description["bytes"]) is not int or not isinstance(description["sha256"], str):
         raise ValueError(f"lacks the size or the sha256 of {STATE}")
 

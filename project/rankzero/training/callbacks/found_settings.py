@@ -42,16 +42,16 @@ class KeepFound(LoopCallback):
     Trials in a resumed run would find other values, and Lightning (2.6) would then start without the checkpoint.
 
     Attributes:
-        is_resumed: Whether the run resumes from a checkpoint.
+        awaits_checkpoint: Whether the checkpoint that the run resumes from has not been restored yet.
     """
 
     def __init__(self) -> None:
-        self.is_resumed = False
+        self.awaits_checkpoint = False
         self._found_settings: dict[str, int | float] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         fit_loop_of(trainer).run_callbacks_and_loggers = trainer.callbacks, trainer.loggers  # type: ignore[attr-defined]
-        if not self.is_resumed:
+        if not self.awaits_checkpoint:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             for kind, setting in FINDERS.items():
@@ -65,12 +65,12 @@ class KeepFound(LoopCallback):
             checkpoint["found"] = found
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.is_resumed:  # a finder that undoes its trials also loads a checkpoint
+        if self.awaits_checkpoint:  # a finder that undoes its trials also loads a checkpoint
             self._found_settings = checkpoint.get("found", {})
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores the attributes in the hook in which finders set them: after optimizers are configured."""
-        self.is_resumed = False
+        self.awaits_checkpoint = False
         for name, value in self._found_settings.items():
             if lightning_hasattr(pl_module, name):
                 lightning_setattr(pl_module, name, value)

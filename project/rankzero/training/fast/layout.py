@@ -57,12 +57,12 @@ def choose_layout(model: nn.Module, accelerator: str) -> tuple[bool, str]:
     to the next.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
-        return False, "default memory layout, because some layers have no shapes yet"
+        return False, "unchanged memory layout, because some layers have no shapes yet"
     if not any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules()):
-        return False, "default memory layout, because the model has no 2D convolution"
+        return False, "unchanged memory layout, because the model has no 2D convolution"
     if accelerator == "cpu" and (layer := layer_unsafe_in_channels_last(model)):
         return False, (
-            f"default memory layout, because oneDNN's gradient of {layer}, a strided 1x1 convolution of fewer than "
+            f"unchanged memory layout, because oneDNN's gradient of {layer}, a strided 1x1 convolution of fewer than "
             f"{ONEDNN_BLOCK} channels, is wrong in channels_last"
         )
     return True, "channels_last memory layout"

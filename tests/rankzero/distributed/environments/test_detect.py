@@ -1,5 +1,6 @@
 import pytest
 
+from rankzero.cli.script_arguments import as_arguments
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.messages import RequestError
@@ -156,8 +157,23 @@ def test_machines_joined_by_hand_with_incomplete_flags_are_refused(requested, mi
 
 
 def test_two_nodes_without_a_launcher_are_refused():
-    error = refusal({}, nodes=2)
-    assert "no launcher's variables are set" in error.found and "--node_rank R" in error.instead
+    error = refusal({}, nodes=2, devices=4)
+    assert "no launcher's variables are set" in error.found
+    assert error.instead.splitlines() == [
+        "srun --nodes=2 --ntasks-per-node=4 python launch/fit.py ...",
+        "or torchrun --nnodes 2 --nproc-per-node 4 ... launch/fit.py ... on each machine",
+        "or the same command on each machine with --node_rank 0 (then 1, ...) --master_addr HOST --master_port PORT",
+    ]
+
+
+def test_commands_in_a_refusal_stay_commands_in_a_script(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    commands = as_arguments(refusal({}, nodes=2).instead).splitlines()
+    assert commands == [
+        "srun --nodes=2 --ntasks-per-node=D python train.py ...",
+        "or torchrun --nnodes 2 --nproc-per-node D ... train.py ... on each machine",
+        "or the same command on each machine with node_rank=0 (then 1, ...) master_addr=HOST master_port=PORT",
+    ]
 
 
 def test_a_node_rank_that_contradicts_the_launcher_is_refused():

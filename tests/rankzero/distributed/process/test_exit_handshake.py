@@ -102,4 +102,4 @@ def test_a_child_of_a_local_process_reports_nothing(capfd):
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', {REPORTING!r}], close_fds=False, check=True)"
     )
     assert run_processes([sys.executable, "-c", child], 1) == 1
-    assert "exited with code 0 without an error report" in capfd.readouterr().err
+    assert "exited with code 0 without an exit report" in capfd.readouterr().err

@@ -43,7 +43,7 @@ def test_any_exit_code_without_a_report_is_a_failure(code, capfd):
     assert run(reports + exits) == 1
     printed = capfd.readouterr().err
     assert printed == (
-        f"rankzero: rank 1 on {socket.gethostname()} exited with code {code} without an error report; "
+        f"rankzero: rank 1 on {socket.gethostname()} exited with code {code} without an exit report; "
         "stopping the other processes\n"
     )
 

@@ -97,7 +97,7 @@ def test_qstat_is_called_again_if_the_start_is_missing_once(programs, now, tmp_p
     monkeypatch.setattr(job, "QSTAT_RETRY_SECONDS", 0.0)
     first = qstat("0.pbs1", stime=None, walltime="100:00:00")
     later = qstat("0.pbs1", stime=STARTED, walltime="100:00:00")
-    called = tmp_path / "asked"
+    called = tmp_path / "called"
     programs(qstat=f"if [ -e {called} ]; then\n{later}\nelse\n{first}\ntouch {called}\nfi")
     assert end_of_allocation(PBS, PBS_TASK) == STARTED_SECONDS + 360000
 

@@ -29,7 +29,7 @@ def scontrol(programs, tmp_path):
 
     The function returns the path of the file to which scontrol writes its requeue commands.
     """
-    requests = tmp_path / "told"
+    requests = tmp_path / "requests"
 
     def add(state="RUNNING", reason="None", restarts=0, preempt="", requeue="exit 0"):
         job_record = JOB_RECORD.format(state=state, reason=reason, restarts=restarts, preempt=preempt)
@@ -123,9 +123,9 @@ def test_a_pbs_job_is_requeued_if_qrerun_succeeds(programs):
 
 
 def test_an_ending_pbs_job_is_not_requeued(programs, tmp_path):
-    programs(qstat=qstat("0.pbs1", state="E"), qrerun=f"touch {tmp_path}/told")
+    programs(qstat=qstat("0.pbs1", state="E"), qrerun=f"touch {tmp_path}/requests")
     assert requeue(PBS, environ=PBS_TASK).requeue is Requeue.ENDING
-    assert not (tmp_path / "told").exists()
+    assert not (tmp_path / "requests").exists()
 
 
 def test_an_interactive_pbs_job_is_not_requeued(programs):

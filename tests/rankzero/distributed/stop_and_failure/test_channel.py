@@ -110,7 +110,10 @@ def test_a_rank_that_has_finished_does_not_delay_a_stop():
 def test_a_failure_is_reported_once_and_the_other_ranks_are_terminated(failing, capfd):
     def work(control_channel, rank, all_gather_object):
         if rank == failing:
-            print("reports" if control_channel.report_failure(f"cause of rank {rank}") else "is silent", flush=True)
+            print(
+                "is the reporter" if control_channel.report_failure(f"cause of rank {rank}") else "is silent",
+                flush=True,
+            )
             return "failed"
         control_channel.on_abort = lambda cause: print(f"log of {rank}: {cause}", flush=True)
         time.sleep(30)
@@ -119,7 +122,7 @@ def test_a_failure_is_reported_once_and_the_other_ranks_are_terminated(failing, 
     results, codes = run(3, work)
     assert results[failing] == "failed" and codes == [0 if rank == failing else 1 for rank in range(3)]
     out, err = capfd.readouterr()
-    assert out.count("reports") == 1 and "is silent" not in out and "stopping all ranks" not in err
+    assert out.count("is the reporter") == 1 and "is silent" not in out and "stopping all ranks" not in err
     for rank in {0, 1, 2} - {failing}:
         assert f"log of {rank}: cause of rank {failing}; the main thread was at" in out
     assert "time.sleep(30)" in out

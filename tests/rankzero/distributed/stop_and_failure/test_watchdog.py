@@ -75,7 +75,7 @@ def test_a_rank_is_not_killed_if_the_watchdog_was_suspended_too(sleeping_process
 
 def test_a_process_with_a_reused_process_id_is_not_killed(sleeping_processes, monkeypatch):
     stopped, _ = sleeping_processes
-    births = iter(["1", "2"])
-    monkeypatch.setattr(watchdog, "_stat", lambda pid: ("T", next(births, "2")))
+    start_times = iter(["1", "2"])
+    monkeypatch.setattr(watchdog, "_stat", lambda pid: ("T", next(start_times, "2")))
     monitor_ranks("here", {0: stopped.pid})
     assert stopped.poll() is None

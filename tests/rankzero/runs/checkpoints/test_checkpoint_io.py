@@ -72,7 +72,7 @@ class Gate:
     """Blocks the background save that calls `commit` until `open` is set."""
 
     def __init__(self):
-        self.open, self.caller = threading.Event(), threading.get_ident()
+        self.open = threading.Event()
 
     def commit(self, path):
         self.open.wait()

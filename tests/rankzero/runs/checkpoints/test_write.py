@@ -163,7 +163,7 @@ def test_files_left_by_a_killed_save_do_not_enter_the_next_checkpoint(saved):
     assert names(saved) == ["step-00000010", "step-00000020", "step-00000030"]
 
 
-def exits_at_call(number, task):
+def completes_before_call(number, task):
     """Runs `task` in a process that exits at the given fsync or rename call; returns whether `task` completed."""
     child = os.fork()
     if child == 0:
@@ -184,7 +184,7 @@ def exits_at_call(number, task):
 
 def test_a_process_that_exits_anywhere_in_a_save_leaves_a_valid_checkpoint(saved):
     is_new_content, number = [], 0
-    while not exits_at_call(number, lambda: save(saved, 20, w=7)):
+    while not completes_before_call(number, lambda: save(saved, 20, w=7)):
         newest, damaged = newest_valid(saved)
         assert newest.name.startswith("step-00000020") and not damaged
         is_new_content.append(isinstance(load(newest)["w"], int))
@@ -193,15 +193,13 @@ def test_a_process_that_exits_anywhere_in_a_save_leaves_a_valid_checkpoint(saved
         assert names(saved) == ["step-00000010", "step-00000020"]
         number += 1
     assert load(saved / "step-00000020")["w"] == 7
-    assert is_new_content == sorted(is_new_content) and set(is_new_content) == {
-        False,
-        True,
-    }  # first the old checkpoint, later the new one
+    assert is_new_content == sorted(is_new_content)  # first the old checkpoint, later the new one
+    assert set(is_new_content) == {False, True}
 
 
 def test_a_process_that_exits_anywhere_in_a_removal_leaves_no_damaged_checkpoint(saved):
     number = 0
-    while not exits_at_call(number, lambda: remove_directory(saved / "step-00000020")):
+    while not completes_before_call(number, lambda: remove_directory(saved / "step-00000020")):
         newest, damaged = newest_valid(saved)
         assert newest is not None and not damaged
         clean(saved)
