@@ -88,6 +88,17 @@ def test_every_documented_command_runs(page, section, tmp_path, request, forks):
                 run(*tokens, *limits, folder=tmp_path, environment=environment, seconds=200)
 
 
+@pytest.mark.parametrize("page", [REPOSITORY / "README.md", REPOSITORY / "docs/trainer.md"], ids=lambda page: page.name)
+def test_documented_scripts_resume(page, tmp_path):
+    for block in blocks(page.read_text(), "python"):
+        name, _, content = block.partition("\n")
+        (tmp_path / name.removeprefix("# ")).write_text(content)
+    script = tmp_path / "train.py"
+    run("python", "train.py", folder=tmp_path)
+    script.write_text(re.sub(r"max_epochs=(\d+)", lambda match: f"max_epochs={int(match[1]) + 1}", script.read_text()))
+    assert "resuming from step-" in run("python", "train.py", folder=tmp_path).out
+
+
 def run_make(target: str) -> None:
     """Runs a target as a dry run, because a real run would start these tests or an installation."""
     command = ["make", "--dry-run", "--always-make", target]
