@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.argparse import _parse_env_variables
 from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, read_arguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
+from rankzero.distributed.process_group import collective_in_flight
 from rankzero.distributed.session import Session, report_uncaught_errors
 from rankzero.messages import RequestError, print_line, set_spelling
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
@@ -80,6 +81,8 @@ class Trainer(pl.Trainer):
         interface: Network interface to use.
         backend: `nccl` or `gloo`; None selects the backend by device.
         start_timeout: Seconds to wait for all processes.
+        hang_timeout: Time without progress after which a run hangs: 300 (seconds), `5min` or a timedelta.
+        hang_action: Whether a hang ends the run (`stop`) or is only reported (`report`).
         lightning: Arguments of `lightning.pytorch.Trainer`.
 
     Attributes:
@@ -118,6 +121,8 @@ class Trainer(pl.Trainer):
         interface: str | None = None,
         backend: str | None = None,
         start_timeout: float = 300,
+        hang_timeout: str | int | timedelta = 300,
+        hang_action: str = "stop",
         **lightning: Any,
     ) -> None:
         own_arguments = {key: value for key, value in locals().items() if key in TRAINER_FLAGS}
@@ -140,6 +145,8 @@ class Trainer(pl.Trainer):
             key: value for key, value in arguments.items() if value != TRAINER_FLAGS[key].default
         } | lightning
         self._is_fast = arguments["fast"] == "yes"
+        in_flight = partial(collective_in_flight, world.backend)
+        channel.hang_watch.start(arguments["hang_timeout"], arguments["hang_action"] == "stop", in_flight)
         self.outcome, self._options = Outcome(), RunOptions.read(arguments)
         user_callbacks = as_list(lightning.get("callbacks"))
         if arguments["seed"] is not None:
@@ -204,7 +211,7 @@ class Trainer(pl.Trainer):
             self, self.run, self._checkpointing, coordinator
         )
         self.predict_loop = PredictionLoop(self)
-        hook_bridge = fit_loop.install(self, plan)
+        hook_bridge = fit_loop.install(self, plan, channel.hang_watch.activity)
         self._found_settings = KeepFound()
         # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
         self.callbacks: list[Callback] = [

@@ -71,6 +71,14 @@ def time_limit_value(text: str) -> str:
     return f"{parse_duration(text)}s"
 
 
+def seconds_value(text: str) -> float:
+    """Reads a time: seconds, or a number with a unit (`5min`)."""
+    seconds = float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else parse_duration(text)
+    if seconds <= 0:
+        raise ValueError("a time in seconds (300) or with a unit (5min)")
+    return seconds
+
+
 def file_path(text: str) -> str:
     """Reads a path; rejects blank text and NUL characters."""
     if not text.strip() or "\0" in text:

@@ -1,7 +1,10 @@
 """Creates torch's process group on the store that the processes of a run already share, and destroys it."""
 
+import json
+import math
 import sys
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -49,3 +52,39 @@ def destroy_process_group(after_error: bool) -> bool:
         return False
     torch.distributed.destroy_process_group()
     return True
+
+
+def collective_in_flight(backend: str) -> tuple[int, str] | None:
+    """Returns the oldest collective that this process has begun and that has not completed; None if there is none.
+
+    Reads torch's flight recorder, which records the calls of each process group without Python stacks. Any thread may
+    call this function.
+
+    Args:
+        backend: `nccl` or `gloo`.
+
+    Returns:
+        The number of the collective among those of its process group, from 1, and its description, such as
+        `all_reduce of 11,173,962 values`.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    entry = next(iter(_active_collectives(backend)), None)
+    if entry is None:
+        return None
+    name = entry["profiling_name"].removeprefix(f"{backend}:")
+    count = sum(map(math.prod, entry["input_sizes"]))
+    return int(entry["collective_seq_id"]), f"{name} of {count:,} value{'s' * (count != 1)}" if count else name
+
+
+def _active_collectives(backend: str) -> list[dict[str, Any]]:
+    """Returns the collectives in torch's flight recorder that are not complete, oldest first; empty without it."""
+    module: Any = torch._C._distributed_c10d
+    try:
+        if backend == "gloo":
+            record = module._dump_fr_trace_json(onlyActive=True, backend="gloo")  # torch 2.15
+        else:
+            record = module._dump_nccl_trace_json(onlyActive=True)
+    except (AttributeError, RuntimeError, TypeError):
+        return []
+    return [entry for entry in json.loads(record).get("entries", []) if not entry["retired"]]

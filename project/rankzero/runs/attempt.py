@@ -17,6 +17,8 @@ from typing_extensions import Self
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.stop_and_failure.activity import END
+from rankzero.distributed.stop_and_failure.stacks import all_stacks
 from rankzero.messages import (
     CannotStart,
     LeftEarlyError,
@@ -132,7 +134,10 @@ class Attempt:
         """
         try:
             with SIGNALS.subscribed(lambda signum: self.control_channel.request_stop(signum.name)), self:
-                fit()
+                try:
+                    fit()
+                finally:
+                    self.control_channel.hang_watch.activity.enter(END)
         except Stopped:
             self._coordinator.barrier_before_exit()
             raise
@@ -166,6 +171,7 @@ class Attempt:
         self._previous_callbacks = self.control_channel.on_abort, self.control_channel.describe_exit
         self._open_log()
         self.control_channel.on_abort = self._record_abort
+        self.control_channel.hang_watch.on_hang = self._record_hang
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._print_on_rank_zero(line)
@@ -247,6 +253,10 @@ class Attempt:
             if not self._is_taken_over():
                 self._summarize("failed")
             self._lock.release()
+
+    def _record_hang(self, description: str) -> None:
+        """Writes a hang and the stacks of this process to the log; the run may end later, or continue."""
+        self._log.error(f"{description}\n{all_stacks()}")
 
     def _summarize(self, status: str, another_attempt: bool = False) -> dict[str, Any]:
         seconds, keep_best = time.perf_counter() - self._started, self.options.keep_best

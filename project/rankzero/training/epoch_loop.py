@@ -12,6 +12,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from rankzero.distributed.stop_and_failure.activity import DATA, Activity
 from rankzero.messages import print_line
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fast import replaced
@@ -32,6 +33,8 @@ class EpochLoop(_TrainingEpochLoop):
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self._results = self.results = Results(StepAverages(trainer))
+        self.activity = Activity()
+        """What the main thread is doing."""
         self.between_steps = False
         """True between steps."""
         self.has_validated = False
@@ -124,6 +127,8 @@ class EpochLoop(_TrainingEpochLoop):
         if self._fast_epoch is not None and not self.restarting:
             self._fast_epoch.train_on_next()
         else:
+            self.activity.step = self.global_step
+            self.activity.enter(DATA)
             super().advance(data_fetcher)
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop, _set_sampler_epoch
 
+from rankzero.distributed.stop_and_failure.activity import HOOK, Activity
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.epoch_loop import EpochLoop
@@ -19,16 +20,17 @@ from rankzero.training.hooks import HookBridge, LoopHooks, Subscribers
 from rankzero.training.strategies import RunStrategy
 
 
-def install(trainer: Trainer, plan: SamplingPlan) -> "HookBridge":
+def install(trainer: Trainer, plan: SamplingPlan, activity: Activity) -> "HookBridge":
     """Replaces Lightning's loops; returns a callback that calls the new loops' hooks and must be the first one."""
     stock = trainer.fit_loop
     loop = FitLoop(trainer, stock.min_epochs, stock.max_epochs)
     loop.epoch_loop = EpochLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
     loop.plan = loop.epoch_loop.plan = plan
+    loop.epoch_loop.activity = activity
     trainer.fit_loop = loop
     if isinstance(trainer.strategy, RunStrategy):
         trainer.strategy.before_step_with_empty_rank = loop.epoch_loop.results.reduce
-    loop.hook_bridge = HookBridge(loop.call)
+    loop.hook_bridge = HookBridge(loop.call, activity)
     return loop.hook_bridge
 
 
@@ -126,6 +128,7 @@ class FitLoop(_FitLoop):
         super().on_run_start()
         subscribers = [subscriber for subscriber in self.extra_subscribers if subscriber.in_trials or not self.is_trial]
         self.epoch_loop.subscribers = Subscribers(self.trainer, subscribers)
+        self.epoch_loop.activity.enter(HOOK)
         self.call("on_ready")
         self.epoch_loop.subscribers.drop_unneeded()
         self.epoch_loop.reach_safe_point()

@@ -5,6 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rankzero.distributed.stop_and_failure.activity import BACKWARD, FORWARD, HOOK, OPTIMIZER, VALIDATION, Activity
 
 
 class LoopHooks:
@@ -99,24 +104,49 @@ class Subscribers:
 class HookBridge(Callback):
     """Calls the batch hooks of `LoopHooks` when Lightning's own loop runs. Must be the first of all callbacks.
 
+    Also records the phases of Lightning's own loop, and of validation.
+
     Args:
         call: Calls a hook of `LoopHooks`, given its name and arguments.
+        activity: Receives the phases.
     """
 
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
+    def __init__(self, call: Callable[..., None], activity: Activity) -> None:
+        self._call, self._activity = call, activity
         self._next_tick = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if interval and trainer.global_step % interval == 0:
             self._call("on_logging_step")
+        self._activity.enter(FORWARD)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._activity.enter(BACKWARD)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self._activity.enter(OPTIMIZER)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._activity.enter(HOOK)
         self._call("on_batch_done", batch, batch_idx)
         now = time.monotonic()
         if now >= self._next_tick or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._next_tick = now + TICK_SECONDS
             self._call("on_tick", batch, batch_idx)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn is TrainerFn.FITTING:
+            self._activity.enter(VALIDATION)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if trainer.state.fn is TrainerFn.FITTING:
+            self._activity.enter(VALIDATION)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn is TrainerFn.FITTING:
+            self._activity.enter(HOOK)

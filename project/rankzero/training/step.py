@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rankzero.distributed.stop_and_failure.activity import BACKWARD, FORWARD, OPTIMIZER, Activity
 from rankzero.training.fast.batch_hooks import BatchHooks, overrides
 from rankzero.training.fast.conditions import OPTIMIZER_HOOKS
 from rankzero.training.fast.log import FastLog
@@ -29,12 +30,20 @@ class OptimizerStep:
         loop: The loop over batches.
         hooks: Lightning's hooks of a batch.
         log: The replacement for `self.log` in `training_step`.
+        activity: Receives the phases of the step.
     """
 
     def __init__(
-        self, trainer: Trainer, strategy: RunStrategy, loop: _TrainingEpochLoop, hooks: BatchHooks, log: FastLog
+        self,
+        trainer: Trainer,
+        strategy: RunStrategy,
+        loop: _TrainingEpochLoop,
+        hooks: BatchHooks,
+        log: FastLog,
+        activity: Activity,
     ) -> None:
         self.trainer, self.strategy, self.loop, self.hooks, self.log = trainer, strategy, loop, hooks, log
+        self.activity = activity
         self.module: LightningModule = trainer.lightning_module
         self._module_vars = vars(self.module)
         self._bypasses_strategy = (
@@ -109,6 +118,7 @@ class OptimizerStep:
 
     def _closure(self) -> Tensor | None:
         loss = self._run_passes()
+        self.activity.enter(OPTIMIZER)
         if not self._is_unobserved:
             self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])
         if self._overrides_clipping or self.trainer.gradient_clip_val:
@@ -125,6 +135,7 @@ class OptimizerStep:
         if not torch.is_grad_enabled():  # the optimizer called the closure without enabling gradients
             with torch.enable_grad():
                 return self._run_passes()
+        self.activity.enter(FORWARD)
         module_vars = self._module_vars
         previous_hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "training_step"
         with self.log:
@@ -178,6 +189,7 @@ class OptimizerStep:
         total.completed += 1
 
     def _run_backward(self, loss: Tensor) -> None:
+        self.activity.enter(BACKWARD)
         if self.strategy.share.loss_weight != 1:
             loss = self.strategy.scale_loss(loss)
         if not self._is_unobserved:

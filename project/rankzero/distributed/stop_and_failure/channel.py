@@ -7,7 +7,6 @@ no message.
 
 import socket
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -22,7 +21,9 @@ from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import listening_address
 from rankzero.distributed.stop_and_failure.connection import JsonLineConnection, Message, keep_alive
+from rankzero.distributed.stop_and_failure.hang_watch import HangWatch, call_in_thread
 from rankzero.distributed.stop_and_failure.server import HEARTBEAT_SECONDS, LAUNCHER_REPORTS, ControlServer
+from rankzero.distributed.stop_and_failure.stacks import all_stacks
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.messages import print_error
 
@@ -31,9 +32,6 @@ NOTICE_SECONDS = 2.0
 
 TEARDOWN_SECONDS = 10.0
 """How long a main thread that has noticed the failure has to exit."""
-
-ON_ABORT_SECONDS = 12.0
-"""How long `on_abort` may take, including a save in progress."""
 
 ANSWER_SECONDS = 3.0
 CONNECT_SECONDS = 30.0
@@ -49,6 +47,7 @@ class ControlChannel:
         interface: `--interface`; if given, rank zero listens only on the address of this interface.
 
     Attributes:
+        hang_watch: Reports what the main thread is doing, and acts on a hang.
         on_abort: Called with the cause, in a separate thread, before this process is terminated after a failure.
         describe_exit: Describes how a rank ended, as text that follows the rank's name; empty if that is unknown.
     """
@@ -61,6 +60,7 @@ class ControlChannel:
         interface: str | None = None,
     ) -> None:
         self.launch, self.members, self.rank = launch, members, launch.rank or 0
+        self.hang_watch = HangWatch(lambda cause: self._terminate(cause, True))
         self.on_abort: Callable[[str], None] = lambda cause: None
         self.describe_exit: Callable[[int], str] = lambda rank: ""
         self._position = -1
@@ -76,6 +76,8 @@ class ControlChannel:
         self._server_connection: JsonLineConnection | None = None
         if launch.world_size > 1:
             self._connect_all_ranks(all_gather_object, interface)
+        else:
+            self.hang_watch.is_single_process = True
 
     def _connect_all_ranks(self, all_gather_object: Callable[[Any], list[Any]], interface: str | None) -> None:
         is_single_machine, endpoint = self.launch.num_nodes == 1, None
@@ -85,6 +87,7 @@ class ControlChannel:
             self._server = ControlServer(
                 listener, self.members, self._parent_reports_lost_ranks, lambda rank: self.describe_exit(rank)
             )
+            self._server.on_hang = self.hang_watch.ends_run
             endpoint = (*listener.getsockname()[:2], self._server.token)
         host, port, self._token = all_gather_object(endpoint)[0]
         self._server_connection = JsonLineConnection(self._connect(host, port))
@@ -204,7 +207,7 @@ class ControlChannel:
         while (messages := connection.receive(HEARTBEAT_SECONDS)) is not None:
             for message in messages:
                 self._handle_message(message, connection)
-            connection.send(None)
+            connection.send(self.hang_watch.message())
         if not self._is_finished:
             cause = f"rank 0 on {self.members[0].host} {self.describe_exit(0) or f'was lost{connection.close_reason}'}"
             self._terminate(cause, not self._parent_reports_lost_ranks and acquire_host_lock(self._lock_name))
@@ -221,6 +224,8 @@ class ControlChannel:
         elif "stop_at" in message:
             self._stop_at = int(message["stop_at"])
             self._stop_decided.set()
+        elif "hang" in message:
+            self.hang_watch.record(str(message["hang"]))
         elif "done" in message:
             self._is_finished = True  # rank zero has finished; its exit is not a failure
         elif "failed" in message:
@@ -242,7 +247,7 @@ class ControlChannel:
             time.sleep(TEARDOWN_SECONDS)
         if self._has_reported_failure and self._reporting_rank == self.rank and not self._is_finished:
             print_error(f"{cause}; stopping all ranks")  # the main thread has not printed it
-        self._call_on_abort(f"{cause}; the main thread was at\n{_main_thread_stack()}")
+        call_in_thread(self.on_abort, f"{cause}; the threads of this process were at\n{all_stacks()}")
         report_exit()
         ORIGINAL_EXIT(1)
 
@@ -253,15 +258,5 @@ class ControlChannel:
         cause = f"{process_name} exited with code {status} (os._exit) without an error report"
         if self.report_failure(cause):
             print_error(cause + "; stopping all ranks" * (not is_single_process))
-        self._call_on_abort(f"{cause}\n{''.join(traceback.format_stack())}")
+        call_in_thread(self.on_abort, f"{cause}\n{''.join(traceback.format_stack())}")
         report_exit()
-
-    def _call_on_abort(self, cause: str) -> None:
-        thread = threading.Thread(target=self.on_abort, args=(cause,), daemon=True)  # may wait for the disk
-        thread.start()
-        thread.join(ON_ABORT_SECONDS)
-
-
-def _main_thread_stack() -> str:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame else ""

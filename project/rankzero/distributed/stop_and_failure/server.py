@@ -3,7 +3,8 @@
 The messages, of which a connection transmits each as a line of JSON:
 
     rank -> server   {"rank": r, "token": w}  {"stop": reason}  {"position": n}  {"failed": cause}  {"leaving": true}
-    server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}
+                     {"status": the values of a `Status`, or null outside training}
+    server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}  {"hang": description}
                      {"failed": cause, "by": the reporting rank}
 """
 
@@ -23,9 +24,11 @@ from rankzero.distributed.stop_and_failure.connection import (
     Message,
     keep_alive,
 )
+from rankzero.distributed.stop_and_failure.detector import HangDetector
+from rankzero.distributed.stop_and_failure.hang import Status
 
 HEARTBEAT_SECONDS = 2.0
-"""Time between heartbeats. No code counts them: they only give the kernel data that the other end must acknowledge."""
+"""Time between heartbeats, which also give the kernel data that the other end must acknowledge."""
 
 FINISH_SECONDS = 5.0
 MISSING_RANK_SECONDS = 60.0
@@ -46,6 +49,7 @@ class ControlServer:
 
     Attributes:
         token: Secret that a rank has to send when it connects.
+        on_hang: Called with the description of a hang, in the thread of the server; returns whether the run ends.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class ControlServer:
             describe_exit,
         )
         self.token = secrets.token_hex(8)
+        self.on_hang: Callable[[str], bool] = lambda description: False
+        self._detector = HangDetector([member.host for member in members])
         CLOSED_IN_CHILDREN.add(listener)
         listener.setblocking(False)
         self._ranks: dict[int, JsonLineConnection] = {}
@@ -89,6 +95,7 @@ class ControlServer:
                 last_heartbeat = time.monotonic()
                 self._send_all(None)
                 self._check_for_missing_ranks(last_heartbeat - started)
+                self._check_for_hang()
         self._selector.close()
         self.listener.close()
 
@@ -143,6 +150,12 @@ class ControlServer:
         if missing and seconds > MISSING_RANK_SECONDS:
             self._record_failure(f"rank {missing[0].rank} on {missing[0].host} did not open its control connection", 0)
 
+    def _check_for_hang(self) -> None:
+        if description := self._detector.new_hang():
+            self._send_all({"hang": description})
+            if self.on_hang(description):
+                self._record_failure(description, 0)
+
     def _disconnect(self, client: socket.socket) -> None:
         self._selector.unregister(client)
         del self._clients[client]
@@ -156,6 +169,9 @@ class ControlServer:
             self._positions[rank] = int(message["position"])
         elif "leaving" in message:
             self._exited_ranks.add(rank)
+            self._detector.update(rank, None)
+        elif "status" in message:
+            self._detector.update(rank, Status.from_message(message["status"]))
         elif "failed" in message:
             self._record_failure(str(message["failed"]), rank)
         if self._stop_reason and ("position" in message or "leaving" in message):

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from rankzero.distributed.scheduler.durations import parse_duration
+from rankzero.distributed.stop_and_failure.activity import CHECKPOINT
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, read_manifest
@@ -160,7 +161,8 @@ class CheckpointCallback(LoopCallback, Checkpoint):
             self.run.assert_owner()
         for logger in trainer.loggers:  # values logged before the checkpoint must be on disk before it
             logger.flush() if isinstance(logger, DurableTensorBoardLogger) else logger.save()
-        trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
+        with fit_loop_of(trainer).epoch_loop.activity.during(CHECKPOINT):
+            trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
         self.saved_position = self._position(trainer)
 
     def save_and_wait(self, trainer: Trainer) -> None:

@@ -17,6 +17,7 @@ from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnect
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 from torch import Tensor
 
+from rankzero.distributed.stop_and_failure.activity import DATA, FORWARD, HOOK
 from rankzero.training.fast.batch_hooks import BatchHooks, has_any, overrides
 from rankzero.training.fast.conditions import (
     MODULE_METHODS,
@@ -60,13 +61,14 @@ class FastEpoch:
         self.module: LightningModule = self.trainer.lightning_module
         self.strategy = cast(RunStrategy, self.trainer.strategy)
         self.connector, self.results = self.trainer._logger_connector, cast(Results, loop.results)
+        self.activity = loop.activity
         self.progress, self._total = loop.batch_progress, loop.batch_progress.total
         self._current = loop.batch_progress.current
         self.hooks = BatchHooks(self.trainer)
         self.log = FastLog(self.trainer, self.strategy, self.results)
         self.step: OptimizerStep | None = None
         if has_stock_optimizer_step(self.trainer, loop):
-            self.step = OptimizerStep(self.trainer, self.strategy, loop, self.hooks, self.log)
+            self.step = OptimizerStep(self.trainer, self.strategy, loop, self.hooks, self.log, self.activity)
         self._fetch = _fetch_from(data_fetcher)
         self._next_share = shares_from(data_fetcher.combined_loader.flattened)
         self._on_logging_step, self._on_batch_done = (
@@ -91,7 +93,9 @@ class FastEpoch:
         """
         loop, trainer, hooks = self.loop, self.trainer, self.hooks
         connector, results = self.connector, self.results
-        current, total = self._current, self._total
+        current, total, activity = self._current, self._total, self.activity
+        activity.step = loop.global_step
+        activity.enter(DATA)
         batch = self._fetch()
         self.progress.is_last_batch = self.data_fetcher.done
         if self._needs_transfer or not _is_plain(batch):
@@ -111,6 +115,8 @@ class FastEpoch:
                 for method in self._on_logging_step:
                     method(trainer)
             is_unobserved = hooks.have_no_observers
+            if not is_unobserved:
+                activity.enter(HOOK)
             result = None if is_unobserved else hooks.call("on_train_batch_start", batch, batch_idx)
             self.strategy.share = share = self._next_share()
             if share.has_empty_rank:
@@ -120,6 +126,7 @@ class FastEpoch:
             current.started += 1
             total.started += 1
             outputs = self._optimize(batch, batch_idx, is_unobserved)
+        activity.enter(HOOK)
         current.processed += 1
         total.processed += 1
         self._update_schedules(batch_idx)
@@ -155,6 +162,7 @@ class FastEpoch:
         is_current = is_unobserved or not self.hooks.has_observers("on_train_batch_start") or self.is_current
         if self.step is not None and is_current:
             return self.step.run(batch, batch_idx, self.accumulates)
+        self.activity.enter(FORWARD)
         arguments = self.loop._build_kwargs(OrderedDict(), batch, batch_idx)
         if not self.module.automatic_optimization:
             return self.loop.manual_optimization.run(arguments)

@@ -1,0 +1,54 @@
+"""What this rank's main thread is doing: its step, its phase, and since when. Does not import torch."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+START = "start"
+DATA = "data wait"
+FORWARD = "forward"
+BACKWARD = "backward"
+OPTIMIZER = "optimizer"
+HOOK = "hook"
+VALIDATION = "validation"
+CHECKPOINT = "checkpoint"
+END = "end"
+
+UNMONITORED = (START, END)
+"""Phases in which a rank is not part of a training step; other time limits apply to them."""
+
+
+class Activity:
+    """Step and phase of a rank. The main thread updates it, other threads read it.
+
+    An update costs about 0.15 us and needs no lock: a reader may see the new phase with the old time for an instant.
+
+    Attributes:
+        phase: The phase that the main thread is in.
+        since: Time at which it entered the phase, in seconds on the clock of `time.monotonic`.
+        step: Number of optimizer steps that were complete when the phase of the last batch began.
+        seconds: Phase -> seconds spent in it, without the current visit.
+    """
+
+    __slots__ = ("phase", "seconds", "since", "step")
+
+    def __init__(self) -> None:
+        self.phase, self.since, self.step = START, monotonic(), 0
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def enter(self, phase: str) -> None:
+        """Records that the main thread enters a phase, or begins the next part of the same one."""
+        now = monotonic()
+        self.seconds[self.phase] += now - self.since
+        self.phase, self.since = phase, now
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Records a phase, and on leaving it the phase in which it was entered."""
+        previous = self.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(previous)

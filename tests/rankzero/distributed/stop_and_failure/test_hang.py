@@ -1,0 +1,94 @@
+"""Checks which rank a hang is attributed to, from the reports of all ranks."""
+
+import json
+import math
+
+import pytest
+
+from rankzero.distributed.stop_and_failure.hang import Status, describe_hang, ranks_text
+
+HOSTS = ("n1", "n1", "n2", "n2")
+GRADIENTS = {"waits_in": "all_reduce of 421 values", "sequence": 812}
+
+
+def status(phase: str = "backward", age: float = 20.0, limit: float | None = 10.0, **values) -> Status:
+    return Status(811, phase, age, limit, **values)
+
+
+def described(*statuses: Status, silent: dict[int, float] | None = None) -> str:
+    return describe_hang(dict(enumerate(statuses)), silent or {}, HOSTS)
+
+
+def test_the_rank_that_waits_for_no_other_is_the_cause():
+    waiting = status(**GRADIENTS)
+    text = described(waiting, waiting, waiting, status("data wait", position="data.py:7 in __getitem__"))
+    assert text == (
+        "rank 3 on n2 has been in data wait for 20 s at step 811 (data.py:7 in __getitem__); "
+        "ranks 0-2 in backward, waiting in all_reduce of 421 values"
+    )
+
+
+def test_ranks_that_wait_for_a_slow_rank_within_its_limit_are_no_hang():
+    assert described(status(**GRADIENTS), status("data wait", age=9.0)) == ""
+
+
+def test_a_long_first_phase_of_all_ranks_is_no_hang_up_to_ten_limits():
+    first = status("forward", age=60.0, is_first=True)
+    assert described(first, first) == ""
+    assert "rank 0 on n1 has been in forward for 101 s" in described(first._replace(age=101.0), first)
+
+
+def test_a_long_first_phase_is_a_hang_if_another_rank_waits_for_it():
+    text = described(status("forward", is_first=True), status(**GRADIENTS))
+    assert text.startswith("rank 0 on n1 has been in forward")
+
+
+def test_ranks_in_different_collectives_wait_for_one_another():
+    text = described(status("forward", waits_in="barrier", sequence=5, position="train.py:9 in training_step"), status(**GRADIENTS))
+    assert text == (
+        "the ranks wait for one another in different collectives: rank 1 in backward, waiting in all_reduce of 421 "
+        "values; rank 0 in forward, waiting in barrier (train.py:9 in training_step)"
+    )
+
+
+def test_all_ranks_in_the_same_collective_suggest_the_network():
+    text = described(*[status(**GRADIENTS)] * 4)
+    assert text.startswith("all ranks have been waiting in the same collective for 20 s: ranks 0-3 in backward")
+    assert text.endswith("check the network of n1, n2")
+
+
+def test_a_rank_without_reports_is_the_cause_once_its_limit_has_passed():
+    statuses = status(**GRADIENTS), status("forward", age=0.0)
+    assert described(*statuses, silent={1: 9.0}) == ""
+    assert described(*statuses, silent={1: 30.0}).startswith(
+        "rank 1 on n1 has not reported for 30 s, last in forward at step 811: its Python interpreter is blocked"
+    )
+
+
+def test_a_phase_without_limit_is_never_a_hang():
+    assert described(status(age=math.inf, limit=None), status(**GRADIENTS)) == ""
+
+
+def test_a_message_names_four_ranks_and_counts_the_others():
+    text = describe_hang(dict.fromkeys(range(9), status("data wait")), {}, ["n1"] * 9)
+    assert text.count("rank ") == 4 and text.endswith("; and 5 more ranks")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [None, [], "x", [1], ["1", "forward", 0, 1, False, "", 0, ""], [1, 2, 0, 1, False, "", 0, ""], {"step": 1}],
+)
+def test_a_malformed_report_is_ignored(values):
+    assert Status.from_message(values) is None
+
+
+def test_a_status_survives_json():
+    expected = status("data wait", limit=None, position="x.py:1 in f")
+    assert Status.from_message(json.loads(json.dumps(expected))) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([3], "rank 3"), ([0, 1, 2, 4, 5, 7], "ranks 0-2, 4-5, 7"), ([1, 0], "ranks 0-1")]
+)
+def test_ranks_are_listed_as_ranges(ranks, text):
+    assert ranks_text(ranks) == text
