@@ -185,6 +185,17 @@ def was_reported(error: BaseException) -> bool:
     return bool(getattr(error, "was_reported", False))
 
 
+def mark_place(error: BaseException, place: str) -> None:
+    """Stores in an error what the rank was doing, such as `backward at step 812`."""
+    with suppress(AttributeError):
+        error.rankzero_place = place  # type: ignore[attr-defined]
+
+
+def place_of(error: BaseException) -> str:
+    """Returns what the rank was doing when the error was raised; empty outside training."""
+    return str(getattr(error, "rankzero_place", ""))
+
+
 def is_peer_failure(error: BaseException) -> bool:
     """Returns whether an error is one that a rank raises because another rank failed or exited."""
     pattern = r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited|Timed out waiting"

@@ -11,11 +11,11 @@ from rankzero.commands.explain import explain
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
-from rankzero.distributed.error_reporter import is_reporting_rank, refuse, report_error
 from rankzero.distributed.join import join_ranks
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.stop_and_failure.error_reporter import is_reporting_rank, refuse, report_error
 from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error
 from rankzero.sampling.workers import end_workers
 

@@ -57,8 +57,8 @@ def destroy_process_group(after_error: bool) -> bool:
 def collective_in_flight(backend: str) -> tuple[int, str] | None:
     """Returns the oldest collective that this process has begun and that has not completed; None if there is none.
 
-    Reads torch's flight recorder, which records the calls of each process group without Python stacks. Any thread may
-    call this function.
+    Reads torch's flight recorder, which records the calls of each process group, here without Python stacks. Any thread
+    may call this function.
 
     Args:
         backend: `nccl` or `gloo`.
@@ -66,25 +66,29 @@ def collective_in_flight(backend: str) -> tuple[int, str] | None:
     Returns:
         The number of the collective among those of its process group, from 1, and its description, such as
         `all_reduce of 11,173,962 values`.
+
+    Raises:
+        NotImplementedError: This version of torch does not record the collectives of the backend.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
-    entry = next(iter(_active_collectives(backend)), None)
-    if entry is None:
+    collectives = _collectives_in_flight(backend)
+    if not collectives:
         return None
-    name = entry["profiling_name"].removeprefix(f"{backend}:")
-    count = sum(map(math.prod, entry["input_sizes"]))
-    return int(entry["collective_seq_id"]), f"{name} of {count:,} value{'s' * (count != 1)}" if count else name
+    name = collectives[0]["profiling_name"].removeprefix(f"{backend}:")
+    count = sum(map(math.prod, collectives[0]["input_sizes"]))
+    description = f"{name} of {count:,} value{'s' * (count != 1)}" if count else name
+    return int(collectives[0]["collective_seq_id"]), description
 
 
-def _active_collectives(backend: str) -> list[dict[str, Any]]:
-    """Returns the collectives in torch's flight recorder that are not complete, oldest first; empty without it."""
+def _collectives_in_flight(backend: str) -> list[dict[str, Any]]:
+    """Returns torch's records of the collectives that have not completed, oldest first."""
     module: Any = torch._C._distributed_c10d
     try:
         if backend == "gloo":
-            record = module._dump_fr_trace_json(onlyActive=True, backend="gloo")  # torch 2.15
+            record = module._dump_fr_trace_json(onlyActive=True, backend="gloo")  # since torch 2.15
         else:
             record = module._dump_nccl_trace_json(onlyActive=True)
-    except (AttributeError, RuntimeError, TypeError):
-        return []
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise NotImplementedError(f"torch {torch.__version__} does not record the collectives of {backend}") from error
     return [entry for entry in json.loads(record).get("entries", []) if not entry["retired"]]

@@ -19,11 +19,11 @@ from rankzero.distributed.devices import WorldInfo, processes_for_gpus, resolve_
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world, processes_to_start
-from rankzero.distributed.error_reporter import refuse, report_error
 from rankzero.distributed.join import join_ranks, start_processes
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.stop_and_failure.error_reporter import refuse, report_error
 from rankzero.messages import (
     CannotStart,
     RequestError,
@@ -172,6 +172,8 @@ def _report_uncaught(
     if launch and (was_reported(error) or is_peer_failure(error)):
         raise SystemExit(report_error(error, launch))
     previous(kind, error, trace)
+    if launch and launch.world_size > 1 and not isinstance(error, KeyboardInterrupt):
+        report_error(error, launch, prints_traceback=False)
 
 
 def _close_at_exit() -> None:

@@ -16,14 +16,16 @@ from typing_extensions import Self
 
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.hangs.activity import END
+from rankzero.distributed.hangs.stacks import all_stacks
+from rankzero.distributed.hangs.worker_stacks import worker_stacks
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.stop_and_failure.activity import END
-from rankzero.distributed.stop_and_failure.stacks import all_stacks
 from rankzero.messages import (
     CannotStart,
     LeftEarlyError,
     Stopped,
     TakenOverError,
+    mark_place,
     print_error,
     print_line,
     spelled,
@@ -134,10 +136,7 @@ class Attempt:
         """
         try:
             with SIGNALS.subscribed(lambda signum: self.control_channel.request_stop(signum.name)), self:
-                try:
-                    fit()
-                finally:
-                    self.control_channel.hang_watch.activity.enter(END)
+                self._fit(fit)
         except Stopped:
             self._coordinator.barrier_before_exit()
             raise
@@ -149,6 +148,16 @@ class Attempt:
             if self.outcome.error in (None, error):
                 raise
             raise self.outcome.error from None
+
+    def _fit(self, fit: Callable[[], None]) -> None:
+        activity = self.control_channel.hang_watch.activity
+        try:
+            fit()
+        except Exception as error:
+            mark_place(error, activity.place)
+            raise
+        finally:
+            activity.enter(END)
 
     def __enter__(self) -> Self:
         try:
@@ -256,7 +265,8 @@ class Attempt:
 
     def _record_hang(self, description: str) -> None:
         """Writes a hang and the stacks of this process to the log; the run may end later, or continue."""
-        self._log.error(f"{description}\n{all_stacks()}")
+        workers = "".join(f"\nloader process {pid}:\n{stacks}" for pid, stacks in worker_stacks().items())
+        self._log.error(f"{description}\n{all_stacks()}{workers}")
 
     def _summarize(self, status: str, another_attempt: bool = False) -> dict[str, Any]:
         seconds, keep_best = time.perf_counter() - self._started, self.options.keep_best

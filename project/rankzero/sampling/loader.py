@@ -17,7 +17,7 @@ from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import Positions, epoch_key
 from rankzero.sampling.seeded_dataset import SeededDataset
-from rankzero.sampling.workers import IgnoreStopSignals, blocked_signals
+from rankzero.sampling.workers import PrepareWorker, blocked_signals
 
 AHEAD_BYTES = 2**18
 """Approximate limit (bytes) for small batches that are read together: they fit in a processor's nearest caches."""
@@ -69,7 +69,7 @@ class ManagedLoader(DataLoader[Any]):
             batch_size=None,
             drop_last=False,
             collate_fn=_Collate(identity if seeded_dataset.gathers else loader.collate_fn),
-            worker_init_fn=IgnoreStopSignals(loader.worker_init_fn),
+            worker_init_fn=PrepareWorker(loader.worker_init_fn),
             # A loader draws its workers' seed from this generator, so that the global generator stays unchanged.
             generator=loader.generator or torch.Generator().manual_seed(batches.seed),
             _iterator=None,

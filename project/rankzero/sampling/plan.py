@@ -12,7 +12,7 @@ from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.fingerprint import changes, fingerprint
 from rankzero.sampling.loader import ManagedLoader
-from rankzero.sampling.workers import IgnoreStopSignals
+from rankzero.sampling.workers import PrepareWorker
 
 
 @dataclass
@@ -102,8 +102,8 @@ class SamplingPlan:
             self.training_orders, self.unmanaged_loaders = [], 0
         reason = _unmanaged_reason(loader)
         if reason:
-            if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, IgnoreStopSignals):
-                loader.worker_init_fn = IgnoreStopSignals(loader.worker_init_fn)
+            if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, PrepareWorker):
+                loader.worker_init_fn = PrepareWorker(loader.worker_init_fn)
             if training:
                 self.unmanaged_loaders += 1
                 self._pad(padded_for)

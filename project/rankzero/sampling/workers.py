@@ -1,4 +1,6 @@
-"""Makes loader processes ignore stop signals, so that they continue to read until the last step is done.
+"""Prepares loader processes: they ignore stop signals, and write their stacks when a hang is reported.
+
+They ignore stop signals so that they continue to read until the last step is done.
 
 Slurm sends a signal to every process of a step, a terminal to every process of its foreground group. With its usual
 handlers, which include torch's, a loader process would exit.
@@ -12,11 +14,12 @@ from contextlib import contextmanager
 
 import psutil
 
+from rankzero.distributed.hangs.worker_stacks import write_stacks_on_signal
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 
 
-class IgnoreStopSignals:
-    """The `worker_init_fn` of a DataLoader that makes its loader processes ignore stop signals.
+class PrepareWorker:
+    """The `worker_init_fn` of a DataLoader that prepares its loader processes.
 
     Args:
         init: The user's `worker_init_fn`, called afterwards.
@@ -31,6 +34,7 @@ class IgnoreStopSignals:
         for signum in STOP_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        write_stacks_on_signal()
         if self.init:
             self.init(worker_id)
 

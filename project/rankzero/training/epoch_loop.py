@@ -12,7 +12,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from rankzero.distributed.stop_and_failure.activity import DATA, Activity
+from rankzero.distributed.hangs.activity import DATA, Activity
 from rankzero.messages import print_line
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fast import replaced

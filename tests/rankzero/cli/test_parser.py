@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Timer
 
-from rankzero.cli.flag_values import positive_int, save_interval
+from rankzero.cli.flags.values import positive_int, save_interval
 from rankzero.cli.origins import Origins
 from rankzero.cli.parser import RankzeroParser, parsing_error, reader, without_enums
 from rankzero.messages import RequestError

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.sampling.workers import IgnoreStopSignals, end_workers
+from rankzero.sampling.workers import PrepareWorker, end_workers
 from running import REPOSITORY, SOURCES
 
 
@@ -45,7 +45,7 @@ def test_processes_of_unmanaged_loaders_ignore_stop_signals():
     loader = DataLoader(Stream(), batch_size=1, num_workers=1)
     plan = SamplingPlan()
     assert torch.cat(list(plan.wrap(plan.wrap(loader, training=True), training=True))).all()
-    assert not isinstance(loader.worker_init_fn.init, IgnoreStopSignals)
+    assert not isinstance(loader.worker_init_fn.init, PrepareWorker)
 
 
 def test_a_users_worker_init_fn_is_still_called():
@@ -74,17 +74,17 @@ def test_end_workers_kills_the_remaining_loader_processes():
 
 
 def _ignore_signals():
-    IgnoreStopSignals(None)(0)
+    PrepareWorker(None)(0)
     time.sleep(60)
 
 
 ORPHAN = """
 import multiprocessing, os, pathlib, time
-from rankzero.sampling.workers import IgnoreStopSignals
+from rankzero.sampling.workers import PrepareWorker
 
 def read():
     time.sleep(0.5)  # by now the parent is gone
-    IgnoreStopSignals(None)(0)
+    PrepareWorker(None)(0)
     pathlib.Path("alive").touch()
 
 multiprocessing.get_context("fork").Process(target=read).start()

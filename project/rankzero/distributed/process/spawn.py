@@ -24,6 +24,9 @@ from rankzero.messages import Exit, print_error
 GRACE_SECONDS = 10.0
 """Time that the other processes have to exit by themselves after one has failed."""
 
+ABORT_REASON = "gloo aborts if the ranks call different collectives"
+"""Added to the report of a process that was killed by SIGABRT."""
+
 _POLL_SECONDS = 0.05
 
 
@@ -179,7 +182,8 @@ class _Processes:
                 name = signal.Signals(-code).name
                 if name == SIGNALS.received:  # it arrived before the handlers were installed, so no work had begun
                     return Exit.STOPPED
-                return self._report_failure(rank, f"was killed by {name}")
+                reason = f" ({ABORT_REASON})" if name == "SIGABRT" else ""
+                return self._report_failure(rank, f"was killed by {name}{reason}")
             if code is not None and not process.has_reported:
                 return self._report_failure(rank, f"exited with code {code} without an exit report")
             if code:

@@ -1,11 +1,29 @@
 """Tracebacks without the frames of libraries and of Rankzero. Does not import torch."""
 
+import sysconfig
 import traceback
 from pathlib import Path
 
 from rankzero.messages import is_in_package
 
+_STDLIB = sysconfig.get_paths()["stdlib"]
+
 OWN_PACKAGES = ("rankzero", "data_modules", "lightning_modules")
+
+
+def is_user_file(file: str) -> bool:
+    """Whether a source file belongs to the user, and not to a library or Rankzero."""
+    is_library = "site-packages" in file or "dist-packages" in file or file.startswith((_STDLIB, "<"))
+    return not is_library and not is_in_package(Path(file), *OWN_PACKAGES)
+
+
+def user_position(error: BaseException) -> str:
+    """Returns the innermost line of the user's code in an error's traceback, such as `train.py:34 in training_step`.
+
+    Returns an empty string if the traceback contains none.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
 def user_frames(error: BaseException) -> list[str]:

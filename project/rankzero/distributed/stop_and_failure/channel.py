@@ -15,15 +15,16 @@ from typing import Any
 
 from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.error_reporter import acquire_host_lock
+from rankzero.distributed.hangs.heartbeat import HEARTBEAT_SECONDS
+from rankzero.distributed.hangs.stacks import main_thread_stack
+from rankzero.distributed.hangs.watch import HangWatch, call_in_thread, print_hang
 from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import listening_address
 from rankzero.distributed.stop_and_failure.connection import JsonLineConnection, Message, keep_alive
-from rankzero.distributed.stop_and_failure.hang_watch import HangWatch, call_in_thread
-from rankzero.distributed.stop_and_failure.server import HEARTBEAT_SECONDS, LAUNCHER_REPORTS, ControlServer
-from rankzero.distributed.stop_and_failure.stacks import all_stacks
+from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
+from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.messages import print_error
 
@@ -208,9 +209,10 @@ class ControlChannel:
             for message in messages:
                 self._handle_message(message, connection)
             connection.send(self.hang_watch.message())
+            if silence := self.hang_watch.new_silence(bool(messages)):
+                self._handle_hang(f"rank 0 on {self.members[0].host} {silence}")
         if not self._is_finished:
-            cause = f"rank 0 on {self.members[0].host} {self.describe_exit(0) or f'was lost{connection.close_reason}'}"
-            self._terminate(cause, not self._parent_reports_lost_ranks and acquire_host_lock(self._lock_name))
+            self._handle_loss(self.describe_exit(0) or f"was lost{connection.close_reason}")
 
     def _handle_message(self, message: Message, connection: JsonLineConnection) -> None:
         if "stop_requested" in message and self._stop_reason is None:
@@ -226,6 +228,8 @@ class ControlChannel:
             self._stop_decided.set()
         elif "hang" in message:
             self.hang_watch.record(str(message["hang"]))
+        elif "rank_zero" in message:
+            self.hang_watch.rank_zero_place = str(message["rank_zero"])
         elif "done" in message:
             self._is_finished = True  # rank zero has finished; its exit is not a failure
         elif "failed" in message:
@@ -233,6 +237,24 @@ class ControlChannel:
             self._terminate(
                 str(message["failed"]), self._reporting_rank == self.rank and not self._has_reported_failure
             )
+
+    def _handle_loss(self, description: str) -> None:
+        """Handles the loss of rank zero. One rank per machine reports it, unless the parent process does."""
+        name, is_reporting = f"rank 0 on {self.members[0].host}", acquire_host_lock(self._lock_name)
+        last_seen = f"last seen in {self.hang_watch.rank_zero_place}" if self.hang_watch.rank_zero_place else ""
+        if last_seen and is_reporting and self._parent_reports_lost_ranks:
+            print_error(f"{name} was {last_seen}")
+        cause = f"{name} {description}" + (f", {last_seen}" if last_seen else "")
+        self._terminate(cause, is_reporting and not self._parent_reports_lost_ranks)
+
+    def _handle_hang(self, description: str) -> None:
+        """Handles a hang of rank zero, which cannot notice it."""
+        self.hang_watch.record(description)
+        is_reporting = acquire_host_lock(self._lock_name)
+        if self.hang_watch.stops_run:
+            self._terminate(description, is_reporting)
+        elif is_reporting:
+            print_hang(description)
 
     def _terminate(self, cause: str, prints_cause: bool) -> None:
         """Waits for the main thread to exit after a failure, and terminates this process if it does not."""
@@ -247,7 +269,8 @@ class ControlChannel:
             time.sleep(TEARDOWN_SECONDS)
         if self._has_reported_failure and self._reporting_rank == self.rank and not self._is_finished:
             print_error(f"{cause}; stopping all ranks")  # the main thread has not printed it
-        call_in_thread(self.on_abort, f"{cause}; the threads of this process were at\n{all_stacks()}")
+        stack = "" if cause == self.hang_watch.recorded else f"; the main thread was at\n{main_thread_stack()}"
+        call_in_thread(self.on_abort, f"{cause}{stack}")
         report_exit()
         ORIGINAL_EXIT(1)
 

@@ -5,7 +5,7 @@ The messages, of which a connection transmits each as a line of JSON:
     rank -> server   {"rank": r, "token": w}  {"stop": reason}  {"position": n}  {"failed": cause}  {"leaving": true}
                      {"status": the values of a `Status`, or null outside training}
     server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}  {"hang": description}
-                     {"failed": cause, "by": the reporting rank}
+                     {"failed": cause, "by": the reporting rank}  {"rank_zero": phase and step of rank zero}
 """
 
 import contextlib
@@ -16,6 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rankzero.distributed.hangs.detector import HangDetector
+from rankzero.distributed.hangs.heartbeat import HEARTBEAT_SECONDS
+from rankzero.distributed.hangs.status import Status
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.stop_and_failure.connection import (
     CLOSED_IN_CHILDREN,
@@ -24,11 +27,7 @@ from rankzero.distributed.stop_and_failure.connection import (
     Message,
     keep_alive,
 )
-from rankzero.distributed.stop_and_failure.detector import HangDetector
-from rankzero.distributed.stop_and_failure.hang import Status
-
-HEARTBEAT_SECONDS = 2.0
-"""Time between heartbeats, which also give the kernel data that the other end must acknowledge."""
+from rankzero.messages import print_error
 
 FINISH_SECONDS = 5.0
 MISSING_RANK_SECONDS = 60.0
@@ -93,7 +92,7 @@ class ControlServer:
                 self._receive(key.fileobj)  # type: ignore[arg-type]
             if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
                 last_heartbeat = time.monotonic()
-                self._send_all(None)
+                self._send_all({"rank_zero": self._detector.last_place(0)})
                 self._check_for_missing_ranks(last_heartbeat - started)
                 self._check_for_hang()
         self._selector.close()
@@ -139,11 +138,13 @@ class ControlServer:
         """Handles a closed connection; unless the rank has announced its exit, the run has failed."""
         if rank is not None and rank not in self._exited_ranks:
             self._exited_ranks.add(rank)
-            description = self.describe_exit(rank) or f"was lost{close_reason}"
-            self._record_failure(
-                f"rank {rank} on {self.members[rank].host} {description}",
-                LAUNCHER_REPORTS if self.parent_reports_lost_ranks else 0,
-            )
+            name, place = f"rank {rank} on {self.members[rank].host}", self._detector.last_place(rank)
+            cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
+            if place and self.parent_reports_lost_ranks:
+                print_error(f"{name} was last seen in {place}")
+            elif place:
+                cause += f", last seen in {place}"
+            self._record_failure(cause, LAUNCHER_REPORTS if self.parent_reports_lost_ranks else 0)
 
     def _check_for_missing_ranks(self, seconds: float) -> None:
         missing = [member for member in self.members if member.rank not in self._ranks]

@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from rankzero.distributed.hangs.activity import CHECKPOINT
 from rankzero.distributed.scheduler.durations import parse_duration
-from rankzero.distributed.stop_and_failure.activity import CHECKPOINT
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, read_manifest

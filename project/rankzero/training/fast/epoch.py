@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnect
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 from torch import Tensor
 
-from rankzero.distributed.stop_and_failure.activity import DATA, FORWARD, HOOK
+from rankzero.distributed.hangs.activity import DATA, FORWARD, HOOK
 from rankzero.training.fast.batch_hooks import BatchHooks, has_any, overrides
 from rankzero.training.fast.conditions import (
     MODULE_METHODS,

@@ -3,9 +3,9 @@ import traceback
 import psutil
 import pytest
 
-from rankzero.distributed import error_reporter
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.user_traceback import user_frames
+from rankzero.distributed.stop_and_failure import error_reporter
 
 
 def exception_of(work):

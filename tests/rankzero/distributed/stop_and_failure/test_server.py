@@ -142,7 +142,7 @@ def test_a_rank_that_does_not_connect_is_a_failure(world, monkeypatch):
     monkeypatch.setattr(server, "HEARTBEAT_SECONDS", 0.02)
     control = world(3)
     ranks = [control.rank(0), control.rank(2)]
-    assert ranks[0].receive(10) == [{}]  # heartbeats
+    assert ranks[0].receive(10) == [{"rank_zero": ""}]  # the heartbeat
     monkeypatch.setattr(server, "MISSING_RANK_SECONDS", 0.0)
     expect_messages(ranks, {"failed": "rank 1 on b did not open its control connection", "by": 0})
 

@@ -9,7 +9,7 @@ from rankzero.distributed.environments import launchers
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS
-from rankzero.distributed.error_reporter import RANK_VARIABLES
+from rankzero.distributed.stop_and_failure.error_reporter import RANK_VARIABLES
 from rankzero.messages import RequestError
 from recorded import ENV, OPEN_MPI, PBS_TASK, STEP, TORCHRUN
 from running import REPOSITORY

@@ -43,6 +43,11 @@ class Activity:
         self.seconds[self.phase] += now - self.since
         self.phase, self.since = phase, now
 
+    @property
+    def place(self) -> str:
+        """Phase and step, such as `data wait at step 812`; empty outside training."""
+        return "" if self.phase in UNMONITORED else f"{self.phase} at step {self.step}"
+
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
         """Records a phase, and on leaving it the phase in which it was entered."""

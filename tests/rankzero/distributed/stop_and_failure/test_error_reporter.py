@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from rankzero.distributed import error_reporter
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.error_reporter import (
+from rankzero.distributed.stop_and_failure import error_reporter
+from rankzero.distributed.stop_and_failure.error_reporter import (
     RANK_VARIABLES,
     acquire_host_lock,
     exit_after_reporter,
@@ -129,7 +129,8 @@ def test_each_other_machine_has_one_reporter_of_ungathered_or_local_errors(
 
 
 ACQUIRE_LOCK = (
-    "import sys; from rankzero.distributed.error_reporter import *; print(acquire_host_lock(sys.argv[1]), flush=True)"
+    "import sys; from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock; "
+    "print(acquire_host_lock(sys.argv[1]), flush=True)"
 )
 
 
@@ -180,7 +181,7 @@ def test_only_a_reporter_without_a_host_lock_has_a_short_exit_delay(
 
 TERMINATED = """
 import os, signal, threading, time
-from rankzero.distributed import error_reporter
+from rankzero.distributed.stop_and_failure import error_reporter
 def end():
     while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         time.sleep(0.001)

@@ -14,12 +14,13 @@ from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.process_state import process_namespace
-from rankzero.distributed.process.user_traceback import user_frames
+from rankzero.distributed.process.user_traceback import user_frames, user_position
 from rankzero.messages import (
     CannotStart,
     Exit,
     RequestError,
     is_peer_failure,
+    place_of,
     print_error,
     user_message,
     was_reported,
@@ -137,16 +138,25 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
     return Exit.WRONG_REQUEST
 
 
-def report_error(error: BaseException, launch: Launch) -> Exit:
-    """Reports the failure of this rank, unless another rank has done so, and returns the exit code."""
+def report_error(error: BaseException, launch: Launch, prints_traceback: bool = True) -> Exit:
+    """Reports the failure of this rank, unless another rank has done so, and returns the exit code.
+
+    Args:
+        error: The error.
+        launch: The position of this process among all processes.
+        prints_traceback: False if the traceback has been printed.
+    """
     process_name = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
+    traceback = "".join(user_frames(error)) if prints_traceback else ""
+    place = f" in {place_of(error)}" if place_of(error) else ""
     if was_reported(error):
         time.sleep(LOST_CONTACT_EXIT_DELAY_SECONDS)
     elif launch.world_size > 1 and is_peer_failure(error):
-        print_error(f"{process_name} lost contact with another rank ({error})")
+        position = f", {user_position(error)}" if user_position(error) else ""
+        print_error(f"{process_name} lost contact with another rank{place}{position} ({error})")
         time.sleep(LOST_CONTACT_EXIT_DELAY_SECONDS)
     elif message := user_message(error):
-        print_error(f"{process_name} failed\n  {message}")
+        print_error(f"{process_name} failed{place}\n  {message}")
     else:
-        print_error(f"{process_name} failed with the error above", prefix="".join(user_frames(error)))
+        print_error(f"{process_name} failed{place} with the error above", prefix=traceback)
     return Exit.FAILED

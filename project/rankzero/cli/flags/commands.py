@@ -1,22 +1,13 @@
-"""The short flags of the commands. Does not import torch.
+"""The flags of `fit`, `evaluate` and `predict`. Does not import torch."""
 
-A flag with a `lightning_key` is another name for a LightningCLI key (`--epochs` is `--trainer.max_epochs`), both in
-YAML and on the command line. `rankzero.cli.lightning_cli` adds all other flags to LightningCLI.
-"""
-
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-from rankzero.cli.flag_values import (
+from rankzero.cli.flags.flag import Flag
+from rankzero.cli.flags.values import (
     checkpoint_value,
     choice,
     choices,
     export_file,
     file_path,
-    hostname,
     metric_to_keep,
-    non_negative_int,
-    port_number,
     positive_int,
     resume_value,
     run_name,
@@ -25,128 +16,6 @@ from rankzero.cli.flag_values import (
     seed_value,
     time_limit_value,
     yes_or_no,
-)
-from rankzero.distributed.environments.launchers import LAUNCHERS
-from rankzero.messages import RequestError, nearest
-
-
-class Flag(NamedTuple):
-    """One short flag.
-
-    Args:
-        name: Name without dashes.
-        metavar: Placeholder for the value in the help.
-        read: Reads the value from text, or raises a ValueError that describes valid values.
-        help: Description in one line.
-        example: A valid value, for error messages.
-        lightning_key: LightningCLI key that has the same meaning, if any.
-        aliases: Further names.
-        default: Value without the flag.
-    """
-
-    name: str
-    metavar: str
-    read: Callable[[str], Any]
-    help: str
-    example: str
-    lightning_key: str | None = None
-    aliases: tuple[str, ...] = ()
-    default: Any = None
-
-    def value(self, text: str) -> Any:
-        """Reads the value.
-
-        Raises:
-            RequestError: The value is invalid.
-        """
-        try:
-            return self.read(text)
-        except ValueError as error:
-            suggestion = (
-                nearest(text, str(error).removeprefix("one of ").split(", ")) if "one of" in str(error) else None
-            )
-            raise RequestError(
-                f"--{self.name} {text}", f"{text!r} is not {error}", f"--{self.name} {suggestion or self.example}"
-            ) from None
-
-
-COMMON_FLAGS = (
-    Flag(
-        "nodes", "N", positive_int, "use N machines [from the launcher, or 1]", "2", lightning_key="trainer.num_nodes"
-    ),
-    Flag(
-        "devices",
-        "N",
-        positive_int,
-        "run N processes per machine [from the launcher, or one per GPU, or 1]",
-        "2",
-        lightning_key="trainer.devices",
-    ),
-    Flag(
-        "launcher",
-        "NAME",
-        choice("auto", *LAUNCHERS),
-        f"override the detected launcher: {', '.join(LAUNCHERS)} [auto]",
-        "auto",
-        default="auto",
-    ),
-    Flag("node_rank", "R", non_negative_int, "set this machine's number, from 0, without a launcher [none]", "0"),
-    Flag("master_addr", "HOST", hostname, "rendezvous at HOST, the machine of rank 0 [from the launcher]", "node1"),
-    Flag("master_port", "PORT", port_number, "rendezvous on this port of HOST [from the launcher]", "29500"),
-    Flag(
-        "interface",
-        "NAME",
-        hostname,
-        "communicate over this interface [gloo: the one to --master_addr; nccl: its own choice]",
-        "eth0",
-    ),
-    Flag(
-        "start_timeout",
-        "SEC",
-        positive_int,
-        "wait at most SEC seconds until all processes have connected [300]",
-        "60",
-        default=300,
-    ),
-    Flag(
-        "backend",
-        "NAME",
-        choice("nccl", "gloo"),
-        "communicate by nccl or gloo [nccl if each process has its own GPU, else gloo]",
-        "gloo",
-    ),
-    Flag(
-        "accelerator",
-        "NAME",
-        choice("auto", "cpu", "gpu", "cuda", "mps"),
-        "compute on cpu, gpu, cuda or mps [auto: a GPU if there is one]",
-        "cpu",
-        lightning_key="trainer.accelerator",
-    ),
-    Flag(
-        "precision",
-        "P",
-        choice("32", "64", "16-mixed", "bf16-mixed", "16-true", "bf16-true"),
-        "compute in 32, 64, 16-mixed, bf16-mixed, 16-true or bf16-true [32]",
-        "bf16-mixed",
-        lightning_key="trainer.precision",
-    ),
-    Flag("batch_size", "N", positive_int, "use N samples per step on each device [the data module's number]", "32"),
-    Flag(
-        "global_batch_size",
-        "N",
-        positive_int,
-        "use N samples per step over all devices [--batch_size x devices; kept on resume]",
-        "128",
-    ),
-    Flag(
-        "max_device_batch_size",
-        "N",
-        positive_int,
-        "accumulate gradients over micro-batches of at most N samples per device [no limit]",
-        "32",
-    ),
-    Flag("root", "DIR", file_path, "keep runs in DIR [runs]", "runs", default="runs"),
 )
 
 NAME_ALIASES = ("run", "run_name")
@@ -234,7 +103,7 @@ TRAINING_FLAGS = (
         "hang_timeout",
         "TIME",
         seconds_value,
-        "end the run after TIME without progress (300, 5min), and report which rank is the cause [5min]",
+        "end a run that makes no progress for TIME (300, 5min), and name the cause [5min]",
         "5min",
         default=300.0,
     ),
@@ -242,7 +111,7 @@ TRAINING_FLAGS = (
         "hang_action",
         "HOW",
         choice("stop", "report"),
-        "stop: end a run that hangs; report: only print which rank is the cause [stop]",
+        "stop: end a run that makes no progress; report: only name the cause [stop]",
         "report",
         default="stop",
     ),

@@ -1,7 +1,7 @@
 import pytest
 import yaml
 
-from rankzero.cli.flag_values import (
+from rankzero.cli.flags.values import (
     checkpoint_value,
     choices,
     export_file,

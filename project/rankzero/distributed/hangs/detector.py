@@ -1,0 +1,52 @@
+"""Collects the reports of all ranks on rank zero and notices a hang. Does not import torch."""
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from rankzero.distributed.hangs.diagnosis import SILENCE_SECONDS, describe_hang
+from rankzero.distributed.hangs.pauses import PauseDetector
+from rankzero.distributed.hangs.status import Status
+
+
+class HangDetector:
+    """Knows the last status of each rank.
+
+    Args:
+        hosts: Host of each rank.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, hosts: Sequence[str], clock: Callable[[], float] = monotonic) -> None:
+        self.hosts, self._clock = hosts, clock
+        self._statuses: dict[int, tuple[Status, float]] = {}
+        self._is_reported = False
+        self._pauses = PauseDetector(clock)
+
+    def update(self, rank: int, status: Status | None) -> None:
+        """Records the report of a rank; None if the rank is not training."""
+        if status is None:
+            self._statuses.pop(rank, None)
+        else:
+            self._statuses[rank] = status, self._clock()
+
+    def new_hang(self) -> str:
+        """Returns the description of a hang that has begun since the last call; empty if there is none.
+
+        Must be called with every heartbeat. A hang is described once. If the run makes progress again, the next hang is
+        described too.
+        """
+        now, resumed_at = self._clock(), self._pauses.resumed_at()
+        seconds = {rank: now - max(time, resumed_at) for rank, (_, time) in self._statuses.items()}
+        silent = {rank: silence for rank, silence in seconds.items() if silence > SILENCE_SECONDS}
+        statuses = {
+            rank: status.older_by(seconds[rank]) if status.has_details or rank in silent else status
+            for rank, (status, _) in self._statuses.items()
+        }
+        description = describe_hang(statuses, silent, self.hosts)
+        is_new = bool(description) and not self._is_reported
+        self._is_reported = bool(description)
+        return description if is_new else ""
+
+    def last_place(self, rank: int) -> str:
+        """Returns phase and step of a rank's last report; empty if the rank was not training."""
+        return self._statuses[rank][0].place if rank in self._statuses else ""

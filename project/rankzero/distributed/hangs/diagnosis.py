@@ -1,0 +1,93 @@
+"""Decides from the reports of all ranks whether a run hangs, and describes the cause. Does not import torch.
+
+In data-parallel training, a rank that makes no progress stops all other ranks in a collective that waits for it. So
+the cause is the rank that makes no progress and waits for no other rank.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from rankzero.distributed.hangs.status import Status
+
+PATIENCE = 5
+"""Factor on the time limit of a phase that may take long, such as a checkpoint, a compilation or a first step.
+
+With the default time limit of 5 minutes, this is less than torch's time limit for a collective of gloo (30 minutes).
+"""
+
+SILENCE_SECONDS = 10.0
+"""Time without a report after which the interpreter of a connected rank counts as blocked."""
+
+MAX_NAMED_RANKS = 4
+"""How many ranks a message names; the others are counted."""
+
+
+def describe_hang(statuses: Mapping[int, Status], silent: Mapping[int, float], hosts: Sequence[str]) -> str:
+    """Describes the hang of a run; returns an empty string if there is none.
+
+    Args:
+        statuses: Status of each rank that is training.
+        silent: Seconds since the last report of each connected rank that has stopped reporting.
+        hosts: Host of each rank.
+    """
+    waiting = {rank: status for rank, status in statuses.items() if status.waits_in and rank not in silent}
+    working = {rank: status for rank, status in statuses.items() if rank not in waiting}
+    is_waiting_too_long = any(status.is_overdue() for status in waiting.values())
+    if not working:
+        return _describe_waiting(waiting, hosts) if is_waiting_too_long else ""
+    causes = [rank for rank, status in working.items() if _is_stuck(status, is_waiting_too_long)]
+    if not causes:
+        return ""
+    named = [_describe_cause(rank, working[rank], silent, hosts) for rank in causes[:MAX_NAMED_RANKS]]
+    uncounted = len(causes) - len(named)
+    others = [f"and {uncounted} more rank{'s' * (uncounted > 1)}"] if uncounted else []
+    return "; ".join([*named, *others, *_waiting_parts(waiting)])
+
+
+def _is_stuck(status: Status, others_wait_too_long: bool) -> bool:
+    return status.is_overdue(PATIENCE if status.may_take_longer and not others_wait_too_long else 1)
+
+
+def _describe_cause(rank: int, status: Status, silent: Mapping[int, float], hosts: Sequence[str]) -> str:
+    position = f" ({status.position})" if status.position else ""
+    if rank in silent:
+        return (
+            f"rank {rank} on {hosts[rank]} has not reported for {silent[rank]:.0f} s, since {status.place}{position}: "
+            "its Python interpreter is blocked"
+        )
+    return f"rank {rank} on {hosts[rank]} has been in {status.phase} for {status.age:.0f} s at step {status.step}" + (
+        position
+    )
+
+
+def _waiting_parts(waiting: Mapping[int, Status]) -> list[str]:
+    """Describes the waiting ranks, with one part for each combination of phase, collective and line."""
+
+    def key(rank: int) -> tuple[str, str, str]:
+        return waiting[rank].phase, waiting[rank].waits_in, waiting[rank].position
+
+    return [
+        f"{ranks_text(ranks)} in {phase}, waiting in {collective}" + (f" ({position})" if position else "")
+        for (phase, collective, position), ranks in groupby(sorted(waiting, key=lambda rank: (key(rank), rank)), key)
+    ]
+
+
+def _describe_waiting(waiting: Mapping[int, Status], hosts: Sequence[str]) -> str:
+    """Describes a hang in which every rank that is training waits."""
+    parts = "; ".join(_waiting_parts(waiting))
+    finished = sorted(set(range(len(hosts))) - set(waiting))
+    if finished:
+        return f"{parts}, for {ranks_text(finished)}, which no longer train{'s' * (len(finished) == 1)}"
+    if len({(status.sequence, status.waits_in) for status in waiting.values()}) > 1:
+        return f"the ranks wait for one another in different collectives: {parts}"
+    age = max(status.age for status in waiting.values())
+    names = ", ".join(list(dict.fromkeys(hosts))[:MAX_NAMED_RANKS])
+    return f"all ranks have been waiting in the same collective for {age:.0f} s: {parts}; check the network of {names}"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Returns ranks as text, such as `rank 3` or `ranks 0-2, 4-7`."""
+    ranks = sorted(ranks)
+    ranges = [[rank for _, rank in group] for _, group in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])]
+    texts = [str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}" for members in ranges]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(texts)}"

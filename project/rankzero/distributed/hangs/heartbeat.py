@@ -1,0 +1,102 @@
+"""Reports what this rank's main thread is doing, so that rank zero can describe a hang. Does not import torch."""
+
+from collections.abc import Callable
+from time import monotonic
+from types import FrameType
+
+from rankzero.distributed.hangs.activity import BACKWARD, CHECKPOINT, DATA, UNMONITORED, VALIDATION, Activity
+from rankzero.distributed.hangs.diagnosis import PATIENCE
+from rankzero.distributed.hangs.pauses import PauseDetector
+from rankzero.distributed.hangs.stacks import (
+    current_user_position,
+    is_compiling,
+    is_in_debugger,
+    main_thread_frames,
+    waiting_function,
+)
+from rankzero.distributed.hangs.status import Status
+from rankzero.distributed.hangs.worker_stacks import worker_position
+
+HEARTBEAT_SECONDS = 2.0
+"""Time between reports, which also give the kernel data that the other end of the connection must acknowledge."""
+
+DETAIL_SECONDS = 4.0
+"""Age of a phase after which a report contains details; determining them takes about a millisecond.
+
+With a short `--hang_timeout`, half of it applies.
+"""
+
+CollectiveInFlight = Callable[[], tuple[int, str] | None]
+"""Returns number and description of the oldest collective that this rank has begun and that is not complete, or None.
+
+Raises NotImplementedError if torch does not record collectives.
+"""
+
+
+class Heartbeat:
+    """Observes the activity of this rank from another thread.
+
+    Args:
+        activity: The activity of the main thread.
+        timeout: `--hang_timeout`: seconds without progress after which a run hangs.
+        collective_in_flight: See `CollectiveInFlight`.
+        clock: The clock of `activity`.
+    """
+
+    def __init__(
+        self,
+        activity: Activity,
+        timeout: float,
+        collective_in_flight: CollectiveInFlight,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.activity, self.timeout, self.collective_in_flight, self._clock = (
+            activity,
+            timeout,
+            collective_in_flight,
+            clock,
+        )
+        self._pauses = PauseDetector(clock)
+        self._longest = 0.0
+        self._last_visit, self._last_age = activity.since, 0.0
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a phase may take: `timeout` plus the longest phase that has ended so far."""
+        return self.timeout + self._longest
+
+    def status(self) -> Status | None:
+        """Returns the status of this rank; None outside training."""
+        activity, resumed_at = self.activity, self._pauses.resumed_at()
+        phase, since, now = activity.phase, activity.since, self._clock()
+        if since != self._last_visit:
+            self._longest = max(self._longest, self._last_age)
+        self._last_visit, self._last_age = since, max(0.0, now - max(since, resumed_at))
+        if phase in UNMONITORED:
+            self._last_age = 0.0
+            return None
+        may_take_longer = phase not in activity.seconds or phase in (VALIDATION, CHECKPOINT)
+        needs_details = self._last_age >= min(DETAIL_SECONDS, self.timeout / 2)
+        status = Status(activity.step, phase, self._last_age, self.limit, needs_details, may_take_longer)
+        return self._with_details(status) if needs_details else status
+
+    def _with_details(self, status: Status) -> Status:
+        frames = main_thread_frames()
+        limit: float | None = self.limit
+        if is_in_debugger(frames):
+            limit = None
+        elif status.phase == CHECKPOINT or is_compiling(frames):
+            limit = self.limit * PATIENCE
+        sequence, waits_in = self._collective(status.phase, frames)
+        position = current_user_position(frames)
+        if status.phase == DATA and not position and status.is_overdue(0.5):
+            position = worker_position()
+        return status._replace(limit=limit, waits_in=waits_in, sequence=sequence, position=position)
+
+    def _collective(self, phase: str, frames: list[FrameType]) -> tuple[int, str]:
+        """Returns number and description of the collective in which the main thread waits; (0, "") without one."""
+        try:
+            collective = self.collective_in_flight()
+        except NotImplementedError:
+            collective = (0, "a collective") if phase == BACKWARD else None
+        return collective or (0, waiting_function(frames))

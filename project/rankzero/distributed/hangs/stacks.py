@@ -1,0 +1,104 @@
+"""Where the threads of this process are, read from another thread. Does not import torch."""
+
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import rankzero
+from rankzero.distributed.process.user_traceback import is_user_file
+
+_PACKAGE = Path(rankzero.__file__).parent
+_TRAINER_FILE = str(_PACKAGE / "trainer.py")
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_DEBUGGERS = tuple(f"/{name}" for name in ("bdb.py", "pdb.py", "code.py", "debugpy/", "pydevd", "IPython/", "pudb/"))
+_COMPILERS = ("torch/_dynamo/", "torch/_inductor/", "torch/utils/cpp_extension.py", "/triton/")
+_WAITING_FUNCTIONS = {
+    str(_PACKAGE / "distributed" / "coordinator.py"): "an exchange between all ranks",
+    str(_PACKAGE / "distributed" / "stop_and_failure" / "channel.py"): "the agreement on a stop",
+}
+"""Maps files of Rankzero in which the main thread waits for other ranks to a description."""
+
+
+def main_thread_frames() -> list[FrameType]:
+    """Returns the frames of the main thread, innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return list(_outward(frame))
+
+
+def current_user_position(frames: list[FrameType]) -> str:
+    """Returns the innermost line of the user's code that training has called, such as `train.py:34 in training_step`.
+
+    Returns an empty string if training has called none.
+    """
+    for frame in frames:
+        file = frame.f_code.co_filename
+        if file == _TRAINER_FILE:
+            return ""
+        if is_user_file(file):
+            return f"{Path(file).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return ""
+
+
+def waiting_function(frames: list[FrameType]) -> str:
+    """Returns the function in which the main thread waits for other ranks outside torch's record; else an empty string.
+
+    These are the functions of Rankzero that exchange objects, and those of `torch.distributed` that use only a store.
+    """
+    for frame in frames:
+        file = frame.f_code.co_filename
+        if file in _WAITING_FUNCTIONS:
+            return _WAITING_FUNCTIONS[file]
+        if "torch/distributed/" in file:
+            return frame.f_code.co_name
+        if not file.startswith((_STDLIB, "<")):
+            return ""
+    return ""
+
+
+def is_in_debugger(frames: list[FrameType]) -> bool:
+    """Whether a Python debugger has stopped the main thread, or another process traces this one (gdb, strace)."""
+    return _any_file_contains(frames, _DEBUGGERS) or _tracer() != 0
+
+
+def is_compiling(frames: list[FrameType]) -> bool:
+    """Whether the main thread compiles a model (`torch.compile`) or an extension, which may take minutes."""
+    return _any_file_contains(frames, _COMPILERS)
+
+
+def main_thread_stack() -> str:
+    """Returns the Python stack of the main thread."""
+    return "".join(traceback.format_stack(main_thread_frames()[0]))
+
+
+def all_stacks() -> str:
+    """Returns the Python stacks of all threads, the main thread first."""
+    frames, main = sys._current_frames(), threading.main_thread().ident
+    threads = sorted(threading.enumerate(), key=lambda thread: thread.ident != main)
+    return "\n".join(
+        f"thread {thread.name!r}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threads
+        if thread.ident in frames
+    )
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _any_file_contains(frames: list[FrameType], parts: tuple[str, ...]) -> bool:
+    return any(part in frame.f_code.co_filename for frame in frames for part in parts)
+
+
+def _tracer() -> int:
+    """Returns the process id of the process that traces this one; 0 if there is none or on a system without `/proc`."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("TracerPid:")), 0)

@@ -1,0 +1,51 @@
+"""What a rank reports about itself to rank zero. Does not import torch."""
+
+from typing import Any, NamedTuple
+
+
+class Status(NamedTuple):
+    """The state of a rank's main thread.
+
+    Args:
+        step: Number of completed optimizer steps.
+        phase: The phase of the main thread, see `activity.py`.
+        age: Seconds since the main thread entered the phase, or completed the last part of it.
+        limit: Seconds that the phase may take; None without limit.
+        has_details: Whether the values below, and exceptions to the limit, have been determined.
+        may_take_longer: Whether the phase may take several times `limit` while no other rank waits for this one.
+        waits_in: The collective in which this rank waits for other ranks; empty if there is none.
+        sequence: Number of that collective, counted from the start of the run; 0 if it is unknown.
+        position: The innermost line of the user's code; empty if it is unknown.
+    """
+
+    step: int
+    phase: str
+    age: float
+    limit: float | None
+    has_details: bool = True
+    may_take_longer: bool = False
+    waits_in: str = ""
+    sequence: int = 0
+    position: str = ""
+
+    @classmethod
+    def from_message(cls, values: Any) -> "Status | None":
+        """Returns the status in a rank's message; None outside training, and for a malformed message."""
+        types = (int, str, int | float, int | float | None, bool, bool, str, int, str)
+        if not isinstance(values, list) or len(values) != len(types):
+            return None
+        is_valid = all(isinstance(value, kind) for value, kind in zip(values, types, strict=True))
+        return cls(*values) if is_valid else None
+
+    @property
+    def place(self) -> str:
+        """Phase and step, such as `data wait at step 812`."""
+        return f"{self.phase} at step {self.step}"
+
+    def older_by(self, seconds: float) -> "Status":
+        """Returns the status that the rank has `seconds` later if it makes no progress."""
+        return self._replace(age=self.age + seconds)
+
+    def is_overdue(self, factor: float = 1) -> bool:
+        """Whether the phase has taken longer than its limit, multiplied by `factor`."""
+        return self.limit is not None and self.age > self.limit * factor

@@ -1,0 +1,117 @@
+"""This rank's part in noticing a hang: reports its status and records its stacks. Does not import torch."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rankzero.distributed.hangs.activity import Activity
+from rankzero.distributed.hangs.detector import HangDetector
+from rankzero.distributed.hangs.diagnosis import SILENCE_SECONDS
+from rankzero.distributed.hangs.heartbeat import HEARTBEAT_SECONDS, CollectiveInFlight, Heartbeat
+from rankzero.distributed.hangs.pauses import PauseDetector
+from rankzero.messages import print_error
+
+ON_ABORT_SECONDS = 12.0
+"""How long a function that records a failure or a hang may take, including a save in progress."""
+
+
+class HangWatch:
+    """Reports what the main thread is doing, and acts on a hang.
+
+    Args:
+        terminate: Ends this process, given the cause; called for a hang of a run with a single process.
+
+    Attributes:
+        activity: What the main thread is doing.
+        on_hang: Called with the description of a hang, in a separate thread, on every rank.
+        recorded: Description of the last hang that has been recorded.
+        rank_zero_place: Phase and step of rank zero's last report; empty if it was not training.
+        stops_run: Whether a hang is a failure, which ends all ranks.
+        is_single_process: Whether the run has no other process, and thus no control server that notices a hang.
+    """
+
+    def __init__(self, terminate: Callable[[str], None]) -> None:
+        self.activity = Activity()
+        self.on_hang: Callable[[str], None] = lambda description: None
+        self.is_single_process = False
+        self._terminate = terminate
+        self._heartbeat: Heartbeat | None = None
+        self.stops_run = True
+        self._thread: threading.Thread | None = None
+        self.recorded = self.rank_zero_place = ""
+        self._pauses = PauseDetector()
+        self._heard_at = time.monotonic()
+        self._is_silence_reported = False
+
+    def start(self, timeout: float, stops_run: bool, collective_in_flight: CollectiveInFlight) -> None:
+        """Begins to report the status of this rank. All ranks must call.
+
+        Args:
+            timeout: `--hang_timeout`: seconds without progress after which a run hangs.
+            stops_run: Whether a hang is a failure, which ends all ranks; otherwise it is only reported.
+            collective_in_flight: See `CollectiveInFlight`.
+        """
+        self._heartbeat, self.stops_run = Heartbeat(self.activity, timeout, collective_in_flight), stops_run
+        if self.is_single_process and self._thread is None:
+            self._thread = threading.Thread(target=self._watch_single_process, name="heartbeat", daemon=True)
+            self._thread.start()
+
+    def message(self) -> dict[str, Any] | None:
+        """Returns the message to send to rank zero; None before `start`."""
+        return {"status": self._heartbeat.status()} if self._heartbeat else None
+
+    def record(self, description: str) -> None:
+        """Records a hang and the stacks of this rank in its log."""
+        self.recorded = description
+        call_in_thread(self.on_hang, description)
+
+    def ends_run(self, description: str) -> bool:
+        """Returns whether a hang ends the run; prints it if not. Only one rank calls this."""
+        if not self.stops_run:
+            print_hang(description)
+        return self.stops_run
+
+    def new_silence(self, has_received: bool) -> str:
+        """Returns a description if rank zero has sent nothing for too long during training, once; else empty.
+
+        Rank zero notices all other hangs, but cannot notice that its own interpreter is blocked. Must be called with
+        every heartbeat.
+
+        Args:
+            has_received: Whether rank zero has sent anything since the last call.
+        """
+        now, resumed_at = time.monotonic(), self._pauses.resumed_at()
+        if has_received or self._heartbeat is None or self.activity.place == "":
+            self._heard_at, self._is_silence_reported = now, False
+            return ""
+        seconds = now - max(self._heard_at, resumed_at)
+        if self._is_silence_reported or seconds <= max(self._heartbeat.limit, SILENCE_SECONDS):
+            return ""
+        self._is_silence_reported = True
+        since = f", since {self.rank_zero_place}" if self.rank_zero_place else ""
+        return f"has not reported for {seconds:.0f} s{since}: its Python interpreter is blocked"
+
+    def _watch_single_process(self) -> None:
+        detector = HangDetector([socket.gethostname()])
+        while True:
+            time.sleep(HEARTBEAT_SECONDS)
+            assert self._heartbeat is not None
+            detector.update(0, self._heartbeat.status())
+            if description := detector.new_hang():
+                self.record(description)
+                if self.ends_run(description):
+                    self._terminate(description)
+
+
+def print_hang(description: str) -> None:
+    """Prints a hang that does not end the run."""
+    print_error(f"{description}; the run continues (--hang_action report)")
+
+
+def call_in_thread(function: Callable[[str], None], text: str) -> None:
+    """Calls a function that may wait for the disk; waits at most `ON_ABORT_SECONDS` for it."""
+    thread = threading.Thread(target=function, args=(text,), daemon=True)
+    thread.start()
+    thread.join(ON_ABORT_SECONDS)

@@ -1,0 +1,84 @@
+"""Stacks of the loader processes, written by a signal handler that needs no Python interpreter. Does not import torch.
+
+A rank cannot read the stacks of another process. So each loader process lets faulthandler write them to a file in
+memory when it receives `STACK_SIGNAL`, also if its interpreter is blocked. The rank reads the file through `/proc`.
+"""
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+from rankzero.distributed.process.user_traceback import is_user_file
+
+_FILE_NAME = "rankzero-stacks"
+_ANSWER_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+
+
+def write_stacks_on_signal() -> None:
+    """Makes this loader process write its stacks on `STACK_SIGNAL`; does nothing on systems other than Linux."""
+    if sys.platform == "linux":
+        faulthandler.register(_stack_signal(), os.memfd_create(_FILE_NAME), all_threads=True)
+
+
+def worker_stacks() -> dict[int, str]:
+    """Returns the stacks of each loader process of this rank, by process id; its state if it does not respond.
+
+    Takes up to a second if a loader process waits for a disk.
+    """
+    files = {pid: file for pid in _child_processes() if (file := _stack_file(pid))}
+    sizes = {pid: file.stat().st_size for pid, file in files.items()}
+    for pid in files:
+        with contextlib.suppress(OSError):
+            os.kill(pid, _stack_signal())
+    deadline, stacks = time.monotonic() + _ANSWER_SECONDS, {}
+    for pid, file in files.items():
+        text = ""
+        while not text.endswith("\n") and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            with contextlib.suppress(OSError):
+                text = file.read_bytes()[sizes[pid] :].decode(errors="replace")
+        stacks[pid] = text or f"no response, process state {_process_state(pid)}\n"
+    return stacks
+
+
+def worker_position() -> str:
+    """Returns where a loader process of this rank is in the user's code, or that it does not respond; else empty."""
+    for pid, text in worker_stacks().items():
+        if text.startswith("no response"):
+            return f"loader process {pid}: {text.strip()}"
+        for file, line, function in re.findall(r'File "(.+)", line (\d+) in (.+)', text):
+            if is_user_file(file):
+                return f"loader process {pid}: {Path(file).name}:{line} in {function}"
+    return ""
+
+
+def _stack_signal() -> int:
+    return int(signal.SIGRTMIN) + 7
+
+
+def _child_processes() -> list[int]:
+    return [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+
+
+def _stack_file(pid: int) -> Path | None:
+    """Returns the path of the file to which a process writes its stacks; None if it has none."""
+    try:
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+        return next((path for path in descriptors if _FILE_NAME in path.readlink().name), None)
+    except OSError:
+        return None
+
+
+def _process_state(pid: int) -> str:
+    """Returns the state of a process as in proc(5), such as `D` while it waits for a disk."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "unknown"

@@ -1,0 +1,100 @@
+"""A training script of a user in which one rank comes to a standstill, in a way that the arguments choose."""
+
+import argparse
+import ctypes
+import os
+import signal
+import time
+
+import torch
+from lightning.pytorch import LightningModule
+from torch.utils.data import DataLoader, Dataset
+
+from rankzero import Trainer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--hang", default="none", help="the kind of standstill, see below")
+parser.add_argument("--rank", type=int, default=1, help="the rank that comes to a standstill")
+parser.add_argument("--step", type=int, default=20, help="number of completed steps before the standstill")
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--devices", type=int)
+parser.add_argument("--nodes", type=int)
+parser.add_argument("--seconds", type=float, default=0.01, help="duration of a step")
+parser.add_argument("--first", type=float, default=0, help="duration of the first step in seconds")
+parser.add_argument("--hang_timeout", default="5")
+parser.add_argument("--hang_action", default="stop")
+options = parser.parse_args()
+
+RANK = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID", "0"))))
+IS_CHOSEN = options.rank == RANK
+
+
+class Numbers(Dataset):
+    """Random numbers; one read sleeps forever or kills its process."""
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if IS_CHOSEN and options.hang in ("data", "worker dies") and self.has_begun:
+            if options.hang == "data":
+                time.sleep(1e6)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((8,), index / 4000)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether training has run for a second."""
+        return time.monotonic() > float(os.environ.setdefault("BEGUN", str(time.monotonic() + 1)))
+
+
+class Model(LightningModule):
+    """A linear layer; one step on one rank never ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        time.sleep(options.first if batch_idx == 0 and options.first else options.seconds)
+        if self.global_step >= options.step:
+            self.stand_still()
+        return self.layer(batch).mean()
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("val/loss", self.layer(batch).mean())
+
+    def stand_still(self) -> None:
+        """Comes to a standstill on the chosen rank."""
+        if options.hang == "different collectives":
+            if IS_CHOSEN:
+                torch.distributed.barrier()
+            else:
+                torch.distributed.all_reduce(torch.zeros(3))
+        if not IS_CHOSEN:
+            return
+        if options.hang == "loop":
+            while True:
+                pass
+        elif options.hang == "rank-zero collective":
+            torch.distributed.all_reduce(torch.zeros(3))
+        elif options.hang == "blocked interpreter":
+            ctypes.PyDLL(None).sleep(100_000)
+        elif options.hang == "SIGSTOP":
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+trainer = Trainer(
+    name="hanging",
+    devices=options.devices or "auto",
+    accelerator="cpu",
+    max_epochs=100,
+    hang_timeout=options.hang_timeout,
+    hang_action=options.hang_action,
+    enable_progress_bar=False,
+)
+loader = DataLoader(Numbers(), batch_size=8, num_workers=options.workers)
+trainer.fit(Model(), loader)
