@@ -14,8 +14,8 @@ from rankzero.distributed.process.user_traceback import is_user_file
 _PACKAGE = Path(rankzero.__file__).parent
 _TRAINER_FILE = str(_PACKAGE / "trainer.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]
-_DEBUGGERS = tuple(f"/{name}" for name in ("bdb.py", "pdb.py", "code.py", "debugpy/", "pydevd", "IPython/", "pudb/"))
-_COMPILERS = ("torch/_dynamo/", "torch/_inductor/", "torch/utils/cpp_extension.py", "/triton/")
+_DEBUGGERS = (*(f"{_STDLIB}/{name}." for name in ("bdb", "pdb", "code")), "/debugpy/", "/pydevd", "/IPython/", "/pudb/")
+_COMPILERS = ("torch/_dynamo/", "torch/_inductor/", "torch/utils/cpp_extension", "/triton/")
 _WAITING_FUNCTIONS = {
     str(_PACKAGE / "distributed" / "coordinator.py"): "an exchange between all ranks",
     str(_PACKAGE / "distributed" / "stop_and_failure" / "channel.py"): "the agreement on a stop",

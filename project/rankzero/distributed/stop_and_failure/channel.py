@@ -240,12 +240,14 @@ class ControlChannel:
 
     def _handle_loss(self, description: str) -> None:
         """Handles the loss of rank zero. One rank per machine reports it, unless the parent process does."""
-        name, is_reporting = f"rank 0 on {self.members[0].host}", acquire_host_lock(self._lock_name)
-        last_seen = f"last seen in {self.hang_watch.rank_zero_place}" if self.hang_watch.rank_zero_place else ""
-        if last_seen and is_reporting and self._parent_reports_lost_ranks:
-            print_error(f"{name} was {last_seen}")
-        cause = f"{name} {description}" + (f", {last_seen}" if last_seen else "")
-        self._terminate(cause, is_reporting and not self._parent_reports_lost_ranks)
+        name, place = f"rank 0 on {self.members[0].host}", self.hang_watch.rank_zero_place
+        cause = f"{name} {description}" + (f", last seen in {place}" if place else "")
+        if self._parent_reports_lost_ranks:
+            if place and acquire_host_lock(self._lock_name):
+                print_error(f"{name} was last seen in {place}")
+            self._terminate(cause, False)
+        else:
+            self._terminate(cause, acquire_host_lock(self._lock_name))
 
     def _handle_hang(self, description: str) -> None:
         """Handles a hang of rank zero, which cannot notice it."""
