@@ -1,60 +1,85 @@
-"""Cost of recording and reporting what a rank is doing: a run with and without it.
+"""Cost of recording and reporting what a rank is doing: alternate blocks of steps of one run, with and without it.
 
 python benchmarks/heartbeat.py                  # the tutorial's MLP, one process
 python benchmarks/heartbeat.py --devices 2      # the same model with two processes (gloo)
 
-Each figure comes from a separate run with one thread per process, and is the mean over all epochs but the first.
-Without it, a step still calls the recording function once per phase, but the function does nothing.
+Each process has one thread. Without it, a step still calls the recording functions, but they do nothing, and no rank
+reports anything. The times are those of rank zero.
 """
 
 import json
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from lightning.pytorch import LightningModule, Trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from clock import Clock
 from contest import ROOT, Comparison, parser, run
 
-
-class ClockWithoutHeartbeat(Clock):
-    """Clock for a run whose ranks neither record nor report what they are doing."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        from rankzero.distributed.hangs.activity import Activity
-        from rankzero.distributed.hangs.watch import HangWatch
-
-        Activity.enter = lambda self, phase: None  # type: ignore[method-assign]
-        HangWatch.start = lambda self, *arguments: None  # type: ignore[assignment, method-assign]
+from rankzero.distributed.monitoring.activity import Activity
+from rankzero.distributed.monitoring.monitor import Monitor
+from rankzero.training.hooks import LoopCallback
 
 
-def microseconds(callback: str, devices: int, count: int, epochs: int) -> float:
-    """Returns microseconds per step of a run with the given clock."""
+class Alternate(LoopCallback):
+    """Turns recording and reporting on and off after each block of steps, and writes the seconds of each block.
+
+    Args:
+        path: JSON file to write: a list of pairs, with and without it, in seconds per step.
+        steps: Steps in a block.
+    """
+
+    def __init__(self, path: str, steps: int) -> None:
+        self.path, self.steps = Path(path), steps
+        self._methods = Activity.enter, Activity.begin_batch, Monitor.message
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
+        self._started, self._is_on = 0.0, True
+
+    def on_step_done(self, trainer: Trainer) -> None:
+        block, position = divmod(trainer.global_step, self.steps)
+        if position:
+            return
+        if block > 1:
+            self._seconds[self._is_on].append((time.perf_counter() - self._started) / self.steps)
+        self._is_on = block % 4 in (0, 1)  # on, on, off, off: a steady change of speed affects both alike
+        methods = self._methods if self._is_on else (lambda *_: None,) * 3
+        Activity.enter, Activity.begin_batch, Monitor.message = methods  # type: ignore[assignment, method-assign]
+        self._started = time.perf_counter()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.path.write_text(json.dumps(list(zip(self._seconds[True], self._seconds[False], strict=False))))
+
+
+def pairs_of_microseconds(devices: int, steps: int, pairs: int) -> Iterator[tuple[float, float]]:
+    """Yields microseconds per step, with and without the heartbeat, of pairs of blocks of one run."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "clock.json"
+        path = Path(folder) / "pairs.json"
         command = [sys.executable, str(ROOT / "launch/fit.py"), "--model", "MLP", "--data", "Toy", "--root", folder]
-        command += ["--data.count", str(count), "--batch_size", "32", "--epochs", str(epochs), "--accelerator", "cpu"]
-        command += ["--devices", str(devices), "--trainer.limit_val_batches", "0"]
-        run([*command, "--trainer.callbacks", callback, "--trainer.callbacks.path", str(path)], threads=1)
-        return 1e6 * float(json.loads(path.read_text()))
+        command += ["--data.count", "65536", "--batch_size", "32", "--trainer.max_steps", str((4 + 2 * pairs) * steps)]
+        command += ["--devices", str(devices), "--accelerator", "cpu", "--trainer.limit_val_batches", "0"]
+        command += ["--save_every", "1000", "--trainer.callbacks", "heartbeat.Alternate"]
+        command += ["--trainer.callbacks.path", str(path), "--trainer.callbacks.steps", str(steps)]
+        run([*command, "--epochs", "100000"], threads=1)
+        for with_it, without_it in json.loads(path.read_text())[:pairs]:
+            yield 1e6 * with_it, 1e6 * without_it
 
 
 def main() -> None:
     """Measures with and without the heartbeat in turn, and prints medians and spreads."""
     flags = parser(__doc__ or "")
     flags.add_argument("--devices", type=int, default=1)
-    flags.add_argument("--count", type=int, default=65536, help="samples an epoch")
-    flags.add_argument("--epochs", type=int, default=5)
+    flags.add_argument("--steps", type=int, default=100, help="steps in a block")
     arguments = flags.parse_args()
-    size = (arguments.devices, arguments.count, arguments.epochs)
-    variants = {
-        "ours": lambda: microseconds("clock.Clock", *size),
-        "without it": lambda: microseconds("heartbeat.ClockWithoutHeartbeat", *size),
-    }
-    name = f"heartbeat-{arguments.devices}"
-    Comparison(name, f"a step of the tutorial's MLP, {arguments.devices} processes", "microseconds", variants).run(
+    pairs = list(pairs_of_microseconds(arguments.devices, arguments.steps, arguments.pairs))
+    columns = {name: iter([pair[index] for pair in pairs]) for index, name in enumerate(("ours", "without it"))}
+    title = f"a step of the tutorial's MLP, {arguments.devices} process{'es' * (arguments.devices > 1)}"
+    variants = {name: column.__next__ for name, column in columns.items()}
+    Comparison(f"heartbeat-{arguments.devices}", title, "microseconds", variants).run(
         arguments.pairs, arguments.json_dir
     )
 

@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.argparse import _parse_env_variables
 from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, read_arguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
-from rankzero.distributed.process_group import collective_in_flight
 from rankzero.distributed.session import Session, report_uncaught_errors
 from rankzero.messages import RequestError, print_line, set_spelling
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
@@ -34,6 +33,7 @@ from rankzero.training.callbacks.found_settings import KeepFound, check_batch_si
 from rankzero.training.callbacks.learning_rate import LearningRate
 from rankzero.training.callbacks.progress import progress_callbacks
 from rankzero.training.callbacks.sample_ledger import SampleLedger
+from rankzero.training.callbacks.slow_ranks import SlowRanks
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.callbacks.throughput import Throughput
 from rankzero.training.callbacks.time_limit import TimeLimit, attempt_deadline
@@ -145,8 +145,6 @@ class Trainer(pl.Trainer):
             key: value for key, value in arguments.items() if value != TRAINER_FLAGS[key].default
         } | lightning
         self._is_fast = arguments["fast"] == "yes"
-        in_flight = partial(collective_in_flight, world.backend)
-        channel.hang_watch.start(arguments["hang_timeout"], arguments["hang_action"] == "stop", in_flight)
         self.outcome, self._options = Outcome(), RunOptions.read(arguments)
         user_callbacks = as_list(lightning.get("callbacks"))
         if arguments["seed"] is not None:
@@ -182,6 +180,7 @@ class Trainer(pl.Trainer):
             *user_callbacks,
             self._throughput,
             LearningRate(),
+            SlowRanks(channel.monitor),
             RankStates(plan),
             OptimizerOverrides(),
             LiveSettings(),
@@ -211,7 +210,7 @@ class Trainer(pl.Trainer):
             self, self.run, self._checkpointing, coordinator
         )
         self.predict_loop = PredictionLoop(self)
-        hook_bridge = fit_loop.install(self, plan, channel.hang_watch.activity)
+        hook_bridge = fit_loop.install(self, plan, channel.monitor.activity)
         self._found_settings = KeepFound()
         # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
         self.callbacks: list[Callback] = [

@@ -23,6 +23,7 @@ parser.add_argument("--seconds", type=float, default=0.01, help="duration of a s
 parser.add_argument("--first", type=float, default=0, help="duration of the first step in seconds")
 parser.add_argument("--hang_timeout", default="5")
 parser.add_argument("--hang_action", default="stop")
+parser.add_argument("--epochs", type=int, default=100)
 options = parser.parse_args()
 
 RANK = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID", "0"))))
@@ -59,7 +60,8 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        time.sleep(options.first if batch_idx == 0 and options.first else options.seconds)
+        is_slow = IS_CHOSEN and options.hang == "slow"
+        time.sleep(options.first if self.global_step == 0 and options.first else options.seconds * (1 + 2 * is_slow))
         if self.global_step >= options.step:
             self.stand_still()
         return self.layer(batch).mean()
@@ -91,7 +93,7 @@ trainer = Trainer(
     name="hanging",
     devices=options.devices or "auto",
     accelerator="cpu",
-    max_epochs=100,
+    max_epochs=options.epochs,
     hang_timeout=options.hang_timeout,
     hang_action=options.hang_action,
     enable_progress_bar=False,

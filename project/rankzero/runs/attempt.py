@@ -16,10 +16,11 @@ from typing_extensions import Self
 
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
-from rankzero.distributed.hangs.activity import END
-from rankzero.distributed.hangs.stacks import all_stacks
-from rankzero.distributed.hangs.worker_stacks import worker_stacks
+from rankzero.distributed.monitoring.activity import END
+from rankzero.distributed.monitoring.stacks import all_stacks
+from rankzero.distributed.monitoring.worker_stacks import worker_stacks
 from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.process_group import collective_in_flight
 from rankzero.messages import (
     CannotStart,
     LeftEarlyError,
@@ -150,7 +151,7 @@ class Attempt:
             raise self.outcome.error from None
 
     def _fit(self, fit: Callable[[], None]) -> None:
-        activity = self.control_channel.hang_watch.activity
+        activity = self.control_channel.monitor.activity
         try:
             fit()
         except Exception as error:
@@ -180,7 +181,9 @@ class Attempt:
         self._previous_callbacks = self.control_channel.on_abort, self.control_channel.describe_exit
         self._open_log()
         self.control_channel.on_abort = self._record_abort
-        self.control_channel.hang_watch.on_hang = self._record_hang
+        monitor, stops_run = self.control_channel.monitor, self.options.hang_action == "stop"
+        monitor.on_hang = self._record_hang
+        monitor.start(self.options.hang_timeout, stops_run, partial(collective_in_flight, self.world.backend))
         line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._print_on_rank_zero(line)
@@ -269,9 +272,18 @@ class Attempt:
         self._log.error(f"{description}\n{all_stacks()}{workers}")
 
     def _summarize(self, status: str, another_attempt: bool = False) -> dict[str, Any]:
-        seconds, keep_best = time.perf_counter() - self._started, self.options.keep_best
-        run_context = (self.run, self.world, self.launch)
-        summary = summarize(status, self.trainer, self.figures(), *run_context, keep_best, seconds, another_attempt)
+        summary = summarize(
+            status,
+            self.trainer,
+            self.figures(),
+            self.run,
+            self.world,
+            self.launch,
+            self.options.keep_best,
+            time.perf_counter() - self._started,
+            another_attempt,
+            list(self.control_channel.monitor.slow_ranks.values()),
+        )
         try:
             self.run.write_summary(summary)
         except OSError as error:

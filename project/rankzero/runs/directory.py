@@ -95,12 +95,13 @@ class RunDirectory:
         except OSError as error:
             raise cannot_write_error(folder, error) from None
 
-    def begin_attempt(self, config: str, job_id: str | None = None) -> None:
+    def begin_attempt(self, config: str, job_id: str | None = None, step: int = 0) -> None:
         """Creates the directory if necessary and records a new attempt. Only rank zero calls this.
 
         Args:
             config: Configuration of this attempt as YAML.
             job_id: Job id given by the scheduler or torchrun; None without one.
+            step: Number of optimizer steps that earlier attempts have saved.
 
         Raises:
             RequestError: The directory cannot be written.
@@ -113,6 +114,7 @@ class RunDirectory:
             record = self.read("run.json") or {"id": uuid.uuid4().hex, "created": _now(), "attempts": []}
             self.attempt, self.id = len(record["attempts"]) + 1, record["id"]
             attempt = {"number": self.attempt, "started": _now(), "host": socket.gethostname(), "job": job_id}
+            attempt["step"] = step
             record["attempts"].append(attempt)
             attempt_folder = self.path / "attempts" / f"{self.attempt:04d}"
             attempt_folder.mkdir(parents=True, exist_ok=True)

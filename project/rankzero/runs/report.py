@@ -38,6 +38,8 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, lo
     if summary["ledger"]:
         table.add_row("ledger", summary["ledger"][-1])
     table.add_row("speed", f"{summary['samples_per_second']:,.0f} samples/s; {summary['seconds']:.1f} s in total")
+    for slow_rank in summary["slow_ranks"]:
+        table.add_row("slow", slow_rank)
     for name, value in unique_metrics(_nan_for_none(summary["metrics"])).items():
         table.add_row(name, f"{value:.4f}" if math.isfinite(value) else "not a finite number")
     checkpoint = summary["checkpoint"]

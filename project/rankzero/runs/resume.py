@@ -33,6 +33,8 @@ class RunOptions:
         keep_best: `min:METRIC` or `max:METRIC`.
         requeue: `auto` or `never`.
         max_attempts: Number of attempts after which no further attempt is requested.
+        hang_timeout: Seconds without progress after which a run hangs.
+        hang_action: `stop` or `report`.
     """
 
     resume: str = "auto"
@@ -41,6 +43,8 @@ class RunOptions:
     keep_best: str | None = None
     requeue: str = "auto"
     max_attempts: int = 100
+    hang_timeout: float = 300.0
+    hang_action: str = "stop"
 
     @classmethod
     def read(cls, arguments: Mapping[str, Any]) -> "RunOptions":
@@ -52,6 +56,8 @@ class RunOptions:
             keep_best=arguments["keep_best"],
             requeue=arguments["requeue"],
             max_attempts=arguments["max_attempts"],
+            hang_timeout=arguments["hang_timeout"],
+            hang_action=arguments["hang_action"],
         )
 
 
@@ -160,7 +166,7 @@ def _choose_resume_point(
             next_start = "it resumes from the newest" if plan.checkpoint else "it starts from the beginning"
             plan.notes.append(f"run {run.name} is finished, but has no checkpoint of its last step; {next_start}")
         archive_newer(plan)
-        run.begin_attempt(dump_config(config), launch.job_id)
+        run.begin_attempt(dump_config(config), launch.job_id, plan.step)
     return plan
 
 

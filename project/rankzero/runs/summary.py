@@ -40,6 +40,7 @@ def summarize(
     keep_best: str | None,
     seconds: float,
     another_attempt: bool,
+    slow_ranks: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns the summary of the whole run; only `seconds` and `samples_per_second` are of this attempt alone.
 
@@ -53,6 +54,7 @@ def summarize(
         keep_best: Value of `--keep_best`.
         seconds: Duration of this attempt.
         another_attempt: Whether another attempt would help, see `objection_to_next_attempt`.
+        slow_ranks: Descriptions of the ranks that were slower than the others.
     """
 
     def relative_path(checkpoint: Path | None) -> str | None:
@@ -74,6 +76,7 @@ def summarize(
         "samples_per_second": round(figures.samples_per_second, 1),
         "seconds": round(seconds, 3),
         "ledger": list(figures.ledger_entries),
+        "slow_ranks": list(slow_ranks),
         "attempts": run.attempt,
         "another_attempt": another_attempt,
         "checkpoint": relative_path(next(filter(has_valid_manifest, reversed(checkpoints_in(run.checkpoints))), None)),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from rankzero.distributed.hangs.worker_stacks import write_stacks_on_signal
+from rankzero.distributed.monitoring.worker_stacks import write_stacks_on_signal
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from rankzero.distributed.hangs.activity import DATA, Activity
+from rankzero.distributed.monitoring.activity import Activity
 from rankzero.messages import print_line
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fast import replaced
@@ -127,8 +127,7 @@ class EpochLoop(_TrainingEpochLoop):
         if self._fast_epoch is not None and not self.restarting:
             self._fast_epoch.train_on_next()
         else:
-            self.activity.step = self.global_step
-            self.activity.enter(DATA)
+            self.activity.begin_batch(self.global_step)
             super().advance(data_fetcher)
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:

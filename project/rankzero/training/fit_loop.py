@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop, _set_sampler_epoch
 
-from rankzero.distributed.hangs.activity import HOOK, Activity
+from rankzero.distributed.monitoring.activity import HOOK, Activity
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.epoch_loop import EpochLoop

@@ -9,7 +9,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rankzero.distributed.hangs.activity import BACKWARD, FORWARD, HOOK, OPTIMIZER, VALIDATION, Activity
+from rankzero.distributed.monitoring.activity import BACKWARD, FORWARD, HOOK, OPTIMIZER, VALIDATION, Activity
 
 
 class LoopHooks:

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rankzero.distributed.hangs.activity import BACKWARD, FORWARD, OPTIMIZER, Activity
+from rankzero.distributed.monitoring.activity import BACKWARD, FORWARD, OPTIMIZER, Activity
 from rankzero.training.fast.batch_hooks import BatchHooks, overrides
 from rankzero.training.fast.conditions import OPTIMIZER_HOOKS
 from rankzero.training.fast.log import FastLog

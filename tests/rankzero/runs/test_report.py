@@ -38,6 +38,7 @@ def test_the_table_shows_a_metric_once(capsys, tmp_path):
         "steps": 2,
         "samples": 3,
         "ledger": [],
+        "slow_ranks": [],
         "samples_per_second": 1.0,
         "seconds": 1.0,
         "metrics": metrics,

@@ -60,6 +60,7 @@ def test_the_summary_of_a_run_has_all_fields(trainer, run):
         "samples_per_second": 100.0,
         "seconds": 12.346,
         "ledger": ["epoch 1: 6 of 6 samples, each once"],
+        "slow_ranks": [],
         "attempts": 4,
         "another_attempt": False,
         "checkpoint": None,

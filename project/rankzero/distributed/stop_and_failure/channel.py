@@ -15,9 +15,9 @@ from typing import Any
 
 from rankzero.distributed import network
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.hangs.heartbeat import HEARTBEAT_SECONDS
-from rankzero.distributed.hangs.stacks import main_thread_stack
-from rankzero.distributed.hangs.watch import HangWatch, call_in_thread, print_hang
+from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS
+from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
+from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.rendezvous.peers import Peer
@@ -48,7 +48,7 @@ class ControlChannel:
         interface: `--interface`; if given, rank zero listens only on the address of this interface.
 
     Attributes:
-        hang_watch: Reports what the main thread is doing, and acts on a hang.
+        monitor: Reports what the main thread is doing, and acts on a hang.
         on_abort: Called with the cause, in a separate thread, before this process is terminated after a failure.
         describe_exit: Describes how a rank ended, as text that follows the rank's name; empty if that is unknown.
     """
@@ -61,7 +61,7 @@ class ControlChannel:
         interface: str | None = None,
     ) -> None:
         self.launch, self.members, self.rank = launch, members, launch.rank or 0
-        self.hang_watch = HangWatch(lambda cause: self._terminate(cause, True))
+        self.monitor = Monitor(lambda cause: self._terminate(cause, True))
         self.on_abort: Callable[[str], None] = lambda cause: None
         self.describe_exit: Callable[[int], str] = lambda rank: ""
         self._position = -1
@@ -78,7 +78,7 @@ class ControlChannel:
         if launch.world_size > 1:
             self._connect_all_ranks(all_gather_object, interface)
         else:
-            self.hang_watch.is_single_process = True
+            self.monitor.is_single_process = True
 
     def _connect_all_ranks(self, all_gather_object: Callable[[Any], list[Any]], interface: str | None) -> None:
         is_single_machine, endpoint = self.launch.num_nodes == 1, None
@@ -88,7 +88,8 @@ class ControlChannel:
             self._server = ControlServer(
                 listener, self.members, self._parent_reports_lost_ranks, lambda rank: self.describe_exit(rank)
             )
-            self._server.on_hang = self.hang_watch.ends_run
+            self._server.on_hang = self.monitor.ends_run
+            self.monitor.slow_ranks = self._server.slow_ranks.reports
             endpoint = (*listener.getsockname()[:2], self._server.token)
         host, port, self._token = all_gather_object(endpoint)[0]
         self._server_connection = JsonLineConnection(self._connect(host, port))
@@ -208,8 +209,8 @@ class ControlChannel:
         while (messages := connection.receive(HEARTBEAT_SECONDS)) is not None:
             for message in messages:
                 self._handle_message(message, connection)
-            connection.send(self.hang_watch.message())
-            if silence := self.hang_watch.new_silence(bool(messages)):
+            connection.send(self.monitor.message())
+            if silence := self.monitor.new_silence(bool(messages)):
                 self._handle_hang(f"rank 0 on {self.members[0].host} {silence}")
         if not self._is_finished:
             self._handle_loss(self.describe_exit(0) or f"was lost{connection.close_reason}")
@@ -227,9 +228,9 @@ class ControlChannel:
             self._stop_at = int(message["stop_at"])
             self._stop_decided.set()
         elif "hang" in message:
-            self.hang_watch.record(str(message["hang"]))
+            self.monitor.record(str(message["hang"]))
         elif "rank_zero" in message:
-            self.hang_watch.rank_zero_place = str(message["rank_zero"])
+            self.monitor.rank_zero_place = str(message["rank_zero"])
         elif "done" in message:
             self._is_finished = True  # rank zero has finished; its exit is not a failure
         elif "failed" in message:
@@ -240,7 +241,7 @@ class ControlChannel:
 
     def _handle_loss(self, description: str) -> None:
         """Handles the loss of rank zero. One rank per machine reports it, unless the parent process does."""
-        name, place = f"rank 0 on {self.members[0].host}", self.hang_watch.rank_zero_place
+        name, place = f"rank 0 on {self.members[0].host}", self.monitor.rank_zero_place
         cause = f"{name} {description}" + (f", last seen in {place}" if place else "")
         if self._parent_reports_lost_ranks:
             if place and acquire_host_lock(self._lock_name):
@@ -251,9 +252,9 @@ class ControlChannel:
 
     def _handle_hang(self, description: str) -> None:
         """Handles a hang of rank zero, which cannot notice it."""
-        self.hang_watch.record(description)
+        self.monitor.record(description)
         is_reporting = acquire_host_lock(self._lock_name)
-        if self.hang_watch.stops_run:
+        if self.monitor.stops_run:
             self._terminate(description, is_reporting)
         elif is_reporting:
             print_hang(description)
@@ -271,7 +272,7 @@ class ControlChannel:
             time.sleep(TEARDOWN_SECONDS)
         if self._has_reported_failure and self._reporting_rank == self.rank and not self._is_finished:
             print_error(f"{cause}; stopping all ranks")  # the main thread has not printed it
-        stack = "" if cause == self.hang_watch.recorded else f"; the main thread was at\n{main_thread_stack()}"
+        stack = "" if cause == self.monitor.recorded else f"; the main thread was at\n{main_thread_stack()}"
         call_in_thread(self.on_abort, f"{cause}{stack}")
         report_exit()
         ORIGINAL_EXIT(1)

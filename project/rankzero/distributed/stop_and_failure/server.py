@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rankzero.distributed.hangs.detector import HangDetector
-from rankzero.distributed.hangs.heartbeat import HEARTBEAT_SECONDS
-from rankzero.distributed.hangs.status import Status
+from rankzero.distributed.monitoring.detector import HangDetector
+from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS
+from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
+from rankzero.distributed.monitoring.status import Status
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.stop_and_failure.connection import (
     CLOSED_IN_CHILDREN,
@@ -49,6 +50,7 @@ class ControlServer:
     Attributes:
         token: Secret that a rank has to send when it connects.
         on_hang: Called with the description of a hang, in the thread of the server; returns whether the run ends.
+        slow_ranks: Finds ranks that are slower than the others.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class ControlServer:
         )
         self.token = secrets.token_hex(8)
         self.on_hang: Callable[[str], bool] = lambda description: False
-        self._detector = HangDetector([member.host for member in members])
+        hosts = [member.host for member in members]
+        self._hangs, self.slow_ranks = HangDetector(hosts), SlowRankDetector(hosts)
         CLOSED_IN_CHILDREN.add(listener)
         listener.setblocking(False)
         self._ranks: dict[int, JsonLineConnection] = {}
@@ -92,9 +95,9 @@ class ControlServer:
                 self._receive(key.fileobj)  # type: ignore[arg-type]
             if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
                 last_heartbeat = time.monotonic()
-                self._send_all({"rank_zero": self._detector.last_place(0)})
+                self._send_all({"rank_zero": self._hangs.last_place(0)})
                 self._check_for_missing_ranks(last_heartbeat - started)
-                self._check_for_hang()
+                self._check_progress()
         self._selector.close()
         self.listener.close()
 
@@ -138,7 +141,7 @@ class ControlServer:
         """Handles a closed connection; unless the rank has announced its exit, the run has failed."""
         if rank is not None and rank not in self._exited_ranks:
             self._exited_ranks.add(rank)
-            name, place = f"rank {rank} on {self.members[rank].host}", self._detector.last_place(rank)
+            name, place = f"rank {rank} on {self.members[rank].host}", self._hangs.last_place(rank)
             cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
             if place and self.parent_reports_lost_ranks:
                 print_error(f"{name} was last seen in {place}")
@@ -151,8 +154,10 @@ class ControlServer:
         if missing and seconds > MISSING_RANK_SECONDS:
             self._record_failure(f"rank {missing[0].rank} on {missing[0].host} did not open its control connection", 0)
 
-    def _check_for_hang(self) -> None:
-        if description := self._detector.new_hang():
+    def _check_progress(self) -> None:
+        for report in self.slow_ranks.new_reports():
+            print_error(report)
+        if description := self._hangs.new_hang():
             self._send_all({"hang": description})
             if self.on_hang(description):
                 self._record_failure(description, 0)
@@ -170,9 +175,11 @@ class ControlServer:
             self._positions[rank] = int(message["position"])
         elif "leaving" in message:
             self._exited_ranks.add(rank)
-            self._detector.update(rank, None)
+            self._hangs.update(rank, None)
         elif "status" in message:
-            self._detector.update(rank, Status.from_message(message["status"]))
+            status = Status.from_message(message["status"])
+            self._hangs.update(rank, status)
+            self.slow_ranks.update(rank, status.first_gradient if status else 0.0)
         elif "failed" in message:
             self._record_failure(str(message["failed"]), rank)
         if self._stop_reason and ("position" in message or "leaving" in message):

@@ -137,6 +137,13 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for match, path in sorted(matches, key=lambda entry: (int(entry[0][1]), entry[0][2] is None))]
 
 
+def step_of(checkpoint: Path) -> int:
+    """Returns the number of optimizer steps in a checkpoint of `checkpoints_in`."""
+    match = _NAME.fullmatch(checkpoint.name)
+    assert match is not None
+    return int(match[1])
+
+
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     """Finds the newest checkpoint in a folder that passes verification.
 

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from rankzero.distributed.hangs.activity import CHECKPOINT
+from rankzero.distributed.monitoring.activity import CHECKPOINT
 from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO

@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnect
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 from torch import Tensor
 
-from rankzero.distributed.hangs.activity import DATA, FORWARD, HOOK
+from rankzero.distributed.monitoring.activity import FORWARD, HOOK
 from rankzero.training.fast.batch_hooks import BatchHooks, has_any, overrides
 from rankzero.training.fast.conditions import (
     MODULE_METHODS,
@@ -94,8 +94,7 @@ class FastEpoch:
         loop, trainer, hooks = self.loop, self.trainer, self.hooks
         connector, results = self.connector, self.results
         current, total, activity = self._current, self._total, self.activity
-        activity.step = loop.global_step
-        activity.enter(DATA)
+        activity.begin_batch(loop.global_step)
         batch = self._fetch()
         self.progress.is_last_batch = self.data_fetcher.done
         if self._needs_transfer or not _is_plain(batch):

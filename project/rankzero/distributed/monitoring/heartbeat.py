@@ -4,18 +4,18 @@ from collections.abc import Callable
 from time import monotonic
 from types import FrameType
 
-from rankzero.distributed.hangs.activity import BACKWARD, CHECKPOINT, DATA, UNMONITORED, VALIDATION, Activity
-from rankzero.distributed.hangs.diagnosis import PATIENCE
-from rankzero.distributed.hangs.pauses import PauseDetector
-from rankzero.distributed.hangs.stacks import (
+from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, DATA, UNMONITORED, VALIDATION, Activity
+from rankzero.distributed.monitoring.diagnosis import PATIENCE
+from rankzero.distributed.monitoring.pauses import PauseDetector
+from rankzero.distributed.monitoring.stacks import (
     current_user_position,
     is_compiling,
     is_in_debugger,
     main_thread_frames,
     waiting_function,
 )
-from rankzero.distributed.hangs.status import Status
-from rankzero.distributed.hangs.worker_stacks import worker_position
+from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.monitoring.worker_stacks import worker_position
 
 HEARTBEAT_SECONDS = 2.0
 """Time between reports, which also give the kernel data that the other end of the connection must acknowledge."""
@@ -75,9 +75,17 @@ class Heartbeat:
         if phase in UNMONITORED:
             self._last_age = 0.0
             return None
-        may_take_longer = phase not in activity.seconds or phase in (VALIDATION, CHECKPOINT)
+        may_take_longer = activity.batches < 2 or phase in (VALIDATION, CHECKPOINT)
         needs_details = self._last_age >= min(DETAIL_SECONDS, self.timeout / 2)
-        status = Status(activity.step, phase, self._last_age, self.limit, needs_details, may_take_longer)
+        status = Status(
+            activity.step,
+            phase,
+            self._last_age,
+            self.limit,
+            needs_details,
+            may_take_longer,
+            first_gradient=activity.first_gradient,
+        )
         return self._with_details(status) if needs_details else status
 
     def _with_details(self, status: Status) -> Status:

@@ -7,7 +7,7 @@ the cause is the rank that makes no progress and waits for no other rank.
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from rankzero.distributed.hangs.status import Status
+from rankzero.distributed.monitoring.status import Status
 
 PATIENCE = 5
 """Factor on the time limit of a phase that may take long, such as a checkpoint, a compilation or a first step.

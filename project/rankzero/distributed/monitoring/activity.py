@@ -1,6 +1,5 @@
 """What this rank's main thread is doing: its step, its phase, and since when. Does not import torch."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -27,21 +26,28 @@ class Activity:
     Attributes:
         phase: The phase that the main thread is in.
         since: Time at which it entered the phase, in seconds on the clock of `time.monotonic`.
-        step: Number of optimizer steps that were complete when the phase of the last batch began.
-        seconds: Phase -> seconds spent in it, without the current visit.
+        step: Number of optimizer steps that were complete when the last batch began.
+        batch_began: Time at which the last batch began, on the same clock.
+        first_gradient: Seconds from the start of a step to its first gradient, as a median; 0 if unknown.
+        batches: Number of batches that have begun.
     """
 
-    __slots__ = ("phase", "seconds", "since", "step")
+    __slots__ = ("batch_began", "batches", "first_gradient", "phase", "since", "step")
 
     def __init__(self) -> None:
-        self.phase, self.since, self.step = START, monotonic(), 0
-        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.phase, self.step, self.batches, self.first_gradient = START, 0, 0, 0.0
+        self.since = self.batch_began = monotonic()
+
+    def begin_batch(self, step: int) -> None:
+        """Records that the main thread waits for the next batch, after `step` completed optimizer steps."""
+        self.phase, self.step = DATA, step
+        self.since = self.batch_began = monotonic()
+        self.batches += 1
 
     def enter(self, phase: str) -> None:
         """Records that the main thread enters a phase, or begins the next part of the same one."""
-        now = monotonic()
-        self.seconds[self.phase] += now - self.since
-        self.phase, self.since = phase, now
+        self.phase = phase
+        self.since = monotonic()
 
     @property
     def place(self) -> str:

@@ -16,6 +16,7 @@ class Status(NamedTuple):
         waits_in: The collective in which this rank waits for other ranks; empty if there is none.
         sequence: Number of that collective, counted from the start of the run; 0 if it is unknown.
         position: The innermost line of the user's code; empty if it is unknown.
+        first_gradient: Seconds from the start of a step to its first gradient; 0 if that is unknown.
     """
 
     step: int
@@ -27,11 +28,12 @@ class Status(NamedTuple):
     waits_in: str = ""
     sequence: int = 0
     position: str = ""
+    first_gradient: float = 0.0
 
     @classmethod
     def from_message(cls, values: Any) -> "Status | None":
         """Returns the status in a rank's message; None outside training, and for a malformed message."""
-        types = (int, str, int | float, int | float | None, bool, bool, str, int, str)
+        types = (int, str, int | float, int | float | None, bool, bool, str, int, str, int | float)
         if not isinstance(values, list) or len(values) != len(types):
             return None
         is_valid = all(isinstance(value, kind) for value, kind in zip(values, types, strict=True))

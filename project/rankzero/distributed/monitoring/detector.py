@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from rankzero.distributed.hangs.diagnosis import SILENCE_SECONDS, describe_hang
-from rankzero.distributed.hangs.pauses import PauseDetector
-from rankzero.distributed.hangs.status import Status
+from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS, describe_hang
+from rankzero.distributed.monitoring.pauses import PauseDetector
+from rankzero.distributed.monitoring.status import Status
 
 
 class HangDetector:

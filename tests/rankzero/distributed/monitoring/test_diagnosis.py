@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from rankzero.distributed.hangs.diagnosis import describe_hang, ranks_text
-from rankzero.distributed.hangs.status import Status
+from rankzero.distributed.monitoring.diagnosis import describe_hang, ranks_text
+from rankzero.distributed.monitoring.status import Status
 
 HOSTS = ("n1", "n1", "n2", "n2")
 GRADIENTS = {"waits_in": "all_reduce of 421 values", "sequence": 812}

@@ -1,4 +1,7 @@
-"""This rank's part in noticing a hang: reports its status and records its stacks. Does not import torch."""
+"""This rank's part in monitoring: reports its status, and records its stacks if the run hangs.
+
+Does not import torch.
+"""
 
 import socket
 import threading
@@ -6,19 +9,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rankzero.distributed.hangs.activity import Activity
-from rankzero.distributed.hangs.detector import HangDetector
-from rankzero.distributed.hangs.diagnosis import SILENCE_SECONDS
-from rankzero.distributed.hangs.heartbeat import HEARTBEAT_SECONDS, CollectiveInFlight, Heartbeat
-from rankzero.distributed.hangs.pauses import PauseDetector
+from rankzero.distributed.monitoring.activity import Activity
+from rankzero.distributed.monitoring.detector import HangDetector
+from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
+from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS, CollectiveInFlight, Heartbeat
+from rankzero.distributed.monitoring.pauses import PauseDetector
 from rankzero.messages import print_error
 
 ON_ABORT_SECONDS = 12.0
 """How long a function that records a failure or a hang may take, including a save in progress."""
 
 
-class HangWatch:
-    """Reports what the main thread is doing, and acts on a hang.
+class Monitor:
+    """Reports what the main thread is doing, and acts on hangs and slow ranks.
 
     Args:
         terminate: Ends this process, given the cause; called for a hang of a run with a single process.
@@ -26,6 +29,7 @@ class HangWatch:
     Attributes:
         activity: What the main thread is doing.
         on_hang: Called with the description of a hang, in a separate thread, on every rank.
+        slow_ranks: Rank -> description of each slow rank; only on rank zero.
         recorded: Description of the last hang that has been recorded.
         rank_zero_place: Phase and step of rank zero's last report; empty if it was not training.
         stops_run: Whether a hang is a failure, which ends all ranks.
@@ -36,6 +40,7 @@ class HangWatch:
         self.activity = Activity()
         self.on_hang: Callable[[str], None] = lambda description: None
         self.is_single_process = False
+        self.slow_ranks: dict[int, str] = {}
         self._terminate = terminate
         self._heartbeat: Heartbeat | None = None
         self.stops_run = True
