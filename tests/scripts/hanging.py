@@ -26,7 +26,9 @@ parser.add_argument("--hang_action", default="stop")
 parser.add_argument("--epochs", type=int, default=100)
 options = parser.parse_args()
 
-RANK = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID", "0"))))
+RANK = int(
+    next((os.environ[name] for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID") if name in os.environ), 0)
+)
 IS_CHOSEN = options.rank == RANK
 
 
@@ -45,8 +47,8 @@ class Numbers(Dataset):
 
     @property
     def has_begun(self) -> bool:
-        """Whether training has run for a second."""
-        return time.monotonic() > float(os.environ.setdefault("BEGUN", str(time.monotonic() + 1)))
+        """Whether training has run for some seconds."""
+        return time.monotonic() > float(os.environ.setdefault("BEGUN", str(time.monotonic() + 3)))
 
 
 class Model(LightningModule):
@@ -66,9 +68,6 @@ class Model(LightningModule):
             self.stand_still()
         return self.layer(batch).mean()
 
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.log("val/loss", self.layer(batch).mean())
-
     def stand_still(self) -> None:
         """Comes to a standstill on the chosen rank."""
         if options.hang == "different collectives":
@@ -81,12 +80,16 @@ class Model(LightningModule):
         if options.hang == "loop":
             while True:
                 pass
-        elif options.hang == "rank-zero collective":
-            torch.distributed.all_reduce(torch.zeros(3))
+        elif options.hang == "barrier on one rank":
+            torch.distributed.barrier()
+        elif options.hang == "all_reduce in the last step" and self.trainer.is_last_batch:
+            torch.distributed.all_reduce(torch.zeros(9))
         elif options.hang == "blocked interpreter":
             ctypes.PyDLL(None).sleep(100_000)
         elif options.hang == "SIGSTOP":
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif options.hang == "pause" and self.global_step == options.step:
+            time.sleep(12)
 
 
 trainer = Trainer(

@@ -264,7 +264,7 @@ class ControlChannel:
         self._cause = cause
         self._failure_received.set()
         if prints_cause:
-            print_error(f"{cause}; stopping all ranks")
+            print_error(cause + "; stopping all ranks" * (self.launch.world_size > 1))
         deadline = time.monotonic() + NOTICE_SECONDS
         while time.monotonic() < deadline and not self._is_exiting:
             time.sleep(0.05)

@@ -148,7 +148,7 @@ def report_error(error: BaseException, launch: Launch, prints_traceback: bool = 
     """
     process_name = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     traceback = "".join(user_frames(error)) if prints_traceback else ""
-    place = f" in {place_of(error)}" if place_of(error) else ""
+    place = f", in {place_of(error)}" if place_of(error) else ""
     if was_reported(error):
         time.sleep(LOST_CONTACT_EXIT_DELAY_SECONDS)
     elif launch.world_size > 1 and is_peer_failure(error):
@@ -158,5 +158,5 @@ def report_error(error: BaseException, launch: Launch, prints_traceback: bool = 
     elif message := user_message(error):
         print_error(f"{process_name} failed{place}\n  {message}")
     else:
-        print_error(f"{process_name} failed{place} with the error above", prefix=traceback)
+        print_error(f"{process_name} failed with the error above{place}", prefix=traceback)
     return Exit.FAILED

@@ -1,0 +1,133 @@
+"""One of several ranks comes to a standstill: all ranks end, and the message names the rank, its phase and its line."""
+
+import re
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from running import require, run
+from system.forks import Forks
+
+pytestmark = pytest.mark.xdist_group("forks")
+
+HANGING = Path(__file__).parent.parent / "scripts" / "hanging.py"
+HOST = socket.gethostname()
+LINE = r"\(hanging\.py:\d+ in stand_still\)"
+
+
+@pytest.fixture
+def run_hanging(forks: Forks, tmp_path):
+    """Returns a function that runs the script on two ranks, and returns the exit codes and what was printed."""
+    shutil.copy(HANGING, tmp_path)
+
+    def start(*arguments: str, seconds: float = 60) -> tuple[list[int], str]:
+        script = str(tmp_path / HANGING.name)
+        codes = forks.fit(*arguments, folder=tmp_path, world=2, code=None, script=script, seconds=seconds)
+        return codes, "\n".join(forks.outputs(tmp_path, 2))
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(
+            ["--hang", "loop"],
+            rf"rank 1 on {HOST} has been in forward for \d+ s at step 200 {LINE}; "
+            "rank 0 in backward, waiting in all_reduce of 9 values; stopping all ranks",
+            id="loop in a step",
+        ),
+        pytest.param(
+            ["--hang", "data"],
+            rf"rank 1 on {HOST} has been in data wait for \d+ s at step \d+ \(hanging\.py:\d+ in __getitem__\); "
+            "rank 0 in backward, waiting in all_reduce of 9 values; stopping all ranks",
+            id="data set",
+        ),
+        pytest.param(
+            ["--hang", "data", "--workers", "1"],
+            rf"rank 1 on {HOST} has been in data wait for \d+ s at step \d+ "
+            r"\(loader process \d+: hanging\.py:\d+ in __getitem__\); rank 0 in backward",
+            id="data set in a loader process",
+        ),
+        pytest.param(
+            ["--hang", "different collectives"],
+            "the ranks wait for one another in different collectives: rank 0 in forward, waiting in all_reduce of 3 "
+            rf"values {LINE}; rank 1 in forward, waiting in barrier {LINE}; stopping all ranks",
+            id="different collectives",
+        ),
+        pytest.param(
+            ["--hang", "barrier on one rank", "--rank", "0"],
+            "the ranks wait for one another in different collectives: rank 1 in backward, waiting in all_reduce of 9 "
+            rf"values; rank 0 in forward, waiting in barrier {LINE}; stopping all ranks",
+            id="barrier on one rank",
+        ),
+        pytest.param(
+            ["--hang", "all_reduce in the last step", "--rank", "0", "--epochs", "1"],
+            "the ranks wait for one another in different collectives: rank 0 in backward, waiting in all_reduce of 9 "
+            "values; rank 1 in hook, waiting in all_gather of 1 value; stopping all ranks",
+            id="collective on one rank in the last step",
+        ),
+    ],
+)
+def test_a_hang_is_explained_once_and_ends_all_ranks_with_1(run_hanging, tmp_path, arguments, message):
+    codes, printed = run_hanging("--step", "200", *arguments)
+    assert codes == [1, 1]
+    assert len(re.findall(f"rankzero: {message}", printed)) == 1, printed
+    for rank in range(2):
+        log = (tmp_path / f"runs/hanging/logs/rank-{rank:03d}.log").read_text()
+        assert "thread 'MainThread':" in log and "hanging.py" in log
+    if "loader process" in message:
+        assert re.search(r"loader process \d+:\n(.*\n)*.*in __getitem__", log)
+
+
+@pytest.mark.parametrize(("rank", "exit_codes"), [(0, [-9, 1]), (1, [1, -9])])
+def test_a_rank_whose_interpreter_is_blocked_is_named(run_hanging, rank, exit_codes):
+    """Without a launcher, nothing ends the blocked process; here, the test kills it."""
+    codes, printed = run_hanging("--hang", "blocked interpreter", "--step", "400", "--rank", f"{rank}", seconds=30)
+    assert codes == exit_codes
+    blocked = r"has not reported for \d+ s, since \w+ at step \d+: its Python interpreter is blocked"
+    assert len(re.findall(rf"rank {rank} on {HOST} {blocked}.*; stopping all ranks", printed)) == 1, printed
+
+
+def test_a_suspended_rank_is_named_with_its_last_phase(run_hanging):
+    _, printed = run_hanging("--hang", "SIGSTOP", "--step", "400", "--hang_timeout", "60")
+    assert f"rank 1 on {HOST} was suspended (SIGSTOP) for 8 s; killing it" in printed
+    assert re.search(rf"rank 1 on {HOST} was lost .*, last seen in \w+ at step \d+; stopping all ranks", printed)
+
+
+def test_a_dead_loader_process_is_named_with_rank_and_phase(run_hanging):
+    codes, printed = run_hanging("--hang", "worker dies", "--workers", "1", "--step", "100000")
+    assert codes == [1, 1]
+    assert re.search(r"DataLoader worker \(pid.*\) (is killed by signal|exited unexpectedly)", printed)
+    assert re.search(rf"rankzero: rank 1 on {HOST} failed with the error above, in [a-z ]+ at step \d+\n", printed)
+
+
+def test_with_hang_action_report_a_hang_is_printed_and_the_run_continues(run_hanging):
+    codes, printed = run_hanging("--hang", "pause", "--step", "200", "--hang_action", "report", "--epochs", "1")
+    assert codes == [0, 0]
+    assert len(re.findall(rf"rank 1 on {HOST} has been in forward .*; the run continues", printed)) == 1
+
+
+def test_a_first_step_of_several_time_limits_is_no_hang(run_hanging):
+    codes, printed = run_hanging("--first", "15", "--hang_timeout", "5", "--epochs", "1", seconds=90)
+    assert codes == [0, 0] and "has been in" not in printed
+
+
+def test_a_slow_rank_is_named_in_output_summary_and_tensorboard(run_hanging, tmp_path):
+    codes, printed = run_hanging("--hang", "slow", "--seconds", "0.02", "--epochs", "2", seconds=90)
+    assert codes == [0, 0]
+    message = rf"rank 1 on {HOST} is slow: [\d.]+ ms from the start of a step to its first gradient"
+    assert len(re.findall(f"rankzero: {message}", printed)) == 1
+    assert re.search(f"slow +│ {message}", printed)
+    assert re.search(message, (tmp_path / "runs/hanging/summary.json").read_text())
+    events = b"".join(file.read_bytes() for file in (tmp_path / "runs/hanging/tensorboard").iterdir())
+    assert b"slow_ranks" in events
+
+
+def test_a_hang_is_explained_under_mpirun(tmp_path):
+    require("openmpi")
+    command = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2", "python", str(HANGING))
+    result = run(*command, "--hang", "loop", "--step", "200", folder=tmp_path, code=1)
+    assert result.err.count(f"rank 1 on {HOST} has been in forward for") == 1
