@@ -111,7 +111,7 @@ def test_with_hang_action_report_a_hang_is_printed_and_the_run_continues(run_han
 
 
 def test_a_first_step_of_several_time_limits_is_no_hang(run_hanging):
-    codes, printed = run_hanging("--first", "15", "--hang_timeout", "5", "--epochs", "1", seconds=90)
+    codes, printed = run_hanging("--first", "8", "--hang_timeout", "2.5", "--epochs", "1", seconds=90)
     assert codes == [0, 0] and "has been in" not in printed
 
 

@@ -197,6 +197,7 @@ class Attempt:
             self._end(error)
         finally:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
+            self.control_channel.monitor.stop()
             self.control_channel.on_abort, describe_exit = self._previous_callbacks
             if error is None:  # after an error, rank zero may still report how a lost rank ended
                 self.control_channel.describe_exit = describe_exit

@@ -24,9 +24,9 @@ def objection_to_next_attempt(run: RunDirectory, stopped: Stopped, max_attempts:
         return "the time limit is too short for a single step"
     if not checkpoints_in(run.checkpoints):
         return "there is no checkpoint, so the next attempt would restart from the beginning"
-    if step_without_progress(run) is not None:
+    if (step := step_without_progress(run)) is not None:
         return (
-            f"the last {ATTEMPTS_WITHOUT_PROGRESS} attempts began at step {step_without_progress(run)} and saved no "
+            f"the last {ATTEMPTS_WITHOUT_PROGRESS} attempts began at step {step} and saved no "
             "later step; their logs in logs/ may state why"
         )
     if run.attempt >= max_attempts:

@@ -68,6 +68,11 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(metrics, step))
         self.save()
 
+    @rank_zero_only
+    def log_text(self, tag: str, text: str, step: int) -> None:
+        """Logs a text; it is lost if it cannot be written now."""
+        self._try_to_write(lambda: self.experiment.add_text(tag, text, step))
+
     def save(self) -> None:
         if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
             self.flush()

@@ -20,9 +20,15 @@ from rankzero.training.hooks import HookBridge, LoopHooks, Subscribers
 from rankzero.training.strategies import RunStrategy
 
 
-def install(trainer: Trainer, plan: SamplingPlan, activity: Activity) -> "HookBridge":
-    """Replaces Lightning's loops; returns a callback that calls the new loops' hooks and must be the first one."""
-    stock = trainer.fit_loop
+def install(trainer: Trainer, plan: SamplingPlan, activity: Activity | None = None) -> "HookBridge":
+    """Replaces Lightning's loops; returns a callback that calls the new loops' hooks and must be the first one.
+
+    Args:
+        trainer: The Trainer.
+        plan: The order of samples.
+        activity: Receives the phases of training, if another thread observes them.
+    """
+    stock, activity = trainer.fit_loop, activity or Activity()
     loop = FitLoop(trainer, stock.min_epochs, stock.max_epochs)
     loop.epoch_loop = EpochLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
     loop.plan = loop.epoch_loop.plan = plan
@@ -125,10 +131,11 @@ class FitLoop(_FitLoop):
         self._restart_stage = RestartStage.RESTARTED_MID_EPOCH if started > completed else RestartStage.NONE
 
     def on_run_start(self) -> None:
+        self.epoch_loop.activity.step = self.epoch_loop.global_step
+        self.epoch_loop.activity.enter(HOOK)
         super().on_run_start()
         subscribers = [subscriber for subscriber in self.extra_subscribers if subscriber.in_trials or not self.is_trial]
         self.epoch_loop.subscribers = Subscribers(self.trainer, subscribers)
-        self.epoch_loop.activity.enter(HOOK)
         self.call("on_ready")
         self.epoch_loop.subscribers.drop_unneeded()
         self.epoch_loop.reach_safe_point()
@@ -141,6 +148,7 @@ class FitLoop(_FitLoop):
 
     def on_advance_end(self) -> None:
         is_complete = self.epoch_loop.is_complete
+        self.epoch_loop.activity.enter(HOOK)
         super().on_advance_end()
         if not self.is_trial:
             self.plan.start_positions = []  # loaders created from now on start at the beginning

@@ -9,7 +9,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rankzero.distributed.monitoring.activity import BACKWARD, FORWARD, HOOK, OPTIMIZER, VALIDATION, Activity
+from rankzero.distributed.monitoring.activity import (
+    BACKWARD,
+    CHECKPOINT,
+    FORWARD,
+    HOOK,
+    OPTIMIZER,
+    VALIDATION,
+    Activity,
+)
 
 
 class LoopHooks:
@@ -111,8 +119,8 @@ class HookBridge(Callback):
         activity: Receives the phases.
     """
 
-    def __init__(self, call: Callable[..., None], activity: Activity) -> None:
-        self._call, self._activity = call, activity
+    def __init__(self, call: Callable[..., None], activity: Activity | None = None) -> None:
+        self._call, self._activity = call, activity or Activity()
         self._next_tick = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -136,6 +144,13 @@ class HookBridge(Callback):
         if now >= self._next_tick or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._next_tick = now + TICK_SECONDS
             self._call("on_tick", batch, batch_idx)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._activity.enter(HOOK)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn is TrainerFn.FITTING:
+            self._activity.enter(CHECKPOINT)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn is TrainerFn.FITTING:

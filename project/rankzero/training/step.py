@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rankzero.distributed.monitoring.activity import BACKWARD, FORWARD, OPTIMIZER, Activity
+from rankzero.distributed.monitoring.activity import BACKWARD, FORWARD, HOOK, OPTIMIZER, Activity
 from rankzero.training.fast.batch_hooks import BatchHooks, overrides
 from rankzero.training.fast.conditions import OPTIMIZER_HOOKS
 from rankzero.training.fast.log import FastLog
@@ -203,6 +203,7 @@ class OptimizerStep:
         module_vars["_current_fx_name"] = previous_hook
         self._is_unobserved = self.hooks.have_no_observers
         if not self._is_unobserved:
+            self.activity.enter(HOOK)
             self.hooks.call("on_after_backward")
         if self.strategy.share.has_empty_rank:  # otherwise DDP has already averaged the gradients
             self.strategy.post_backward(loss)

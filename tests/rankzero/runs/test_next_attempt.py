@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,21 @@ def test_another_attempt_helps_after_a_signal_or_at_the_time_limit(cwd):
 )
 def test_the_reason_why_another_attempt_would_not_help_is_returned(cwd, settings, expected):
     assert objection(**settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "saved", "step"),
+    [
+        ([0, 40, 40, 40], 40, 40),
+        ([40, 40], 40, None),  # two attempts
+        ([0, 40, 40], 40, None),
+        ([40, 40, 40], 60, None),  # this attempt has saved
+        ([None, None, None], 40, None),  # written by an older version
+    ],
+)
+def test_three_attempts_that_complete_no_step_are_not_followed_by_another(cwd, steps, saved, step):
+    Path(f"x/checkpoints/step-{saved:08d}").mkdir(parents=True)
+    Path("x/run.json").write_text(json.dumps({"attempts": [{"step": number} for number in steps]}))
+    expected = f"the last 3 attempts began at step {step} and saved no later step; their logs in logs/ may state why"
+    reason = objection_to_next_attempt(RunDirectory(Path("x"), attempt=len(steps)), Stopped("SIGTERM"), 100, True)
+    assert reason == (expected if step is not None else "")

@@ -173,3 +173,91 @@ def test_hook_bridge_calls_batch_hooks_from_lightnings_loop():
         trainer.fit(BoringModel())
     assert seen[:2] == [("on_logging_step",), ("on_batch_done", 0)]
     assert seen[-2:] == [("on_batch_done", 1), ("on_tick", 1)]
+
+
+class RecordsPhases(BoringModel):
+    """Records in which phase each of its hooks runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.phases = {}
+
+    def record(self, hook):
+        self.phases.setdefault(hook, set()).add(self.trainer.fit_loop.epoch_loop.activity.phase)
+
+    def on_train_start(self):
+        self.record("on_train_start")
+
+    def training_step(self, batch, batch_idx):
+        self.record("training_step")
+        return super().training_step(batch, batch_idx)
+
+    def on_before_backward(self, loss):
+        self.record("on_before_backward")
+
+    def on_after_backward(self):
+        self.record("on_after_backward")
+
+    def on_before_optimizer_step(self, optimizer):
+        self.record("on_before_optimizer_step")
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.record("on_train_batch_end")
+
+    def validation_step(self, batch, batch_idx):
+        self.record("validation_step")
+
+    def on_validation_epoch_end(self):
+        self.record("on_validation_epoch_end")
+
+    def on_train_epoch_end(self):
+        self.record("on_train_epoch_end")
+
+    def on_save_checkpoint(self, checkpoint):
+        self.record("on_save_checkpoint")
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        self.record("on_before_batch_transfer" if self.trainer.training else "in validation")
+        return batch
+
+
+PHASES = {
+    "on_train_start": {"hook"},
+    "on_before_batch_transfer": {"data wait"},
+    "training_step": {"forward"},
+    "on_before_backward": {"backward"},
+    "on_after_backward": {"hook"},
+    "on_before_optimizer_step": {"optimizer"},
+    "on_train_batch_end": {"hook"},
+    "in validation": {"validation"},
+    "validation_step": {"validation"},
+    "on_validation_epoch_end": {"validation"},
+    "on_train_epoch_end": {"checkpoint"},  # called after the callback that saves; a phase lasts until the next one
+    "on_save_checkpoint": {"checkpoint"},
+}
+
+
+class SavesCheckpoints(Callback):
+    """Saves a checkpoint after each epoch, as a user's callback may."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.save_checkpoint(f"epoch-{trainer.current_epoch}.ckpt")
+
+
+@pytest.mark.parametrize("in_lightnings_loop", [False, True])
+def test_each_hook_runs_in_its_phase(cwd, monkeypatch, in_lightnings_loop):
+    if in_lightnings_loop:
+        monkeypatch.setattr("rankzero.training.epoch_loop.fallback_reason", lambda *_: "a test")
+    model = RecordsPhases()
+    train_in_process(SavesCheckpoints(), model=model, loops=True, max_epochs=2, limit_train_batches=3)
+    assert model.phases == PHASES
+
+
+def test_a_skipped_epoch_does_not_stay_in_the_forward_phase(cwd):
+    class Skips(RecordsPhases):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1
+
+    model = Skips()
+    train_in_process(model=model, loops=True, max_epochs=1, limit_train_batches=3)
+    assert model.phases["on_train_epoch_end"] == {"hook"}

@@ -103,7 +103,7 @@ TRAINING_FLAGS = (
         "hang_timeout",
         "TIME",
         seconds_value,
-        "end a run that makes no progress for TIME (300, 5min), and name the cause [5min]",
+        "end a run that makes no progress for TIME (seconds, or 5min), name the cause [5min]",
         "5min",
         default=300.0,
     ),

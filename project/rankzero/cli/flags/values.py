@@ -3,6 +3,7 @@
 Does not import torch or jsonargparse; importing jsonargparse takes longer than all parsing in this module.
 """
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -73,10 +74,11 @@ def time_limit_value(text: str) -> str:
 
 def seconds_value(text: str) -> float:
     """Reads a time: seconds, or a number with a unit (`5min`)."""
-    seconds = float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else parse_duration(text)
-    if seconds <= 0:
-        raise ValueError("a time in seconds (300) or with a unit (5min)")
-    return seconds
+    with contextlib.suppress(ValueError):
+        seconds = float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else float(parse_duration(text))
+        if seconds > 0:
+            return seconds
+    raise ValueError("a time in seconds (300) or with a unit (5min)")
 
 
 def file_path(text: str) -> str:

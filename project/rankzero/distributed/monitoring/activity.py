@@ -1,7 +1,5 @@
 """What this rank's main thread is doing: its step, its phase, and since when. Does not import torch."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic
 
 START = "start"
@@ -21,7 +19,7 @@ UNMONITORED = (START, END)
 class Activity:
     """Step and phase of a rank. The main thread updates it, other threads read it.
 
-    An update costs about 0.15 us and needs no lock: a reader may see the new phase with the old time for an instant.
+    An update costs about 0.15 us and needs no lock: a reader may see the old phase with the new time for an instant.
 
     Attributes:
         phase: The phase that the main thread is in.
@@ -35,31 +33,25 @@ class Activity:
     __slots__ = ("batch_began", "batches", "first_gradient", "phase", "since", "step")
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Returns to the state before training."""
         self.phase, self.step, self.batches, self.first_gradient = START, 0, 0, 0.0
         self.since = self.batch_began = monotonic()
 
     def begin_batch(self, step: int) -> None:
         """Records that the main thread waits for the next batch, after `step` completed optimizer steps."""
-        self.phase, self.step = DATA, step
         self.since = self.batch_began = monotonic()
+        self.phase, self.step = DATA, step
         self.batches += 1
 
     def enter(self, phase: str) -> None:
         """Records that the main thread enters a phase, or begins the next part of the same one."""
+        self.since = monotonic()  # first, so that no other thread sees the new phase with the age of the old one
         self.phase = phase
-        self.since = monotonic()
 
     @property
     def place(self) -> str:
         """Phase and step, such as `data wait at step 812`; empty outside training."""
         return "" if self.phase in UNMONITORED else f"{self.phase} at step {self.step}"
-
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        """Records a phase, and on leaving it the phase in which it was entered."""
-        previous = self.phase
-        self.enter(phase)
-        try:
-            yield
-        finally:
-            self.enter(previous)

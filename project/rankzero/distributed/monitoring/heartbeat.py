@@ -68,14 +68,14 @@ class Heartbeat:
     def status(self) -> Status | None:
         """Returns the status of this rank; None outside training."""
         activity, resumed_at = self.activity, self._pauses.resumed_at()
-        phase, since, now = activity.phase, activity.since, self._clock()
+        phase, since, now = activity.phase, activity.since, self._clock()  # in this order, see `Activity.enter`
         if since != self._last_visit:
             self._longest = max(self._longest, self._last_age)
         self._last_visit, self._last_age = since, max(0.0, now - max(since, resumed_at))
         if phase in UNMONITORED:
             self._last_age = 0.0
             return None
-        may_take_longer = activity.batches < 2 or phase in (VALIDATION, CHECKPOINT)
+        may_take_longer = activity.batches < 2 or phase == VALIDATION
         needs_details = self._last_age >= min(DETAIL_SECONDS, self.timeout / 2)
         status = Status(
             activity.step,
@@ -86,7 +86,12 @@ class Heartbeat:
             may_take_longer,
             first_gradient=activity.first_gradient,
         )
-        return self._with_details(status) if needs_details else status
+        if not needs_details:
+            return status
+        try:
+            return self._with_details(status)
+        except Exception:  # an unexpected state of a process or of torch; the thread must keep reporting
+            return status
 
     def _with_details(self, status: Status) -> Status:
         frames = main_thread_frames()
@@ -94,7 +99,7 @@ class Heartbeat:
         if is_in_debugger(frames):
             limit = None
         elif status.phase == CHECKPOINT or is_compiling(frames):
-            limit = self.limit * PATIENCE
+            status, limit = status._replace(may_take_longer=False), self.limit * PATIENCE
         sequence, waits_in = self._collective(status.phase, frames)
         position = current_user_position(frames)
         if status.phase == DATA and not position and status.is_overdue(0.5):

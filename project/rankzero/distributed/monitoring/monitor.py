@@ -44,7 +44,7 @@ class Monitor:
         self._terminate = terminate
         self._heartbeat: Heartbeat | None = None
         self.stops_run = True
-        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
         self.recorded = self.rank_zero_place = ""
         self._pauses = PauseDetector()
         self._heard_at = time.monotonic()
@@ -58,19 +58,29 @@ class Monitor:
             stops_run: Whether a hang is a failure, which ends all ranks; otherwise it is only reported.
             collective_in_flight: See `CollectiveInFlight`.
         """
+        self.activity.reset()
+        self.slow_ranks.clear()
         self._heartbeat, self.stops_run = Heartbeat(self.activity, timeout, collective_in_flight), stops_run
-        if self.is_single_process and self._thread is None:
-            self._thread = threading.Thread(target=self._watch_single_process, name="heartbeat", daemon=True)
-            self._thread.start()
+        if self.is_single_process:
+            self._is_over = threading.Event()
+            threading.Thread(
+                target=self._watch_single_process, args=(self._heartbeat, self._is_over), name="heartbeat", daemon=True
+            ).start()
 
-    def message(self) -> dict[str, Any] | None:
-        """Returns the message to send to rank zero; None before `start`."""
-        return {"status": self._heartbeat.status()} if self._heartbeat else None
+    def stop(self) -> None:
+        """Ends the reports that `start` has begun."""
+        self._heartbeat, self.on_hang = None, lambda description: None
+        self._is_over.set()
+
+    def message(self) -> dict[str, Any]:
+        """Returns the message to send to rank zero."""
+        heartbeat = self._heartbeat
+        return {"status": heartbeat.status() if heartbeat else None}
 
     def record(self, description: str) -> None:
-        """Records a hang and the stacks of this rank in its log."""
+        """Records a hang and the stacks of this rank in its log, in a thread, because the disk may be the cause."""
         self.recorded = description
-        call_in_thread(self.on_hang, description)
+        threading.Thread(target=self.on_hang, args=(description,), daemon=True).start()
 
     def ends_run(self, description: str) -> bool:
         """Returns whether a hang ends the run; prints it if not. Only one rank calls this."""
@@ -87,23 +97,21 @@ class Monitor:
         Args:
             has_received: Whether rank zero has sent anything since the last call.
         """
-        now, resumed_at = time.monotonic(), self._pauses.resumed_at()
-        if has_received or self._heartbeat is None or self.activity.place == "":
+        now, resumed_at, heartbeat = time.monotonic(), self._pauses.resumed_at(), self._heartbeat
+        if has_received or heartbeat is None or self.activity.place == "":
             self._heard_at, self._is_silence_reported = now, False
             return ""
         seconds = now - max(self._heard_at, resumed_at)
-        if self._is_silence_reported or seconds <= max(self._heartbeat.limit, SILENCE_SECONDS):
+        if self._is_silence_reported or seconds <= max(heartbeat.limit, SILENCE_SECONDS):
             return ""
         self._is_silence_reported = True
         since = f", since {self.rank_zero_place}" if self.rank_zero_place else ""
         return f"has not reported for {seconds:.0f} s{since}: its Python interpreter is blocked"
 
-    def _watch_single_process(self) -> None:
+    def _watch_single_process(self, heartbeat: Heartbeat, is_over: threading.Event) -> None:
         detector = HangDetector([socket.gethostname()])
-        while True:
-            time.sleep(HEARTBEAT_SECONDS)
-            assert self._heartbeat is not None
-            detector.update(0, self._heartbeat.status())
+        while not is_over.wait(HEARTBEAT_SECONDS):
+            detector.update(0, heartbeat.status())
             if description := detector.new_hang():
                 self.record(description)
                 if self.ends_run(description):

@@ -14,8 +14,12 @@ from rankzero.distributed.process.user_traceback import is_user_file
 _PACKAGE = Path(rankzero.__file__).parent
 _TRAINER_FILE = str(_PACKAGE / "trainer.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]
-_DEBUGGERS = (*(f"{_STDLIB}/{name}." for name in ("bdb", "pdb", "code")), "/debugpy/", "/pydevd", "/IPython/", "/pudb/")
-_COMPILERS = ("torch/_dynamo/", "torch/_inductor/", "torch/utils/cpp_extension", "/triton/")
+_DEBUGGERS = (*(f"{_STDLIB}/{name}." for name in ("bdb", "pdb", "code")), "/debugpy/", "/pydevd", "/pudb/")
+_COMPILERS = (
+    *("torch/_dynamo/convert_frame.", "torch/_inductor/compile_fx.", "torch/_inductor/async_compile."),
+    *("torch/_functorch/aot_autograd.", "torch/utils/cpp_extension.", "/triton/compiler/"),
+)
+"""Parts of the paths of files that are on the stack only during a compilation."""
 _WAITING_FUNCTIONS = {
     str(_PACKAGE / "distributed" / "coordinator.py"): "an exchange between all ranks",
     str(_PACKAGE / "distributed" / "stop_and_failure" / "channel.py"): "the agreement on a stop",
@@ -60,7 +64,7 @@ def waiting_function(frames: list[FrameType]) -> str:
 
 
 def is_in_debugger(frames: list[FrameType]) -> bool:
-    """Whether a Python debugger has stopped the main thread, or another process traces this one (gdb, strace)."""
+    """Whether a Python debugger has stopped the main thread, or another process traces this one (strace)."""
     return _any_file_contains(frames, _DEBUGGERS) or _tracer() != 0
 
 
@@ -71,7 +75,8 @@ def is_compiling(frames: list[FrameType]) -> bool:
 
 def main_thread_stack() -> str:
     """Returns the Python stack of the main thread."""
-    return "".join(traceback.format_stack(main_thread_frames()[0]))
+    frames = main_thread_frames()
+    return "".join(traceback.format_stack(frames[0])) if frames else ""
 
 
 def all_stacks() -> str:
@@ -98,7 +103,7 @@ def _any_file_contains(frames: list[FrameType], parts: tuple[str, ...]) -> bool:
 def _tracer() -> int:
     """Returns the process id of the process that traces this one; 0 if there is none or on a system without `/proc`."""
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(errors="replace")
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("TracerPid:")), 0)

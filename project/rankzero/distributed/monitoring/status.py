@@ -11,7 +11,7 @@ class Status(NamedTuple):
         phase: The phase of the main thread, see `activity.py`.
         age: Seconds since the main thread entered the phase, or completed the last part of it.
         limit: Seconds that the phase may take; None without limit.
-        has_details: Whether the values below, and exceptions to the limit, have been determined.
+        has_details: Whether the values from `waits_in` to `position`, and exceptions to the limit, are determined.
         may_take_longer: Whether the phase may take several times `limit` while no other rank waits for this one.
         waits_in: The collective in which this rank waits for other ranks; empty if there is none.
         sequence: Number of that collective, counted from the start of the run; 0 if it is unknown.

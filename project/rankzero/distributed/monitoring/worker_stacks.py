@@ -33,18 +33,24 @@ def worker_stacks() -> dict[int, str]:
     Takes up to a second if a loader process waits for a disk.
     """
     files = {pid: file for pid in _child_processes() if (file := _stack_file(pid))}
-    sizes = {pid: file.stat().st_size for pid, file in files.items()}
-    for pid in files:
-        with contextlib.suppress(OSError):
-            os.kill(pid, _stack_signal())
-    deadline, stacks = time.monotonic() + _ANSWER_SECONDS, {}
+    sizes: dict[int, int] = {}
     for pid, file in files.items():
-        text = ""
-        while not text.endswith("\n") and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+        with contextlib.suppress(OSError):  # the process has ended
+            sizes[pid] = file.stat().st_size
+            os.kill(pid, _stack_signal())
+    stacks: dict[int, str] = {}
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while pending := sizes.keys() - stacks.keys():
+        time.sleep(_POLL_SECONDS)
+        is_last_round = time.monotonic() > deadline
+        for pid in sorted(pending):
+            text = ""
             with contextlib.suppress(OSError):
-                text = file.read_bytes()[sizes[pid] :].decode(errors="replace")
-        stacks[pid] = text or f"no response, process state {_process_state(pid)}\n"
+                text = files[pid].read_bytes()[sizes[pid] :].decode(errors="replace")
+            if text.endswith("\n"):
+                stacks[pid] = text
+            elif is_last_round:
+                stacks[pid] = f"no response, process state {_process_state(pid)}\n"
     return stacks
 
 

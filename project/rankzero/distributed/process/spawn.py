@@ -24,7 +24,7 @@ from rankzero.messages import Exit, print_error
 GRACE_SECONDS = 10.0
 """Time that the other processes have to exit by themselves after one has failed."""
 
-ABORT_REASON = "gloo aborts if the ranks call different collectives"
+ABORT_REASON = "for example, gloo aborts if the ranks call different collectives"
 """Added to the report of a process that was killed by SIGABRT."""
 
 _POLL_SECONDS = 0.05

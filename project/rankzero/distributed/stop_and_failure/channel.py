@@ -64,7 +64,7 @@ class ControlChannel:
         self.monitor = Monitor(lambda cause: self._terminate(cause, True))
         self.on_abort: Callable[[str], None] = lambda cause: None
         self.describe_exit: Callable[[int], str] = lambda rank: ""
-        self._position = -1
+        self._position, self._silences = -1, 0
         self._stop_reason: str | None = None
         self._stop_at: int | None = None
         self._stop_decided = threading.Event()
@@ -253,7 +253,8 @@ class ControlChannel:
     def _handle_hang(self, description: str) -> None:
         """Handles a hang of rank zero, which cannot notice it."""
         self.monitor.record(description)
-        is_reporting = acquire_host_lock(self._lock_name)
+        self._silences += 1
+        is_reporting = acquire_host_lock(f"{self._lock_name} silence {self._silences}")
         if self.monitor.stops_run:
             self._terminate(description, is_reporting)
         elif is_reporting:

@@ -1,6 +1,6 @@
 """Decides which process reports an error before training starts, and prints it. Does not import torch.
 
-During training, `rankzero.distributed.stop_and_failure` chooses the reporting rank.
+During training, the control channel chooses the reporting rank.
 """
 
 import os

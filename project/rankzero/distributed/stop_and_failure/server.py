@@ -143,7 +143,7 @@ class ControlServer:
             self._exited_ranks.add(rank)
             name, place = f"rank {rank} on {self.members[rank].host}", self._hangs.last_place(rank)
             cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
-            if place and self.parent_reports_lost_ranks:
+            if place and self.parent_reports_lost_ranks and self._failure is None:
                 print_error(f"{name} was last seen in {place}")
             elif place:
                 cause += f", last seen in {place}"

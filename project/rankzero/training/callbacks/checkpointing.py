@@ -161,8 +161,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
             self.run.assert_owner()
         for logger in trainer.loggers:  # values logged before the checkpoint must be on disk before it
             logger.flush() if isinstance(logger, DurableTensorBoardLogger) else logger.save()
-        with fit_loop_of(trainer).epoch_loop.activity.during(CHECKPOINT):
-            trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
+        trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
         self.saved_position = self._position(trainer)
 
     def save_and_wait(self, trainer: Trainer) -> None:
@@ -188,6 +187,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
 
     def _newest_error(self, trainer: Trainer) -> str | None:
         """Waits for the newest save and returns its error, if any. All ranks must call."""
+        fit_loop_of(trainer).epoch_loop.activity.enter(CHECKPOINT)
         self._io.wait()
         error: str | None = trainer.strategy.broadcast(self.error)
         return error

@@ -13,6 +13,7 @@ from rankzero.cli.flags.values import (
     resume_value,
     run_name,
     save_interval,
+    seconds_value,
     seed_value,
     time_limit_value,
     yes_or_no,
@@ -87,3 +88,14 @@ def test_a_valid_value_is_read(read, text, value):
 def test_an_invalid_value_is_refused(read, text):
     with pytest.raises(ValueError, match="."):
         read(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("300", 300.0), ("2.5", 2.5), ("5min", 300.0), ("1h", 3600.0)])
+def test_seconds_value_reads_seconds_and_units(text, seconds):
+    assert seconds_value(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "", "90m", "soon", "nan", "1e3"])
+def test_seconds_value_describes_valid_values(text):
+    with pytest.raises(ValueError, match=r"^a time in seconds \(300\) or with a unit \(5min\)$"):
+        seconds_value(text)

@@ -45,11 +45,11 @@ def test_a_long_first_phase_is_a_hang_if_another_rank_has_waited_for_it_too_long
     assert described(first, status(age=11.0, **GRADIENTS)).startswith("rank 0 on n1 has been in forward")
 
 
-def test_a_rank_that_waits_for_ranks_that_have_finished_training_is_a_hang():
+def test_a_rank_that_waits_for_ranks_outside_training_is_a_hang():
     text = describe_hang({0: status(position="train.py:9 in training_step", **GRADIENTS)}, {}, ("n1", "n2", "n2"))
     assert text == (
         "rank 0 in backward, waiting in all_reduce of 421 values (train.py:9 in training_step), for ranks 1-2, "
-        "which no longer train"
+        "which are not training"
     )
 
 
@@ -94,8 +94,8 @@ def test_a_message_names_four_ranks_and_counts_the_others():
         [],
         "x",
         [1],
-        ["1", "forward", 0, 1, True, False, "", 0, ""],
-        [1, 2, 0, 1, True, False, "", 0, ""],
+        ["1", "forward", 0, 1, True, False, "", 0, "", 0.0],
+        [1, 2, 0, 1, True, False, "", 0, "", 0.0],
         {"step": 1},
     ],
 )

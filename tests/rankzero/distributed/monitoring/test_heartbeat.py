@@ -14,7 +14,9 @@ from rankzero.distributed.monitoring.activity import (
     VALIDATION,
     Activity,
 )
+from rankzero.distributed.monitoring.diagnosis import describe_hang
 from rankzero.distributed.monitoring.heartbeat import Heartbeat
+from rankzero.distributed.monitoring.status import Status
 
 
 class Observed:
@@ -62,8 +64,8 @@ def test_the_limit_grows_by_the_longest_phase_so_far(observed):
     assert run.heartbeat.limit == 28  # time outside training does not count
 
 
-@pytest.mark.parametrize(("phase", "may_take_longer"), [(VALIDATION, True), (CHECKPOINT, True), (FORWARD, False)])
-def test_the_first_batch_and_each_validation_and_checkpoint_may_take_longer(observed, phase, may_take_longer):
+@pytest.mark.parametrize(("phase", "may_take_longer"), [(VALIDATION, True), (FORWARD, False)])
+def test_the_first_batch_and_each_validation_may_take_longer(observed, phase, may_take_longer):
     run = observed()
     run.activity.enter(HOOK)
     assert run.status_after(1).may_take_longer
@@ -102,11 +104,14 @@ def test_a_debugger_has_no_limit(observed, monkeypatch):
     assert run.status_after(5).limit is None
 
 
-def test_a_compilation_has_five_times_the_limit(observed, monkeypatch):
+@pytest.mark.parametrize(("phase", "compiles"), [(FORWARD, True), (CHECKPOINT, False)])
+def test_a_compilation_or_a_checkpoint_is_a_hang_after_five_times_the_limit(observed, monkeypatch, phase, compiles):
     run = observed()
-    monkeypatch.setattr(heartbeat_module, "is_compiling", lambda frames: True)
-    run.activity.enter(FORWARD)
-    assert run.status_after(5).limit == 100
+    monkeypatch.setattr(heartbeat_module, "is_compiling", lambda frames: compiles)
+    run.activity.enter(phase)
+    waiting = Status(0, BACKWARD, 99.0, 20.0, waits_in="all_reduce of 3 values")
+    assert describe_hang({0: run.status_after(99), 1: waiting}, {}, ["n1", "n1"]) == ""
+    assert f"rank 0 on n1 has been in {phase}" in describe_hang({0: run.status_after(2), 1: waiting}, {}, ["n1", "n1"])
 
 
 def test_time_during_which_the_process_was_stopped_does_not_count(observed):

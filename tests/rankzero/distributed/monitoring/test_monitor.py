@@ -1,0 +1,97 @@
+import time
+
+import pytest
+
+from rankzero.distributed.monitoring import monitor as monitor_module
+from rankzero.distributed.monitoring.activity import DATA, END, FORWARD
+from rankzero.distributed.monitoring.monitor import Monitor
+
+
+def no_collective():
+    return None
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that the monitor sees, in a list."""
+    seconds = [1000.0]
+    monkeypatch.setattr(monitor_module.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+@pytest.fixture
+def monitor(clock):
+    """A monitor in training, with a limit of 30 seconds."""
+    monitor = Monitor(terminate=lambda cause: None)
+    monitor.start(30.0, True, no_collective)
+    monitor.activity.enter(FORWARD)
+    monitor.rank_zero_place = "backward at step 7"
+    return monitor
+
+
+def silence_after(monitor, clock, seconds, has_received=False):
+    """Returns the result of a call in each of the next seconds, without the empty ones."""
+    results = []
+    for _ in range(seconds):
+        clock[0] += 1
+        results.append(monitor.new_silence(has_received))
+    return [result for result in results if result]
+
+
+def test_a_silence_of_rank_zero_is_described_once(monitor, clock):
+    silence_after(monitor, clock, 1, has_received=True)
+    assert silence_after(monitor, clock, 30) == []
+    assert silence_after(monitor, clock, 60) == [
+        "has not reported for 31 s, since backward at step 7: its Python interpreter is blocked"
+    ]
+    silence_after(monitor, clock, 1, has_received=True)
+    assert len(silence_after(monitor, clock, 60)) == 1
+
+
+def test_rank_zero_may_be_silent_outside_training(monitor, clock):
+    monitor.activity.enter(END)
+    assert silence_after(monitor, clock, 100) == []
+    monitor.stop()
+    assert silence_after(monitor, clock, 100) == []
+
+
+def test_a_pause_of_this_rank_is_no_silence_of_rank_zero(monitor, clock):
+    silence_after(monitor, clock, 1, has_received=True)
+    clock[0] += 3600
+    assert silence_after(monitor, clock, 30) == []
+
+
+def test_the_state_of_an_earlier_training_is_dropped_at_the_start(monitor):
+    monitor.activity.begin_batch(7)
+    monitor.activity.first_gradient = 0.1
+    monitor.slow_ranks[1] = "slow"
+    monitor.stop()
+    monitor.start(30.0, True, no_collective)
+    activity = monitor.activity
+    assert (activity.step, activity.batches, activity.first_gradient, monitor.slow_ranks) == (0, 0, 0.0, {})
+
+
+def test_a_message_holds_a_status_only_in_training(monitor):
+    monitor.activity.begin_batch(7)
+    assert monitor.message()["status"][:2] == (7, DATA)
+    monitor.stop()
+    assert monitor.message() == {"status": None}
+
+
+@pytest.mark.parametrize("stops_run", [True, False])
+def test_a_single_process_watches_itself(monkeypatch, capsys, stops_run):
+    monkeypatch.setattr(monitor_module, "HEARTBEAT_SECONDS", 0.02)
+    causes, recorded = [], []
+    monitor = Monitor(causes.append)
+    monitor.is_single_process, monitor.on_hang = True, recorded.append
+    monitor.start(0.2, stops_run, no_collective)
+    monitor.activity.begin_batch(0)
+    monitor.activity.begin_batch(1)
+    deadline = time.monotonic() + 10
+    while not recorded and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    monitor.stop()
+    assert len(recorded) == 1 and "has been in data wait for 0 s at step 1" in recorded[0]
+    assert causes == (recorded if stops_run else [])
+    assert ("the run continues" in capsys.readouterr().err) is not stops_run
