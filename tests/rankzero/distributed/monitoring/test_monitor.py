@@ -5,6 +5,7 @@ import pytest
 from rankzero.distributed.monitoring import monitor as monitor_module
 from rankzero.distributed.monitoring.activity import DATA, END, FORWARD
 from rankzero.distributed.monitoring.monitor import Monitor
+from rankzero.distributed.monitoring.pauses import PauseDetector
 
 
 def no_collective():
@@ -23,6 +24,7 @@ def clock(monkeypatch):
 def monitor(clock):
     """A monitor in training, with a limit of 30 seconds."""
     monitor = Monitor(terminate=lambda cause: None)
+    monitor._pauses = PauseDetector(lambda: clock[0])
     monitor.start(30.0, True, no_collective)
     monitor.activity.enter(FORWARD)
     monitor.rank_zero_place = "backward at step 7"
