@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -189,6 +190,7 @@ def test_both_machines_exit_when_one_of_them_stops_responding(hosts, user_folder
             ranks_in(user_folder)[-1].send_signal(signal.SIGSTOP)
             codes, message = {"rz1": 1, "rz2": -signal.SIGKILL}, r"was suspended \(SIGSTOP\)"
         else:
+            time.sleep(5)  # until each rank has reported what it is doing
             for host, peer_address, link in (("rz1", "10.93.0.2", "to-rz2"), ("rz2", "10.93.0.1", "to-rz1")):
                 ip(
                     "-n",
