@@ -30,7 +30,7 @@ def write_stacks_on_signal() -> None:
 def worker_stacks() -> dict[int, str]:
     """Returns the stacks of each loader process of this rank, by process id; its state if it does not respond.
 
-    Takes up to a second if a loader process waits for a disk.
+    The call lasts up to one second if a loader process does not respond.
     """
     files = {pid: file for pid in _child_processes() if (file := _stack_file(pid))}
     sizes: dict[int, int] = {}
