@@ -1,0 +1,20 @@
+"""The environment variables that must be equal on all ranks. Does not import torch."""
+
+from collections.abc import Mapping
+
+PREFIXES = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "MKL_", "KMP_", "PYTORCH_")
+
+VARIES_BY_RANK = (
+    *("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"),
+    *("TORCHELASTIC_", "CUDA_MPS_"),
+)
+"""Variables that may differ between ranks, or begin with a name that may: launchers and Rankzero set them per rank."""
+
+
+def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that change how ranks compute or communicate, and that should be equal on all ranks."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(PREFIXES) and not name.startswith(VARIES_BY_RANK)
+    }

@@ -1,0 +1,155 @@
+"""Checks collectives on known values, and measures the bandwidth of all-reduce.
+
+Definitions as in nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is the size of the buffer divided by the
+time; the bus bandwidth is that multiplied by 2 (n - 1) / n for n ranks.
+"""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rankzero.distributed.coordinator import Coordinator
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, gather
+
+SIZES = tuple(4**power for power in range(5, 15))
+"""Sizes of the buffers in bytes, from 1 KiB to 256 MiB."""
+
+SECONDS_PER_SIZE = 0.3
+MAX_REPEATS = 50
+
+MAX_SECONDS = 2.0
+"""Once an all-reduce takes longer than this, larger sizes are not measured."""
+
+
+def check_collectives(
+    coordinator: Coordinator,
+    device: torch.device,
+    warn_gbps: float,
+    fail_gbps: float,
+    gradient_bytes: int | None,
+    model: str,
+) -> Check:
+    """Checks all-reduce, all-gather and broadcast, and measures all-reduce. All ranks must call.
+
+    Args:
+        coordinator: The processes; their process group must exist.
+        device: Device of this process's buffers.
+        warn_gbps: Bus bandwidth in Gbit/s below which the check warns.
+        fail_gbps: Bus bandwidth in Gbit/s below which the check fails.
+        gradient_bytes: Bytes of the gradients of the model; None if unknown.
+        model: Name of the model.
+    """
+    size = coordinator.launch.world_size
+    if size == 1:
+        return Check("collectives", SKIPPED, "there is only one process")
+    hosts = [member.host for member in coordinator.members]
+    _, errors = gather(coordinator, lambda: _check_values(coordinator.launch.rank or 0, size, device))
+    measured: list[Any] = []
+    if not errors:
+        measured, errors = gather(coordinator, lambda: _measure_all_reduce(size, device))
+    if errors:
+        details = tuple(f"rank {rank} on {hosts[rank]}: {error}" for rank, error in errors.items())
+        return Check("collectives", FAIL, "a collective failed", details, ("check the network",))
+    rows = measured[0]
+    peak = max(row["bus_gbps"] for row in rows)
+    status = FAIL if peak < fail_gbps else WARN if peak < warn_gbps else OK
+    lines = [f"{'size':>9} {'time':>11} {'algorithm':>15} {'bus bandwidth':>15}"]
+    lines += [
+        f"{_size_text(row['bytes']):>9} {1e3 * row['seconds']:>8.3f} ms {row['algorithm_gbps']:>8.2f} Gbit/s "
+        f"{row['bus_gbps']:>8.2f} Gbit/s"
+        for row in rows
+    ]
+    summary = f"correct on all ranks; all-reduce reaches {peak:.2f} Gbit/s (bus bandwidth)"
+    if gradient_bytes:
+        seconds = step_seconds(gradient_bytes, rows)
+        lines.append(
+            f"{model} sends {gradient_bytes / 1e6:,.1f} MB per step: {1e3 * seconds:,.1f} ms at this bandwidth, in part "
+            "during the backward pass"
+        )
+    advice = []
+    if status != OK:
+        limit = fail_gbps if status == FAIL else warn_gbps
+        advice.append(
+            f"all-reduce is slower than {limit:g} Gbit/s: check which network is used (--interface NAME), or send less "
+            "(gradient accumulation, bf16 compression hook)"
+        )
+    values = {"all_reduce": rows, "gradient_bytes": gradient_bytes, "warn_gbps": warn_gbps, "fail_gbps": fail_gbps}
+    return Check("collectives", status, summary, tuple(lines), tuple(advice), values)
+
+
+def step_seconds(gradient_bytes: int, rows: list[dict[str, float]]) -> float:
+    """Returns the seconds that an all-reduce of the gradients takes, from the nearest measured size.
+
+    Args:
+        gradient_bytes: Bytes of all gradients.
+        rows: The measured sizes, with their algorithm bandwidths.
+    """
+    nearest = min(rows, key=lambda row: abs(row["bytes"] - gradient_bytes))
+    return nearest["seconds"] * max(1.0, gradient_bytes / nearest["bytes"])
+
+
+def _check_values(rank: int, size: int, device: torch.device) -> bool:
+    values = torch.full((1000,), float(rank + 1), device=device)
+    dist.all_reduce(values)
+    gathered = [torch.zeros(10, device=device) for _ in range(size)]
+    dist.all_gather(gathered, torch.full((10,), float(rank), device=device))
+    sent = torch.full((10,), 42.0 if rank == size - 1 else 0.0, device=device)
+    dist.broadcast(sent, size - 1)
+    expected = {
+        "all_reduce": bool((values == size * (size + 1) / 2).all()),
+        "all_gather": all(bool((part == index).all()) for index, part in enumerate(gathered)),
+        "broadcast": bool((sent == 42).all()),
+    }
+    wrong = [name for name, is_correct in expected.items() if not is_correct]
+    if wrong:
+        raise ValueError(f"wrong result of {', '.join(wrong)}")
+    return True
+
+
+def _measure_all_reduce(size: int, device: torch.device) -> list[dict[str, float]]:
+    rows = []
+    for count_bytes in SIZES:
+        buffer = torch.zeros(count_bytes // 4, device=device)
+        first = _largest_over_ranks(_time_all_reduce(buffer, 1), device)
+        repeats = max(1, min(MAX_REPEATS, int(SECONDS_PER_SIZE / max(first, 1e-6))))
+        seconds = _largest_over_ranks(_time_all_reduce(buffer, repeats), device)
+        algorithm = 8e-9 * count_bytes / seconds
+        rows.append(
+            {
+                "bytes": count_bytes,
+                "seconds": seconds,
+                "algorithm_gbps": algorithm,
+                "bus_gbps": algorithm * 2 * (size - 1) / size,
+            }
+        )
+        if seconds > MAX_SECONDS / 4:  # the next size takes about four times as long
+            break
+    return rows
+
+
+def _time_all_reduce(buffer: torch.Tensor, repeats: int) -> float:
+    """Returns the seconds of one all-reduce, averaged over `repeats`."""
+    dist.all_reduce(buffer[:1])
+    _synchronize(buffer.device)
+    started = time.perf_counter()
+    for _ in range(repeats):
+        dist.all_reduce(buffer)
+    _synchronize(buffer.device)
+    return (time.perf_counter() - started) / repeats
+
+
+def _largest_over_ranks(seconds: float, device: torch.device) -> float:
+    value = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return float(value)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _size_text(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"

@@ -1,0 +1,88 @@
+"""The result of one check, and its output."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.monitoring.diagnosis import ranks_text
+
+T = TypeVar("T")
+
+OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
+
+MAX_SHOWN_VALUES = 8
+"""How many different values of one property a check shows."""
+
+
+class Check(NamedTuple):
+    """The result of a check, which is the same on all ranks.
+
+    Args:
+        name: Name of the check, one or two words.
+        status: `ok`, `warn`, `fail` or `skipped`.
+        summary: The result in one line.
+        details: Further lines.
+        advice: What to do, one line for each problem.
+        values: The measured values, for JSON.
+    """
+
+    name: str
+    status: str
+    summary: str
+    details: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    values: Mapping[str, Any] = {}
+
+    def lines(self) -> list[str]:
+        """Returns the check as text: one line, then its details."""
+        return [f"{self.status:<8} {self.name:<16} {self.summary}", *(f"{'':<26}{line}" for line in self.details)]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the check as an object for JSON."""
+        return {**self._asdict(), "values": dict(self.values)}
+
+
+def worst(statuses: Sequence[str]) -> str:
+    """Returns the most serious of several statuses; `ok` if there are none."""
+    return max(statuses, key=(SKIPPED, OK, WARN, FAIL).index, default=OK)
+
+
+def gather(coordinator: Coordinator, work: Callable[[], T]) -> tuple[list[T | None], dict[int, str]]:
+    """Calls `work` on every rank. All ranks must call.
+
+    Returns:
+        The JSON-serializable results by rank, None for a rank on which `work` has raised an exception; and the text of
+        the exception of each such rank.
+    """
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__
+    answers = coordinator.all_gather_object([result, error])
+    return [answer[0] for answer in answers], {rank: answer[1] for rank, answer in enumerate(answers) if answer[1]}
+
+
+def differences(values: Sequence[Any], hosts: Sequence[str]) -> list[str]:
+    """Describes which ranks have which value; an empty list if all have the same.
+
+    Args:
+        values: The value of each rank.
+        hosts: Host of each rank.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(str(value), []).append(rank)
+    if len(ranks_of) < 2:
+        return []
+    groups = sorted(ranks_of.items(), key=lambda group: (-len(group[1]), group[1]))
+    texts = [f"{value} on {describe_ranks(ranks, hosts)}" for value, ranks in groups[:MAX_SHOWN_VALUES]]
+    others = len(groups) - len(texts)
+    return [*texts, *([f"and {others} other values"] if others else [])]
+
+
+def describe_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Returns ranks and their hosts, such as `ranks 2-3 (n2)`."""
+    names = list(dict.fromkeys(hosts[rank] for rank in sorted(ranks)))
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more hosts" if len(names) > 3 else "")
+    return f"{ranks_text(ranks)} ({shown})"
