@@ -12,6 +12,7 @@ COMMANDS = {
     "fit": "train a model, or resume its training",
     "evaluate": "compute exact metrics of a run or a checkpoint",
     "predict": "write the predictions of a run or a checkpoint, in order",
+    "preflight": "check whether all processes can train together",
     "explain": "print the detected launcher and the variables that show it; start nothing",
 }
 

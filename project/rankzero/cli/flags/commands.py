@@ -2,6 +2,7 @@
 
 from rankzero.cli.flags.flag import Flag
 from rankzero.cli.flags.values import (
+    bandwidth,
     checkpoint_value,
     choice,
     choices,
@@ -181,4 +182,18 @@ PREDICTION_FLAGS = (
         "predictions",
     ),
     TRUST_CHECKPOINT,
+)
+
+PREFLIGHT_FLAGS = (
+    Flag("json", "FILE", file_path, "write all checks and thresholds as JSON to FILE [none]", "preflight.json"),
+    Flag(
+        "pairs",
+        "WHICH",
+        choice("quick", "all", "off"),
+        "measure each host with the next (quick), all pairs of hosts (all), or none (off) [quick]",
+        "all",
+        default="quick",
+    ),
+    Flag("warn_gbps", "X", bandwidth, "warn if ranks communicate slower than X Gbit/s [1]", "10", default=1.0),
+    Flag("fail_gbps", "X", bandwidth, "fail if ranks communicate slower than X Gbit/s [0.5]", "1", default=0.5),
 )

@@ -1,0 +1,48 @@
+"""The command `preflight`: checks whether all processes can train together, and trains nothing."""
+
+import sys
+import time
+from collections.abc import Sequence
+
+import data_modules
+import lightning_modules
+from rankzero.cli.arguments import Arguments
+from rankzero.cli.command import Command
+from rankzero.cli.flags import COMMON_FLAGS, PREFLIGHT_FLAGS, TRAINING_FLAGS
+from rankzero.commands.fast_imports import fast_imports
+from rankzero.commands.start import start
+from rankzero.distributed.rendezvous.client import RendezvousResult
+
+STARTED = time.monotonic()
+
+PREFLIGHT = Command(
+    name="preflight",
+    purpose="check whether all processes can train together; takes the flags of fit",
+    flags=(*COMMON_FLAGS, *TRAINING_FLAGS, *PREFLIGHT_FLAGS),
+    examples=(
+        "python launch/preflight.py --devices 2",
+        "srun --nodes=2 --ntasks-per-node=4 python launch/preflight.py --model ResNet --data FashionMNIST",
+        "torchrun --nproc-per-node 2 launch/preflight.py --json preflight.json --pairs all",
+    ),
+    models=lightning_modules,
+    data=data_modules,
+    default_model="ResNet",
+    default_data="Digits",
+)
+
+
+def preflight(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+    """Imports torch, after the flags have been checked, and runs the checks."""
+    connected = time.monotonic()
+    with fast_imports():
+        import torch  # noqa: F401  # timed
+
+        imported = time.monotonic()
+        from rankzero.commands.checks import run_checks
+
+    return run_checks(flags, rendezvous_result, connected - STARTED, imported - connected)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
+    return start(PREFLIGHT, preflight, sys.argv[1:] if arguments is None else arguments)
