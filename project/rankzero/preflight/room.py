@@ -4,7 +4,8 @@ import copy
 import resource
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -103,19 +104,36 @@ def try_steps(world: WorldInfo, model: LightningModule, batch: Any, settings: An
         accelerator=world.accelerator,
         devices=1 if world.accelerator == "cpu" else [world.index],
         max_steps=TRIED_STEPS,
-        barebones=True,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[timer],
         plugins=[LightningEnvironment()],
         **settings,
     )
-    trainer.callbacks.append(timer)  # type: ignore[attr-defined]
     if world.accelerator == "cuda":
         torch.cuda.reset_peak_memory_stats(world.index)
-    trainer.fit(copy.deepcopy(model), [batch] * TRIED_STEPS)
+    trainer.fit(copy.deepcopy(model), _Repeated(batch, TRIED_STEPS))
     if world.accelerator == "cuda":
         peak = torch.cuda.max_memory_allocated(world.index)
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"seconds": min(timer.seconds), "peak_bytes": peak}
+
+
+class _Repeated:
+    """A loader that returns the same batch several times."""
+
+    def __init__(self, batch: Any, count: int) -> None:
+        self.batch, self.count = batch, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        return repeat(self.batch, self.count)
 
 
 class _StepTimer(Callback):
@@ -136,11 +154,3 @@ class _StepTimer(Callback):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter()
-
-
-def first_batch(loader: Any) -> Any:
-    """Returns the first batch of a loader, read in this process."""
-    return next(iter(loader))
-
-
-Notify = Callable[[str], None]
