@@ -1,0 +1,34 @@
+import pytest
+
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, describe_ranks, differences, worst
+
+HOSTS = ("n1", "n1", "n2", "n2")
+
+
+def test_equal_values_are_no_difference():
+    assert differences([1, 1, 1, 1], HOSTS) == []
+
+
+def test_differences_name_the_ranks_and_hosts_of_each_value_most_frequent_first():
+    assert differences(["2.15", "2.15", "2.15", "2.14"], HOSTS) == ["2.15 on ranks 0-2 (n1, n2)", "2.14 on rank 3 (n2)"]
+
+
+def test_many_different_values_are_counted():
+    texts = differences(range(20), ["n1"] * 20)
+    assert len(texts) == 9 and texts[-1] == "and 12 other values"
+
+
+def test_many_hosts_are_counted():
+    assert describe_ranks(range(6), [f"n{rank}" for rank in range(6)]) == "ranks 0-5 (n0, n1, n2 and 3 more hosts)"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"), [([], OK), ([OK, SKIPPED], OK), ([OK, WARN], WARN), ([FAIL, WARN, OK], FAIL)]
+)
+def test_the_worst_status_counts(statuses, expected):
+    assert worst(statuses) == expected
+
+
+def test_a_check_is_one_line_and_its_details():
+    lines = Check("links", WARN, "one slow link", ("n1 - n2: 0.10 Gbit/s",)).lines()
+    assert lines == ["warn     links            one slow link", " " * 26 + "n1 - n2: 0.10 Gbit/s"]

@@ -1,0 +1,35 @@
+from itertools import combinations
+
+import pytest
+
+from rankzero.preflight.links import _slow_hosts, all_rounds, ring_rounds, slow_links
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+def test_all_rounds_contain_each_pair_once_and_each_rank_at_most_once_in_a_round(count):
+    rounds = all_rounds(range(count))
+    assert sorted(tuple(sorted(pair)) for pairs in rounds for pair in pairs) == list(combinations(range(count), 2))
+    for pairs in rounds:
+        ranks = [rank for pair in pairs for rank in pair]
+        assert len(ranks) == len(set(ranks))
+
+
+@pytest.mark.parametrize(("ends", "pairs"), [([0, 4], 1), ([0, 4, 8], 3), ([0, 4, 8, 12], 4), (range(7), 7)])
+def test_a_ring_connects_each_host_with_the_next(ends, pairs):
+    rounds = ring_rounds(list(ends))
+    assert sum(map(len, rounds)) == pairs
+    for group in rounds:
+        ranks = [rank for pair in group for rank in pair]
+        assert len(ranks) == len(set(ranks))
+
+
+def test_slow_links_are_those_below_the_threshold_or_half_of_the_median():
+    assert slow_links({(0, 1): 10.0, (1, 2): 10.0, (2, 3): 4.0, (3, 0): 0.1}, 1.0) == [(3, 0), (2, 3)]
+    assert slow_links({(0, 1): 0.1}, 1.0) == [(0, 1)]
+    assert slow_links({(0, 1): 2.0, (1, 2): 1.5}, 1.0) == []
+
+
+def test_a_host_with_only_slow_links_is_named():
+    gbps = {(0, 1): 0.1, (0, 2): 0.1, (1, 2): 10.0}
+    assert _slow_hosts([(0, 1), (0, 2)], gbps, ["n1", "n2", "n3"]) == ["n1"]
+    assert _slow_hosts([(0, 1)], {(0, 1): 0.1}, ["n1", "n2"]) == []
