@@ -12,16 +12,17 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.utilities.argparse import _parse_env_variables
 
-from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, read_arguments
+from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, explicit_arguments, read_arguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.session import Session, report_uncaught_errors
 from rankzero.messages import RequestError, print_line, set_spelling
+from rankzero.preflight.checks import Subject, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.resume import RunOptions
-from rankzero.runs.stored_config import Config, as_json, describe_config
+from rankzero.runs.stored_config import Config, as_json, describe_config, flattened
 from rankzero.runs.summary import Figures, metrics_of
 from rankzero.runs.tensorboard import loggers
 from rankzero.sampling.generators import global_seed
@@ -83,6 +84,7 @@ class Trainer(pl.Trainer):
         start_timeout: Seconds to wait for all processes.
         hang_timeout: Time without progress after which a run hangs: 300 (seconds), `5min` or a timedelta.
         hang_action: Whether a hang ends the run (`stop`) or is only reported (`report`).
+        preflight: Checks before training: `quick` compares the ranks, `full` runs all checks, `off` runs none.
         lightning: Arguments of `lightning.pytorch.Trainer`.
 
     Attributes:
@@ -123,6 +125,7 @@ class Trainer(pl.Trainer):
         start_timeout: float = 300,
         hang_timeout: str | int | timedelta = 300,
         hang_action: str = "stop",
+        preflight: str = "quick",
         **lightning: Any,
     ) -> None:
         own_arguments = {key: value for key, value in locals().items() if key in TRAINER_FLAGS}
@@ -141,10 +144,8 @@ class Trainer(pl.Trainer):
         self.run = agree_on_run(arguments["root"], arguments["name"], session.title, coordinator)
         self.config: Config | None = None
         self._stored_config: Config | None = None
-        self._explicit_arguments = {
-            key: value for key, value in arguments.items() if value != TRAINER_FLAGS[key].default
-        } | lightning
-        self._is_fast = arguments["fast"] == "yes"
+        self._explicit_arguments = explicit_arguments(arguments) | lightning
+        self._arguments, self._is_fast = arguments, arguments["fast"] == "yes"
         self.outcome, self._options = Outcome(), RunOptions.read(arguments)
         user_callbacks = as_list(lightning.get("callbacks"))
         if arguments["seed"] is not None:
@@ -162,8 +163,7 @@ class Trainer(pl.Trainer):
         check_batch_sizes(plan, user_callbacks)
         precision = lightning.get("precision")
         if self._is_fast:
-            bf16 = all(coordinator.all_gather_object(layout.computes_in_bf16(world.accelerator)))
-            precision, self._precision_reason = layout.choose_precision(world.accelerator, bf16, precision)
+            precision, self._precision_reason = layout.agree_on_precision(coordinator, world.accelerator, precision)
 
         self._checkpointing = None
         if not barebones and lightning.get("enable_checkpointing") is not False:
@@ -210,11 +210,10 @@ class Trainer(pl.Trainer):
             self, self.run, self._checkpointing, coordinator
         )
         self.predict_loop = PredictionLoop(self)
-        hook_bridge = fit_loop.install(self, plan, channel.monitor.activity)
         self._found_settings = KeepFound()
         # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
         self.callbacks: list[Callback] = [
-            hook_bridge,
+            fit_loop.install(self, plan, channel.monitor.activity),
             ReportFailure(channel, self.outcome),
             self._found_settings,
             *self.callbacks,
@@ -255,14 +254,13 @@ class Trainer(pl.Trainer):
         if self.outcome.has_started:
             requested, found = "a second call of fit", f"this Trainer has already trained run {self.run.name}"
             raise RequestError(requested, found, "a new Trainer; with the same name and more epochs it resumes the run")
-        self.plan.seed = global_seed()
+        self.plan.seed = self.session.coordinator.all_gather_object(global_seed())[0]
         attempt = self._prepare_attempt(model, datamodule or train_dataloaders, ckpt_path)
         fit_loop.fit_loop_of(self).only_restores = attempt.already_finished
         if not attempt.already_finished:
-            if self._is_fast:
-                description = layout.apply_layout(model, self.session.world.accelerator)
-                if self.is_global_zero:
-                    print_line(f"rankzero: --fast: {description}; {self._precision_reason}")
+            text = layout.apply_layout(model, self.session.world.accelerator) if self._is_fast else ""
+            if text and self.is_global_zero:
+                print_line(f"rankzero: --fast: {text}; {self._precision_reason}")
             train = partial(super().fit, model, **settings, ckpt_path=attempt.checkpoint)
             attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:
@@ -272,7 +270,10 @@ class Trainer(pl.Trainer):
         options = self._options
         if ckpt_path is not None:
             options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")
-        self._stored_config = self.config or describe_config(model, data, self._explicit_arguments)
+        self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments)
+        preflight, keep, root = self._arguments["preflight"], self._arguments["keep"], self.run.path.parent
+        subject = Subject(model, data, self.plan, flattened(config), root, keep, self.precision)
+        check_before_fit(preflight, self.session, subject)
         attempt = Attempt(
             self.run,
             options,

@@ -1,14 +1,18 @@
 """Fixtures for tests in several folders."""
 
 import atexit
+import multiprocessing
+import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
 from rankzero.distributed import session
+from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.session import Session
-from rankzero.messages import set_spelling
-from running import restore_process_state
+from rankzero.messages import is_peer_failure, set_spelling
+from running import as_rank, reserved_port, restore_process_state
 
 
 @pytest.fixture
@@ -21,3 +25,37 @@ def script_folder(cwd, monkeypatch):
     session._close_coordinator(None)
     set_spelling(None)
     atexit.unregister(session._close_at_exit)
+
+
+@pytest.fixture(scope="session")
+def fork_server():
+    """Starts a server that has imported torch and forks in milliseconds; forking pytest's own process is unsafe."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "torchmetrics", "rankzero.training.fit_loop"])
+    with ProcessPoolExecutor(1, context) as pool:  # starts the server before a test counts child processes
+        pool.submit(os.getpid).result()
+    return context
+
+
+@pytest.fixture
+def on_ranks(fork_server):
+    """Returns a function that calls a test module's function on all ranks and returns each rank's result."""
+
+    def call(work, world_size, *arguments):
+        with reserved_port() as port, ProcessPoolExecutor(world_size, fork_server) as pool:
+            world = Launch(
+                launcher="env",
+                world_size=world_size,
+                local_world_size=world_size,
+                port=port,
+                world_id="test",
+                externally_created=True,
+            )
+            launches = [world._replace(rank=rank, local_rank=rank) for rank in range(world_size)]
+            futures = [pool.submit(as_rank, work, launch, *arguments) for launch in launches]
+            errors = [error for future in futures if (error := future.exception())]
+            for error in sorted(errors, key=is_peer_failure):  # the cause, not a lost connection of another rank
+                raise error
+            return [future.result() for future in futures]
+
+    return call

@@ -38,7 +38,7 @@ GROUPS = {
         *("launcher", "explain", "start_timeout", "backend", "interface"),
         *("node_rank", "master_addr", "master_port"),
     ),
-    "Preflight": ("json", "pairs", "warn_gbps", "fail_gbps"),
+    "Preflight": ("preflight", "json", "pairs", "warn_gbps", "fail_gbps"),
     "Advanced": ("config", "model.X", "help_all"),
 }
 """Title of each further group in the help -> its flags."""
@@ -101,7 +101,7 @@ class Command(NamedTuple):
                 f"  {option:<31} {description}"
                 for option, description in (rows[name] for name in names if name in rows)
             ]
-            title = title.replace("train", "train" if self.name == "fit" else self.name)
+            title = title.replace("train", {"fit": "train", "preflight": "check"}.get(self.name, self.name))
             lines += [*([f"{title}:"] if title and group_lines else []), *group_lines, *([""] if group_lines else [])]
         return spelled("\n".join([*lines, *(f"  {example}" for example in self.examples)]))
 

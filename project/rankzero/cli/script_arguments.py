@@ -56,6 +56,11 @@ def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def explicit_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments, as `read_arguments` returned them, that differ from their defaults."""
+    return {name: value for name, value in arguments.items() if value != TRAINER_FLAGS[name].default}
+
+
 def as_list(value: Any) -> list[Any]:
     """Returns the items of an argument that may be None, one item, a list or a tuple."""
     if value is None:

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import data_modules
 import lightning_modules
@@ -11,14 +12,19 @@ from rankzero.cli.command import Command
 from rankzero.cli.flags import COMMON_FLAGS, PREFLIGHT_FLAGS, TRAINING_FLAGS
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
+from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.stop_and_failure.error_reporter import refuse
+from rankzero.messages import CannotStart, Exit, RequestError
+from rankzero.preflight.check import FAIL, OK, Check
+from rankzero.preflight.report import Report
 
 STARTED = time.monotonic()
 
 PREFLIGHT = Command(
     name="preflight",
     purpose="check whether all processes can train together; takes the flags of fit",
-    flags=(*COMMON_FLAGS, *TRAINING_FLAGS, *PREFLIGHT_FLAGS),
+    flags=(*COMMON_FLAGS, *(flag for flag in TRAINING_FLAGS if flag.name != "preflight"), *PREFLIGHT_FLAGS),
     examples=(
         "python launch/preflight.py --devices 2",
         "srun --nodes=2 --ntasks-per-node=4 python launch/preflight.py --model ResNet --data FashionMNIST",
@@ -38,11 +44,24 @@ def preflight(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
         import torch  # noqa: F401  # timed
 
         imported = time.monotonic()
-        from rankzero.commands.checks import run_checks
+        from rankzero.commands.checking import run_checks
 
-    return run_checks(flags, rendezvous_result, connected - STARTED, imported - connected)
+    return run_checks(flags, rendezvous_result, round(connected - STARTED, 3), imported - connected)
+
+
+def report_missing_ranks(error: CannotStart, flags: Arguments, launch: Launch) -> int:
+    """Reports that not all ranks have connected, also as JSON, and returns the exit code."""
+    file = Path(flags.get("json")) if flags.get("json") else None
+    if file and (launch.rank == 0 or not file.exists()):
+        report = Report(prints=True, file=file)
+        summary = f"{launch.launcher} ({launch.evidence}): {launch.shape}"
+        launcher = Check("launcher", OK, summary, values={"variables": dict(launch.variables)})
+        found, advice = (error.found, error.instead) if isinstance(error, RequestError) else (str(error), "")
+        report.checks = {"launcher": launcher, "rendezvous": Check("rendezvous", FAIL, found, advice=(advice,))}
+        report.write(complete=True)
+    return refuse(error, launch, Exit.FAILED)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    return start(PREFLIGHT, preflight, sys.argv[1:] if arguments is None else arguments)
+    return start(PREFLIGHT, preflight, sys.argv[1:] if arguments is None else arguments, report_missing_ranks)

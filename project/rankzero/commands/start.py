@@ -20,13 +20,20 @@ from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_e
 from rankzero.sampling.workers import end_workers
 
 
-def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], arguments: Sequence[str]) -> int:
+def start(
+    command: Command,
+    work: Callable[[Arguments, RendezvousResult], int],
+    arguments: Sequence[str],
+    rendezvous_failed: Callable[[CannotStart, Arguments, Launch], int] | None = None,
+) -> int:
     """Parses the command line and runs the command, in this process or in one process per device.
 
     Args:
         command: The command.
         work: Called with the flags and the result of the rendezvous; returns the exit code.
         arguments: The command line, without the script's name.
+        rendezvous_failed: Called if not all ranks connect, with the error, the flags and the position of this process;
+            reports the error and returns the exit code. None for the report of all other errors.
 
     Returns:
         The exit code, see `rankzero.messages.Exit`.
@@ -46,7 +53,12 @@ def start(command: Command, work: Callable[[Arguments, RendezvousResult], int], 
         check_world(requested, launch)
         if flags.only_prints:
             return print_only(flags, launch, work)
-        rendezvous_result = join_ranks(requested, launch, processes_to_start(requested, launch))
+        try:
+            rendezvous_result = join_ranks(requested, launch, processes_to_start(requested, launch))
+        except CannotStart as error:
+            if rendezvous_failed is None:
+                raise
+            return rendezvous_failed(error, flags, launch)
         launch = rendezvous_result.launch
         import_names.install()
         return work(flags, rendezvous_result)

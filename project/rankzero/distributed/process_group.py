@@ -1,5 +1,6 @@
 """Creates torch's process group on the store that the processes of a run already share, and destroys it."""
 
+import itertools
 import json
 import math
 import sys
@@ -10,6 +11,9 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from rankzero.distributed.environments.launch import Launch
+
+_numbers = itertools.count()
+"""Numbers of the process groups, equal on all ranks. A later group must not find the keys of an earlier one."""
 
 
 def init_process_group(
@@ -27,7 +31,7 @@ def init_process_group(
     exception_hook = sys.excepthook  # torch wraps the hook, and delays its output until it returns
     torch.distributed.init_process_group(
         backend,
-        store=PrefixStore("process group", store),
+        store=PrefixStore(f"process group {next(_numbers)}", store),
         rank=launch.rank or 0,
         world_size=launch.world_size,
         timeout=timeout,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rankzero.distributed.coordinator import Coordinator
-from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, gather
+from rankzero.preflight.check import FAIL, OK, WARN, Check, gather
 
 SIZES = tuple(4**power for power in range(5, 15))
 """Sizes of the buffers in bytes, from 1 KiB to 256 MiB."""
@@ -34,7 +34,7 @@ def check_collectives(
     """Checks all-reduce, all-gather and broadcast, and measures all-reduce. All ranks must call.
 
     Args:
-        coordinator: The processes; their process group must exist.
+        coordinator: Exchanges results between all ranks, whose default process group must exist.
         device: Device of this process's buffers.
         warn_gbps: Bus bandwidth in Gbit/s below which the check warns.
         fail_gbps: Bus bandwidth in Gbit/s below which the check fails.
@@ -42,22 +42,23 @@ def check_collectives(
         model: Name of the model.
     """
     size = coordinator.launch.world_size
-    if size == 1:
-        return Check("collectives", SKIPPED, "there is only one process")
     hosts = [member.host for member in coordinator.members]
     _, errors = gather(coordinator, lambda: _check_values(coordinator.launch.rank or 0, size, device))
     measured: list[Any] = []
     if not errors:
         measured, errors = gather(coordinator, lambda: _measure_all_reduce(size, device))
     if errors:
-        details = tuple(f"rank {rank} on {hosts[rank]}: {error}" for rank, error in errors.items())
-        return Check("collectives", FAIL, "a collective failed", details, ("check the network",))
-    rows = measured[0]
+        details = [f"rank {rank} on {hosts[rank]}: {error}" for rank, error in errors.items()]
+        values: dict[str, Any] = {"errors": errors}
+        remedy = ["check the network between these hosts"]
+        return Check("collectives", FAIL, "a collective failed", details, remedy, values, blocks=True)
+    rows: list[dict[str, float]] = measured[0]
+    advice: list[str] = []
     peak = max(row["bus_gbps"] for row in rows)
     status = FAIL if peak < fail_gbps else WARN if peak < warn_gbps else OK
     lines = [f"{'size':>9} {'time':>11} {'algorithm':>15} {'bus bandwidth':>15}"]
     lines += [
-        f"{_size_text(row['bytes']):>9} {1e3 * row['seconds']:>8.3f} ms {row['algorithm_gbps']:>8.2f} Gbit/s "
+        f"{_size_text(int(row['bytes'])):>9} {1e3 * row['seconds']:>8.3f} ms {row['algorithm_gbps']:>8.2f} Gbit/s "
         f"{row['bus_gbps']:>8.2f} Gbit/s"
         for row in rows
     ]
@@ -65,18 +66,16 @@ def check_collectives(
     if gradient_bytes:
         seconds = step_seconds(gradient_bytes, rows)
         lines.append(
-            f"{model} sends {gradient_bytes / 1e6:,.1f} MB per step: {1e3 * seconds:,.1f} ms at this bandwidth, in part "
-            "during the backward pass"
+            f"{model} sends {gradient_bytes / 1e6:,.1f} MB per step: {1e3 * seconds:,.1f} ms at this bandwidth, "
+            "in part during the backward pass"
         )
-    advice = []
     if status != OK:
-        limit = fail_gbps if status == FAIL else warn_gbps
-        advice.append(
-            f"all-reduce is slower than {limit:g} Gbit/s: check which network is used (--interface NAME), or send less "
-            "(gradient accumulation, bf16 compression hook)"
-        )
-    values = {"all_reduce": rows, "gradient_bytes": gradient_bytes, "warn_gbps": warn_gbps, "fail_gbps": fail_gbps}
-    return Check("collectives", status, summary, tuple(lines), tuple(advice), values)
+        advice = [
+            f"all-reduce is slower than {fail_gbps if status == FAIL else warn_gbps:g} Gbit/s: check which network is "
+            "used (--interface NAME), or send less (--trainer.accumulate_grad_batches, a compression hook)"
+        ]
+    values = {"all_reduce": rows, "gradient_bytes": gradient_bytes}
+    return Check("collectives", status, summary, lines, advice, values)
 
 
 def step_seconds(gradient_bytes: int, rows: list[dict[str, float]]) -> float:

@@ -1,14 +1,21 @@
-"""The result of one check, and its output."""
+"""The result of one check, and its output. Does not import torch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rankzero.distributed.coordinator import Coordinator
+if TYPE_CHECKING:
+    from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.monitoring.diagnosis import ranks_text
 
 T = TypeVar("T")
 
 OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
+
+CHECK_NAMES = (
+    *("launcher", "rendezvous", "environment", "gloo messages", "nccl messages", "collectives", "links"),
+    *("run directory", "imports", "data", "loader processes", "one step"),
+)
+"""The names of all checks, in order."""
 
 MAX_SHOWN_VALUES = 8
 """How many different values of one property a check shows."""
@@ -18,20 +25,22 @@ class Check(NamedTuple):
     """The result of a check, which is the same on all ranks.
 
     Args:
-        name: Name of the check, one or two words.
+        name: Name of the check, one of `CHECK_NAMES`.
         status: `ok`, `warn`, `fail` or `skipped`.
         summary: The result in one line.
         details: Further lines.
         advice: What to do, one line for each problem.
         values: The measured values, for JSON.
+        blocks: Whether the following checks cannot run.
     """
 
     name: str
     status: str
     summary: str
-    details: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
+    details: Sequence[str] = ()
+    advice: Sequence[str] = ()
     values: Mapping[str, Any] = {}
+    blocks: bool = False
 
     def lines(self) -> list[str]:
         """Returns the check as text: one line, then its details."""
@@ -39,15 +48,17 @@ class Check(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Returns the check as an object for JSON."""
-        return {**self._asdict(), "values": dict(self.values)}
+        return {
+            "name": self.name,
+            "status": self.status,
+            "summary": self.summary,
+            "details": list(self.details),
+            "advice": list(self.advice),
+            "values": dict(self.values),
+        }
 
 
-def worst(statuses: Sequence[str]) -> str:
-    """Returns the most serious of several statuses; `ok` if there are none."""
-    return max(statuses, key=(SKIPPED, OK, WARN, FAIL).index, default=OK)
-
-
-def gather(coordinator: Coordinator, work: Callable[[], T]) -> tuple[list[T | None], dict[int, str]]:
+def gather(coordinator: "Coordinator", work: Callable[[], T]) -> tuple[list[T | None], dict[int, str]]:
     """Calls `work` on every rank. All ranks must call.
 
     Returns:

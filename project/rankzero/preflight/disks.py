@@ -4,12 +4,13 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rankzero.distributed.coordinator import Coordinator
-from rankzero.preflight.check import FAIL, OK, WARN, Check, describe_ranks, differences, gather
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, describe_ranks, differences, gather
 
 SHARED_SECONDS = 10.0
 """How long a rank waits until it sees a file of rank zero; a network file system may cache a listing."""
@@ -31,23 +32,23 @@ def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: 
     hosts = [member.host for member in coordinator.members]
     token, rank = coordinator.all_gather_object(uuid.uuid4().hex)[0], coordinator.launch.rank or 0
     folder = root.expanduser() / f".preflight-{token}"
-    created, create_errors = gather(coordinator, lambda: _create(folder) if rank == 0 else None)
+    created, create_errors = gather(coordinator, lambda: _create(folder) if rank == 0 else 0)
     if create_errors:
-        text = create_errors[0]
-        advice = ("--root DIR, where DIR is a folder in which you may write",)
-        return Check("run directory", FAIL, f"rank 0 on {hosts[0]} cannot write in {root}: {text}", (), advice)
+        summary = f"rank 0 on {hosts[0]} cannot write in {root}: {create_errors[0]}"
+        return Check("run directory", FAIL, summary, (), ["--root DIR, where DIR is a folder in which you may write"])
     try:
         shared, _ = gather(coordinator, lambda: _appears(folder / "0"))
         results, errors = gather(coordinator, lambda: _probe(folder, rank))
     finally:
         coordinator.all_gather_object(None)
         if rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder, int(created[0] or 0))
     separate = [rank for rank, appears in enumerate(shared) if not appears]
     free = min((result["free_bytes"] for result in results if result), default=0)
     fsync = max((result["fsync_seconds"] for result in results if result), default=0.0)
     needed = checkpoint_bytes * (keep + 1)
-    details, advice = [], []
+    details: list[str] = []
+    advice: list[str] = []
     if separate:
         details.append(f"{root} is another folder than rank 0's on {describe_ranks(separate, hosts)}")
         advice.append("--root DIR, where DIR is on a file system that all hosts share")
@@ -65,45 +66,46 @@ def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: 
         summary = f"{root} is not shared and writable on all ranks"
     elif free < needed:
         summary = f"{root} has too little space"
-    values = {"root": str(root), "ranks": results, "needed_bytes": needed, "created": bool(created)}
-    return Check("run directory", status, summary, tuple(details), tuple(advice), values)
+    values = {"root": str(root), "ranks": results, "needed_bytes": needed}
+    return Check("run directory", status, summary, details, advice, values)
 
 
-def check_data(coordinator: Coordinator, fingerprint: Mapping[str, str] | None, error: str | None) -> Check:
-    """Compares the training data of all ranks. All ranks must call.
+def check_data(coordinator: Coordinator, fingerprints: Sequence[Mapping[str, str]], errors: Mapping[int, str]) -> Check:
+    """Compares the training data of all ranks.
 
     Args:
-        coordinator: Exchanges values between all ranks.
-        fingerprint: Fingerprint of this rank's training data, see `rankzero.sampling.fingerprint`; None if unknown.
-        error: Why this rank could not read its data; None without an error.
+        coordinator: Knows the host of each rank.
+        fingerprints: Fingerprint of each rank's training data, see `rankzero.sampling.fingerprint`; {} if unknown.
+        errors: Error of each rank that could not read its data.
     """
     hosts = [member.host for member in coordinator.members]
-    answers = coordinator.all_gather_object([dict(fingerprint or {}), error])
-    errors = {rank: answer[1] for rank, answer in enumerate(answers) if answer[1]}
     if errors:
-        details = tuple(f"rank {rank} on {hosts[rank]}: {text}" for rank, text in errors.items())
-        return Check("data", FAIL, "the training data cannot be read on all ranks", details, ("see the lines above",))
-    names = list(dict.fromkeys(name for answer in answers for name in answer[0]))
-    details = []
+        lines = [f"rank {rank} on {hosts[rank]}: {text}" for rank, text in errors.items()]
+        advice = ("correct this error; all hosts need the same data",)
+        return Check("data", FAIL, "the training data cannot be read", lines, advice, {"errors": dict(errors)})
+    names = list(dict.fromkeys(name for values in fingerprints for name in values))
+    details: list[str] = []
     for name in names:
-        texts = differences([answer[0].get(name, "missing") for answer in answers], hosts)
+        texts = differences([values.get(name, "missing") for values in fingerprints], hosts)
         details += [f"{name}: {'; '.join(texts)}"] * bool(texts)
-    values = {"ranks": [answer[0] for answer in answers]}
+    values = {"ranks": list(fingerprints)}
     if details:
         advice = ("use the same files on all hosts; seed data that a script makes at random",)
-        return Check("data", FAIL, "the training data differs between ranks", tuple(details), advice, values)
-    samples = answers[0][0].get("samples")
-    summary = f"{samples} samples, the same on all ranks" if samples else "the fingerprint of the data is unknown"
+        return Check("data", FAIL, "the training data differs between ranks", details, advice, values)
+    samples = fingerprints[0].get("samples")
+    summary = f"{samples} samples, the same on all ranks" if samples else "read; the data set has no fingerprint"
     return Check("data", OK, summary, values=values)
 
 
-def check_imports(coordinator: Coordinator, seconds: float) -> Check:
+def check_imports(coordinator: Coordinator, seconds: float | None) -> Check:
     """Reports how long each host took to import torch. All ranks must call.
 
     Args:
         coordinator: Exchanges values between all ranks.
-        seconds: Seconds that this process took.
+        seconds: Seconds that this process took; None if unknown.
     """
+    if seconds is None:
+        return Check("imports", SKIPPED, "torch was imported before the checks")
     hosts = [member.host for member in coordinator.members]
     times: list[float] = coordinator.all_gather_object(round(seconds, 2))
     slowest = max(range(len(times)), key=lambda rank: times[rank])
@@ -118,10 +120,20 @@ def check_imports(coordinator: Coordinator, seconds: float) -> Check:
     return Check("imports", WARN, summary, (), advice, values)
 
 
-def _create(folder: Path) -> bool:
+def _create(folder: Path) -> int:
+    """Creates a folder with a file; returns the number of parents that were missing."""
+    missing_parents = sum(not parent.exists() for parent in folder.parents)
     folder.mkdir(parents=True)
     (folder / "0").write_text("")
-    return True
+    return missing_parents
+
+
+def _remove(folder: Path, parents: int) -> None:
+    """Removes a folder that `_create` has created, and as many of its parents, unless they contain something else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        for parent in list(folder.parents)[:parents]:
+            parent.rmdir()
 
 
 def _appears(file: Path) -> bool:
@@ -131,7 +143,7 @@ def _appears(file: Path) -> bool:
             return False
         time.sleep(0.05)
         try:
-            os.listdir(file.parent)  # lets NFS refresh its cache
+            list(file.parent.iterdir())  # lets NFS refresh its cache
         except OSError:
             continue
     return True

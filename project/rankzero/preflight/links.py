@@ -13,27 +13,25 @@ from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, gather
 MESSAGE_BYTES = 4 << 20
 SECONDS_PER_PAIR = 0.3
 
-SLOW_FACTOR = 0.5
+SLOW_LINK_FACTOR = 0.5
 """A link is slow if its bandwidth is below this multiple of the median of all links."""
 
 Pair = tuple[int, int]
 
 
-def check_links(
-    coordinator: Coordinator, device: torch.device, mode: str, warn_gbps: float, fail_gbps: float
-) -> Check:
+def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_gbps: float, fail_gbps: float) -> Check:
     """Measures pairs of ranks that lie on different hosts, or all pairs on a single host. All ranks must call.
 
     Args:
-        coordinator: The processes; their process group must exist.
+        coordinator: Exchanges results between all ranks, whose default process group must exist.
         device: Device of this process's messages.
         mode: `quick` measures each host with the next one, `all` all pairs of hosts, `off` nothing.
         warn_gbps: Bandwidth in Gbit/s below which a link is reported.
         fail_gbps: Bandwidth in Gbit/s below which the check fails.
     """
     size, rank = coordinator.launch.world_size, coordinator.launch.rank or 0
-    if size == 1 or mode == "off":
-        return Check("links", SKIPPED, "there is only one process" if size == 1 else "--pairs off")
+    if mode == "off":
+        return Check("links", SKIPPED, "--pairs off")
     hosts = [member.host for member in coordinator.members]
     first_ranks = list({member.node_rank: member.rank or 0 for member in reversed(coordinator.members)}.values())
     ends = sorted(first_ranks) if len(first_ranks) > 1 else list(range(size))
@@ -49,8 +47,9 @@ def check_links(
 
     measured, errors = gather(coordinator, measure)
     if errors:
-        details = tuple(f"rank {rank} on {hosts[rank]}: {error}" for rank, error in errors.items())
-        return Check("links", FAIL, "a pair of ranks could not communicate", details, ("check the network",))
+        details = [f"rank {rank} on {hosts[rank]}: {error}" for rank, error in errors.items()]
+        text, advice = "a pair of ranks could not communicate", ["check the network between these hosts"]
+        return Check("links", FAIL, text, details, advice, {"errors": errors}, blocks=True)
     gbps = {(int(a), int(b)): value for rows in measured for a, b, value in rows or []}
     uses_network = len(first_ranks) > 1
     slow = slow_links(gbps, warn_gbps)
@@ -63,7 +62,7 @@ def check_links(
     advice = [f"check the network of {host}, whose links are all slow" for host in slow_hosts]
     advice += ["check the network between these hosts"] * bool(slow and not slow_hosts)
     values = {"pairs": [{"ranks": list(pair), "gbps": value} for pair, value in gbps.items()], "mode": mode}
-    return Check("links", status, summary, tuple(details), tuple(advice), values)
+    return Check("links", status, summary, details, advice, values)
 
 
 def ring_rounds(ends: Sequence[int]) -> list[list[Pair]]:
@@ -90,7 +89,7 @@ def all_rounds(ends: Sequence[int]) -> list[list[Pair]]:
 def slow_links(gbps: Mapping[Pair, float], warn_gbps: float) -> list[Pair]:
     """Returns the links below `warn_gbps`, or far below the median of all links, slowest first."""
     middle = median(gbps.values())
-    slow = [pair for pair, value in gbps.items() if value < warn_gbps or value < SLOW_FACTOR * middle]
+    slow = [pair for pair, value in gbps.items() if value < warn_gbps or value < SLOW_LINK_FACTOR * middle]
     return sorted(slow, key=lambda pair: gbps[pair])
 
 

@@ -1,31 +1,34 @@
 """Prints the checks of a preflight one by one, then the verdict, and writes them as JSON."""
 
 import json
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rankzero.messages import Exit, RequestError, print_error, print_line
-from rankzero.preflight.check import FAIL, WARN, Check
+from rankzero.messages import Exit, print_error, print_line
+from rankzero.preflight.check import CHECK_NAMES, FAIL, SKIPPED, WARN, Check
+from rankzero.runs.checkpoints.atomic_files import write_text
 
 
 class Report:
     """The checks of one preflight.
 
     Args:
-        prints: Whether this rank prints them.
-        only_problems: Whether checks without a problem are not printed.
+        prints: Whether this rank prints and writes them.
+        file: JSON file, which is written after each check; None for no file.
+        thresholds: The thresholds of the checks, for the file.
     """
 
-    def __init__(self, prints: bool, only_problems: bool = False) -> None:
-        self.prints, self.only_problems = prints, only_problems
-        self.checks: list[Check] = []
+    def __init__(self, prints: bool, file: Path | None = None, thresholds: Mapping[str, Any] | None = None) -> None:
+        self.prints, self.file, self.thresholds = prints, file, dict(thresholds or {})
+        self.checks: dict[str, Check] = {}
 
     def add(self, check: Check) -> Check:
         """Adds and prints a check."""
-        self.checks.append(check)
-        if not self.only_problems or check.status in (WARN, FAIL):
-            self.notify("\n".join(check.lines()))
+        self.checks[check.name] = check
+        self.notify("\n".join(check.lines()))
+        self.write(complete=False)
         return check
 
     def notify(self, text: str) -> None:
@@ -33,48 +36,43 @@ class Report:
         if self.prints:
             print_line(text)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a check has failed."""
-        return any(check.status == FAIL for check in self.checks)
-
     def verdict(self) -> Exit:
-        """Prints the verdict and what to do; returns the exit code."""
-        failed = [check.name for check in self.checks if check.status == FAIL]
-        warned = [check.name for check in self.checks if check.status == WARN]
+        """Prints the checks that were not run, the verdict and what to do; returns the exit code."""
+        failed, warned = self._names(FAIL), self._names(WARN)
+        for name in CHECK_NAMES:
+            if name not in self.checks:
+                self.notify("\n".join(self._skipped(name).lines()))
         text = f"not fit to train: {', '.join(failed)}" if failed else "fit to train"
         if warned:
             text += f"; warnings: {', '.join(warned)}"
-        advice = list(dict.fromkeys(line for check in self.checks for line in check.advice))
+        advice = dict.fromkeys(line for check in self.checks.values() for line in check.advice)
         self.notify("\n".join([f"verdict: {text}", *(f"  - {line}" for line in advice)]))
+        self.write(complete=True)
         return Exit.FAILED if failed else Exit.FINISHED
 
-    def write(self, file: Path, context: dict[str, Any]) -> None:
-        """Writes the checks and their thresholds as JSON.
+    def _names(self, status: str) -> list[str]:
+        return [check.name for check in self.checks.values() if check.status == status]
+
+    def _skipped(self, name: str) -> Check:
+        failed = self._names(FAIL)
+        return Check(name, SKIPPED, f"{failed[-1]} failed" if failed else "not reached")
+
+    def write(self, complete: bool) -> None:
+        """Writes all checks; those that have not run yet, or cannot, are `skipped`.
 
         Args:
-            file: The file to write.
-            context: Further entries, such as the thresholds.
+            complete: Whether no check follows.
         """
+        if not self.prints or self.file is None:
+            return
         content = {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "fit": not self.has_failed,
-            **context,
-            "checks": [check.as_json() for check in self.checks],
+            "fit": complete and not self._names(FAIL),
+            "thresholds": self.thresholds,
+            "checks": [(self.checks.get(name) or self._skipped(name)).as_json() for name in CHECK_NAMES],
         }
         try:
-            file.write_text(json.dumps(content, indent=2) + "\n")
+            write_text(self.file, json.dumps(content, indent=2) + "\n")
         except OSError as error:
-            print_error(f"{file} could not be written: {error}")
-
-
-def refuse_differences(check: Check) -> None:
-    """Refuses a run whose ranks must not train together.
-
-    Raises:
-        RequestError: The check has failed.
-    """
-    if check.status == FAIL:
-        found = "\n".join([check.summary, *check.details])
-        advice = "\n".join([*check.advice, "or, if this is intended, --preflight off"])
-        raise RequestError("to train with all ranks", found, advice)
+            print_error(f"{self.file} could not be written: {error}")
+            self.file = None

@@ -8,7 +8,7 @@ from rankzero.messages import RequestError, set_spelling
 from running import command_of
 
 FIT = command_of("fit")
-COMMAND_NAMES = ("fit", "evaluate", "predict")
+COMMAND_NAMES = ("fit", "evaluate", "predict", "preflight")
 
 
 def test_help_shows_all_flags_in_groups(capsys):
@@ -25,7 +25,7 @@ def test_help_shows_all_flags_in_groups(capsys):
     assert all(example in text for example in FIT.examples) and len(FIT.examples) == 3
 
 
-@pytest.mark.parametrize("command", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("command", COMMAND_NAMES)
 def test_every_flag_belongs_to_exactly_one_help_group(command):
     grouped = [*FIRST_FLAGS, *(name for names in GROUPS.values() for name in names)]
     assert len(grouped) == len(set(grouped))
@@ -42,7 +42,8 @@ def test_the_help_of_each_command_shows_exactly_its_flags(name):
     assert sorted(printed_options) == sorted({flag.name for flag in command.flags} | other_options)
     titles = [number for number, line in enumerate(lines) if line.endswith(":") and not line.startswith(" ")]
     assert all(lines[number + 1].startswith("  --") for number in titles)
-    assert ("What to train:" in lines) is (name == "fit") and (f"What to {name}:" in lines) is (name != "fit")
+    verb = {"fit": "train", "preflight": "check"}.get(name, name)
+    assert [line for line in lines if line.startswith("What to ")] == [f"What to {verb}:"]
     assert [line.strip() for line in lines[-len(command.examples) :]] == list(command.examples)
 
 

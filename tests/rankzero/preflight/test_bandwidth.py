@@ -1,6 +1,10 @@
 import pytest
+import torch
+import torch.distributed as dist
 
-from rankzero.preflight.bandwidth import SIZES, step_seconds
+from rankzero.preflight import bandwidth
+from rankzero.preflight.bandwidth import SIZES, check_collectives, step_seconds
+from rankzero.preflight.check import FAIL, OK, WARN
 
 ROWS = [{"bytes": 1 << 20, "seconds": 0.01}, {"bytes": 1 << 26, "seconds": 0.5}]
 
@@ -12,3 +16,37 @@ def test_sizes_range_from_1_kib_to_256_mib():
 @pytest.mark.parametrize(("count", "seconds"), [(1 << 20, 0.01), (1 << 27, 1.0), (1000, 0.01)])
 def test_the_time_of_a_step_follows_from_the_nearest_size(count, seconds):
     assert step_seconds(count, ROWS) == pytest.approx(seconds)
+
+
+def measure(coordinator, warn_gbps, fail_gbps, corrupted=""):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bandwidth, "SIZES", (1 << 10, 1 << 16))
+        patch.setattr(bandwidth, "SECONDS_PER_SIZE", 0.01)
+        if corrupted:
+            patch.setattr(dist, corrupted, lambda *_: None)
+        return check_collectives(coordinator, torch.device("cpu"), warn_gbps, fail_gbps, 100_000, "MLP")
+
+
+@pytest.mark.parametrize(("limits", "status"), [((0, 0), OK), ((1e6, 0), WARN), ((1e6, 1e6), FAIL)])
+def test_the_bus_bandwidth_is_compared_with_the_thresholds(on_ranks, limits, status):
+    for check in on_ranks(measure, 2, *limits):
+        assert check.status == status and not check.blocks
+        rows = check.values["all_reduce"]
+        assert [row["bytes"] for row in rows] == [1 << 10, 1 << 16]
+        for row in rows:
+            assert row["algorithm_gbps"] == pytest.approx(8e-9 * row["bytes"] / row["seconds"])
+            assert row["bus_gbps"] == pytest.approx(row["algorithm_gbps"])  # 2 (n - 1) / n is 1 for two ranks
+        assert check.details[-1].startswith("MLP sends 0.1 MB per step: ")
+        assert bool(check.advice) is (status != OK)
+
+
+def test_the_bus_bandwidth_of_three_ranks_is_four_thirds_of_the_algorithm_bandwidth(on_ranks):
+    for check in on_ranks(measure, 3, 0, 0):
+        row = check.values["all_reduce"][0]
+        assert row["bus_gbps"] == pytest.approx(row["algorithm_gbps"] * 4 / 3)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "broadcast"])
+def test_a_collective_with_a_wrong_result_is_named(on_ranks, name):
+    for check in on_ranks(measure, 2, 0, 0, name):
+        assert check.status == FAIL and check.blocks and f"wrong result of {name}" in check.details[0]

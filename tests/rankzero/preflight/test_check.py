@@ -1,6 +1,6 @@
-import pytest
+import json
 
-from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, describe_ranks, differences, worst
+from rankzero.preflight.check import CHECK_NAMES, FAIL, WARN, Check, describe_ranks, differences
 
 HOSTS = ("n1", "n1", "n2", "n2")
 
@@ -22,13 +22,12 @@ def test_many_hosts_are_counted():
     assert describe_ranks(range(6), [f"n{rank}" for rank in range(6)]) == "ranks 0-5 (n0, n1, n2 and 3 more hosts)"
 
 
-@pytest.mark.parametrize(
-    ("statuses", "expected"), [([], OK), ([OK, SKIPPED], OK), ([OK, WARN], WARN), ([FAIL, WARN, OK], FAIL)]
-)
-def test_the_worst_status_counts(statuses, expected):
-    assert worst(statuses) == expected
-
-
 def test_a_check_is_one_line_and_its_details():
     lines = Check("links", WARN, "one slow link", ("n1 - n2: 0.10 Gbit/s",)).lines()
     assert lines == ["warn     links            one slow link", " " * 26 + "n1 - n2: 0.10 Gbit/s"]
+
+
+def test_a_check_is_an_object_in_json():
+    check = Check(CHECK_NAMES[0], FAIL, "summary", ["detail"], ["advice"], {"x": 1}, blocks=True)
+    expected = {"name": "launcher", "status": "fail", "summary": "summary", "details": ["detail"]}
+    assert json.loads(json.dumps(check.as_json())) == {**expected, "advice": ["advice"], "values": {"x": 1}}

@@ -1,32 +1,36 @@
 import pytest
 
-from rankzero.distributed.environments.launch import Launch
-from rankzero.preflight.launcher import has_invalid_interface, launcher_problems
-
-SLURM = Launch(launcher="slurm", world_size=4, local_world_size=4)
-
-
-def problems(launch, environ, visible_gpus=0, cores=1, monkeypatch=None):
-    monkeypatch.setattr("rankzero.preflight.launcher.usable_cores", lambda: frozenset(range(cores)))
-    return [problem for problem, _ in launcher_problems(launch, environ, visible_gpus)]
+from rankzero.distributed.devices import WorldInfo
+from rankzero.preflight.check import FAIL, OK
+from rankzero.preflight.launcher import check_launcher, check_processes
 
 
-def test_one_visible_gpu_per_rank_hides_the_gpus_of_the_other_ranks(monkeypatch):
-    (problem,) = problems(SLURM, {}, visible_gpus=1, monkeypatch=monkeypatch)
-    assert "sees only its own GPU" in problem
-    assert problems(SLURM, {}, visible_gpus=4, monkeypatch=monkeypatch) == []
-    assert problems(SLURM._replace(local_world_size=1), {}, visible_gpus=1, monkeypatch=monkeypatch) == []
+def run_check_launcher(coordinator, interface):
+    with pytest.MonkeyPatch.context() as patch:
+        if coordinator.launch.rank == 1:
+            patch.setenv("GLOO_SOCKET_IFNAME", interface)
+        return check_launcher(coordinator, WorldInfo("cpu", size=2))
 
 
-def test_srun_without_cpus_per_task_is_reported(monkeypatch):
-    (problem,) = problems(SLURM, {"SLURM_CPUS_ON_NODE": "32"}, monkeypatch=monkeypatch)
-    assert problem == "srun without --cpus-per-task gives each rank 1 of 32 cores"
-    assert problems(SLURM, {"SLURM_CPUS_ON_NODE": "32"}, cores=8, monkeypatch=monkeypatch) == []
-    environ = {"SLURM_CPUS_ON_NODE": "32", "SLURM_CPUS_PER_TASK": "1"}
-    assert problems(SLURM, environ, monkeypatch=monkeypatch) == []
+def test_a_setting_of_one_rank_is_named_on_all_ranks(on_ranks):
+    for check in on_ranks(run_check_launcher, 2, "^lo"):
+        assert check.status == FAIL and "rank 1" in check.details[0] and "rank 0" not in check.details[0]
+    for check in on_ranks(run_check_launcher, 2, "lo"):
+        assert check.status == OK and not check.details
+        assert "1 thread and " in check.summary and len(check.values["ranks"]) == 2
 
 
-@pytest.mark.parametrize(("value", "is_invalid"), [("^lo", True), ("=eth0", True), ("eth0", False), ("", False)])
-def test_nccls_syntax_for_gloos_interface_is_invalid(value, is_invalid):
-    assert has_invalid_interface({"GLOO_SOCKET_IFNAME": value}) is is_invalid
-    assert not has_invalid_interface({"NCCL_SOCKET_IFNAME": "^lo"})
+def run_check_processes(coordinator, seconds):
+    return check_processes(coordinator, WorldInfo("cpu", size=coordinator.launch.world_size), seconds)
+
+
+def test_all_processes_are_listed(on_ranks):
+    (check, _) = on_ranks(run_check_processes, 2, 1.25)
+    assert check.summary == "all 2 processes on 1 host have connected, after 1.2 s"
+    assert [row["rank"] for row in check.values["ranks"]] == [0, 1]
+    assert all(f"rank {rank} on " in line and ", cpu, process " in line for rank, line in enumerate(check.details))
+
+
+def test_a_single_process_has_one_line(on_ranks):
+    (check,) = on_ranks(run_check_processes, 1, None)
+    assert check.summary.startswith("one process on ")

@@ -1,8 +1,10 @@
 from itertools import combinations
 
 import pytest
+import torch
 
-from rankzero.preflight.links import _slow_hosts, all_rounds, ring_rounds, slow_links
+from rankzero.preflight.check import SKIPPED, WARN
+from rankzero.preflight.links import _slow_hosts, all_rounds, check_links, ring_rounds, slow_links
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
@@ -24,7 +26,7 @@ def test_a_ring_connects_each_host_with_the_next(ends, pairs):
 
 
 def test_slow_links_are_those_below_the_threshold_or_half_of_the_median():
-    assert slow_links({(0, 1): 10.0, (1, 2): 10.0, (2, 3): 4.0, (3, 0): 0.1}, 1.0) == [(3, 0), (2, 3)]
+    assert slow_links({(0, 1): 10.0, (1, 2): 10.0, (2, 3): 3.0, (3, 0): 0.1}, 1.0) == [(3, 0), (2, 3)]
     assert slow_links({(0, 1): 0.1}, 1.0) == [(0, 1)]
     assert slow_links({(0, 1): 2.0, (1, 2): 1.5}, 1.0) == []
 
@@ -33,3 +35,27 @@ def test_a_host_with_only_slow_links_is_named():
     gbps = {(0, 1): 0.1, (0, 2): 0.1, (1, 2): 10.0}
     assert _slow_hosts([(0, 1), (0, 2)], gbps, ["n1", "n2", "n3"]) == ["n1"]
     assert _slow_hosts([(0, 1)], {(0, 1): 0.1}, ["n1", "n2"]) == []
+
+
+def measure(coordinator, mode, warn_gbps):
+    return check_links(coordinator, torch.device("cpu"), mode, warn_gbps, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "pairs"), [(2, "quick", [[0, 1]]), (3, "all", [[0, 1], [0, 2], [1, 2]]), (3, "quick", None)]
+)
+def test_pairs_of_ranks_are_measured(on_ranks, size, mode, pairs):
+    for check in on_ranks(measure, size, mode, 0.0):
+        measured = sorted(sorted(pair["ranks"]) for pair in check.values["pairs"])
+        assert measured == (pairs or [[0, 1], [0, 2], [1, 2]]) and "median" in check.summary
+        assert all(pair["gbps"] > 0 for pair in check.values["pairs"])
+
+
+def test_slow_pairs_on_one_host_are_a_warning(on_ranks):
+    for check in on_ranks(measure, 2, "quick", 1e6):
+        assert check.status == WARN and "(ranks 0 and 1): " in check.details[0]
+
+
+def test_no_pair_is_measured_with_pairs_off(on_ranks):
+    for check in on_ranks(measure, 2, "off", 1.0):
+        assert check.status == SKIPPED

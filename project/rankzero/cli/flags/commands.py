@@ -117,6 +117,14 @@ TRAINING_FLAGS = (
         default="stop",
     ),
     Flag(
+        "preflight",
+        "HOW",
+        choice("quick", "full", "off"),
+        "compare the ranks first (quick), run all checks first (full), or none (off) [quick]",
+        "full",
+        default="quick",
+    ),
+    Flag(
         "requeue",
         "HOW",
         choice("auto", "never"),
@@ -190,7 +198,7 @@ PREFLIGHT_FLAGS = (
         "pairs",
         "WHICH",
         choice("quick", "all", "off"),
-        "measure each host with the next (quick), all pairs of hosts (all), or none (off) [quick]",
+        "measure each host with the next (quick), all pairs (all), or none (off) [quick]",
         "all",
         default="quick",
     ),

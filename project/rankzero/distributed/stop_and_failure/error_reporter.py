@@ -121,11 +121,16 @@ def exit_after_reporter(code: int, has_printed: bool) -> None:
     time.sleep(EXIT_DELAY_SECONDS if _host_locks or not has_printed else REPORTER_EXIT_DELAY_SECONDS)
 
 
-def refuse(error: CannotStart, launch: Launch | None) -> Exit:
+def refuse(error: CannotStart, launch: Launch | None, code: Exit = Exit.WRONG_REQUEST) -> Exit:
     """Reports once per job why nothing was started, and returns the exit code.
 
     Rank zero reports, unless the ranks have already agreed on a reporting rank. If the launcher does not gather the
     output of all machines, each of the other machines prints one line.
+
+    Args:
+        error: The error.
+        launch: The position of this process among all processes.
+        code: The exit code.
     """
     is_reported = error.reported_elsewhere if error.reported_elsewhere is not None else not is_reporting_rank(launch)
     if not is_reported:
@@ -134,8 +139,8 @@ def refuse(error: CannotStart, launch: Launch | None) -> Exit:
         found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
         process_name = f"rank {launch.rank} on {socket.gethostname()}"
         print_error(f"{process_name} did not start: {found}")
-    exit_after_reporter(Exit.WRONG_REQUEST, has_printed=not is_reported or error.local_only)
-    return Exit.WRONG_REQUEST
+    exit_after_reporter(code, has_printed=not is_reported or error.local_only)
+    return code
 
 
 def report_error(error: BaseException, launch: Launch, prints_traceback: bool = True) -> Exit:

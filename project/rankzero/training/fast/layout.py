@@ -8,6 +8,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
+from rankzero.distributed.coordinator import Coordinator
+
 CPU_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
 """Linux's names for bfloat16 arithmetic: on Intel and AMD, on Intel only, on Arm."""
 
@@ -15,6 +17,11 @@ CPUINFO = Path("/proc/cpuinfo")
 
 ONEDNN_BLOCK = 16
 """Number of channels that oneDNN processes together with AVX-512; it is 8 with AVX2."""
+
+
+def agree_on_precision(coordinator: Coordinator, accelerator: str, requested: object) -> tuple[Any, str]:
+    """Returns what `choose_precision` returns if it considers the devices of all ranks. All ranks must call."""
+    return choose_precision(accelerator, all(coordinator.all_gather_object(computes_in_bf16(accelerator))), requested)
 
 
 def choose_precision(accelerator: str, supports_bf16: bool, requested: object) -> tuple[Any, str]:

@@ -1,0 +1,78 @@
+"""Runs a preflight from the command line, with the model, the data and the settings that the flags specify."""
+
+from pathlib import Path
+
+from rankzero.cli.arguments import Arguments
+from rankzero.cli.lightning_cli import RankzeroCLI
+from rankzero.distributed.process.quiet import silence_warnings
+from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.session import Session
+from rankzero.messages import Exit, RequestError
+from rankzero.preflight.checks import Options, Subject, check_all, thresholds
+from rankzero.preflight.report import Report
+from rankzero.runs.stored_config import flattened
+from rankzero.sampling.generators import global_seed
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.fast import layout
+
+
+def run_checks(
+    flags: Arguments, rendezvous_result: RendezvousResult, start_seconds: float, import_seconds: float
+) -> Exit:
+    """Runs all checks, prints them and the verdict. All ranks must call.
+
+    Args:
+        flags: The parsed command line.
+        rendezvous_result: The processes.
+        start_seconds: Seconds from the start of this process to the end of the rendezvous.
+        import_seconds: Seconds that the import of torch took.
+
+    Returns:
+        0 if all processes can train together, 1 if not.
+
+    Raises:
+        CannotStart: The request cannot be fulfilled, for example because the model does not exist.
+    """
+    silence_warnings(rendezvous_result.launch.rank or 0)
+    if flags.only_prints:
+        RankzeroCLI(flags)  # prints and exits
+    with Session.for_command(flags.requested_world, rendezvous_result) as session:
+        coordinator, world = session.coordinator, session.world
+        file = Path(flags.get("json")) if flags.get("json") else None
+        coordinator.run_on_rank_zero(lambda: _check_writable(file))
+        cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags))
+        plan = SamplingPlan(
+            rank=coordinator.launch.rank or 0,
+            world_size=world.size,
+            seed=global_seed(),
+            batch_size=flags.get("batch_size"),
+            global_batch_size=flags.get("global_batch_size"),
+            data_batch_size=cli.data_batch_size,
+            micro_batches=cli.config.trainer.accumulate_grad_batches,
+            max_device_batch_size=flags.get("max_device_batch_size"),
+        )
+        precision = cli.config.trainer.precision
+        if flags.get("fast") == "yes":
+            precision, _ = layout.agree_on_precision(coordinator, world.accelerator, precision)
+            layout.apply_layout(cli.model, world.accelerator)
+        config, root = flattened(cli.stored_config), Path(flags.get("root"))
+        subject = Subject(cli.model, cli.datamodule, plan, config, root, flags.get("keep"), precision)
+        options = Options(flags.get("pairs"), flags.get("warn_gbps"), flags.get("fail_gbps"))
+        report = Report(coordinator.launch.rank == 0, file, thresholds(options))
+        return check_all(coordinator, world, subject, options, report, start_seconds, import_seconds)
+
+
+def _check_writable(file: Path | None) -> None:
+    """Removes the result of an earlier preflight, so that nobody reads it as the result of this one.
+
+    Raises:
+        RequestError: The file cannot be written.
+    """
+    if file is None:
+        return
+    try:
+        file.unlink(missing_ok=True)
+        file.touch()
+        file.unlink()
+    except OSError as error:
+        raise RequestError(f"--json {file}", f"the file cannot be written: {error.strerror}", "--json FILE") from None

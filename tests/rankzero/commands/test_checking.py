@@ -1,0 +1,64 @@
+import json
+
+import pytest
+
+from rankzero.cli.arguments import parse_arguments
+from rankzero.commands.checking import run_checks
+from rankzero.commands.preflight import PREFLIGHT
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.messages import CannotStart
+from rankzero.preflight.check import CHECK_NAMES
+from running import restore_process_state
+
+TOY = ("--model", "MLP", "--data", "Toy")
+
+
+def check_in_process(*arguments):
+    with restore_process_state():
+        result = RendezvousResult.without_rendezvous(Launch())
+        return run_checks(parse_arguments(PREFLIGHT, arguments), result, 0.5, 2.5)
+
+
+def test_one_process_is_fit_to_train_and_nothing_remains_but_the_json_file(cwd, capsys):
+    assert check_in_process(*TOY, "--json", "out.json", "--warn_gbps", "10") == 0
+    assert [path.name for path in cwd.iterdir()] == ["out.json"]
+    content = json.loads((cwd / "out.json").read_text())
+    assert content["fit"] and [check["name"] for check in content["checks"]] == list(CHECK_NAMES)
+    assert content["thresholds"]["warn_gbps"] == 10.0
+    checks = {check["name"]: check for check in content["checks"]}
+    assert checks["rendezvous"]["values"]["seconds"] == 0.5 and checks["imports"]["values"]["seconds"] == [2.5]
+    assert checks["data"]["values"]["ranks"][0]["samples"] == "2,048"
+    assert capsys.readouterr().out.splitlines()[-1] == "verdict: fit to train"
+
+
+def test_a_model_whose_step_fails_is_not_fit_to_train(cwd, capsys):
+    assert check_in_process(*TOY, "--model.in_features", "7") == 1
+    printed = capsys.readouterr().out
+    assert "fail     one step         a step of the model fails" in printed
+    assert "verdict: not fit to train: one step" in printed
+
+
+def test_data_that_cannot_be_read_is_not_fit_to_train(cwd, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(cwd))
+    (cwd / "unreadable.py").write_text(
+        "from lightning.pytorch.demos.boring_classes import BoringModel, BoringDataModule\n"
+        "class Data(BoringDataModule):\n"
+        "    def setup(self, stage):\n        raise FileNotFoundError('/data/train')\n"
+    )
+    assert check_in_process("--model", "unreadable.BoringModel", "--data", "unreadable.Data") == 1
+    printed = capsys.readouterr().out
+    assert "FileNotFoundError: /data/train" in printed and "skipped  one step         data failed" in printed
+
+
+@pytest.mark.parametrize("file", ["missing/folder", "."])
+def test_a_json_file_that_cannot_be_written_is_refused(cwd, file):
+    with pytest.raises(CannotStart, match=f"--json {file}"):
+        check_in_process(*TOY, "--json", f"{file}/out.json" if file != "." else file)
+
+
+def test_the_result_of_an_earlier_preflight_is_removed(cwd):
+    (cwd / "out.json").write_text('{"fit": true}')
+    with pytest.raises(CannotStart):
+        check_in_process("--model", "missing.Model", "--json", "out.json")
+    assert list(cwd.iterdir()) == []

@@ -1,0 +1,55 @@
+import json
+import re
+import shlex
+
+import pytest
+
+from rankzero.cli.arguments import parse_arguments
+from rankzero.commands.preflight import PREFLIGHT, main, report_missing_ranks
+from rankzero.distributed.environments.launch import Launch
+from rankzero.messages import CannotStart, RequestError
+from running import command_of
+
+ERROR = RequestError("2 nodes x 1 process", "missing rank 1", "the same command on every machine")
+
+
+@pytest.mark.parametrize("example", PREFLIGHT.examples)
+def test_the_examples_in_the_help_are_valid_command_lines(example):
+    start, arguments = re.split(r"launch/preflight\.py", example)
+    assert start.split()[0] in ("python", "torchrun", "srun")
+    assert parse_arguments(PREFLIGHT, shlex.split(arguments)).command is PREFLIGHT
+
+
+def test_the_preflight_takes_the_flags_of_fit():
+    missing = {flag.name for flag in command_of("fit").flags} - {flag.name for flag in PREFLIGHT.flags}
+    assert missing == {"preflight"}
+    assert not PREFLIGHT.stops_at_safe_point
+
+
+def test_a_wrong_request_exits_with_code_2(capsys):
+    assert main(["--pairs", "some"]) == 2
+    assert "asked  --pairs some\n  found  'some' is not one of quick, all, off" in capsys.readouterr().err
+    assert main(["--warn_gbps", "fast"]) == 2
+    assert "a number of Gbit/s (0.5, 10)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rank", "is_written"), [(0, True), (1, True), (1, False)])
+def test_missing_ranks_are_reported_with_exit_code_1_also_as_json(cwd, monkeypatch, capsys, rank, is_written):
+    monkeypatch.setattr("rankzero.commands.preflight.refuse", lambda error, launch, code: code)
+    if not is_written:
+        (cwd / "preflight.json").write_text("written by rank 0")
+    flags = parse_arguments(PREFLIGHT, ["--json", "preflight.json"])
+    assert report_missing_ranks(ERROR, flags, Launch(launcher="slurm", rank=rank, world_size=2)) == 1
+    if not is_written:
+        assert (cwd / "preflight.json").read_text() == "written by rank 0"
+        return
+    content = json.loads((cwd / "preflight.json").read_text())
+    assert [check["status"] for check in content["checks"][:3]] == ["ok", "fail", "skipped"]
+    assert content["checks"][1]["summary"] == "missing rank 1" and not content["fit"]
+    assert content["checks"][1]["advice"] == ["the same command on every machine"]
+
+
+def test_missing_ranks_are_reported_without_json(cwd, monkeypatch):
+    monkeypatch.setattr("rankzero.commands.preflight.refuse", lambda error, launch, code: code)
+    assert report_missing_ranks(CannotStart("reason"), parse_arguments(PREFLIGHT, []), Launch()) == 1
+    assert list(cwd.iterdir()) == []

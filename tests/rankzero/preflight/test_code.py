@@ -1,0 +1,33 @@
+import sys
+import types
+from pathlib import Path
+
+import rankzero
+from rankzero.preflight.code import combined, digests, rankzero_code, user_code
+
+
+def test_rankzeros_code_covers_all_its_files():
+    code = rankzero_code()
+    assert "rankzero/trainer.py" in code and "rankzero/preflight/code.py" in code
+    assert len([name for name in code if name.startswith("rankzero/")]) == len(
+        list(Path(rankzero.__file__).parent.rglob("*.py"))
+    )
+
+
+def test_the_users_code_covers_imported_modules_outside_of_libraries(tmp_path, monkeypatch):
+    (tmp_path / "my_model.py").write_text("x = 1\n")
+    module = types.ModuleType("my_model")
+    module.__file__ = str(tmp_path / "my_model.py")
+    monkeypatch.setitem(sys.modules, "my_model", module)
+    before = user_code()
+    assert "my_model" in before and not {"torch", "json", "rankzero", "builtins"} & set(before)
+    (tmp_path / "my_model.py").write_text("x = 2\n")
+    assert user_code()["my_model"] != before["my_model"]
+
+
+def test_a_file_that_cannot_be_read_has_no_digest(tmp_path):
+    assert digests({"missing": tmp_path / "missing.py", "folder": tmp_path}) == {}
+
+
+def test_a_combined_digest_depends_on_names_and_contents_and_not_on_their_order():
+    assert combined({"a": "1", "b": "2"}) == combined({"b": "2", "a": "1"}) != combined({"a": "2", "b": "1"})

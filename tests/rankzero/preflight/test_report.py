@@ -1,0 +1,62 @@
+import json
+
+import pytest
+
+from rankzero.messages import Exit
+from rankzero.preflight.check import CHECK_NAMES, FAIL, OK, SKIPPED, WARN, Check
+from rankzero.preflight.report import Report
+
+
+def read(file):
+    content = json.loads(file.read_text())
+    return content, {check["name"]: check["status"] for check in content["checks"]}
+
+
+def test_the_file_lists_every_check_after_the_first_one(tmp_path):
+    file = tmp_path / "new folder" / "preflight.json"
+    report = Report(prints=True, file=file, thresholds={"warn_gbps": 1.0})
+    report.add(Check("launcher", OK, "slurm"))
+    content, statuses = read(file)
+    assert statuses == {"launcher": OK, **dict.fromkeys(CHECK_NAMES[1:], SKIPPED)}
+    assert content["thresholds"] == {"warn_gbps": 1.0} and not content["fit"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code", "text"),
+    [
+        ((OK, OK), Exit.FINISHED, "verdict: fit to train"),
+        ((OK, WARN), Exit.FINISHED, "verdict: fit to train; warnings: rendezvous"),
+        ((WARN, FAIL), Exit.FAILED, "verdict: not fit to train: rendezvous; warnings: launcher"),
+    ],
+)
+def test_the_verdict_names_failed_checks_and_warnings_and_lists_each_advice_once(
+    tmp_path, capsys, statuses, code, text
+):
+    report = Report(prints=True, file=tmp_path / "preflight.json")
+    for name, status in zip(CHECK_NAMES, statuses, strict=False):
+        report.add(Check(name, status, "summary", (), () if status == OK else ["do this"]))
+    assert report.verdict() == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index(text) :] == [text, *["  - do this"] * (set(statuses) != {OK})]
+    assert read(tmp_path / "preflight.json")[0]["fit"] is (code == Exit.FINISHED)
+
+
+def test_checks_that_were_not_run_are_printed_with_the_reason(capsys):
+    report = Report(prints=True)
+    report.add(Check("launcher", FAIL, "a wrong setting"))
+    report.verdict()
+    assert "skipped  links            launcher failed" in capsys.readouterr().out
+
+
+def test_other_ranks_print_and_write_nothing(tmp_path, capsys):
+    report = Report(prints=False, file=tmp_path / "preflight.json")
+    report.add(Check("launcher", OK, "slurm"))
+    report.verdict()
+    assert capsys.readouterr().out == "" and not (tmp_path / "preflight.json").exists()
+
+
+def test_a_file_that_cannot_be_written_is_reported_once(tmp_path, capsys):
+    report = Report(prints=True, file=tmp_path)
+    report.add(Check("launcher", OK, "slurm"))
+    assert report.verdict() == Exit.FINISHED
+    assert capsys.readouterr().err.count("could not be written") == 1

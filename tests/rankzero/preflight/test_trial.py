@@ -1,0 +1,119 @@
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
+
+from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.environments.launch import Launch
+from rankzero.preflight.trial import MAX_STEPS, Trial
+from rankzero.sampling.plan import SamplingPlan
+
+LAUNCH = Launch(rank=1, local_rank=1, world_size=4, local_world_size=4)
+
+
+class Data(LightningDataModule):
+    """Records the calls of its hooks, and what they see of the Trainer."""
+
+    def __init__(self, workers=0):
+        super().__init__()
+        self.calls, self.workers = [], workers
+
+    def prepare_data(self):
+        self.calls.append("prepare_data")
+
+    def setup(self, stage):
+        self.calls.append(f"setup {stage} as rank {self.trainer.global_rank} of {self.trainer.world_size}")
+
+    def train_dataloader(self):
+        self.calls.append("train_dataloader")
+        return DataLoader(torch.randn(40, 32), batch_size=2, num_workers=self.workers)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.calls.append("on_after_batch_transfer")
+        return batch
+
+
+class Model(BoringModel):
+    """Uses the data module of its Trainer, and counts its steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def training_step(self, batch, batch_idx):
+        assert self.trainer.datamodule.calls
+        self.sizes.append(len(batch))
+        return super().training_step(batch, batch_idx)
+
+
+def start(model, data, **sizes):
+    plan = SamplingPlan(rank=1, world_size=4, **sizes)
+    return Trial(LAUNCH, WorldInfo("cpu", size=4, devices=4), model, data, plan, None)
+
+
+def test_hooks_are_called_once_and_see_the_rank_of_the_run():
+    model, data = Model(), Data()
+    trial = start(model, data, batch_size=5)
+    trial.prepare_data()
+    loaded = trial.load_batch()
+    result = trial.train()
+    assert [call for call in data.calls if call != "on_after_batch_transfer"] == [
+        "setup fit as rank 1 of 4",
+        "train_dataloader",
+    ]
+    assert data.calls.count("on_after_batch_transfer") == MAX_STEPS and model.sizes == [5] * MAX_STEPS
+    assert loaded["batch_bytes"] == 5 * 32 * 4 and loaded["workers"] == 0 and loaded["data"]["samples"] == "40"
+    assert result["seconds"] > 0 and result["peak_bytes"] > 1e7
+
+
+def test_only_the_first_rank_of_a_machine_prepares_data():
+    data = Data()
+    plan = SamplingPlan(world_size=4)
+    first = Trial(Launch(rank=2, local_rank=0, world_size=4), WorldInfo("cpu", size=4), Model(), data, plan, None)
+    first.prepare_data()
+    assert data.calls == ["prepare_data"]
+    data.prepare_data_per_node = False
+    first.prepare_data()
+    assert data.calls == ["prepare_data"]
+
+
+def test_loaders_in_place_of_a_data_module_are_tried():
+    class PlainModel(BoringModel):
+        count = 0
+
+        def training_step(self, batch, batch_idx):
+            self.count += 1
+            assert set(batch) == {"a", "b"} and len(batch["a"]) == 3
+            return super().training_step(batch["a"], batch_idx)
+
+    model, loaders = PlainModel(), {name: DataLoader(torch.randn(40, 32), batch_size=3) for name in ("a", "b")}
+    trial = start(model, loaders)
+    trial.prepare_data()
+    assert trial.load_batch()["batch_bytes"] == 2 * 3 * 32 * 4
+    trial.train()
+    assert model.count == MAX_STEPS
+
+
+def test_a_model_with_loaders_of_its_own_is_tried():
+    model = BoringModel()
+    trial = start(model, None)
+    trial.prepare_data()
+    assert trial.load_batch()["batch_bytes"] == 32 * 4
+    assert trial.train()["seconds"] > 0
+
+
+def test_loader_processes_are_counted():
+    trial = start(Model(), Data(workers=2))
+    assert trial.load_batch()["workers"] == 2
+
+
+def test_an_error_of_the_model_is_raised():
+    class Broken(Model):
+        def training_step(self, batch, batch_idx):
+            raise ValueError("wrong shape")
+
+    trial = start(Broken(), Data())
+    trial.load_batch()
+    with pytest.raises(ValueError, match="wrong shape"):
+        trial.train()

@@ -1,0 +1,275 @@
+"""The preflight under real launchers passes, and names faults that are planted on one of two hosts."""
+
+import json
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+from rankzero.preflight.check import CHECK_NAMES
+from running import REPOSITORY, disk_at, require, run, script
+from system.hosts import HOSTS, ip
+from system.learned import PYTHON, TORCHRUN
+from system.test_launchers import MPIRUN
+
+pytestmark = pytest.mark.xdist_group("hosts")
+
+CHECKED = ("--model", "MLP", "--data", "Toy", "--json", "preflight.json")
+PREFLIGHT = (script("preflight"), *CHECKED)
+FAULTY = (str(REPOSITORY / "tests/scripts/faulty.py"), "preflight", *CHECKED)
+
+
+def by_hand(node, *flags):
+    rendezvous = ("--master_addr", "rz1", "--master_port", "29531")
+    return ["--nodes", "2", "--devices", "1", "--node_rank", str(node), *rendezvous, *flags]
+
+
+def run_with_fault(hosts, folder, fault, *flags, command=FAULTY):
+    """Runs a command on both hosts, with a fault on the second; returns the output of both and the exit codes."""
+    commands = {
+        host: ["env", f"FAULT={fault if node else ''}", PYTHON, *command, *by_hand(node, *flags)]
+        for node, host in enumerate(HOSTS)
+    }
+    results = hosts.run_on_both(folder, commands)
+    return "".join(text for _, text in results.values()), [code for code, _ in results.values()]
+
+
+def statuses(folder):
+    """Returns the status of each check in the JSON file, and whether the machines are fit to train."""
+    content = json.loads((folder / "preflight.json").read_text())
+    assert [check["name"] for check in content["checks"]] == list(CHECK_NAMES)
+    assert content["thresholds"] if content["checks"][2]["status"] != "skipped" else True
+    return {check["name"]: check["status"] for check in content["checks"]}, content["fit"]
+
+
+def check_passes(folder, printed, hosts_names):
+    found, fit = statuses(folder)
+    assert fit and "fail" not in found.values(), printed
+    assert [name for name, status in found.items() if status == "skipped"] == ["nccl messages"], printed
+    assert "verdict: fit to train" in printed
+    for rank, host in enumerate(hosts_names[1:], 1):
+        assert f"rank {rank} on {host} received data from rank 0" in printed
+    assert not list(folder.glob("runs/.preflight*"))
+
+
+def test_the_preflight_passes_under_slurm_on_two_nodes(slurm, tmp_path):
+    result = run("srun", "--nodes=2", "--ntasks-per-node=1", "python", *PREFLIGHT, folder=tmp_path, environment=slurm)
+    check_passes(tmp_path, result.out, [socket.gethostname()] * 2)
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_the_preflight_passes_under_mpirun_on_two_hosts(tmp_path, hosts, mpi):
+    require(mpi)
+    launcher = [argument.format(agent=hosts.agent, slots="rz1:2,rz2:2") for argument in MPIRUN[mpi]]
+    results = hosts.run_on_both(tmp_path, {"rz1": [*launcher, "-np", "4", PYTHON, *PREFLIGHT, "--pairs", "all"]})
+    assert results["rz1"][0] == 0, results
+    check_passes(tmp_path, results["rz1"][1], ["rz1", "rz1", "rz2", "rz2"])
+
+
+def test_the_preflight_passes_under_torchrun_on_two_hosts(tmp_path, hosts):
+    commands = {
+        host: [TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}", "--master-addr=rz1", *PREFLIGHT]
+        for node, host in enumerate(HOSTS)
+    }
+    results = hosts.run_on_both(tmp_path, commands)
+    assert [code for code, _ in results.values()] == [0, 0], results
+    check_passes(tmp_path, results["rz1"][1], list(HOSTS))
+
+
+def test_the_preflight_passes_on_two_hosts_started_by_hand(tmp_path, hosts):
+    printed, codes = run_with_fault(hosts, tmp_path, "", command=PREFLIGHT)
+    assert codes == [0, 0], printed
+    check_passes(tmp_path, printed, list(HOSTS))
+
+
+def test_a_rank_that_never_starts_is_named(tmp_path, hosts):
+    command = [PYTHON, *PREFLIGHT, *by_hand(0, "--start_timeout", "3")]
+    code, printed = hosts.run_on_both(tmp_path, {"rz1": command})["rz1"]
+    assert code == 1 and "missing rank 1; no process from node 1" in printed
+    found, fit = statuses(tmp_path)
+    assert not fit and found["rendezvous"] == "fail" and found["links"] == "skipped"
+
+
+def test_an_address_that_answers_to_nobody_is_named(tmp_path, hosts):
+    commands = {
+        host: [PYTHON, *PREFLIGHT, *by_hand(node, "--master_addr", "10.93.0.99", "--start_timeout", "20")]
+        for node, host in enumerate(HOSTS)
+    }
+    results = hosts.run_on_both(tmp_path, commands)
+    assert [code for code, _ in results.values()] == [1, 1], results
+    assert "10.93.0.99 is another machine or does not exist" in results["rz1"][1].replace("(10.93.0.99) ", "")
+    assert "10.93.0.99) does not answer rz2" in results["rz2"][1]
+    assert statuses(tmp_path)[0]["rendezvous"] == "fail"
+
+
+@pytest.mark.parametrize("command", ["preflight", "fit"])
+def test_another_version_of_torch_on_one_host_is_refused(tmp_path, hosts, command):
+    flags = CHECKED if command == "preflight" else CHECKED[:4]
+    printed, codes = run_with_fault(hosts, tmp_path, "torch", command=(FAULTY[0], command, *flags))
+    assert codes == ([1, 1] if command == "preflight" else [2, 2]), printed
+    assert "on rank 0 (rz1); 2.14.0 on rank 1 (rz2)" in printed
+    assert "install the same version of torch on all hosts" in printed
+    assert command == "preflight" or not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["preflight", "fit"])
+def test_a_clock_that_is_90_seconds_off_is_reported(tmp_path, hosts, command):
+    flags = CHECKED if command == "preflight" else (*CHECKED[:4], "--epochs", "1")
+    printed, codes = run_with_fault(hosts, tmp_path, "clock", command=(FAULTY[0], command, *flags))
+    assert codes == [0, 0], printed
+    assert "the clock of rz2 is 90." in printed or "the clock of rz2 is 89.9" in printed
+    assert "ahead of the clock of rz1" in printed
+
+
+def test_other_code_of_rankzero_on_one_host_is_refused(tmp_path, hosts):
+    copy = tmp_path / "copy"
+    for name in ("launch", "project", "lightning_modules", "data_modules"):
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "project/rankzero/messages.py").open("a") as file:
+        file.write("# changed\n")
+    commands = {
+        host: [PYTHON, str(REPOSITORY if node == 0 else copy) + "/launch/preflight.py", *CHECKED, *by_hand(node)]
+        for node, host in enumerate(HOSTS)
+    }
+    results = hosts.run_on_both(tmp_path, commands)
+    assert [code for code, _ in results.values()] == [1, 1], results
+    printed = results["rz1"][1]
+    assert "Rankzero's code differs between ranks" in printed and "rankzero/messages.py: " in printed
+
+
+def test_other_code_of_the_user_on_one_host_is_refused(tmp_path, hosts):
+    for host, value in zip(HOSTS, (1, 2), strict=True):
+        (tmp_path / host).mkdir()
+        text = f"from lightning_modules import MLP\n\nVALUE = {value}\n\n\nclass MyModel(MLP):\n    pass\n"
+        (tmp_path / host / "my_model.py").write_text(text)
+    command = [PYTHON, script("fit"), "--model", "my_model.MyModel", "--data", "Toy"]
+    commands = {
+        host: ["env", f"PYTHONPATH={tmp_path / host}", *command, *by_hand(node)] for node, host in enumerate(HOSTS)
+    }
+    results = hosts.run_on_both(tmp_path, commands)
+    assert [code for code, _ in results.values()] == [2, 2], results
+    printed = "".join(text for _, text in results.values())
+    assert printed.count("my_model: ") == 1 and "use the same files on all hosts" in printed
+
+
+def test_different_flags_on_one_host_are_refused(tmp_path, hosts):
+    commands = {
+        host: [PYTHON, script("fit"), *CHECKED[:4], *by_hand(node), "--epochs", str(node + 1)]
+        for node, host in enumerate(HOSTS)
+    }
+    results = hosts.run_on_both(tmp_path, commands)
+    assert [code for code, _ in results.values()] == [2, 2], results
+    printed = "".join(text for _, text in results.values())
+    assert printed.count("trainer.max_epochs: 1 on rank 0 (rz1); 2 on rank 1 (rz2)") == 1
+
+
+def test_another_virtual_environment_on_one_host_is_reported(tmp_path, hosts):
+    subprocess.run([PYTHON, "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
+    (site_packages,) = (tmp_path / "other").glob("lib/*/site-packages")
+    library = subprocess.run(
+        [PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (site_packages / "same.pth").write_text(library.stdout)
+    pythons = (PYTHON, str(tmp_path / "other/bin/python"))
+    commands = {host: [pythons[node], *PREFLIGHT, *by_hand(node)] for node, host in enumerate(HOSTS)}
+    results = hosts.run_on_both(tmp_path, commands)
+    assert [code for code, _ in results.values()] == [0, 0], results
+    printed = results["rz1"][1]
+    assert f"{tmp_path / 'other'} on rank 1 (rz2)" in printed and "warn     environment" in printed
+
+
+def test_a_link_of_100_mbit_per_second_is_named(tmp_path, hosts):
+    limit = (
+        "tc",
+        "qdisc",
+        "add",
+        "dev",
+        "to-rz2",
+        "root",
+        "tbf",
+        "rate",
+        "100mbit",
+        "burst",
+        "64kb",
+        "latency",
+        "400ms",
+    )
+    subprocess.run(["ip", "netns", "exec", "rz1", *limit], check=True)
+    try:
+        printed, codes = run_with_fault(hosts, tmp_path, "", command=PREFLIGHT)
+    finally:
+        ip("netns", "exec", "rz1", "tc", "qdisc", "del", "dev", "to-rz2", "root")
+    assert codes == [1, 1], printed
+    found, _ = statuses(tmp_path)
+    assert found["collectives"] == found["links"] == "fail" and found["one step"] == "ok", printed
+    assert "rz1 - rz2 (ranks 0 and 1): 0.1" in printed
+
+
+def test_a_run_directory_that_one_host_cannot_write_is_named(tmp_path, hosts):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "read_only.sh").write_text('mount --bind -o ro "$1" "$1"; shift; exec "$@"\n')
+    protect = ["unshare", "--mount", "sh", str(tmp_path / "read_only.sh"), str(tmp_path / "runs")]
+    commands = {
+        host: [*(protect if node else []), PYTHON, *PREFLIGHT, *by_hand(node)] for node, host in enumerate(HOSTS)
+    }
+    results = hosts.run_on_both(tmp_path, commands)
+    assert [code for code, _ in results.values()] == [1, 1], results
+    assert "rank 1 on rz2 cannot write: OSError: [Errno 30] Read-only file system" in results["rz1"][1]
+
+
+def test_a_run_directory_that_is_not_shared_is_named(tmp_path, hosts):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "own.sh").write_text('mount -t tmpfs tmpfs "$1"; shift; exec "$@"\n')
+    separate = ["unshare", "--mount", "sh", str(tmp_path / "own.sh"), str(tmp_path / "runs")]
+    commands = {
+        host: [*(separate if node else []), PYTHON, *PREFLIGHT, *by_hand(node)] for node, host in enumerate(HOSTS)
+    }
+    results = hosts.run_on_both(tmp_path, commands)
+    assert [code for code, _ in results.values()] == [1, 1], results
+    assert "runs is another folder than rank 0's on rank 1 (rz2)" in results["rz1"][1]
+
+
+@pytest.mark.parametrize("free", [0, 200_000])
+def test_a_full_disk_is_named(tmp_path, hosts, free):
+    with disk_at(tmp_path / "disk", "4m") as disk:
+        (disk / "ballast").write_bytes(bytes(4 * 2**20 - free // 4096 * 4096))
+        printed, codes = run_with_fault(hosts, tmp_path, "", "--root", str(disk), command=PREFLIGHT)
+    assert codes == [1, 1], printed
+    assert "No space left on device" in printed and statuses(tmp_path)[0]["run directory"] == "fail"
+
+
+def test_a_disk_without_space_for_the_checkpoints_is_named(tmp_path, hosts):
+    with disk_at(tmp_path / "disk", "8m") as disk:
+        flags = ("--root", str(disk), "--model.hidden_sizes", "[1024, 1024]")
+        printed, codes = run_with_fault(hosts, tmp_path, "", *flags, command=PREFLIGHT)
+    assert codes == [1, 1], printed
+    assert "4 checkpoints need" in printed
+
+
+def test_a_rank_that_is_three_times_slower_is_named(tmp_path, hosts):
+    flags = ("--model", "ResNet", "--data", "Digits")
+    printed, codes = run_with_fault(hosts, tmp_path, "slow", *flags)
+    assert codes == [0, 0], printed
+    (line,) = [line for line in printed.splitlines() if "times the median" in line]
+    assert line.strip().startswith("rank 1 on rz2 takes ")
+    assert statuses(tmp_path)[0]["one step"] == "warn"
+
+
+def test_nccls_syntax_for_gloos_interface_is_refused_before_gloo_ends_the_process(tmp_path):
+    environment = {"GLOO_SOCKET_IFNAME": "^lo"}
+    result = run("python", script("fit"), "--devices", "2", folder=tmp_path, environment=environment, code=2)
+    assert "GLOO_SOCKET_IFNAME=^lo has NCCL's syntax" in result.err and "unset GLOO_SOCKET_IFNAME" in result.err
+    result = run("python", *PREFLIGHT, "--devices", "2", folder=tmp_path, environment=environment, code=1)
+    assert statuses(tmp_path)[0]["gloo messages"] == "skipped"
+
+
+def test_a_full_preflight_before_training_does_not_change_the_result(tmp_path):
+    for mode in ("off", "full"):
+        flags = (*CHECKED[:4], "--devices", "2", "--epochs", "1", "--preflight", mode, "--name", mode)
+        run("python", script("fit"), *flags, folder=tmp_path)
+    metrics = [json.loads((tmp_path / f"runs/{mode}/summary.json").read_text())["metrics"] for mode in ("off", "full")]
+    assert metrics[0] == metrics[1]
