@@ -153,7 +153,7 @@ class Trainer(pl.Trainer):
         self.plan = plan = SamplingPlan(
             rank=launch.rank or 0,
             world_size=world.size,
-            seed=global_seed(),
+            seed=coordinator.all_gather_object(global_seed())[0],  # a script may seed each rank differently
             batch_size=arguments["batch_size"],
             global_batch_size=arguments["global_batch_size"],
             micro_batches=lightning.get("accumulate_grad_batches", 1),

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from running import run
 from system.forks import Forks
+from system.learned import TORCHRUN
 from system.public import difference
 
 pytestmark = pytest.mark.xdist_group("forks")
@@ -71,3 +73,22 @@ def test_a_refusal_is_printed_once_and_without_a_traceback(run_example, tmp_path
     printed = "".join(forks.outputs(tmp_path, 2))
     assert printed.count('asked  save_every="often"') == 1 and "Traceback" not in printed
     assert not (tmp_path / "runs").exists()
+
+
+SEEDS = """\
+import os
+from lightning.pytorch import seed_everything
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rankzero import Trainer
+
+if __name__ == "__main__":
+    seed_everything(42 + int(os.environ["RANK"]))
+    trainer = Trainer(max_epochs=1, accelerator="cpu", limit_val_batches=0, enable_model_summary=False)
+    trainer.fit(BoringModel())
+"""
+
+
+def test_ranks_that_a_script_seeds_differently_use_each_sample_once(tmp_path):
+    (tmp_path / "seeds.py").write_text(SEEDS)
+    result = run(TORCHRUN, "--standalone", "--nproc-per-node", "2", "seeds.py", folder=tmp_path)
+    assert "epoch 1: 64 of 64 samples, each once" in result.out
