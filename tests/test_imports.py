@@ -24,6 +24,7 @@ WITHOUT_TORCH = (
     "rankzero.commands.start",
     "rankzero.commands.explain",
     "rankzero.commands.fast_imports",
+    "rankzero.commands.preflight",
     "rankzero.cli.arguments",
     "rankzero.runs.directory",
     "rankzero.distributed.environments.detect",

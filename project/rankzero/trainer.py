@@ -17,7 +17,7 @@ from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.session import Session, report_uncaught_errors
 from rankzero.messages import RequestError, print_line, set_spelling
-from rankzero.preflight.checks import Subject, check_before_fit
+from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.retention import Retention
@@ -272,8 +272,8 @@ class Trainer(pl.Trainer):
             options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")
         self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments)
         preflight, keep, root = self._arguments["preflight"], self._arguments["keep"], self.run.path.parent
-        subject = Subject(model, data, self.plan, flattened(config), root, keep, self.precision)
-        check_before_fit(preflight, self.session, subject)
+        run = PlannedRun(model, data, self.plan, flattened(config), root, keep, self.precision)
+        check_before_fit(preflight, self.session, run)
         attempt = Attempt(
             self.run,
             options,

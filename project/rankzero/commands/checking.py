@@ -8,12 +8,14 @@ from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError
-from rankzero.preflight.checks import Options, Subject, check_all, thresholds
+from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_all, thresholds
 from rankzero.preflight.report import Report
 from rankzero.runs.stored_config import flattened
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fast import layout
+
+_INSTEAD = "--json FILE, where FILE is in a folder in which you may write"
 
 
 def run_checks(
@@ -39,7 +41,7 @@ def run_checks(
     with Session.for_command(flags.requested_world, rendezvous_result) as session:
         coordinator, world = session.coordinator, session.world
         file = Path(flags.get("json")) if flags.get("json") else None
-        coordinator.run_on_rank_zero(lambda: _check_writable(file))
+        coordinator.run_on_rank_zero(lambda: _remove_old_result(file))
         cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags))
         plan = SamplingPlan(
             rank=coordinator.launch.rank or 0,
@@ -56,14 +58,14 @@ def run_checks(
             precision, _ = layout.agree_on_precision(coordinator, world.accelerator, precision)
             layout.apply_layout(cli.model, world.accelerator)
         config, root = flattened(cli.stored_config), Path(flags.get("root"))
-        subject = Subject(cli.model, cli.datamodule, plan, config, root, flags.get("keep"), precision)
-        options = Options(flags.get("pairs"), flags.get("warn_gbps"), flags.get("fail_gbps"))
+        run = PlannedRun(cli.model, cli.datamodule, plan, config, root, flags.get("keep"), precision)
+        options = NetworkOptions(flags.get("pairs"), flags.get("warn_gbps"), flags.get("fail_gbps"))
         report = Report(coordinator.launch.rank == 0, file, thresholds(options))
-        return check_all(coordinator, world, subject, options, report, start_seconds, import_seconds)
+        return check_all(session, run, options, report, start_seconds, import_seconds)
 
 
-def _check_writable(file: Path | None) -> None:
-    """Removes the result of an earlier preflight, so that nobody reads it as the result of this one.
+def _remove_old_result(file: Path | None) -> None:
+    """Removes the result of an earlier preflight, which is not the result of this one, and checks that it is writable.
 
     Raises:
         RequestError: The file cannot be written.
@@ -71,8 +73,9 @@ def _check_writable(file: Path | None) -> None:
     if file is None:
         return
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
         file.touch()
         file.unlink()
     except OSError as error:
-        raise RequestError(f"--json {file}", f"the file cannot be written: {error.strerror}", "--json FILE") from None
+        raise RequestError(f"--json {file}", f"the file cannot be written: {error.strerror}", _INSTEAD) from None

@@ -23,7 +23,7 @@ STARTED = time.monotonic()
 
 PREFLIGHT = Command(
     name="preflight",
-    purpose="check whether all processes can train together; takes the flags of fit",
+    purpose="check whether all processes can train together, with fit's flags",
     flags=(*COMMON_FLAGS, *(flag for flag in TRAINING_FLAGS if flag.name != "preflight"), *PREFLIGHT_FLAGS),
     examples=(
         "python launch/preflight.py --devices 2",
@@ -49,11 +49,10 @@ def preflight(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     return run_checks(flags, rendezvous_result, round(connected - STARTED, 3), imported - connected)
 
 
-def report_missing_ranks(error: CannotStart, flags: Arguments, launch: Launch) -> int:
-    """Reports that not all ranks have connected, also as JSON, and returns the exit code."""
-    file = Path(flags.get("json")) if flags.get("json") else None
-    if file and (launch.rank == 0 or not file.exists()):
-        report = Report(prints=True, file=file)
+def report_failed_rendezvous(error: CannotStart, flags: Arguments, launch: Launch) -> int:
+    """Reports that the rendezvous has failed, also as JSON, and returns the exit code."""
+    if flags.get("json"):  # written by each rank, because rank zero may be missing
+        report = Report(prints=True, file=Path(flags.get("json")))
         summary = f"{launch.launcher} ({launch.evidence}): {launch.shape}"
         launcher = Check("launcher", OK, summary, values={"variables": dict(launch.variables)})
         found, advice = (error.found, error.instead) if isinstance(error, RequestError) else (str(error), "")
@@ -64,4 +63,4 @@ def report_missing_ranks(error: CannotStart, flags: Arguments, launch: Launch) -
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    return start(PREFLIGHT, preflight, sys.argv[1:] if arguments is None else arguments, report_missing_ranks)
+    return start(PREFLIGHT, preflight, sys.argv[1:] if arguments is None else arguments, report_failed_rendezvous)

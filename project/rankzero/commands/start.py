@@ -32,8 +32,8 @@ def start(
         command: The command.
         work: Called with the flags and the result of the rendezvous; returns the exit code.
         arguments: The command line, without the script's name.
-        rendezvous_failed: Called if not all ranks connect, with the error, the flags and the position of this process;
-            reports the error and returns the exit code. None for the report of all other errors.
+        rendezvous_failed: Reports a failed rendezvous, given the error, the flags and the position of this process, and
+            returns the exit code. None reports it as all other errors.
 
     Returns:
         The exit code, see `rankzero.messages.Exit`.

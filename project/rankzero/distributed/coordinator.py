@@ -50,6 +50,7 @@ class Coordinator:
     Attributes:
         launch: The position of this process among all processes, with the values that the launcher did not provide.
         members: All processes, by rank.
+        hosts: Host of each rank.
         control_channel: The control channel of this rank.
 
     Raises:
@@ -68,6 +69,7 @@ class Coordinator:
                 self._connect_to_store(rendezvous_result.ip)
                 self._check_not_stopped()
             self.control_channel = ControlChannel(self.launch, self.members, self.all_gather_object)
+            self.hosts = [member.host for member in self.members]
             return
         ip, listener = rendezvous_result.ip, rendezvous_result.listener
         self._store = self._serve_store(ip, listener) if listener else self._connect_to_store(ip)
@@ -77,6 +79,7 @@ class Coordinator:
             peers = [Peer(**peer) for peer in self.all_gather_object(this_peer._asdict())]
             self.launch, self.members = assign_ranks(self.launch, this_peer, peers)
             check_world(requested, self.launch)
+        self.hosts = [member.host for member in self.members]
         # Until the control channel exists, a killed rank goes unnoticed. So wait for `start_timeout` at most.
         gather_until_start_timeout = partial(self.all_gather_object, seconds=requested.start_timeout)
         self.control_channel = ControlChannel(

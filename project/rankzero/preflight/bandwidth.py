@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rankzero.distributed.coordinator import Coordinator
-from rankzero.preflight.check import FAIL, OK, WARN, Check, gather
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, WARN, Check, error_lines, gather
 
 SIZES = tuple(4**power for power in range(5, 15))
 """Sizes of the buffers in bytes, from 1 KiB to 256 MiB."""
@@ -37,25 +37,25 @@ def check_collectives(
         coordinator: Exchanges results between all ranks, whose default process group must exist.
         device: Device of this process's buffers.
         warn_gbps: Bus bandwidth in Gbit/s below which the check warns.
-        fail_gbps: Bus bandwidth in Gbit/s below which the check fails.
+        fail_gbps: Bus bandwidth in Gbit/s below which the check fails; on a single host, it warns.
         gradient_bytes: Bytes of the gradients of the model; None if unknown.
         model: Name of the model.
     """
     size = coordinator.launch.world_size
-    hosts = [member.host for member in coordinator.members]
+    hosts = coordinator.hosts
     _, errors = gather(coordinator, lambda: _check_values(coordinator.launch.rank or 0, size, device))
     measured: list[Any] = []
     if not errors:
         measured, errors = gather(coordinator, lambda: _measure_all_reduce(size, device))
     if errors:
-        details = [f"rank {rank} on {hosts[rank]}: {error}" for rank, error in errors.items()]
+        details = error_lines(errors, hosts)
         values: dict[str, Any] = {"errors": errors}
-        remedy = ["check the network between these hosts"]
-        return Check("collectives", FAIL, "a collective failed", details, remedy, values, blocks=True)
+        return Check("collectives", FAIL, "a collective failed", details, [NETWORK_ADVICE], values, blocks=True)
     rows: list[dict[str, float]] = measured[0]
     advice: list[str] = []
     peak = max(row["bus_gbps"] for row in rows)
-    status = FAIL if peak < fail_gbps else WARN if peak < warn_gbps else OK
+    uses_network = len(set(hosts)) > 1
+    status = FAIL if uses_network and peak < fail_gbps else WARN if peak < max(warn_gbps, fail_gbps) else OK
     lines = [f"{'size':>9} {'time':>11} {'algorithm':>15} {'bus bandwidth':>15}"]
     lines += [
         f"{_size_text(int(row['bytes'])):>9} {1e3 * row['seconds']:>8.3f} ms {row['algorithm_gbps']:>8.2f} Gbit/s "
@@ -67,12 +67,13 @@ def check_collectives(
         seconds = step_seconds(gradient_bytes, rows)
         lines.append(
             f"{model} sends {gradient_bytes / 1e6:,.1f} MB per step: {1e3 * seconds:,.1f} ms at this bandwidth, "
-            "in part during the backward pass"
+            "partly during the backward pass"
         )
     if status != OK:
         advice = [
-            f"all-reduce is slower than {fail_gbps if status == FAIL else warn_gbps:g} Gbit/s: check which network is "
-            "used (--interface NAME), or send less (--trainer.accumulate_grad_batches, a compression hook)"
+            f"all-reduce is slower than {fail_gbps if status == FAIL else warn_gbps:g} Gbit/s: --interface NAME "
+            "selects a faster network; --trainer.accumulate_grad_batches N communicates less often, and a compression "
+            "hook of DistributedDataParallel sends less"
         ]
     values = {"all_reduce": rows, "gradient_bytes": gradient_bytes}
     return Check("collectives", status, summary, lines, advice, values)
@@ -83,7 +84,7 @@ def step_seconds(gradient_bytes: int, rows: list[dict[str, float]]) -> float:
 
     Args:
         gradient_bytes: Bytes of all gradients.
-        rows: The measured sizes, with their algorithm bandwidths.
+        rows: The measured sizes with their seconds.
     """
     nearest = min(rows, key=lambda row: abs(row["bytes"] - gradient_bytes))
     return nearest["seconds"] * max(1.0, gradient_bytes / nearest["bytes"])
@@ -131,11 +132,11 @@ def _measure_all_reduce(size: int, device: torch.device) -> list[dict[str, float
 def _time_all_reduce(buffer: torch.Tensor, repeats: int) -> float:
     """Returns the seconds of one all-reduce, averaged over `repeats`."""
     dist.all_reduce(buffer[:1])
-    _synchronize(buffer.device)
+    synchronize(buffer.device)
     started = time.perf_counter()
     for _ in range(repeats):
         dist.all_reduce(buffer)
-    _synchronize(buffer.device)
+    synchronize(buffer.device)
     return (time.perf_counter() - started) / repeats
 
 
@@ -145,7 +146,8 @@ def _largest_over_ranks(seconds: float, device: torch.device) -> float:
     return float(value)
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done all work of this process; does nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

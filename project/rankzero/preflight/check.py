@@ -13,12 +13,17 @@ OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
 
 CHECK_NAMES = (
     *("launcher", "rendezvous", "environment", "gloo messages", "nccl messages", "collectives", "links"),
-    *("run directory", "imports", "data", "loader processes", "one step"),
+    *("run directory", "imports", "data", "loader processes", "training steps"),
 )
 """The names of all checks, in order."""
 
 MAX_SHOWN_VALUES = 8
-"""How many different values of one property a check shows."""
+"""How many different values of one property, or different errors, a check shows."""
+
+NETWORK_ADVICE = (
+    "check the network and the firewall between the hosts that the failed check names; "
+    "--interface NAME selects another network"
+)
 
 
 class Check(NamedTuple):
@@ -72,6 +77,21 @@ def gather(coordinator: "Coordinator", work: Callable[[], T]) -> tuple[list[T | 
         error = f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__
     answers = coordinator.all_gather_object([result, error])
     return [answer[0] for answer in answers], {rank: answer[1] for rank, answer in enumerate(answers) if answer[1]}
+
+
+def error_lines(errors: Mapping[int, str], hosts: Sequence[str]) -> list[str]:
+    """Describes the errors of ranks: the first line of each different error, and the ranks that have it.
+
+    Args:
+        errors: Rank -> text of its exception, see `gather`.
+        hosts: Host of each rank.
+    """
+    ranks_with: dict[str, list[int]] = {}
+    for rank, text in errors.items():
+        ranks_with.setdefault(text.splitlines()[0], []).append(rank)
+    lines = [f"{describe_ranks(ranks, hosts)}: {text}" for text, ranks in ranks_with.items()]
+    others = len(lines) - MAX_SHOWN_VALUES
+    return [*lines[:MAX_SHOWN_VALUES], *([f"and {others} other errors"] if others > 0 else [])]
 
 
 def differences(values: Sequence[Any], hosts: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,36 +13,39 @@ import torch
 
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
-from rankzero.distributed.environments.relevant import relevant_variables
-from rankzero.preflight.check import FAIL, OK, WARN, Check, differences, gather
+from rankzero.distributed.environments.relevant_variables import relevant_variables
+from rankzero.preflight.check import FAIL, OK, WARN, Check, differences, error_lines, gather
 from rankzero.preflight.code import combined, rankzero_code, rankzero_digest, user_code
 
 MUST_BE_EQUAL = ("Python", "torch", "lightning")
-"""Packages whose versions must be equal on all ranks; of other properties, differences are only shown."""
+"""Packages whose versions must be equal on all ranks; differences in other properties are warnings."""
 
 MAY_DIFFER = (
     *("logger", "callbacks", "profiler", "enable_progress_bar", "enable_model_summary"),
-    *("root", "default_root_dir", "devices", "node_rank", "master_addr", "interface", "start_timeout"),
+    *("root", "default_root_dir", "devices"),
 )
-"""Settings that may differ between ranks, for example because only rank zero logs."""
+"""Settings of the Trainer that may differ between ranks.
+
+A script may log on rank zero only, and hosts may have other folders and numbers of devices.
+"""
 
 CLOCK_SECONDS = 1.0
-"""Difference between the clocks of two hosts that is shown."""
+"""Differences between clocks above this number of seconds are reported."""
 
 MAX_SHOWN = 5
 """How many different files or settings are shown."""
 
 
 def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mapping[str, Any]) -> Check:
-    """Compares versions, code, settings and limits of all ranks. All ranks must call.
+    """Compares versions, code, settings, limits and clocks of all ranks. All ranks must call.
 
     Args:
         coordinator: Exchanges values between all ranks.
         world: The devices of all processes.
         config: The settings of the run: name, such as `trainer.max_epochs`, -> value.
     """
-    hosts = [member.host for member in coordinator.members]
-    settings = {name: str(value) for name, value in config.items() if name.split(".")[-1] not in MAY_DIFFER}
+    hosts = coordinator.hosts
+    settings = {name: str(value) for name, value in config.items() if not _may_differ(name)}
     code = user_code()
 
     def describe() -> list[Any]:
@@ -50,42 +53,46 @@ def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mappin
 
     answers, errors = gather(coordinator, describe)
     if errors:
-        lines = [f"rank {rank} on {hosts[rank]}: {error}" for rank, error in errors.items()]
-        return Check("environment", FAIL, "a rank cannot describe its environment", lines, ("correct this error",))
+        summary, advice = "a rank cannot describe its environment", ["correct the error that the environment names"]
+        return Check("environment", FAIL, summary, error_lines(errors, hosts), advice)
     properties: list[dict[str, str]] = [answer[0] for answer in answers if answer]
+    found = different_parts(properties, hosts)
+    details = [f"{name}: {'; '.join(texts)}" for name, texts in found.items()]
+    advice = [f"install the same version of {name} on all hosts" for name in MUST_BE_EQUAL if name in found]
+    kinds, has_failed = list(found), bool(advice)
     clocks = _clock_differences(coordinator)
-    found = {
-        name: differences([values.get(name, "none") for values in properties], hosts)
-        for name in dict.fromkeys(name for values in properties for name in values)
-    }
-    details = [f"{name}: {'; '.join(texts)}" for name, texts in found.items() if texts]
-    advice = [f"install the same version of {name} on all hosts" for name in MUST_BE_EQUAL if found.get(name)]
-    has_failed = bool(advice)
-    kinds = [name for name, texts in found.items() if texts]
     if skewed := _clock_texts(clocks, hosts):
         kinds.append("clocks")
         details += skewed
         advice.append("synchronize the clocks of all hosts (chrony, NTP)")
-    for index, name, parts, remedy in (
-        (1, "Rankzero's code", rankzero_code, "install the same version of Rankzero on all hosts"),
-        (2, "your code", lambda: code, "use the same files on all hosts"),
-        (3, "settings", lambda: settings, "start all ranks with the same flags"),
-    ):
-        if len({answer[index] for answer in answers if answer}) == 1:
+    comparisons: tuple[tuple[str, str, Callable[[], dict[str, str]]], ...] = (
+        ("Rankzero's code", "install the same version of Rankzero on all hosts", rankzero_code),
+        ("your code", "use the same files on all hosts", lambda: code),
+        ("settings", "start all ranks with the same flags", lambda: settings),
+    )
+    for position, (name, remedy, parts) in enumerate(comparisons, 1):
+        if len({answer[position] for answer in answers if answer}) == 1:
             continue
-        different = different_parts(coordinator.all_gather_object(parts()), hosts, ignores_missing=name == "your code")
-        if different:
-            kinds.append(name)
-            advice.append(remedy)
-            details += [f"{part}: {'; '.join(texts)}" for part, texts in list(different.items())[:MAX_SHOWN]]
-            details += [f"and {len(different) - MAX_SHOWN} more"] * (len(different) > MAX_SHOWN)
-            has_failed |= any(not part.startswith("data.") for part in different)
+        parts_of_ranks = coordinator.all_gather_object(parts())
+        # Only some ranks may import a module, for example for logging.
+        different = different_parts(parts_of_ranks, hosts, ignores_missing=name == "your code")
+        if not different:
+            continue
+        kinds.append(name)
+        advice.append(remedy)
+        details += [f"{part}: {'; '.join(texts)}" for part, texts in list(different.items())[:MAX_SHOWN]]
+        details += [f"and {len(different) - MAX_SHOWN} more"] * (len(different) > MAX_SHOWN)
+        has_failed |= name != "settings" or any(not part.startswith("data.") for part in different)
 
     status = FAIL if has_failed else WARN if details else OK
     equal = ", ".join(f"{name} {properties[0][name]}" for name in MUST_BE_EQUAL) + " on all ranks"
     summary = f"{', '.join(kinds)} differ{'s' * (len(kinds) == 1 and not kinds[0].endswith('s'))} between ranks"
     ranks = [{**values, "clock_ahead": clock} for values, clock in zip(properties, clocks, strict=True)]
     return Check("environment", status, summary if kinds else equal, details, advice, {"ranks": ranks})
+
+
+def _may_differ(name: str) -> bool:
+    return name.removeprefix("trainer.").split(".")[0] in MAY_DIFFER
 
 
 def describe_environment(world: WorldInfo) -> dict[str, str]:
@@ -113,20 +120,20 @@ def describe_environment(world: WorldInfo) -> dict[str, str]:
 
 
 def different_parts(
-    parts: Sequence[Mapping[str, str]], hosts: Sequence[str], ignores_missing: bool
+    parts: Sequence[Mapping[str, str]], hosts: Sequence[str], ignores_missing: bool = False
 ) -> dict[str, list[str]]:
-    """Returns which files or settings differ between ranks: name -> description of who has which value.
+    """Returns which properties differ between ranks: name -> description of who has which value.
 
     Args:
-        parts: Name -> digest or value, of each rank.
+        parts: Name -> value, of each rank.
         hosts: Host of each rank.
-        ignores_missing: Whether a name may be missing on some ranks: only rank zero may import a module for logging.
+        ignores_missing: Whether a name that some ranks do not have is no difference.
     """
     found = {}
-    for name in sorted({name for values in parts for name in values}):
+    for name in dict.fromkeys(name for values in parts for name in values):
         if ignores_missing and any(name not in values for values in parts):
             continue
-        if texts := differences([values.get(name, "missing") for values in parts], hosts):
+        if texts := differences([values.get(name, "none") for values in parts], hosts):
             found[name] = texts
     return found
 

@@ -1,4 +1,4 @@
-"""Measures the bandwidth between pairs of hosts, or of ranks on one host, and finds slow links and hosts."""
+"""Measures the bandwidth between pairs of hosts, or between ranks on one host, and finds slow links and hosts."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from rankzero.distributed.coordinator import Coordinator
-from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, gather
+from rankzero.preflight.bandwidth import synchronize
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, SKIPPED, WARN, Check, error_lines, gather
 
 MESSAGE_BYTES = 4 << 20
 SECONDS_PER_PAIR = 0.3
@@ -20,19 +21,19 @@ Pair = tuple[int, int]
 
 
 def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_gbps: float, fail_gbps: float) -> Check:
-    """Measures pairs of ranks that lie on different hosts, or all pairs on a single host. All ranks must call.
+    """Measures pairs of hosts, each by its first rank; on a single host, pairs of ranks. All ranks must call.
 
     Args:
         coordinator: Exchanges results between all ranks, whose default process group must exist.
         device: Device of this process's messages.
         mode: `quick` measures each host with the next one, `all` all pairs of hosts, `off` nothing.
         warn_gbps: Bandwidth in Gbit/s below which a link is reported.
-        fail_gbps: Bandwidth in Gbit/s below which the check fails.
+        fail_gbps: Bandwidth in Gbit/s below which the check fails; on a single host, it warns.
     """
     size, rank = coordinator.launch.world_size, coordinator.launch.rank or 0
     if mode == "off":
         return Check("links", SKIPPED, "--pairs off")
-    hosts = [member.host for member in coordinator.members]
+    hosts = coordinator.hosts
     first_ranks = list({member.node_rank: member.rank or 0 for member in reversed(coordinator.members)}.values())
     ends = sorted(first_ranks) if len(first_ranks) > 1 else list(range(size))
     rounds = all_rounds(ends) if mode == "all" else ring_rounds(ends)
@@ -47,12 +48,11 @@ def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_
 
     measured, errors = gather(coordinator, measure)
     if errors:
-        details = [f"rank {rank} on {hosts[rank]}: {error}" for rank, error in errors.items()]
-        text, advice = "a pair of ranks could not communicate", ["check the network between these hosts"]
-        return Check("links", FAIL, text, details, advice, {"errors": errors}, blocks=True)
+        details, text = error_lines(errors, hosts), "a pair of ranks could not communicate"
+        return Check("links", FAIL, text, details, [NETWORK_ADVICE], {"errors": errors}, blocks=True)
     gbps = {(int(a), int(b)): value for rows in measured for a, b, value in rows or []}
     uses_network = len(first_ranks) > 1
-    slow = slow_links(gbps, warn_gbps)
+    slow = slow_links(gbps, max(warn_gbps, fail_gbps))
     names = {pair: f"{hosts[pair[0]]} - {hosts[pair[1]]} (ranks {pair[0]} and {pair[1]})" for pair in gbps}
     details = [f"{names[pair]}: {gbps[pair]:.2f} Gbit/s" for pair in slow]
     slow_hosts = _slow_hosts(slow, gbps, hosts)
@@ -60,7 +60,7 @@ def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_
     middle = median(gbps.values())
     summary = f"{len(gbps)} pair{'s' * (len(gbps) > 1)}, median {middle:.2f} Gbit/s, slowest {min(gbps.values()):.2f}"
     advice = [f"check the network of {host}, whose links are all slow" for host in slow_hosts]
-    advice += ["check the network between these hosts"] * bool(slow and not slow_hosts)
+    advice += [NETWORK_ADVICE] * bool(slow and not slow_hosts)
     values = {"pairs": [{"ranks": list(pair), "gbps": value} for pair, value in gbps.items()], "mode": mode}
     return Check("links", status, summary, details, advice, values)
 
@@ -126,6 +126,5 @@ def _exchange(pair: Pair, rank: int, device: torch.device) -> float:
     started = time.perf_counter()
     for _ in range(repeats):
         round_trip()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return 8e-9 * MESSAGE_BYTES * 2 * repeats / (time.perf_counter() - started)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from rankzero.distributed.coordinator import Coordinator
-from rankzero.preflight.check import FAIL, OK, Check, gather
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, Check, error_lines, gather
 
 VALUES = 1024
 """Number of values in a message."""
@@ -32,7 +32,7 @@ def check_message_passing(
         notify: Called on rank zero with a line for each receipt.
     """
     name, size, rank = f"{backend} messages", coordinator.launch.world_size, coordinator.launch.rank or 0
-    hosts = [member.host for member in coordinator.members]
+    hosts = coordinator.hosts
 
     def send_to_each() -> list[float]:
         seconds, is_intact = [], True
@@ -71,11 +71,10 @@ def check_message_passing(
     if not errors:
         _, errors = gather(coordinator, send_around)
     round_trips = [round(value, 6) for value in seconds[0] or []]
-    details = [f"rank {rank} on {hosts[rank]}: {error}" for rank, error in errors.items()]
     if errors:
-        advice = ("check the network and the firewall between these hosts; --interface NAME selects a network",)
         values = {"round_trips": round_trips, "errors": errors}
-        return Check(name, FAIL, "a message did not arrive", details, advice, values, blocks=True)
+        summary = "a message did not arrive, or its data changed"
+        return Check(name, FAIL, summary, error_lines(errors, hosts), [NETWORK_ADVICE], values, blocks=True)
     slowest = max(range(1, size), key=lambda rank: round_trips[rank - 1])
     summary = (
         f"rank 0 exchanged data with each other rank, and each rank with the next; the longest round trip, with rank "

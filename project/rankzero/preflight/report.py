@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rankzero.messages import Exit, print_error, print_line
+from rankzero.messages import Exit, print_error, print_line, spelled
 from rankzero.preflight.check import CHECK_NAMES, FAIL, SKIPPED, WARN, Check
 from rankzero.runs.checkpoints.atomic_files import write_text
 
@@ -34,11 +34,11 @@ class Report:
     def notify(self, text: str) -> None:
         """Prints a line of a check that is still in progress."""
         if self.prints:
-            print_line(text)
+            print_line(spelled(text))
 
     def verdict(self) -> Exit:
         """Prints the checks that were not run, the verdict and what to do; returns the exit code."""
-        failed, warned = self._names(FAIL), self._names(WARN)
+        failed, warned = self.names(FAIL), self.names(WARN)
         for name in CHECK_NAMES:
             if name not in self.checks:
                 self.notify("\n".join(self._skipped(name).lines()))
@@ -50,11 +50,13 @@ class Report:
         self.write(complete=True)
         return Exit.FAILED if failed else Exit.FINISHED
 
-    def _names(self, status: str) -> list[str]:
+    def names(self, status: str) -> list[str]:
+        """Returns the names of the checks with this status."""
         return [check.name for check in self.checks.values() if check.status == status]
 
     def _skipped(self, name: str) -> Check:
-        failed = self._names(FAIL)
+        """Returns a check that was not run, with the last failure before it."""
+        failed = [other for other in CHECK_NAMES[: CHECK_NAMES.index(name)] if other in self.names(FAIL)]
         return Check(name, SKIPPED, f"{failed[-1]} failed" if failed else "not reached")
 
     def write(self, complete: bool) -> None:
@@ -67,7 +69,7 @@ class Report:
             return
         content = {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "fit": complete and not self._names(FAIL),
+            "fit_to_train": complete and not self.names(FAIL),
             "thresholds": self.thresholds,
             "checks": [(self.checks.get(name) or self._skipped(name)).as_json() for name in CHECK_NAMES],
         }

@@ -1,10 +1,11 @@
-"""Loads a batch and trains a few steps without communication, to see whether each rank can and how long it takes."""
+"""Loads a batch and trains a few steps without communication, to test each rank and to measure its time and memory."""
 
 import copy
 import resource
 import time
 from collections.abc import Iterator
 from itertools import repeat
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -16,8 +17,12 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import DataLoader
 
+from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.monitoring.slow_ranks import slow_ranks
+from rankzero.preflight.bandwidth import synchronize
+from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
 from rankzero.sampling.plan import SamplingPlan
 
 MAX_STEPS, MIN_STEPS, MAX_SECONDS = 30, 3, 5.0
@@ -25,9 +30,10 @@ MAX_STEPS, MIN_STEPS, MAX_SECONDS = 30, 3, 5.0
 
 
 class Trial:
-    """A few steps of a model on one batch of its data, with a Trainer of Lightning. Uses up `model` and `data`.
+    """A few steps of a model on one batch of its data, with a Trainer of Lightning.
 
-    Model and data see the rank and the world size of the run, but the Trainer does not communicate.
+    The model and the data cannot be used afterwards. They see the rank and the world size of the run, but the Trainer
+    does not communicate.
 
     Args:
         launch: The position of this process among all processes.
@@ -48,9 +54,11 @@ class Trial:
         precision: Any,
     ) -> None:
         self.world, self.model, self.data, self.plan = world, model, data, plan
-        self._timer = _StepTimer()
-        device = torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else world.accelerator
-        strategy = SingleDeviceStrategy(device)
+        self.device = (
+            torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else torch.device("cpu")
+        )
+        self._timer = _StepTimer(self.device)
+        strategy = SingleDeviceStrategy(world.accelerator if world.accelerator == "mps" else self.device)
         strategy.world_size, strategy.global_rank = world.size, launch.rank or 0
         strategy.local_rank = launch.local_rank or 0
         self.trainer = Trainer(
@@ -69,15 +77,18 @@ class Trial:
         )
         self.trainer.strategy.connect(model)
         model.trainer = self.trainer
-        self._source = data if isinstance(data, LightningDataModule) else model
+        self._source: LightningModule | LightningDataModule | None = model if data is None else None
+        """What provides the loaders; None if the user's script does."""
         if isinstance(data, LightningDataModule):
-            data.trainer = self.trainer
+            self._source, data.trainer = data, self.trainer
             self.trainer.datamodule = data  # type: ignore[attr-defined]  # set by Lightning in `fit`
 
     def prepare_data(self) -> None:
         """Calls `prepare_data` on one rank, or on one rank of each machine, as Lightning does."""
+        if self._source is None:
+            return
         first_rank = self.trainer.local_rank if self._source.prepare_data_per_node else self.trainer.global_rank
-        if first_rank == 0 and self._has_own_loaders:
+        if first_rank == 0:
             self._source.prepare_data()
 
     def load_batch(self) -> dict[str, Any]:
@@ -87,7 +98,7 @@ class Trial:
             `workers`: number of loader processes; `batch_bytes`: size of the batch; `data`: its data's fingerprint.
         """
         loaders = self.data
-        if self._has_own_loaders:
+        if self._source is not None:
             self._source.setup("fit")
             loaders = self._source.train_dataloader()
         workers: list[int] = []
@@ -102,29 +113,52 @@ class Trial:
 
     def train(self) -> dict[str, Any]:
         """Trains on the loaded batch; returns the `seconds` of the fastest step, and the `peak_bytes` of memory."""
-        data: Any = _Repeated(self._batch, MAX_STEPS)
-        if self._has_own_loaders:
-            source = copy.copy(self._source) if self._source is self.data else self._source
-            loader = data
+        loader = _Repeated(self._batch, MAX_STEPS)
+        data: Any = loader
+        if self._source is not None:
+            # The hooks that load the data have been called. Its other hooks are called as in a run.
+            source = copy.copy(self._source) if self._source is not self.model else self.model
             vars(source).update(dict.fromkeys(("prepare_data", "setup", "teardown"), _do_nothing))
             vars(source)["train_dataloader"] = lambda: loader
             data = source if source is not self.model else None
-        if self.world.accelerator == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.world.index)
-        if isinstance(data, LightningDataModule):
-            self.trainer.fit(self.model, datamodule=data)
-        else:
-            self.trainer.fit(self.model, data)
-        if self.world.accelerator == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.world.index)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self.trainer.fit(self.model, data)
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
         else:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {"seconds": min(self._timer.seconds), "peak_bytes": peak}
 
-    @property
-    def _has_own_loaders(self) -> bool:
-        """Whether the data module or the model provides the loaders, and not the user's script."""
-        return self.data is None or self._source is self.data
+
+def check_steps(coordinator: Coordinator, trial: Trial) -> Check:
+    """Trains a few steps on every rank, without communication. All ranks must call.
+
+    Args:
+        coordinator: Exchanges values between all ranks.
+        trial: Has loaded its batch on all ranks.
+    """
+    hosts = coordinator.hosts
+    results, errors = gather(coordinator, trial.train)
+    if errors:
+        is_memory = any("out of memory" in text.lower() or "OutOfMemory" in text for text in errors.values())
+        remedy = "--batch_size N with a smaller N, or --max_device_batch_size N to accumulate gradients"
+        advice = [remedy if is_memory else "correct the error in the model or its data that the check of steps names"]
+        details = error_lines(errors, hosts)
+        return Check("training steps", FAIL, "a step of the model fails", details, advice, {"errors": errors})
+    seconds = {rank: result["seconds"] for rank, result in enumerate(results) if result}
+    slow, median = slow_ranks(seconds), median_low(seconds.values())
+    details = [
+        f"rank {rank} on {hosts[rank]} takes {1e3 * seconds[rank]:,.1f} ms, "
+        f"{seconds[rank] / median:.1f} times the median"
+        for rank in slow
+    ]
+    alternative = ", or start the job without this host" if len(set(hosts)) > 1 else ""
+    advice = [f"look for other programs on {hosts[rank]} (top, nvidia-smi){alternative}" for rank in slow[:4]]
+    peak = max(result["peak_bytes"] for result in results if result)
+    memory = f"{peak / 1e9:,.1f} GB of {'GPU memory' if trial.device.type == 'cuda' else 'memory, with all imports'}"
+    summary = f"the fastest step takes {1e3 * median:,.1f} ms without communication, and at most {memory}"
+    return Check("training steps", WARN if slow else OK, summary, details, advice, {"ranks": results})
 
 
 class _Repeated:
@@ -143,22 +177,21 @@ class _Repeated:
 class _StepTimer(Callback):
     """Measures each step, including the work of the device, and ends the trial."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.seconds: list[float] = []
         self._started = 0.0
 
     def on_train_batch_start(self, *_: Any) -> None:
-        self._started = _now()
+        self._started = self._now()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self.seconds.append(_now() - self._started)
+        self.seconds.append(self._now() - self._started)
         trainer.should_stop = len(self.seconds) >= MIN_STEPS and sum(self.seconds) > MAX_SECONDS
 
-
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    def _now(self) -> float:
+        synchronize(self.device)
+        return time.perf_counter()
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:

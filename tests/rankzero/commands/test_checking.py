@@ -21,10 +21,10 @@ def check_in_process(*arguments):
 
 
 def test_one_process_is_fit_to_train_and_nothing_remains_but_the_json_file(cwd, capsys):
-    assert check_in_process(*TOY, "--json", "out.json", "--warn_gbps", "10") == 0
-    assert [path.name for path in cwd.iterdir()] == ["out.json"]
-    content = json.loads((cwd / "out.json").read_text())
-    assert content["fit"] and [check["name"] for check in content["checks"]] == list(CHECK_NAMES)
+    assert check_in_process(*TOY, "--json", "new/out.json", "--warn_gbps", "10") == 0
+    assert [path.name for path in cwd.rglob("*")] == ["new", "out.json"]
+    content = json.loads((cwd / "new/out.json").read_text())
+    assert content["fit_to_train"] and [check["name"] for check in content["checks"]] == list(CHECK_NAMES)
     assert content["thresholds"]["warn_gbps"] == 10.0
     checks = {check["name"]: check for check in content["checks"]}
     assert checks["rendezvous"]["values"]["seconds"] == 0.5 and checks["imports"]["values"]["seconds"] == [2.5]
@@ -35,8 +35,8 @@ def test_one_process_is_fit_to_train_and_nothing_remains_but_the_json_file(cwd, 
 def test_a_model_whose_step_fails_is_not_fit_to_train(cwd, capsys):
     assert check_in_process(*TOY, "--model.in_features", "7") == 1
     printed = capsys.readouterr().out
-    assert "fail     one step         a step of the model fails" in printed
-    assert "verdict: not fit to train: one step" in printed
+    assert "fail     training steps   a step of the model fails" in printed
+    assert "verdict: not fit to train: training steps" in printed
 
 
 def test_data_that_cannot_be_read_is_not_fit_to_train(cwd, monkeypatch, capsys):
@@ -48,13 +48,14 @@ def test_data_that_cannot_be_read_is_not_fit_to_train(cwd, monkeypatch, capsys):
     )
     assert check_in_process("--model", "unreadable.BoringModel", "--data", "unreadable.Data") == 1
     printed = capsys.readouterr().out
-    assert "FileNotFoundError: /data/train" in printed and "skipped  one step         data failed" in printed
+    assert "FileNotFoundError: /data/train" in printed and "skipped  training steps   data failed" in printed
 
 
-@pytest.mark.parametrize("file", ["missing/folder", "."])
+@pytest.mark.parametrize("file", ["file/out.json", "."])
 def test_a_json_file_that_cannot_be_written_is_refused(cwd, file):
+    (cwd / "file").write_text("")
     with pytest.raises(CannotStart, match=f"--json {file}"):
-        check_in_process(*TOY, "--json", f"{file}/out.json" if file != "." else file)
+        check_in_process(*TOY, "--json", file)
 
 
 def test_the_result_of_an_earlier_preflight_is_removed(cwd):

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from rankzero.cli.arguments import parse_arguments
-from rankzero.commands.preflight import PREFLIGHT, main, report_missing_ranks
+from rankzero.commands.preflight import PREFLIGHT, main, report_failed_rendezvous
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import CannotStart, RequestError
 from running import command_of
@@ -33,23 +33,19 @@ def test_a_wrong_request_exits_with_code_2(capsys):
     assert "a number of Gbit/s (0.5, 10)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("rank", "is_written"), [(0, True), (1, True), (1, False)])
-def test_missing_ranks_are_reported_with_exit_code_1_also_as_json(cwd, monkeypatch, capsys, rank, is_written):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failed_rendezvous_replaces_the_json_file_on_each_rank(cwd, monkeypatch, rank):
     monkeypatch.setattr("rankzero.commands.preflight.refuse", lambda error, launch, code: code)
-    if not is_written:
-        (cwd / "preflight.json").write_text("written by rank 0")
+    (cwd / "preflight.json").write_text('{"fit_to_train": true}')
     flags = parse_arguments(PREFLIGHT, ["--json", "preflight.json"])
-    assert report_missing_ranks(ERROR, flags, Launch(launcher="slurm", rank=rank, world_size=2)) == 1
-    if not is_written:
-        assert (cwd / "preflight.json").read_text() == "written by rank 0"
-        return
+    assert report_failed_rendezvous(ERROR, flags, Launch(launcher="slurm", rank=rank, world_size=2)) == 1
     content = json.loads((cwd / "preflight.json").read_text())
     assert [check["status"] for check in content["checks"][:3]] == ["ok", "fail", "skipped"]
-    assert content["checks"][1]["summary"] == "missing rank 1" and not content["fit"]
+    assert content["checks"][1]["summary"] == "missing rank 1" and not content["fit_to_train"]
     assert content["checks"][1]["advice"] == ["the same command on every machine"]
 
 
-def test_missing_ranks_are_reported_without_json(cwd, monkeypatch):
+def test_a_failed_rendezvous_writes_no_file_without_json(cwd, monkeypatch):
     monkeypatch.setattr("rankzero.commands.preflight.refuse", lambda error, launch, code: code)
-    assert report_missing_ranks(CannotStart("reason"), parse_arguments(PREFLIGHT, []), Launch()) == 1
+    assert report_failed_rendezvous(CannotStart("reason"), parse_arguments(PREFLIGHT, []), Launch()) == 1
     assert list(cwd.iterdir()) == []

@@ -18,7 +18,8 @@ def test_the_time_of_a_step_follows_from_the_nearest_size(count, seconds):
     assert step_seconds(count, ROWS) == pytest.approx(seconds)
 
 
-def measure(coordinator, warn_gbps, fail_gbps, corrupted=""):
+def measure(coordinator, warn_gbps, fail_gbps, corrupted="", hosts=1):
+    coordinator.hosts = [f"n{rank % hosts}" for rank in range(len(coordinator.hosts))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bandwidth, "SIZES", (1 << 10, 1 << 16))
         patch.setattr(bandwidth, "SECONDS_PER_SIZE", 0.01)
@@ -27,9 +28,12 @@ def measure(coordinator, warn_gbps, fail_gbps, corrupted=""):
         return check_collectives(coordinator, torch.device("cpu"), warn_gbps, fail_gbps, 100_000, "MLP")
 
 
-@pytest.mark.parametrize(("limits", "status"), [((0, 0), OK), ((1e6, 0), WARN), ((1e6, 1e6), FAIL)])
-def test_the_bus_bandwidth_is_compared_with_the_thresholds(on_ranks, limits, status):
-    for check in on_ranks(measure, 2, *limits):
+@pytest.mark.parametrize(
+    ("limits", "hosts", "status"),
+    [((0, 0), 2, OK), ((1e6, 0), 2, WARN), ((1e6, 1e6), 2, FAIL), ((0, 1e6), 2, FAIL), ((0, 1e6), 1, WARN)],
+)
+def test_the_bus_bandwidth_is_compared_with_the_thresholds(on_ranks, limits, hosts, status):
+    for check in on_ranks(measure, 2, *limits, "", hosts):
         assert check.status == status and not check.blocks
         rows = check.values["all_reduce"]
         assert [row["bytes"] for row in rows] == [1 << 10, 1 << 16]
@@ -46,7 +50,7 @@ def test_the_bus_bandwidth_of_three_ranks_is_four_thirds_of_the_algorithm_bandwi
         assert row["bus_gbps"] == pytest.approx(row["algorithm_gbps"] * 4 / 3)
 
 
-@pytest.mark.parametrize("name", ["all_gather", "broadcast"])
+@pytest.mark.parametrize("name", ["all_gather", "broadcast", "all_reduce"])
 def test_a_collective_with_a_wrong_result_is_named(on_ranks, name):
     for check in on_ranks(measure, 2, 0, 0, name):
         assert check.status == FAIL and check.blocks and f"wrong result of {name}" in check.details[0]

@@ -1,6 +1,6 @@
 import json
 
-from rankzero.preflight.check import CHECK_NAMES, FAIL, WARN, Check, describe_ranks, differences
+from rankzero.preflight.check import CHECK_NAMES, FAIL, WARN, Check, describe_ranks, differences, error_lines
 
 HOSTS = ("n1", "n1", "n2", "n2")
 
@@ -20,6 +20,12 @@ def test_many_different_values_are_counted():
 
 def test_many_hosts_are_counted():
     assert describe_ranks(range(6), [f"n{rank}" for rank in range(6)]) == "ranks 0-5 (n0, n1, n2 and 3 more hosts)"
+
+
+def test_equal_errors_are_one_line():
+    errors = {0: "OSError: full\ntraceback", 1: "OSError: full", 3: "ValueError: x"}
+    assert error_lines(errors, HOSTS) == ["ranks 0-1 (n1): OSError: full", "rank 3 (n2): ValueError: x"]
+    assert error_lines({rank: str(rank) for rank in range(20)}, ["n1"] * 20)[8:] == ["and 12 other errors"]
 
 
 def test_a_check_is_one_line_and_its_details():

@@ -1,7 +1,10 @@
 import sys
+import sysconfig
 import types
 from pathlib import Path
 
+import data_modules  # noqa: F401  # part of the compared code
+import lightning_modules  # noqa: F401
 import rankzero
 from rankzero.preflight.code import combined, digests, rankzero_code, user_code
 
@@ -9,9 +12,7 @@ from rankzero.preflight.code import combined, digests, rankzero_code, user_code
 def test_rankzeros_code_covers_all_its_files():
     code = rankzero_code()
     assert "rankzero/trainer.py" in code and "rankzero/preflight/code.py" in code
-    assert len([name for name in code if name.startswith("rankzero/")]) == len(
-        list(Path(rankzero.__file__).parent.rglob("*.py"))
-    )
+    assert len(code) == len(list(Path(rankzero.__file__).parent.rglob("*.py")))
 
 
 def test_the_users_code_covers_imported_modules_outside_of_libraries(tmp_path, monkeypatch):
@@ -21,8 +22,16 @@ def test_the_users_code_covers_imported_modules_outside_of_libraries(tmp_path, m
     monkeypatch.setitem(sys.modules, "my_model", module)
     before = user_code()
     assert "my_model" in before and not {"torch", "json", "rankzero", "builtins"} & set(before)
+    assert {"lightning_modules", "data_modules"} <= set(before)
     (tmp_path / "my_model.py").write_text("x = 2\n")
     assert user_code()["my_model"] != before["my_model"]
+
+
+def test_an_installed_command_is_not_the_users_code(monkeypatch):
+    module = types.ModuleType("__main__")
+    module.__file__ = f"{sysconfig.get_path('scripts')}/rankzero"
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    assert "__main__" not in user_code()
 
 
 def test_a_file_that_cannot_be_read_has_no_digest(tmp_path):

@@ -48,9 +48,9 @@ def add_module(patch, name, text):
     patch.setitem(sys.modules, name, module)
 
 
-def changed_module(coordinator):
+def changed_module(coordinator, name):
     with pytest.MonkeyPatch.context() as patch:
-        add_module(patch, "my_model", f"x = {coordinator.launch.rank}")
+        add_module(patch, name, f"x = {coordinator.launch.rank}")
         return compare(coordinator)
 
 
@@ -80,9 +80,11 @@ def run_compare(coordinator, change, config, folder):
     ("config", "status", "details"),
     [
         ({"trainer.max_epochs": 4}, FAIL, "trainer.max_epochs: 3 on rank 0 "),
-        ({"model.depth": 1}, FAIL, "model.depth: missing on rank 0 "),
+        ({"model.depth": 1}, FAIL, "model.depth: none on rank 0 "),
         ({"data.folder": "/scratch"}, WARN, "data.folder: /data on rank 0 "),
         ({"trainer.logger": False}, OK, None),
+        ({"trainer.logger.class_path": "x"}, OK, None),
+        ({"model.logger": 2}, FAIL, "model.logger: none on rank 0 "),
     ],
 )
 def test_different_settings_are_named_unless_they_may_differ(on_ranks, tmp_path, config, status, details):
@@ -91,14 +93,15 @@ def test_different_settings_are_named_unless_they_may_differ(on_ranks, tmp_path,
         assert check.details[0].startswith(details) if details else not check.details
 
 
-def run_changed_module(coordinator, folder):
+def run_changed_module(coordinator, folder, name):
     os.environ["MODULES"] = folder
-    return changed_module(coordinator)
+    return changed_module(coordinator, name)
 
 
-def test_a_changed_module_of_the_user_is_named(on_ranks, tmp_path):
-    for check in on_ranks(run_changed_module, 2, str(tmp_path)):
-        assert check.status == FAIL and check.details[0].startswith("my_model: "), check
+@pytest.mark.parametrize("name", ["my_model", "data.transforms"])
+def test_a_changed_module_of_the_user_is_named(on_ranks, tmp_path, name):
+    for check in on_ranks(run_changed_module, 2, str(tmp_path), name):
+        assert check.status == FAIL and check.details[0].startswith(f"{name}: "), check
         assert check.advice == ["use the same files on all hosts"]
 
 
@@ -106,7 +109,7 @@ def test_the_clocks_of_ranks_are_compared_from_readings_that_bound_the_differenc
     assert clock_differences([(100.0, 100.1), (100.05, 100.2), (190.0, 190.1), (10.0, 10.1)]) == [0, 0, 90.0, -90.0]
 
 
-def test_a_rank_that_was_delayed_has_no_wrong_clock():
+def test_a_delayed_rank_is_not_reported_as_a_wrong_clock():
     assert clock_differences([(100.0, 100.1), (95.0, 103.0), (100.0, 130.0)]) == [0, 0, 0]
 
 
@@ -114,5 +117,5 @@ def test_missing_names_are_different_unless_they_are_ignored():
     parts = [{"a": "1", "b": "2"}, {"a": "1"}]
     assert different_parts(parts, ["n1", "n2"], ignores_missing=True) == {}
     assert different_parts(parts, ["n1", "n2"], ignores_missing=False) == {
-        "b": ["2 on rank 0 (n1)", "missing on rank 1 (n2)"]
+        "b": ["2 on rank 0 (n1)", "none on rank 1 (n2)"]
     }

@@ -3,7 +3,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from rankzero.preflight.check import SKIPPED, WARN
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN
 from rankzero.preflight.links import _slow_hosts, all_rounds, check_links, ring_rounds, slow_links
 
 
@@ -49,6 +49,23 @@ def test_pairs_of_ranks_are_measured(on_ranks, size, mode, pairs):
         measured = sorted(sorted(pair["ranks"]) for pair in check.values["pairs"])
         assert measured == (pairs or [[0, 1], [0, 2], [1, 2]]) and "median" in check.summary
         assert all(pair["gbps"] > 0 for pair in check.values["pairs"])
+
+
+def measure_two_hosts(coordinator, warn_gbps, fail_gbps):
+    coordinator.members = [
+        member._replace(host=f"n{rank}", node_rank=rank) for rank, member in enumerate(coordinator.members)
+    ]
+    coordinator.hosts = [member.host for member in coordinator.members]
+    return check_links(coordinator, torch.device("cpu"), "quick", warn_gbps, fail_gbps)
+
+
+@pytest.mark.parametrize(
+    ("limits", "status"), [((1e6, 0.0), WARN), ((1e6, 1e6), FAIL), ((0.0, 1e6), FAIL), ((0.0, 0.0), OK)]
+)
+def test_a_link_between_hosts_is_compared_with_the_thresholds(on_ranks, limits, status):
+    for check in on_ranks(measure_two_hosts, 2, *limits):
+        assert check.status == status and bool(check.advice) is (status != OK)
+        assert status == OK or check.details[0].startswith("n0 - n1 (ranks 0 and 1): ")
 
 
 def test_slow_pairs_on_one_host_are_a_warning(on_ranks):

@@ -28,4 +28,5 @@ def test_every_rank_receives_data_and_each_receipt_is_printed_once(on_ranks, siz
 def test_a_rank_that_receives_wrong_data_is_named(on_ranks):
     for check, _ in on_ranks(exchange, 3, True):
         assert check.status == FAIL and check.blocks
-        assert any(line.startswith("rank 2 on ") and "differs" in line for line in check.details), check
+        (line,) = check.details
+        assert line.startswith("ranks 0, 2 (") and "differs" in line, check

@@ -18,7 +18,7 @@ def test_the_file_lists_every_check_after_the_first_one(tmp_path):
     report.add(Check("launcher", OK, "slurm"))
     content, statuses = read(file)
     assert statuses == {"launcher": OK, **dict.fromkeys(CHECK_NAMES[1:], SKIPPED)}
-    assert content["thresholds"] == {"warn_gbps": 1.0} and not content["fit"]
+    assert content["thresholds"] == {"warn_gbps": 1.0} and not content["fit_to_train"]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_verdict_names_failed_checks_and_warnings_and_lists_each_advice_once
     assert report.verdict() == code
     lines = capsys.readouterr().out.splitlines()
     assert lines[lines.index(text) :] == [text, *["  - do this"] * (set(statuses) != {OK})]
-    assert read(tmp_path / "preflight.json")[0]["fit"] is (code == Exit.FINISHED)
+    assert read(tmp_path / "preflight.json")[0]["fit_to_train"] is (code == Exit.FINISHED)
 
 
 def test_checks_that_were_not_run_are_printed_with_the_reason(capsys):
@@ -46,6 +46,16 @@ def test_checks_that_were_not_run_are_printed_with_the_reason(capsys):
     report.add(Check("launcher", FAIL, "a wrong setting"))
     report.verdict()
     assert "skipped  links            launcher failed" in capsys.readouterr().out
+
+
+def test_a_skipped_check_names_the_failure_before_it(capsys):
+    report = Report(prints=True)
+    report.add(Check("gloo messages", FAIL, "no message arrived"))
+    report.add(Check("data", FAIL, "missing"))
+    report.verdict()
+    printed = capsys.readouterr().out
+    assert "skipped  links            gloo messages failed" in printed
+    assert "skipped  training steps   data failed" in printed and "skipped  launcher         not reached" in printed
 
 
 def test_other_ranks_print_and_write_nothing(tmp_path, capsys):

@@ -6,7 +6,8 @@ from torch.utils.data import DataLoader
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
-from rankzero.preflight.trial import MAX_STEPS, Trial
+from rankzero.preflight.check import FAIL, OK, WARN
+from rankzero.preflight.trial import MAX_STEPS, Trial, check_steps
 from rankzero.sampling.plan import SamplingPlan
 
 LAUNCH = Launch(rank=1, local_rank=1, world_size=4, local_world_size=4)
@@ -78,7 +79,7 @@ def test_only_the_first_rank_of_a_machine_prepares_data():
     assert data.calls == ["prepare_data"]
 
 
-def test_loaders_in_place_of_a_data_module_are_tried():
+def test_a_trial_accepts_loaders_instead_of_a_data_module():
     class PlainModel(BoringModel):
         count = 0
 
@@ -95,7 +96,7 @@ def test_loaders_in_place_of_a_data_module_are_tried():
     assert model.count == MAX_STEPS
 
 
-def test_a_model_with_loaders_of_its_own_is_tried():
+def test_a_trial_reads_the_loaders_of_a_model():
     model = BoringModel()
     trial = start(model, None)
     trial.prepare_data()
@@ -117,3 +118,39 @@ def test_an_error_of_the_model_is_raised():
     trial.load_batch()
     with pytest.raises(ValueError, match="wrong shape"):
         trial.train()
+
+
+class FakeTrial:
+    """Returns a time, or raises an error."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, result):
+        self.result = result
+
+    def train(self):
+        if isinstance(self.result, str):
+            raise RuntimeError(self.result)
+        return {"seconds": self.result, "peak_bytes": 10**9}
+
+
+def run_check_steps(coordinator, results):
+    return check_steps(coordinator, FakeTrial(results[coordinator.launch.rank]))
+
+
+@pytest.mark.parametrize(
+    ("results", "status", "text"),
+    [
+        ((0.010, 0.011, 0.010), OK, None),
+        ((0.010, 0.030, 0.010), WARN, "takes 30.0 ms, 3.0 times the median"),
+        ((0.010, "CUDA out of memory", 0.010), FAIL, "RuntimeError: CUDA out of memory"),
+        ((0.010, "wrong shape", 0.010), FAIL, "RuntimeError: wrong shape"),
+    ],
+)
+def test_slow_and_failing_ranks_are_named(on_ranks, results, status, text):
+    for check in on_ranks(run_check_steps, 3, results):
+        assert check.status == status
+        assert not check.details if text is None else check.details[0].startswith("rank 1 ")
+        assert text is None or text in check.details[0]
+        if status == FAIL:
+            assert ("--batch_size" in check.advice[0]) is ("memory" in text)

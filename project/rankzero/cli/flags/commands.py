@@ -2,7 +2,7 @@
 
 from rankzero.cli.flags.flag import Flag
 from rankzero.cli.flags.values import (
-    bandwidth,
+    bandwidth_value,
     checkpoint_value,
     choice,
     choices,
@@ -120,7 +120,7 @@ TRAINING_FLAGS = (
         "preflight",
         "HOW",
         choice("quick", "full", "off"),
-        "compare the ranks first (quick), run all checks first (full), or none (off) [quick]",
+        "first compare the ranks (quick), run all checks (full) or none (off) [quick]",
         "full",
         default="quick",
     ),
@@ -202,6 +202,6 @@ PREFLIGHT_FLAGS = (
         "all",
         default="quick",
     ),
-    Flag("warn_gbps", "X", bandwidth, "warn if ranks communicate slower than X Gbit/s [1]", "10", default=1.0),
-    Flag("fail_gbps", "X", bandwidth, "fail if ranks communicate slower than X Gbit/s [0.5]", "1", default=0.5),
+    Flag("warn_gbps", "X", bandwidth_value, "warn below X Gbit/s between ranks [1]", "10", default=1.0),
+    Flag("fail_gbps", "X", bandwidth_value, "fail below X Gbit/s between ranks [0.5]", "1", default=0.5),
 )

@@ -81,7 +81,7 @@ def seconds_value(text: str) -> float:
     raise ValueError("a time in seconds (300) or with a unit (5min)")
 
 
-def bandwidth(text: str) -> float:
+def bandwidth_value(text: str) -> float:
     """Reads a bandwidth in Gbit/s."""
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         raise ValueError("a number of Gbit/s (0.5, 10)")

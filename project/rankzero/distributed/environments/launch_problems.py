@@ -8,7 +8,7 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.network import GLOO
 
 
-class CostlySetting(NamedTuple):
+class LaunchProblem(NamedTuple):
     """A setting that costs speed or ends a run.
 
     Args:
@@ -22,42 +22,46 @@ class CostlySetting(NamedTuple):
     ends_run: bool = False
 
 
-def costly_settings(
-    launch: Launch, cores: int, visible_gpus: int, environ: Mapping[str, str] = os.environ
-) -> list[CostlySetting]:
+def launch_problems(
+    launch: Launch, cpus: int, visible_gpus: int, environ: Mapping[str, str] = os.environ
+) -> list[LaunchProblem]:
     """Returns the settings of a launcher, and the variables, that cost speed or end a run.
 
     Args:
         launch: The position of this process among all processes.
-        cores: Number of cores that this process may use.
+        cpus: Number of CPUs (hardware threads) that this process may use.
         visible_gpus: Number of GPUs that this process sees.
         environ: The environment variables.
     """
-    settings = []
+    problems = []
     local_ranks = launch.local_world_size or 1
     if visible_gpus == 1 and local_ranks > 1 and launch.launcher in ("slurm", "mpi"):
-        settings.append(
-            CostlySetting(
+        problems.append(
+            LaunchProblem(
                 "each rank sees only its own GPU, so that NCCL cannot connect GPUs directly (NVIDIA/nccl#1066)",
-                f"srun --gpus-per-node={local_ranks} in place of --gpus-per-task=1",
+                f"let each rank see all GPUs of its machine: srun --gpus-per-node={local_ranks}, not --gpus-per-task=1",
             )
         )
-    cores_of_node = environ.get("SLURM_CPUS_ON_NODE", "")
-    fair_share = int(cores_of_node) // local_ranks if cores_of_node.isdecimal() else 0
-    if launch.launcher == "slurm" and "SLURM_CPUS_PER_TASK" not in environ and cores < fair_share:
-        settings.append(
-            CostlySetting(
-                f"srun without --cpus-per-task gives each rank {cores} of {cores_of_node} cores",
+    fair_share = _number(environ, "SLURM_CPUS_ON_NODE") // local_ranks
+    if launch.launcher == "slurm" and cpus < fair_share and cpus != _number(environ, "SLURM_CPUS_PER_TASK"):
+        problems.append(
+            LaunchProblem(
+                f"srun without --cpus-per-task gives each rank {cpus} of {environ['SLURM_CPUS_ON_NODE']} CPUs",
                 f"srun --cpus-per-task={fair_share}",
             )
         )
     interface = environ.get(GLOO, "")
     if interface.startswith(("^", "=")):
-        settings.append(
-            CostlySetting(
-                f"{GLOO}={interface} has NCCL's syntax, with which gloo ends the process",
+        problems.append(
+            LaunchProblem(
+                f"{GLOO}={interface} has NCCL's syntax, with which gloo aborts the process",
                 f"unset {GLOO}, or set it to the name of one interface; --interface NAME sets it for all ranks",
                 ends_run=True,
             )
         )
-    return settings
+    return problems
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else 0

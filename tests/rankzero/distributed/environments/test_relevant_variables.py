@@ -1,4 +1,4 @@
-from rankzero.distributed.environments.relevant import relevant_variables
+from rankzero.distributed.environments.relevant_variables import relevant_variables
 
 
 def test_variables_that_change_how_ranks_compute_or_communicate_are_relevant():

@@ -1,4 +1,4 @@
-"""The environment variables that must be equal on all ranks. Does not import torch."""
+"""The environment variables that should be equal on all ranks. Does not import torch."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Checks which processes the launcher has started, and its settings that cost speed."""
+"""Checks which processes the launcher has started, its settings that cost speed, and how long torch took to import."""
 
 import os
 from typing import Any
@@ -7,40 +7,42 @@ import torch
 
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
-from rankzero.distributed.environments.costly_settings import costly_settings
+from rankzero.distributed.environments.launch_problems import launch_problems
 from rankzero.distributed.process.cores import usable_cores
-from rankzero.preflight.check import FAIL, OK, WARN, Check, describe_ranks
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, describe_ranks
 
 MAX_LISTED = 64
 """How many processes are printed; the JSON file has all."""
 
+SLOW_IMPORT_SECONDS = 20.0
+
 
 def check_launcher(coordinator: Coordinator, world: WorldInfo) -> Check:
     """Reports the detected launcher, and threads and cores per rank. All ranks must call."""
-    launch, cores, gpus = coordinator.launch, len(usable_cores()), torch.cuda.device_count()
+    launch, gpus = coordinator.launch, torch.cuda.device_count()
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     own = {
         "threads": torch.get_num_threads(),
-        "cores": cores,
-        "machine_cores": os.cpu_count() or 1,
+        "cores": len(usable_cores()),
+        "machine_cpus": os.cpu_count() or 1,
         "visible_gpus": gpus,
-        "costly_settings": [setting._asdict() for setting in costly_settings(launch, cores, gpus)],
+        "problems": [problem._asdict() for problem in launch_problems(launch, cpus, gpus)],
     }
     ranks: list[dict[str, Any]] = coordinator.all_gather_object(own)
-    hosts = [member.host for member in coordinator.members]
     ranks_with: dict[str, list[int]] = {}
     for rank, values in enumerate(ranks):
-        for setting in values["costly_settings"]:
-            ranks_with.setdefault(setting["problem"], []).append(rank)
-    found = [setting for values in ranks for setting in values["costly_settings"]]
-    details = [f"{problem}: {describe_ranks(affected, hosts)}" for problem, affected in ranks_with.items()]
-    status = FAIL if any(setting["ends_run"] for setting in found) else WARN if found else OK
+        for found in values["problems"]:
+            ranks_with.setdefault(found["problem"], []).append(rank)
+    problems = [found for values in ranks for found in values["problems"]]
+    details = [f"{problem}: {describe_ranks(affected, coordinator.hosts)}" for problem, affected in ranks_with.items()]
+    status = FAIL if any(found["ends_run"] for found in problems) else WARN if problems else OK
     threads = sorted({values["threads"] for values in ranks})
-    numbers_of_cores = sorted({values["cores"] for values in ranks})
+    cores = sorted({values["cores"] for values in ranks})
     summary = (
         f"{launch.launcher} ({launch.evidence}): {launch.shape} on {world.accelerator}, "
-        f"{_range(threads, 'thread')} and {_range(numbers_of_cores, 'core')} per rank"
+        f"{_range(threads, 'thread')} and {_range(cores, 'core')} per rank"
     )
-    advice = tuple(dict.fromkeys(setting["advice"] for setting in found))
+    advice = list(dict.fromkeys(found["advice"] for found in problems))
     values = {"launcher": launch.launcher, "variables": dict(launch.variables), "ranks": ranks}
     return Check("launcher", status, summary, details, advice, values)
 
@@ -48,7 +50,7 @@ def check_launcher(coordinator: Coordinator, world: WorldInfo) -> Check:
 def check_processes(coordinator: Coordinator, world: WorldInfo, seconds: float | None) -> Check:
     """Lists host, rank, local rank, device and process id of every process. All ranks must call.
 
-    A missing process has ended the rendezvous before, with a message that names it.
+    If a process is missing, the rendezvous has already failed and named it.
 
     Args:
         coordinator: The processes.
@@ -67,13 +69,36 @@ def check_processes(coordinator: Coordinator, world: WorldInfo, seconds: float |
     ]
     if len(rows) > MAX_LISTED:
         lines.append(f"and {len(rows) - MAX_LISTED} more")
-    count, hosts = len(rows), len({member.host for member in coordinator.members})
+    count, hosts = len(rows), len(set(coordinator.hosts))
     summary = f"all {count} processes on {hosts} host{'s' * (hosts > 1)} have connected"
     if seconds is not None:
         summary += f", after {seconds:.1f} s"
     if count == 1:
         summary = f"one process on {rows[0]['host']}"
     return Check("rendezvous", OK, summary, lines, values={"ranks": rows, "seconds": seconds})
+
+
+def check_imports(coordinator: Coordinator, seconds: float | None) -> Check:
+    """Reports how long each rank took to import torch. All ranks must call.
+
+    Args:
+        coordinator: Exchanges values between all ranks.
+        seconds: Seconds that this process took; None if unknown.
+    """
+    if seconds is None:
+        return Check("imports", SKIPPED, "torch was imported before the checks")
+    times: list[float] = coordinator.all_gather_object(round(seconds, 2))
+    slowest = max(range(len(times)), key=lambda rank: times[rank])
+    slowest_rank = f"rank {slowest} on {coordinator.hosts[slowest]}"
+    summary = f"torch was imported within {times[slowest]:.1f} s (the slowest: {slowest_rank})"
+    values = {"seconds": times}
+    if times[slowest] <= SLOW_IMPORT_SECONDS:
+        return Check("imports", OK, summary, values=values)
+    advice = (
+        "a shared file system that serves thousands of small files is slow when its cache is cold: copy the virtual "
+        "environment to a local disk of each node, or use a container image or squashfs file",
+    )
+    return Check("imports", WARN, summary, (), advice, values)
 
 
 def _range(numbers: list[int], noun: str) -> str:

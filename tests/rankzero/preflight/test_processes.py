@@ -1,8 +1,8 @@
 import pytest
 
 from rankzero.distributed.devices import WorldInfo
-from rankzero.preflight.check import FAIL, OK
-from rankzero.preflight.launcher import check_launcher, check_processes
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN
+from rankzero.preflight.processes import check_imports, check_launcher, check_processes
 
 
 def run_check_launcher(coordinator, interface):
@@ -31,6 +31,16 @@ def test_all_processes_are_listed(on_ranks):
     assert all(f"rank {rank} on " in line and ", cpu, process " in line for rank, line in enumerate(check.details))
 
 
-def test_a_single_process_has_one_line(on_ranks):
+def test_a_single_process_is_named(on_ranks):
     (check,) = on_ranks(run_check_processes, 1, None)
     assert check.summary.startswith("one process on ")
+
+
+def run_check_imports(coordinator, seconds):
+    return check_imports(coordinator, None if seconds is None else seconds * (coordinator.launch.rank + 1))
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(5.0, OK), (15.0, WARN), (None, SKIPPED)])
+def test_the_slowest_import_is_named(on_ranks, seconds, status):
+    for check in on_ranks(run_check_imports, 2, seconds):
+        assert check.status == status and ("the slowest: rank 1" in check.summary) is (seconds is not None)

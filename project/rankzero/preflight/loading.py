@@ -1,0 +1,82 @@
+"""Checks the training data and the processes that load it."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.process.cores import usable_cores
+from rankzero.preflight.check import FAIL, OK, WARN, Check, differences, error_lines
+
+SHARED_MEMORY = Path("/dev/shm")
+
+PREFETCHED_BATCHES = 2
+"""Batches that each loader process holds in shared memory by default."""
+
+
+def check_data(fingerprints: Sequence[Mapping[str, str]], errors: Mapping[int, str], hosts: Sequence[str]) -> Check:
+    """Compares the training data of all ranks.
+
+    Args:
+        fingerprints: Fingerprint of each rank's training data, see `rankzero.sampling.fingerprint`; {} if unknown.
+        errors: Error of each rank that could not read its data.
+        hosts: Host of each rank.
+    """
+    if errors:
+        advice = ["correct the error that the check of the data names; all hosts need the same data"]
+        summary = "the training data cannot be read"
+        return Check("data", FAIL, summary, error_lines(errors, hosts), advice, {"errors": dict(errors)})
+    details: list[str] = []
+    for name in dict.fromkeys(name for values in fingerprints for name in values):
+        texts = differences([values.get(name, "missing") for values in fingerprints], hosts)
+        details += [f"{name}: {'; '.join(texts)}"] * bool(texts)
+    values = {"ranks": list(fingerprints)}
+    if details:
+        advice = ["use the same files on all hosts; if a script generates the data at random, set a seed"]
+        return Check("data", FAIL, "the training data differs between ranks", details, advice, values)
+    samples = fingerprints[0].get("samples")
+    summary = f"{samples} samples, the same on all ranks" if samples else "readable; the data set has no fingerprint"
+    return Check("data", OK, summary, values=values)
+
+
+def check_workers(coordinator: Coordinator, workers: int, batch_bytes: int) -> Check:
+    """Compares the loader processes of each host with its cores and its shared memory. All ranks must call.
+
+    Args:
+        coordinator: Exchanges values between all ranks.
+        workers: Number of loader processes of this rank.
+        batch_bytes: Size of a batch of this rank in bytes.
+    """
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
+    needed = PREFETCHED_BATCHES * workers * batch_bytes
+    own = {"workers": workers, "cores": sorted(usable_cores()), "shared_memory": free, "needed": needed}
+    ranks: list[dict[str, Any]] = coordinator.all_gather_object(own)
+    ranks_on: dict[str, list[dict[str, Any]]] = {}
+    for host, values in zip(coordinator.hosts, ranks, strict=True):
+        ranks_on.setdefault(host, []).append(values)
+    details: list[str] = []
+    advice: dict[str, None] = {}
+    has_failed = False
+    for host, local_ranks in ranks_on.items():
+        count, cores = sum(values["workers"] for values in local_ranks), len(_union(local_ranks))
+        if count > cores:
+            details.append(f"{host} has {count} loader processes on {cores} core{'s' * (cores > 1)}")
+            fair_share = max(1, cores // len(local_ranks))
+            advice[f"--data.num_workers {fair_share}, or more cores per rank"] = None
+        needed, free = sum(values["needed"] for values in local_ranks), local_ranks[0]["shared_memory"]
+        if free is not None and needed > free:
+            has_failed = True
+            details.append(
+                f"{SHARED_MEMORY} on {host} has {free / 1e6:,.0f} MB free, and the loader processes of this host need "
+                f"{needed / 1e6:,.0f} MB"
+            )
+            size = 2 * needed // 2**30 + 1
+            advice[f"docker run --shm-size={size}g or --ipc=host, or --data.num_workers N with a smaller N"] = None
+    summary = f"{workers} loader process{'es' * (workers != 1)} per rank"
+    status = FAIL if has_failed else WARN if details else OK
+    return Check("loader processes", status, summary, details, list(advice), {"ranks": ranks})
+
+
+def _union(ranks: Sequence[Mapping[str, Any]]) -> set[int]:
+    return {core for values in ranks for core in values["cores"]}
