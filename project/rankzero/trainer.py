@@ -164,7 +164,6 @@ class Trainer(pl.Trainer):
         precision = lightning.get("precision")
         if self._is_fast:
             precision, self._precision_reason = layout.agree_on_precision(coordinator, world.accelerator, precision)
-
         self._checkpointing = None
         if not barebones and lightning.get("enable_checkpointing") is not False:
             retention = Retention(arguments["keep"], arguments["keep_best"])
@@ -254,7 +253,6 @@ class Trainer(pl.Trainer):
         if self.outcome.has_started:
             requested, found = "a second call of fit", f"this Trainer has already trained run {self.run.name}"
             raise RequestError(requested, found, "a new Trainer; with the same name and more epochs it resumes the run")
-        self.plan.seed = self.session.coordinator.all_gather_object(global_seed())[0]
         attempt = self._prepare_attempt(model, datamodule or train_dataloaders, ckpt_path)
         fit_loop.fit_loop_of(self).only_restores = attempt.already_finished
         if not attempt.already_finished:
@@ -271,8 +269,11 @@ class Trainer(pl.Trainer):
         if ckpt_path is not None:
             options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")
         self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments)
-        preflight, keep, root = self._arguments["preflight"], self._arguments["keep"], self.run.path.parent
-        run = PlannedRun(model, data, self.plan, flattened(config), root, keep, self.precision)
+        agreed = self.session.coordinator.all_gather_object([global_seed(), self._arguments["preflight"]])[0]
+        self.plan.seed, preflight = agreed  # of rank zero
+        keep, root = self._arguments["keep"], self.run.path.parent
+        limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
+        run = PlannedRun(model, data, self.plan, flattened(config), root, keep, limits)
         check_before_fit(preflight, self.session, run)
         attempt = Attempt(
             self.run,
@@ -282,8 +283,7 @@ class Trainer(pl.Trainer):
             self.plan,
             self.outcome,
             lambda: Figures(self._throughput.samples, self._throughput.samples_per_second, self._ledger.entries),
-            self.session.world,
-            self.session.coordinator,
+            self.session,
         )
         self._found_settings.awaits_checkpoint = attempt.checkpoint is not None
         return attempt

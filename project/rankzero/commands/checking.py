@@ -58,7 +58,9 @@ def run_checks(
             precision, _ = layout.agree_on_precision(coordinator, world.accelerator, precision)
             layout.apply_layout(cli.model, world.accelerator)
         config, root = flattened(cli.stored_config), Path(flags.get("root"))
-        run = PlannedRun(cli.model, cli.datamodule, plan, config, root, flags.get("keep"), precision)
+        trainer = cli.config.trainer
+        settings = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps, "precision": precision}
+        run = PlannedRun(cli.model, cli.datamodule, plan, config, root, flags.get("keep"), settings)
         options = NetworkOptions(flags.get("pairs"), flags.get("warn_gbps"), flags.get("fail_gbps"))
         report = Report(coordinator.launch.rank == 0, file, thresholds(options))
         return check_all(session, run, options, report, start_seconds, import_seconds)

@@ -55,8 +55,8 @@ def report_failed_rendezvous(error: CannotStart, flags: Arguments, launch: Launc
         report = Report(prints=True, file=Path(flags.get("json")))
         summary = f"{launch.launcher} ({launch.evidence}): {launch.shape}"
         launcher = Check("launcher", OK, summary, values={"variables": dict(launch.variables)})
-        found, advice = (error.found, error.instead) if isinstance(error, RequestError) else (str(error), "")
-        report.checks = {"launcher": launcher, "rendezvous": Check("rendezvous", FAIL, found, advice=(advice,))}
+        found, advice = (error.found, [error.instead]) if isinstance(error, RequestError) else (str(error), [])
+        report.checks = {"launcher": launcher, "rendezvous": Check("rendezvous", FAIL, found, advice=advice)}
         report.write(complete=True)
     return refuse(error, launch, Exit.FAILED)
 

@@ -9,15 +9,26 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from rankzero.distributed.environments.launch_problems import has_invalid_interface
 from rankzero.distributed.monitoring.slow_ranks import SLOW_FACTOR
 from rankzero.distributed.process_group import destroy_process_group
 from rankzero.distributed.session import Session
-from rankzero.messages import Exit, RequestError, print_error
+from rankzero.messages import AnotherRankFailed, Exit, RequestError, print_error
 from rankzero.preflight.bandwidth import check_collectives
-from rankzero.preflight.check import FAIL, NETWORK_ADVICE, SKIPPED, WARN, Check, error_lines, gather
+from rankzero.preflight.check import (
+    COLLECTIVE_SECONDS,
+    FAIL,
+    NETWORK_ADVICE,
+    NETWORK_SECONDS,
+    SKIPPED,
+    WARN,
+    Check,
+    error_lines,
+    gather,
+)
 from rankzero.preflight.environment import CLOCK_SECONDS, check_environment
 from rankzero.preflight.links import SLOW_LINK_FACTOR, check_links
 from rankzero.preflight.loading import check_data, check_workers
@@ -27,9 +38,6 @@ from rankzero.preflight.report import Report
 from rankzero.preflight.run_directory import SLOW_FSYNC_SECONDS, check_run_directory
 from rankzero.preflight.trial import Trial, check_steps
 from rankzero.sampling.plan import SamplingPlan
-
-COLLECTIVE_SECONDS = 60
-"""Time limit of a message or a collective."""
 
 
 class PlannedRun(NamedTuple):
@@ -42,7 +50,8 @@ class PlannedRun(NamedTuple):
         config: The settings of the run: name, such as `trainer.max_epochs`, -> value.
         root: Folder of the runs.
         keep: Number of checkpoints that are kept.
-        precision: Argument of the Trainer; None for its default.
+        trainer_settings: Arguments of the Trainer: `max_epochs`, `max_steps`, `precision`.
+        untried: Why the model and the data cannot be tried; empty if they can.
     """
 
     model: LightningModule
@@ -51,7 +60,8 @@ class PlannedRun(NamedTuple):
     config: Mapping[str, Any]
     root: Path
     keep: int
-    precision: Any = None
+    trainer_settings: Mapping[str, Any]
+    untried: str = ""
 
     @property
     def gradient_bytes(self) -> int:
@@ -106,15 +116,32 @@ def check_before_fit(mode: str, session: Session, run: PlannedRun) -> None:
     if mode == "full":
         report = Report(prints=session.coordinator.launch.rank == 0, thresholds=thresholds(NetworkOptions()))
         with isolate_rng():
-            model, data = session.coordinator.run_on_all_ranks(lambda: copy.deepcopy((run.model, run.data)))
-            copied = run._replace(model=model, data=data, plan=dataclasses.replace(run.plan))
-            code = check_all(session, copied, NetworkOptions(), report)
+            code = check_all(session, _copy(session, run), NetworkOptions(), report)
         if code != Exit.FINISHED:
-            failed = ", ".join(report.names(FAIL))
-            found = f"not fit to train: {failed} failed"
+            found = f"not fit to train: {', '.join(report.names(FAIL))} failed"
             raise RequestError("--preflight full", found, "follow the advice above, or --preflight off")
     elif mode == "quick" and session.world.size > 1:
         _compare_ranks(session, run)
+
+
+def _copy(session: Session, run: PlannedRun) -> PlannedRun:
+    """Returns the run with copies of model and data, or the reason why they cannot be copied. All ranks must call."""
+    copies: list[Any] = []
+
+    def copy_both() -> None:
+        model, data = copy.copy(run.model), copy.copy(run.data)
+        for used in (model, data):  # by an earlier Trainer, which cannot be copied
+            if isinstance(used, LightningModule):
+                vars(used)["_trainer"] = None
+            elif isinstance(used, LightningDataModule):
+                used.trainer = None
+        copies.extend(copy.deepcopy((model, data)))
+
+    _, errors = gather(session.coordinator, copy_both)
+    if errors:
+        lines = error_lines(errors, session.coordinator.hosts)
+        return run._replace(untried=f"the model and the data cannot be copied; {lines[0]}")
+    return run._replace(model=copies[0], data=copies[1], plan=dataclasses.replace(run.plan))
 
 
 def _compare_ranks(session: Session, run: PlannedRun) -> None:
@@ -127,7 +154,9 @@ def _compare_ranks(session: Session, run: PlannedRun) -> None:
     for check in (check_launcher(coordinator, world), check_environment(coordinator, world, run.config)):
         if check.status == FAIL:
             escape = ["or, if the difference is intended, --preflight off"] * (check.name == "environment")
-            found, advice = [check.summary, *check.details], [*check.advice, *escape]
+            # The launcher's summary differs between ranks, and all ranks must raise the same error.
+            found = [check.summary, *check.details] if check.name == "environment" else check.details
+            advice = [*check.advice, *escape]
             raise RequestError(f"training on {world.size} ranks", "\n".join(found), "\n".join(advice))
         if check.status == WARN and coordinator.launch.rank == 0:
             problem = check.summary if check.name == "environment" else "settings of the launcher cost speed"
@@ -155,39 +184,54 @@ def check_all(
     Returns:
         0 if all processes can train together, 1 if not.
     """
+    coordinator = session.coordinator
+    owns_group = not dist.is_initialized()
+    try:
+        _check_processes(session, run, report, start_seconds)
+        if not report.names(FAIL):
+            can_communicate = _check_network(session, run, options, report)
+            if owns_group and not can_communicate:
+                destroy_process_group(after_error=True)
+            report.add(check_run_directory(coordinator, run.root, run.checkpoint_bytes, run.keep))
+            report.add(check_imports(coordinator, import_seconds))
+            _check_training(session, run, report, owns_group)
+        code = report.verdict()
+        coordinator.all_gather_object(None)  # rank zero has written its file
+        return code
+    except AnotherRankFailed as error:
+        advice = ["look at the processes and the logs of the host of this rank"]
+        report.add(Check(report.next_name, FAIL, str(error), (), advice))
+        report.verdict()
+        raise
+
+
+def _check_processes(session: Session, run: PlannedRun, report: Report, start_seconds: float | None) -> None:
     coordinator, world = session.coordinator, session.world
-    checks: tuple[Callable[[], Check], ...] = (
-        lambda: check_launcher(coordinator, world),
-        lambda: check_processes(coordinator, world, start_seconds),
-        lambda: check_environment(coordinator, world, run.config),
-    )
-    if not any(report.add(check()).status == FAIL for check in checks):
-        _check_network(session, run, options, report)
-        report.add(check_run_directory(coordinator, run.root, run.checkpoint_bytes, run.keep))
-        report.add(check_imports(coordinator, import_seconds))
-        _check_training(session, run, report)
-    code = report.verdict()
-    coordinator.all_gather_object(None)  # rank zero has written its file
-    return code
+    report.add(check_launcher(coordinator, world))
+    report.add(check_processes(coordinator, world, start_seconds))
+    report.add(check_environment(coordinator, world, run.config))
 
 
-def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, report: Report) -> None:
+def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, report: Report) -> bool:
+    """Returns whether the ranks can communicate. Their process group remains."""
     coordinator, world = session.coordinator, session.world
     if world.size == 1:
         for name in ("gloo messages", "nccl messages", "collectives", "links"):
             report.add(Check(name, SKIPPED, "there is only one process"))
-        return
-    uses_nccl, timeout = world.backend == "nccl", timedelta(seconds=COLLECTIVE_SECONDS)
+        return True
+    uses_nccl, timeout = world.backend == "nccl", timedelta(seconds=COLLECTIVE_SECONDS + world.size / 4)
     device = torch.device("cuda", world.index) if uses_nccl else torch.device("cpu")
     groups: dict[str, Any] = {}
 
     def connect() -> None:
         coordinator.init_process_group(world.backend, device, timeout)
         groups[world.backend] = dist.group.WORLD
-        if uses_nccl:
+        if uses_nccl and not has_invalid_interface():
             groups["gloo"] = dist.new_group(backend="gloo", timeout=timeout)
 
     def send_by_gloo() -> Check:
+        if "gloo" not in groups:
+            return Check("gloo messages", SKIPPED, "GLOO_SOCKET_IFNAME is not valid for gloo")
         return check_message_passing(coordinator, "gloo", groups["gloo"], torch.device("cpu"), report.notify)
 
     def send_by_nccl() -> Check:
@@ -195,40 +239,50 @@ def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, r
             return Check("nccl messages", SKIPPED, f"the run communicates by {world.backend} on {world.accelerator}")
         return check_message_passing(coordinator, "nccl", groups["nccl"], device, report.notify)
 
-    _, errors = gather(coordinator, connect)
+    _, errors = gather(coordinator, connect, NETWORK_SECONDS)
     if errors:
         summary = "the ranks cannot connect to one another"
         report.add(Check("gloo messages", FAIL, summary, error_lines(errors, coordinator.hosts), [NETWORK_ADVICE]))
-    else:
-        limits, model = (options.warn_gbps, options.fail_gbps), type(run.model).__name__
-        checks: tuple[Callable[[], Check], ...] = (
-            send_by_gloo,
-            send_by_nccl,
-            lambda: check_collectives(coordinator, device, *limits, run.gradient_bytes, model),
-            lambda: check_links(coordinator, device, options.pairs, *limits),
-        )
-        for check in checks:
-            if report.add(check()).blocks:
-                break
-    destroy_process_group(after_error=bool(errors))
+        return False
+    limits, model = (options.warn_gbps, options.fail_gbps), type(run.model).__name__
+    checks: tuple[Callable[[], Check], ...] = (
+        send_by_gloo,
+        send_by_nccl,
+        lambda: check_collectives(coordinator, device, *limits, run.gradient_bytes, model),
+        lambda: check_links(coordinator, device, options.pairs, *limits),
+    )
+    return not any(report.add(check()).blocks for check in checks)
 
 
-def _check_training(session: Session, run: PlannedRun, report: Report) -> None:
-    """Checks the data and some steps of the model."""
+def _check_training(session: Session, run: PlannedRun, report: Report, owns_group: bool) -> None:
+    """Checks the data and some steps of the model.
+
+    Args:
+        session: The processes.
+        run: The run.
+        report: Receives the checks.
+        owns_group: Whether to destroy the process group after the data is loaded, so that no step waits for a rank.
+    """
     coordinator = session.coordinator
+    if run.untried:
+        for name in ("data", "loader processes", "training steps"):
+            report.add(Check(name, SKIPPED, run.untried))
+        return
     trials: list[Trial] = []
 
     def prepare() -> None:
-        trial = Trial(coordinator.launch, session.world, run.model, run.data, run.plan, run.precision)
-        trial.prepare_data()
+        trial = Trial(coordinator.launch, session.world, run.model, run.data, run.plan, run.trainer_settings)
         trials.append(trial)
+        trial.prepare_data()
 
     _, errors = gather(coordinator, prepare)
     loaded: list[Any] = []
     if not errors:
         loaded, errors = gather(coordinator, trials[0].load_batch)
+    if owns_group:
+        destroy_process_group(after_error=bool(errors))
     fingerprints = [values["data"] for values in loaded if values]
     if report.add(check_data(fingerprints, errors, coordinator.hosts)).status != FAIL:
         own = loaded[coordinator.launch.rank or 0]
-        report.add(check_workers(coordinator, own["workers"], own["batch_bytes"]))
+        report.add(check_workers(coordinator, own["workers"], own["prefetched_bytes"]))
         report.add(check_steps(coordinator, trials[0]))

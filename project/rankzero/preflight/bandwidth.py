@@ -7,14 +7,19 @@ time; the bus bandwidth is that multiplied by 2 (n - 1) / n for n ranks.
 import time
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 
 from rankzero.distributed.coordinator import Coordinator
-from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, WARN, Check, error_lines, gather
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, NETWORK_SECONDS, OK, WARN, Check, error_lines, gather
 
 SIZES = tuple(4**power for power in range(5, 15))
 """Sizes of the buffers in bytes, from 1 KiB to 256 MiB."""
+
+MEMORY_SHARE = 0.05
+"""Largest share of a machine's available memory that the buffers of its ranks take together."""
 
 SECONDS_PER_SIZE = 0.3
 MAX_REPEATS = 50
@@ -41,12 +46,15 @@ def check_collectives(
         gradient_bytes: Bytes of the gradients of the model; None if unknown.
         model: Name of the model.
     """
-    size = coordinator.launch.world_size
-    hosts = coordinator.hosts
-    _, errors = gather(coordinator, lambda: _check_values(coordinator.launch.rank or 0, size, device))
+    size, local_ranks, hosts = (
+        coordinator.launch.world_size,
+        coordinator.launch.local_world_size or 1,
+        coordinator.hosts,
+    )
+    _, errors = gather(coordinator, lambda: _check_values(coordinator.launch.rank or 0, size, device), NETWORK_SECONDS)
     measured: list[Any] = []
     if not errors:
-        measured, errors = gather(coordinator, lambda: _measure_all_reduce(size, device))
+        measured, errors = gather(coordinator, lambda: _measure_all_reduce(size, local_ranks, device), NETWORK_SECONDS)
     if errors:
         details = error_lines(errors, hosts)
         values: dict[str, Any] = {"errors": errors}
@@ -80,14 +88,16 @@ def check_collectives(
 
 
 def step_seconds(gradient_bytes: int, rows: list[dict[str, float]]) -> float:
-    """Returns the seconds that an all-reduce of the gradients takes, from the nearest measured size.
+    """Returns the seconds that an all-reduce of the gradients takes, interpolated between the measured sizes.
 
     Args:
         gradient_bytes: Bytes of all gradients.
-        rows: The measured sizes with their seconds.
+        rows: The measured sizes with their seconds, smallest size first.
     """
-    nearest = min(rows, key=lambda row: abs(row["bytes"] - gradient_bytes))
-    return nearest["seconds"] * max(1.0, gradient_bytes / nearest["bytes"])
+    largest = rows[-1]
+    if gradient_bytes > largest["bytes"]:
+        return largest["seconds"] * gradient_bytes / largest["bytes"]
+    return float(np.interp(gradient_bytes, [row["bytes"] for row in rows], [row["seconds"] for row in rows]))
 
 
 def _check_values(rank: int, size: int, device: torch.device) -> bool:
@@ -108,9 +118,13 @@ def _check_values(rank: int, size: int, device: torch.device) -> bool:
     return True
 
 
-def _measure_all_reduce(size: int, device: torch.device) -> list[dict[str, float]]:
-    rows = []
+def _measure_all_reduce(size: int, local_ranks: int, device: torch.device) -> list[dict[str, float]]:
+    available = MEMORY_SHARE * psutil.virtual_memory().available / local_ranks
+    limit = -_largest_over_ranks(-available, device)
+    rows: list[dict[str, float]] = []
     for count_bytes in SIZES:
+        if rows and count_bytes > limit:
+            break
         buffer = torch.zeros(count_bytes // 4, device=device)
         first = _largest_over_ranks(_time_all_reduce(buffer, 1), device)
         repeats = max(1, min(MAX_REPEATS, int(SECONDS_PER_SIZE / max(first, 1e-6))))
@@ -140,8 +154,8 @@ def _time_all_reduce(buffer: torch.Tensor, repeats: int) -> float:
     return (time.perf_counter() - started) / repeats
 
 
-def _largest_over_ranks(seconds: float, device: torch.device) -> float:
-    value = torch.tensor([seconds], dtype=torch.float64, device=device)
+def _largest_over_ranks(number: float, device: torch.device) -> float:
+    value = torch.tensor([number], dtype=torch.float64, device=device)
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return float(value)
 

@@ -20,6 +20,12 @@ CHECK_NAMES = (
 MAX_SHOWN_VALUES = 8
 """How many different values of one property, or different errors, a check shows."""
 
+COLLECTIVE_SECONDS = 60
+"""Time limit of a message or a collective."""
+
+NETWORK_SECONDS = 180.0
+"""Time limit of a check of the network on the other ranks, after this rank has finished it."""
+
 NETWORK_ADVICE = (
     "check the network and the firewall between the hosts that the failed check names; "
     "--interface NAME selects another network"
@@ -63,19 +69,32 @@ class Check(NamedTuple):
         }
 
 
-def gather(coordinator: "Coordinator", work: Callable[[], T]) -> tuple[list[T | None], dict[int, str]]:
+def gather(
+    coordinator: "Coordinator", work: Callable[[], T], seconds: float | None = None
+) -> tuple[list[T | None], dict[int, str]]:
     """Calls `work` on every rank. All ranks must call.
 
+    Args:
+        coordinator: Exchanges values between all ranks.
+        work: Returns a JSON-serializable value.
+        seconds: How long to wait for the other ranks; by default, as long as a rank may take to load its data.
+
     Returns:
-        The JSON-serializable results by rank, None for a rank on which `work` has raised an exception; and the text of
-        the exception of each such rank.
+        The results by rank, None for a rank on which `work` has raised an exception; and the text of the exception of
+        each such rank. A call of `sys.exit` counts as an exception.
+
+    Raises:
+        AnotherRankFailed: A rank did not finish its work in time.
     """
-    result, error = None, None
+    result, error, interrupt = None, None, None
     try:
         result = work()
-    except Exception as raised:
+    except (Exception, SystemExit, KeyboardInterrupt) as raised:
         error = f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__
-    answers = coordinator.all_gather_object([result, error])
+        interrupt = raised if isinstance(raised, KeyboardInterrupt) else None
+    answers = coordinator.all_gather_object([result, error], seconds)
+    if interrupt:
+        raise interrupt
     return [answer[0] for answer in answers], {rank: answer[1] for rank, answer in enumerate(answers) if answer[1]}
 
 

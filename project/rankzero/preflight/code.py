@@ -2,31 +2,41 @@
 
 import hashlib
 import sys
-import sysconfig
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import rankzero
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.messages import is_in_package
 
-_SCRIPTS = sysconfig.get_path("scripts")
-"""Folder of installed commands, whose first line names the virtual environment."""
+MAX_FILES = 2000
+"""How many of the user's files are compared."""
 
 
 def user_code() -> dict[str, str]:
     """Returns the digest of the source file of each imported module outside of libraries, by module name.
 
-    The included models and data modules count as the user's code.
+    The included models and data modules count as the user's code. At most `MAX_FILES` files are read.
     """
-    files = {name: getattr(module, "__file__", None) for name, module in sorted(sys.modules.items())}
-    return digests({name: Path(file) for name, file in files.items() if isinstance(file, str) and _is_compared(file)})
+    sources = {name: _source_of(module) for name, module in sorted(sys.modules.items())}
+    own = [(name, file) for name, file in sources.items() if _is_compared(file)]
+    return digests(dict(own[:MAX_FILES]))
 
 
-def _is_compared(file: str) -> bool:
-    is_included = is_in_package(Path(file), "lightning_modules", "data_modules")
-    return is_included or (is_user_file(file) and not file.startswith(_SCRIPTS))
+def _source_of(module: object) -> Path:
+    """Returns the source file of a module without loading a lazy module; an empty path if it has none."""
+    if not isinstance(module, ModuleType):
+        return Path()
+    return Path(str(object.__getattribute__(module, "__dict__").get("__file__") or ""))
+
+
+def _is_compared(file: Path) -> bool:
+    """Whether a file is Python source of the user. An installed command has no suffix: it names its environment."""
+    if file.suffix != ".py":
+        return False
+    return is_in_package(file, "lightning_modules", "data_modules") or is_user_file(str(file))
 
 
 def rankzero_code() -> dict[str, str]:

@@ -21,13 +21,22 @@ MUST_BE_EQUAL = ("Python", "torch", "lightning")
 """Packages whose versions must be equal on all ranks; differences in other properties are warnings."""
 
 MAY_DIFFER = (
-    *("logger", "callbacks", "profiler", "enable_progress_bar", "enable_model_summary"),
-    *("root", "default_root_dir", "devices"),
+    *("logger", "callbacks", "profiler", "enable_progress_bar", "enable_model_summary", "log_every_n_steps"),
+    *("root", "default_root_dir", "devices", "start_timeout", "json", "seed", "seed_everything"),
 )
-"""Settings of the Trainer that may differ between ranks.
+"""Settings that may differ between ranks.
 
-A script may log on rank zero only, and hosts may have other folders and numbers of devices.
+A script may log on rank zero only, and hosts may have other folders and numbers of devices. The order of samples uses
+rank zero's seed.
 """
+
+DECISIVE = (
+    *("batch_size", "global_batch_size", "max_device_batch_size", "accumulate_grad_batches", "fast"),
+    *("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps", "overfit_batches", "limit_train_batches"),
+    *("limit_val_batches", "num_sanity_val_steps", "val_check_interval", "check_val_every_n_epoch", "save_every"),
+    *("precision", "strategy", "gradient_clip_val", "gradient_clip_algorithm", "sync_batchnorm", "num_nodes"),
+)
+"""Settings that decide, besides those of the model, which steps and collectives a rank runs; they must be equal."""
 
 CLOCK_SECONDS = 1.0
 """Differences between clocks above this number of seconds are reported."""
@@ -45,16 +54,17 @@ def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mappin
         config: The settings of the run: name, such as `trainer.max_epochs`, -> value.
     """
     hosts = coordinator.hosts
-    settings = {name: str(value) for name, value in config.items() if not _may_differ(name)}
-    code = user_code()
+    settings = {name: str(value) for name, value in config.items() if _setting(name).split(".")[0] not in MAY_DIFFER}
+    code: dict[str, str] = {}
 
     def describe() -> list[Any]:
+        code.update(user_code())
         return [describe_environment(world), rankzero_digest(), combined(code), combined(settings)]
 
     answers, errors = gather(coordinator, describe)
     if errors:
         summary, advice = "a rank cannot describe its environment", ["correct the error that the environment names"]
-        return Check("environment", FAIL, summary, error_lines(errors, hosts), advice)
+        return Check("environment", FAIL, summary, error_lines(errors, hosts), advice, blocks=True)
     properties: list[dict[str, str]] = [answer[0] for answer in answers if answer]
     found = different_parts(properties, hosts)
     details = [f"{name}: {'; '.join(texts)}" for name, texts in found.items()]
@@ -71,9 +81,7 @@ def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mappin
         ("settings", "start all ranks with the same flags", lambda: settings),
     )
     for position, (name, remedy, parts) in enumerate(comparisons, 1):
-        if len({answer[position] for answer in answers if answer}) == 1:
-            continue
-        parts_of_ranks = coordinator.all_gather_object(parts())
+        parts_of_ranks = _gather_by_digest(coordinator, [answer[position] for answer in answers if answer], parts)
         # Only some ranks may import a module, for example for logging.
         different = different_parts(parts_of_ranks, hosts, ignores_missing=name == "your code")
         if not different:
@@ -82,17 +90,39 @@ def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mappin
         advice.append(remedy)
         details += [f"{part}: {'; '.join(texts)}" for part, texts in list(different.items())[:MAX_SHOWN]]
         details += [f"and {len(different) - MAX_SHOWN} more"] * (len(different) > MAX_SHOWN)
-        has_failed |= name != "settings" or any(not part.startswith("data.") for part in different)
+        has_failed |= name != "settings" or any(is_decisive(part, texts) for part, texts in different.items())
 
     status = FAIL if has_failed else WARN if details else OK
     equal = ", ".join(f"{name} {properties[0][name]}" for name in MUST_BE_EQUAL) + " on all ranks"
     summary = f"{', '.join(kinds)} differ{'s' * (len(kinds) == 1 and not kinds[0].endswith('s'))} between ranks"
     ranks = [{**values, "clock_ahead": clock} for values, clock in zip(properties, clocks, strict=True)]
-    return Check("environment", status, summary if kinds else equal, details, advice, {"ranks": ranks})
+    return Check("environment", status, summary if kinds else equal, details, advice, {"ranks": ranks}, has_failed)
 
 
-def _may_differ(name: str) -> bool:
-    return name.removeprefix("trainer.").split(".")[0] in MAY_DIFFER
+def is_decisive(name: str, texts: Sequence[str]) -> bool:
+    """Whether a setting must be equal on all ranks.
+
+    Args:
+        name: Name of the setting, such as `trainer.max_epochs`.
+        texts: Its values, of which none is a path: a path may differ between hosts.
+    """
+    has_paths = any("/" in text for text in texts)
+    return not has_paths and (name.startswith("model.") or _setting(name) in DECISIVE)
+
+
+def _setting(name: str) -> str:
+    return name.removeprefix("trainer.")
+
+
+def _gather_by_digest(
+    coordinator: Coordinator, digests: Sequence[str], parts: Callable[[], dict[str, str]]
+) -> list[dict[str, str]]:
+    """Returns the parts of each rank, of which one rank per digest sends them; [] if all digests are equal."""
+    if len(set(digests)) == 1:
+        return []
+    is_first = digests.index(digests[coordinator.launch.rank or 0]) == (coordinator.launch.rank or 0)
+    sent = coordinator.all_gather_object(parts() if is_first else None)
+    return [sent[digests.index(digest)] for digest in digests]
 
 
 def describe_environment(world: WorldInfo) -> dict[str, str]:

@@ -9,7 +9,17 @@ import torch.distributed as dist
 
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.preflight.bandwidth import synchronize
-from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, SKIPPED, WARN, Check, error_lines, gather
+from rankzero.preflight.check import (
+    FAIL,
+    NETWORK_ADVICE,
+    NETWORK_SECONDS,
+    OK,
+    SKIPPED,
+    WARN,
+    Check,
+    error_lines,
+    gather,
+)
 
 MESSAGE_BYTES = 4 << 20
 SECONDS_PER_PAIR = 0.3
@@ -46,7 +56,7 @@ def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_
                     own.append([*pair, _exchange(pair, rank, device)])
         return own
 
-    measured, errors = gather(coordinator, measure)
+    measured, errors = gather(coordinator, measure, NETWORK_SECONDS)
     if errors:
         details, text = error_lines(errors, hosts), "a pair of ranks could not communicate"
         return Check("links", FAIL, text, details, [NETWORK_ADVICE], {"errors": errors}, blocks=True)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from rankzero.distributed.coordinator import Coordinator
-from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, Check, error_lines, gather
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, NETWORK_SECONDS, OK, Check, error_lines, gather
 
 VALUES = 1024
 """Number of values in a message."""
@@ -67,9 +67,9 @@ def check_message_passing(
             raise ValueError(CHANGED)
         return True
 
-    seconds, errors = gather(coordinator, send_to_each)
+    seconds, errors = gather(coordinator, send_to_each, NETWORK_SECONDS)
     if not errors:
-        _, errors = gather(coordinator, send_around)
+        _, errors = gather(coordinator, send_around, NETWORK_SECONDS)
     round_trips = [round(value, 6) for value in seconds[0] or []]
     if errors:
         values = {"round_trips": round_trips, "errors": errors}

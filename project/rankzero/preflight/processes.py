@@ -20,13 +20,15 @@ SLOW_IMPORT_SECONDS = 20.0
 def check_launcher(coordinator: Coordinator, world: WorldInfo) -> Check:
     """Reports the detected launcher, and threads and cores per rank. All ranks must call."""
     launch, gpus = coordinator.launch, torch.cuda.device_count()
+    hides_gpus = world.accelerator == "cuda" and gpus == 1 and world.devices > 1 and not world.shares_gpu
+    uses_gloo = world.backend == "gloo" and world.size > 1
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     own = {
         "threads": torch.get_num_threads(),
         "cores": len(usable_cores()),
         "machine_cpus": os.cpu_count() or 1,
         "visible_gpus": gpus,
-        "problems": [problem._asdict() for problem in launch_problems(launch, cpus, gpus)],
+        "problems": [problem._asdict() for problem in launch_problems(launch, cpus, hides_gpus, uses_gloo)],
     }
     ranks: list[dict[str, Any]] = coordinator.all_gather_object(own)
     ranks_with: dict[str, list[int]] = {}
@@ -44,7 +46,7 @@ def check_launcher(coordinator: Coordinator, world: WorldInfo) -> Check:
     )
     advice = list(dict.fromkeys(found["advice"] for found in problems))
     values = {"launcher": launch.launcher, "variables": dict(launch.variables), "ranks": ranks}
-    return Check("launcher", status, summary, details, advice, values)
+    return Check("launcher", status, summary, details, advice, values, blocks=status == FAIL)
 
 
 def check_processes(coordinator: Coordinator, world: WorldInfo, seconds: float | None) -> Check:

@@ -50,6 +50,11 @@ class Report:
         self.write(complete=True)
         return Exit.FAILED if failed else Exit.FINISHED
 
+    @property
+    def next_name(self) -> str:
+        """The name of the check that follows the last one."""
+        return CHECK_NAMES[max((CHECK_NAMES.index(name) for name in self.checks), default=-1) + 1]
+
     def names(self, status: str) -> list[str]:
         """Returns the names of the checks with this status."""
         return [check.name for check in self.checks.values() if check.status == status]

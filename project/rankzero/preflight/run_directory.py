@@ -37,8 +37,7 @@ def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: 
         shared, _ = gather(coordinator, lambda: _appears(folder / "0"))
         results, errors = gather(coordinator, lambda: _probe(folder, rank))
     finally:
-        coordinator.all_gather_object(None)
-        if rank == 0:
+        if rank == 0:  # all ranks have probed, or the preflight ends with an error
             _remove(folder, int(created[0] or 0))
     separate = [rank for rank, appears in enumerate(shared) if not appears]
     errors = {rank: error for rank, error in errors.items() if rank not in separate}

@@ -2,18 +2,23 @@
 
 import copy
 import resource
+import sys
 import time
-from collections.abc import Iterator
-from itertools import repeat
-from statistics import median_low
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from statistics import median, median_low
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.exceptions import _TunerExitException
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import DataLoader
 
@@ -23,17 +28,22 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.slow_ranks import slow_ranks
 from rankzero.preflight.bandwidth import synchronize
 from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
+from rankzero.sampling import generators
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.callbacks.stop import NoSignalConnector
 
-MAX_STEPS, MIN_STEPS, MAX_SECONDS = 30, 3, 5.0
+MAX_STEPS, MIN_STEPS, MAX_SECONDS = 30, 4, 5.0
 """A trial ends after `MAX_STEPS`, or after `MAX_SECONDS` and `MIN_STEPS`."""
+
+WARM_UP_STEPS = 2
+"""Number of first steps that are not measured."""
 
 
 class Trial:
     """A few steps of a model on one batch of its data, with a Trainer of Lightning.
 
-    The model and the data cannot be used afterwards. They see the rank and the world size of the run, but the Trainer
-    does not communicate.
+    The model and the data cannot be used afterwards. They see the rank and the world size of the run. No step
+    communicates, but a barrier in a hook that loads data waits for all ranks, if a process group exists.
 
     Args:
         launch: The position of this process among all processes.
@@ -41,7 +51,7 @@ class Trial:
         model: The model.
         data: Its data module, training loaders, or None if the model has loaders of its own.
         plan: Batch sizes and seed; no loader has used this plan before.
-        precision: Argument of the Trainer; None for its default.
+        settings: Arguments of the Trainer: `max_epochs`, `max_steps`, `precision`.
     """
 
     def __init__(
@@ -51,30 +61,25 @@ class Trial:
         model: LightningModule,
         data: Any,
         plan: SamplingPlan,
-        precision: Any,
+        settings: Mapping[str, Any],
     ) -> None:
         self.world, self.model, self.data, self.plan = world, model, data, plan
-        self.device = (
-            torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else torch.device("cpu")
-        )
+        self.device = torch.device("cuda", world.index) if world.accelerator == "cuda" else torch.device("cpu")
         self._timer = _StepTimer(self.device)
-        strategy = SingleDeviceStrategy(world.accelerator if world.accelerator == "mps" else self.device)
-        strategy.world_size, strategy.global_rank = world.size, launch.rank or 0
-        strategy.local_rank = launch.local_rank or 0
         self.trainer = Trainer(
+            **settings,
             accelerator=world.accelerator,
-            strategy=strategy,
+            strategy=_OneRank("mps" if world.accelerator == "mps" else self.device, launch, world),
             devices=1,
-            precision=precision,
-            max_steps=MAX_STEPS,
             limit_val_batches=0,
-            logger=False,
+            logger=DummyLogger(),
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             callbacks=[self._timer],
             plugins=[LightningEnvironment()],
         )
+        self.trainer._signal_connector = NoSignalConnector(self.trainer)
         self.trainer.strategy.connect(model)
         model.trainer = self.trainer
         self._source: LightningModule | LightningDataModule | None = model if data is None else None
@@ -95,25 +100,44 @@ class Trial:
         """Loads the first batch of this rank; `prepare_data` must be complete on all ranks.
 
         Returns:
-            `workers`: number of loader processes; `batch_bytes`: size of the batch; `data`: its data's fingerprint.
+            `workers`: number of loader processes; `prefetched_bytes`: size of the batches in bytes that they may hold;
+            `data`: fingerprint of the data set.
         """
+        generators.seed(self.plan.seed)  # a run gives all ranks the same generators before it sets up the data
         loaders = self.data
         if self._source is not None:
             self._source.setup("fit")
             loaders = self._source.train_dataloader()
+        prefetched: list[int] = []
         workers: list[int] = []
 
         def wrap(loader: "DataLoader[Any]") -> object:
             workers.append(loader.num_workers)
+            prefetched.append(loader.num_workers * (loader.prefetch_factor or 0))
             return self.plan.wrap(loader, training=True)
 
-        combined = CombinedLoader(apply_to_collection(loaders, DataLoader, wrap), "max_size_cycle")
+        if isinstance(loaders, CombinedLoader):
+            loaders.flattened = [apply_to_collection(loader, DataLoader, wrap) for loader in loaders.flattened]
+            combined = loaders
+        else:
+            combined = CombinedLoader(apply_to_collection(loaders, DataLoader, wrap), "max_size_cycle")
         self._batch = next(iter(combined))[0]
-        return {"workers": sum(workers), "batch_bytes": _bytes_of(self._batch), "data": dict(self.plan.data)}
+        self._batches = MAX_STEPS + 1
+        with suppress(TypeError, NotImplementedError):  # an iterable data set has no length
+            self._batches = max(self._batches, len(combined))
+        batch_bytes = _bytes_of(self._batch) // max(1, len(workers))
+        return {
+            "workers": sum(workers),
+            "prefetched_bytes": sum(prefetched) * batch_bytes,
+            "data": dict(self.plan.data),
+        }
 
     def train(self) -> dict[str, Any]:
-        """Trains on the loaded batch; returns the `seconds` of the fastest step, and the `peak_bytes` of memory."""
-        loader = _Repeated(self._batch, MAX_STEPS)
+        """Trains on the loaded batch; returns the `seconds` of a step, and the `peak_bytes` of memory.
+
+        `seconds` is the median, or None if this rank has no sample in the first batch.
+        """
+        loader = _Repeated(self._batch, self._batches)
         data: Any = loader
         if self._source is not None:
             # The hooks that load the data have been called. Its other hooks are called as in a run.
@@ -121,14 +145,12 @@ class Trial:
             vars(source).update(dict.fromkeys(("prepare_data", "setup", "teardown"), _do_nothing))
             vars(source)["train_dataloader"] = lambda: loader
             data = source if source is not self.model else None
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if self._batch is None:
+            return {"seconds": None, "peak_bytes": 0}
+        _reset_peak_memory(self.device)
         self.trainer.fit(self.model, data)
-        if self.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.device)
-        else:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"seconds": min(self._timer.seconds), "peak_bytes": peak}
+        seconds = self._timer.seconds[WARM_UP_STEPS:] or self._timer.seconds
+        return {"seconds": median(seconds) if seconds else None, "peak_bytes": _peak_memory(self.device)}
 
 
 def check_steps(coordinator: Coordinator, trial: Trial) -> Check:
@@ -138,31 +160,66 @@ def check_steps(coordinator: Coordinator, trial: Trial) -> Check:
         coordinator: Exchanges values between all ranks.
         trial: Has loaded its batch on all ranks.
     """
-    hosts = coordinator.hosts
+    name, hosts = "training steps", coordinator.hosts
     results, errors = gather(coordinator, trial.train)
+    if errors and all(_NO_GROUP in text for text in errors.values()):
+        summary = "not tried, because the model communicates by itself"
+        return Check(name, WARN, summary, error_lines(errors, hosts), values={"errors": errors})
     if errors:
         is_memory = any("out of memory" in text.lower() or "OutOfMemory" in text for text in errors.values())
         remedy = "--batch_size N with a smaller N, or --max_device_batch_size N to accumulate gradients"
         advice = [remedy if is_memory else "correct the error in the model or its data that the check of steps names"]
-        details = error_lines(errors, hosts)
-        return Check("training steps", FAIL, "a step of the model fails", details, advice, {"errors": errors})
-    seconds = {rank: result["seconds"] for rank, result in enumerate(results) if result}
-    slow, median = slow_ranks(seconds), median_low(seconds.values())
+        summary = "a step of the model fails"
+        return Check(name, FAIL, summary, error_lines(errors, hosts), advice, {"errors": errors})
+    seconds = {rank: result["seconds"] for rank, result in enumerate(results) if result and result["seconds"]}
+    if not seconds:
+        return Check(name, WARN, "no rank has a sample in the first batch")
+    slow, middle = slow_ranks(seconds), median_low(seconds.values())
     details = [
         f"rank {rank} on {hosts[rank]} takes {1e3 * seconds[rank]:,.1f} ms, "
-        f"{seconds[rank] / median:.1f} times the median"
+        f"{seconds[rank] / middle:.1f} times the median"
         for rank in slow
     ]
     alternative = ", or start the job without this host" if len(set(hosts)) > 1 else ""
     advice = [f"look for other programs on {hosts[rank]} (top, nvidia-smi){alternative}" for rank in slow[:4]]
     peak = max(result["peak_bytes"] for result in results if result)
     memory = f"{peak / 1e9:,.1f} GB of {'GPU memory' if trial.device.type == 'cuda' else 'memory, with all imports'}"
-    summary = f"the fastest step takes {1e3 * median:,.1f} ms without communication, and at most {memory}"
-    return Check("training steps", WARN if slow else OK, summary, details, advice, {"ranks": results})
+    summary = f"a step takes {1e3 * middle:,.1f} ms without communication, and at most {memory}"
+    return Check(name, WARN if slow else OK, summary, details, advice, {"ranks": results})
+
+
+_NO_GROUP = "process group has not been initialized"
+"""Part of torch's message for a collective without a process group."""
+
+
+class _OneRank(SingleDeviceStrategy):
+    """A strategy that knows its rank in the run, and communicates only to wait for or to copy from other ranks."""
+
+    def __init__(self, device: Any, launch: Launch, world: WorldInfo) -> None:
+        super().__init__(device)
+        self.world_size, self.global_rank, self.local_rank = world.size, launch.rank or 0, launch.local_rank or 0
+
+    @property
+    def is_global_zero(self) -> bool:
+        return bool(self.global_rank == 0)
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        if dist.is_initialized():
+            dist.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        values = [obj]
+        if dist.is_initialized():
+            dist.broadcast_object_list(values, src)
+        return values[0]
+
+    def all_gather(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Returns this rank's tensor in the shape of the tensors of all ranks."""
+        return tensor if self.world_size == 1 else torch.stack([tensor] * self.world_size)
 
 
 class _Repeated:
-    """A loader that returns the same batch several times."""
+    """A loader that returns copies of the same batch."""
 
     def __init__(self, batch: Any, count: int) -> None:
         self.batch, self.count = batch, count
@@ -171,11 +228,11 @@ class _Repeated:
         return self.count
 
     def __iter__(self) -> Iterator[Any]:
-        return repeat(self.batch, self.count)
+        return (copy.deepcopy(self.batch) for _ in range(self.count))
 
 
 class _StepTimer(Callback):
-    """Measures each step, including the work of the device, and ends the trial."""
+    """Measures each step, including the work of the device, and ends the trial before the end of the epoch."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -187,7 +244,9 @@ class _StepTimer(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self.seconds.append(self._now() - self._started)
-        trainer.should_stop = len(self.seconds) >= MIN_STEPS and sum(self.seconds) > MAX_SECONDS
+        is_long_enough = len(self.seconds) >= MIN_STEPS and sum(self.seconds) > MAX_SECONDS
+        if is_long_enough or len(self.seconds) == MAX_STEPS or trainer.global_step == trainer.max_steps:
+            raise _TunerExitException  # ends `fit` without the hooks of the end of an epoch
 
     def _now(self) -> float:
         synchronize(self.device)
@@ -203,3 +262,20 @@ def _bytes_of(batch: Any) -> int:
     sizes: list[int] = []
     apply_to_collection(batch, torch.Tensor, lambda tensor: sizes.append(tensor.nbytes))
     return sum(sizes)
+
+
+def _reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Returns the largest memory of the GPU, or of this process, in bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -15,12 +15,12 @@ from lightning.pytorch import Trainer
 from typing_extensions import Self
 
 from rankzero.distributed.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.monitoring.activity import END
 from rankzero.distributed.monitoring.stacks import all_stacks
 from rankzero.distributed.monitoring.worker_stacks import worker_stacks
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.process_group import collective_in_flight
+from rankzero.distributed.session import Session
 from rankzero.messages import (
     CannotStart,
     LeftEarlyError,
@@ -83,8 +83,7 @@ class Attempt:
         plan: Order of samples.
         outcome: Progress and error, which callbacks update during training.
         figures: Returns counts and speed of training.
-        world: Number of processes and their devices.
-        coordinator: Exchanges objects between all ranks.
+        session: The processes.
 
     Raises:
         CannotStart: The run cannot be started or resumed. Rank zero finds this, and all ranks raise it.
@@ -99,13 +98,12 @@ class Attempt:
         plan: SamplingPlan,
         outcome: Outcome,
         figures: Callable[[], Figures],
-        world: WorldInfo,
-        coordinator: Coordinator,
+        session: Session,
     ) -> None:
         self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
-        self.outcome, self.figures, self.world = outcome, figures, world
-        self._coordinator, self.control_channel = coordinator, coordinator.control_channel
-        self.launch = launch = coordinator.launch
+        self.outcome, self.figures, self.world = outcome, figures, session.world
+        self._coordinator, self.control_channel = session.coordinator, session.coordinator.control_channel
+        self.launch = launch = session.coordinator.launch
         trainer.strategy.setup_environment()
         self._lock = RunLock(launch, notify=self._print_on_rank_zero, received_signal=lambda: SIGNALS.received)
         choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)

@@ -1,19 +1,22 @@
 import contextlib
 import io
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 from rankzero import Trainer
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.session import Session
-from rankzero.messages import RequestError
+from rankzero.messages import AnotherRankFailed, RequestError
 from rankzero.preflight import all_checks
-from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_before_fit, thresholds
+from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_all, check_before_fit, thresholds
 from rankzero.preflight.check import FAIL, OK, WARN, Check
+from rankzero.preflight.report import Report
 from rankzero.sampling.generators import draw
 from rankzero.sampling.plan import SamplingPlan
 
@@ -80,7 +83,7 @@ def compare(coordinator, name, status):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(printed):
         patch.setattr(all_checks, "check_environment", lambda *_: check if name == "environment" else fine)
         patch.setattr(all_checks, "check_launcher", lambda *_: check if name == "launcher" else fine)
-        run = PlannedRun(BoringModel(), None, SamplingPlan(), {}, Path("runs"), 3)
+        run = PlannedRun(BoringModel(), None, SamplingPlan(), {}, Path("runs"), 3, {})
         try:
             check_before_fit("quick", session, run)
         except RequestError as error:
@@ -90,8 +93,9 @@ def compare(coordinator, name, status):
 
 @pytest.mark.parametrize("name", ["environment", "launcher"])
 def test_a_failed_comparison_refuses_the_run_on_all_ranks(on_ranks, name):
-    found, advice = "torch differs between ranks\ntorch: 1; 2", "install the same"
+    found, advice = "torch: 1; 2", "install the same"
     if name == "environment":
+        found = f"torch differs between ranks\n{found}"
         advice += "\nor, if the difference is intended, --preflight off"
     assert on_ranks(compare, 2, name, FAIL) == [(["training on 2 ranks", found, advice], "")] * 2
 
@@ -107,3 +111,41 @@ def test_a_warning_and_its_advice_are_printed_once_and_the_run_begins(on_ranks):
 
 def test_equal_ranks_print_nothing(on_ranks):
     assert on_ranks(compare, 2, "environment", OK) == [(None, "")] * 2
+
+
+def test_a_model_that_cannot_be_copied_is_not_tried_and_trains(script_folder, capsys):
+    class Locked(Recorded):
+        def __init__(self):
+            super().__init__()
+            self.lock = threading.Lock()
+
+    model = Locked()
+    trainer(preflight="full").fit(model)
+    printed = capsys.readouterr().out
+    assert "skipped  data             the model and the data cannot be copied" in printed
+    assert model.calls and "verdict: fit to train" in printed
+
+
+def test_a_data_module_of_an_earlier_trainer_is_copied(script_folder, capsys):
+    data = BoringDataModule()
+    for name in ("first", "second"):
+        trainer(preflight="full", name=name).fit(Recorded(), datamodule=data)
+    assert capsys.readouterr().out.count("64 samples, the same on all ranks") == 2
+
+
+def check_with_a_missing_rank(coordinator):
+    if coordinator.launch.rank == 1:
+        time.sleep(2)
+        return None
+    session = Session(RequestedWorld(), coordinator, WorldInfo("cpu", size=2), "")
+    report = Report(prints=False)
+    coordinator.timeout = 0.5
+    try:
+        run = PlannedRun(BoringModel(), None, SamplingPlan(), {}, Path("runs"), 3, {})
+        check_all(session, run, NetworkOptions(), report)
+    except AnotherRankFailed:
+        return report.checks["launcher"].summary
+
+
+def test_a_rank_that_stops_responding_fails_the_check_in_progress(on_ranks):
+    assert on_ranks(check_with_a_missing_rank, 2)[0] == "rank 1 did not respond within 0.5 s"

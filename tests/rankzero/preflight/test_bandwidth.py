@@ -13,8 +13,10 @@ def test_sizes_range_from_1_kib_to_256_mib():
     assert SIZES[0] == 1 << 10 and SIZES[-1] == 1 << 28
 
 
-@pytest.mark.parametrize(("count", "seconds"), [(1 << 20, 0.01), (1 << 27, 1.0), (1000, 0.01)])
-def test_the_time_of_a_step_follows_from_the_nearest_size(count, seconds):
+@pytest.mark.parametrize(
+    ("count", "seconds"), [(1 << 20, 0.01), (1 << 27, 1.0), (1000, 0.01), ((1 << 19) + (1 << 25), 0.255)]
+)
+def test_the_time_of_a_step_is_interpolated_between_the_measured_sizes(count, seconds):
     assert step_seconds(count, ROWS) == pytest.approx(seconds)
 
 
@@ -48,6 +50,19 @@ def test_the_bus_bandwidth_of_three_ranks_is_four_thirds_of_the_algorithm_bandwi
     for check in on_ranks(measure, 3, 0, 0):
         row = check.values["all_reduce"][0]
         assert row["bus_gbps"] == pytest.approx(row["algorithm_gbps"] * 4 / 3)
+
+
+def measure_with_little_memory(coordinator):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bandwidth, "SECONDS_PER_SIZE", 0.01)
+        patch.setattr(bandwidth, "MEMORY_SHARE", 1e-5 * (coordinator.launch.rank + 1))
+        return check_collectives(coordinator, torch.device("cpu"), 0, 0, 100_000, "MLP")
+
+
+def test_the_buffers_fit_into_the_available_memory_of_each_machine(on_ranks):
+    first, second = on_ranks(measure_with_little_memory, 2)
+    assert [row["bytes"] for row in first.values["all_reduce"]] == [row["bytes"] for row in second.values["all_reduce"]]
+    assert first.values["all_reduce"][-1]["bytes"] < 1 << 22
 
 
 @pytest.mark.parametrize("name", ["all_gather", "broadcast", "all_reduce"])

@@ -1,6 +1,8 @@
 import json
+import time
 
-from rankzero.preflight.check import CHECK_NAMES, FAIL, WARN, Check, describe_ranks, differences, error_lines
+from rankzero.messages import AnotherRankFailed
+from rankzero.preflight.check import CHECK_NAMES, FAIL, WARN, Check, describe_ranks, differences, error_lines, gather
 
 HOSTS = ("n1", "n1", "n2", "n2")
 
@@ -37,3 +39,45 @@ def test_a_check_is_an_object_in_json():
     check = Check(CHECK_NAMES[0], FAIL, "summary", ["detail"], ["advice"], {"x": 1}, blocks=True)
     expected = {"name": "launcher", "status": "fail", "summary": "summary", "details": ["detail"]}
     assert json.loads(json.dumps(check.as_json())) == {**expected, "advice": ["advice"], "values": {"x": 1}}
+
+
+def leave(coordinator):
+    def work():
+        if coordinator.launch.rank == 1:
+            raise SystemExit(0)
+        return "value"
+
+    return gather(coordinator, work)
+
+
+def test_a_call_of_sys_exit_is_an_error_of_its_rank(on_ranks):
+    assert on_ranks(leave, 2) == [(["value", None], {1: "SystemExit: 0"})] * 2
+
+
+def interrupt(coordinator):
+    def work():
+        if coordinator.launch.rank == 1:
+            raise KeyboardInterrupt
+
+    try:
+        return gather(coordinator, work)[1]
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
+def test_an_interrupted_rank_keeps_no_other_rank_waiting(on_ranks):
+    assert on_ranks(interrupt, 2) == [{1: "KeyboardInterrupt"}, "interrupted"]
+
+
+def respond_late(coordinator):
+    if coordinator.launch.rank == 1:
+        time.sleep(2)
+        return None
+    try:
+        gather(coordinator, lambda: None, seconds=0.5)
+    except AnotherRankFailed as error:
+        return str(error)
+
+
+def test_a_rank_that_does_not_respond_in_time_is_named(on_ranks):
+    assert on_ranks(respond_late, 2)[0] == "rank 1 did not respond within 0.5 s"

@@ -1,3 +1,4 @@
+import importlib.util
 import sys
 import sysconfig
 import types
@@ -27,11 +28,24 @@ def test_the_users_code_covers_imported_modules_outside_of_libraries(tmp_path, m
     assert user_code()["my_model"] != before["my_model"]
 
 
-def test_an_installed_command_is_not_the_users_code(monkeypatch):
+def test_installed_commands_and_extensions_are_not_compared(monkeypatch):
     module = types.ModuleType("__main__")
     module.__file__ = f"{sysconfig.get_path('scripts')}/rankzero"
     monkeypatch.setitem(sys.modules, "__main__", module)
-    assert "__main__" not in user_code()
+    extension = types.ModuleType("my_extension")
+    extension.__file__ = "/home/me/my_extension.cpython-311-x86_64-linux-gnu.so"
+    monkeypatch.setitem(sys.modules, "my_extension", extension)
+    assert not {"__main__", "my_extension"} & set(user_code())
+
+
+def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
+    (tmp_path / "lazy.py").write_text("raise ImportError('loaded')\n")
+    spec = importlib.util.spec_from_file_location("lazy", tmp_path / "lazy.py")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "lazy", module)
+    assert "lazy" in user_code()
 
 
 def test_a_file_that_cannot_be_read_has_no_digest(tmp_path):

@@ -85,6 +85,10 @@ def run_compare(coordinator, change, config, folder):
         ({"trainer.logger": False}, OK, None),
         ({"trainer.logger.class_path": "x"}, OK, None),
         ({"model.logger": 2}, FAIL, "model.logger: none on rank 0 "),
+        ({"seed": 2, "log_every_n_steps": 5, "json": "b.json"}, OK, None),
+        ({"model.weights": "/local/n2/x.pt"}, WARN, "model.weights: none on rank 0 "),
+        ({"local_rank": 1}, WARN, "local_rank: none on rank 0 "),
+        ({"batch_size": 64}, FAIL, "batch_size: none on rank 0 "),
     ],
 )
 def test_different_settings_are_named_unless_they_may_differ(on_ranks, tmp_path, config, status, details):

@@ -1,13 +1,16 @@
+import signal
+
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.utils.data import DataLoader, random_split
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.preflight.check import FAIL, OK, WARN
-from rankzero.preflight.trial import MAX_STEPS, Trial, check_steps
+from rankzero.preflight.trial import MAX_STEPS, Trial, _Repeated, check_steps
 from rankzero.sampling.plan import SamplingPlan
 
 LAUNCH = Launch(rank=1, local_rank=1, world_size=4, local_world_size=4)
@@ -50,7 +53,7 @@ class Model(BoringModel):
 
 def start(model, data, **sizes):
     plan = SamplingPlan(rank=1, world_size=4, **sizes)
-    return Trial(LAUNCH, WorldInfo("cpu", size=4, devices=4), model, data, plan, None)
+    return Trial(LAUNCH, WorldInfo("cpu", size=4, devices=4), model, data, plan, {"max_epochs": 3})
 
 
 def test_hooks_are_called_once_and_see_the_rank_of_the_run():
@@ -64,14 +67,14 @@ def test_hooks_are_called_once_and_see_the_rank_of_the_run():
         "train_dataloader",
     ]
     assert data.calls.count("on_after_batch_transfer") == MAX_STEPS and model.sizes == [5] * MAX_STEPS
-    assert loaded["batch_bytes"] == 5 * 32 * 4 and loaded["workers"] == 0 and loaded["data"]["samples"] == "40"
+    assert loaded["prefetched_bytes"] == loaded["workers"] == 0 and loaded["data"]["samples"] == "40"
     assert result["seconds"] > 0 and result["peak_bytes"] > 1e7
 
 
 def test_only_the_first_rank_of_a_machine_prepares_data():
     data = Data()
     plan = SamplingPlan(world_size=4)
-    first = Trial(Launch(rank=2, local_rank=0, world_size=4), WorldInfo("cpu", size=4), Model(), data, plan, None)
+    first = Trial(Launch(rank=2, local_rank=0, world_size=4), WorldInfo("cpu", size=4), Model(), data, plan, {})
     first.prepare_data()
     assert data.calls == ["prepare_data"]
     data.prepare_data_per_node = False
@@ -91,7 +94,7 @@ def test_a_trial_accepts_loaders_instead_of_a_data_module():
     model, loaders = PlainModel(), {name: DataLoader(torch.randn(40, 32), batch_size=3) for name in ("a", "b")}
     trial = start(model, loaders)
     trial.prepare_data()
-    assert trial.load_batch()["batch_bytes"] == 2 * 3 * 32 * 4
+    assert trial.load_batch()["workers"] == 0
     trial.train()
     assert model.count == MAX_STEPS
 
@@ -100,13 +103,14 @@ def test_a_trial_reads_the_loaders_of_a_model():
     model = BoringModel()
     trial = start(model, None)
     trial.prepare_data()
-    assert trial.load_batch()["batch_bytes"] == 32 * 4
+    assert trial.load_batch()["workers"] == 0
     assert trial.train()["seconds"] > 0
 
 
 def test_loader_processes_are_counted():
     trial = start(Model(), Data(workers=2))
-    assert trial.load_batch()["workers"] == 2
+    loaded = trial.load_batch()
+    assert loaded["workers"] == 2 and loaded["prefetched_bytes"] == 2 * 2 * 2 * 32 * 4
 
 
 def test_an_error_of_the_model_is_raised():
@@ -118,6 +122,101 @@ def test_an_error_of_the_model_is_raised():
     trial.load_batch()
     with pytest.raises(ValueError, match="wrong shape"):
         trial.train()
+
+
+class OneCycle(Model):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=self.trainer.max_epochs, steps_per_epoch=10)
+        ]
+
+
+class Plateau(Model):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
+
+
+class NeedsValidation(Model):
+    def on_train_epoch_end(self):
+        raise KeyError(self.trainer.callback_metrics["val/loss"])
+
+
+class WritesToTensorBoard(Model):
+    def training_step(self, batch, batch_idx):
+        self.logger.experiment.add_scalar("x", 1.0, batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+class Gathers(Model):
+    def training_step(self, batch, batch_idx):
+        assert self.all_gather(batch).shape == (4, *batch.shape)
+        assert not self.trainer.is_global_zero and self.trainer.world_size == 4
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("model", [OneCycle, Plateau, NeedsValidation, WritesToTensorBoard, Gathers])
+def test_a_model_that_trains_in_a_run_is_tried_without_error(model):
+    trial = start(model(), Data())
+    trial.prepare_data()
+    trial.load_batch()
+    assert trial.train()["seconds"] > 0
+
+
+def test_a_combined_loader_is_tried():
+    class Paired(BoringModel):
+        def training_step(self, batch, batch_idx):
+            assert len(batch) == 2
+            return super().training_step(batch[0], batch_idx)
+
+    loaders = CombinedLoader([DataLoader(torch.randn(40, 32), batch_size=2) for _ in range(2)], "min_size")
+    trial = start(Paired(), loaders)
+    trial.load_batch()
+    assert trial.train()["seconds"] > 0
+
+
+def test_each_step_gets_its_own_copy_of_the_batch():
+    batch = {"x": torch.ones(2)}
+    first, second = _Repeated(batch, 2)
+    first["x"].zero_()
+    assert second["x"].tolist() == batch["x"].tolist() == [1, 1]
+
+
+def test_a_rank_without_samples_has_no_time():
+    trial = start(Model(), Data(), global_batch_size=1)
+    trial.load_batch()
+    assert trial.train() == {"seconds": None, "peak_bytes": 0}
+
+
+def test_random_splits_are_equal_on_all_ranks():
+    class Split(Data):
+        def train_dataloader(self):
+            first, _ = random_split(list(range(40)), [20, 20])
+            return DataLoader(first, batch_size=2)
+
+    fingerprints = []
+    for _ in range(2):
+        torch.seed()
+        fingerprints.append(start(BoringModel(), Split()).load_batch()["data"])
+    assert fingerprints[0] == fingerprints[1]
+
+
+def test_sigterm_does_not_end_a_trial():
+    handlers = signal.getsignal(signal.SIGTERM)
+
+    class Observes(Model):
+        def training_step(self, batch, batch_idx):
+            assert signal.getsignal(signal.SIGTERM) == handlers
+            return super().training_step(batch, batch_idx)
+
+    trial = start(Observes(), Data())
+    trial.load_batch()
+    assert trial.train()["seconds"] > 0
+
+
+NO_GROUP = "Default process group has not been initialized, please make sure to call init_process_group."
 
 
 class FakeTrial:
@@ -145,6 +244,9 @@ def run_check_steps(coordinator, results):
         ((0.010, 0.030, 0.010), WARN, "takes 30.0 ms, 3.0 times the median"),
         ((0.010, "CUDA out of memory", 0.010), FAIL, "RuntimeError: CUDA out of memory"),
         ((0.010, "wrong shape", 0.010), FAIL, "RuntimeError: wrong shape"),
+        ((0.010, NO_GROUP, 0.010), WARN, "process group has not been initialized"),
+        ((0.010, None, 0.010), OK, None),
+        ((None, None, None), WARN, None),
     ],
 )
 def test_slow_and_failing_ranks_are_named(on_ranks, results, status, text):

@@ -19,6 +19,7 @@ from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
+from rankzero.distributed.session import Session
 from rankzero.messages import CannotStart, LeftEarlyError, RequestError, Stopped
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
@@ -58,8 +59,8 @@ def attempt(cwd):
         coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch(rank=rank)), RequestedWorld())
         figures = Figures(0, 0.0, ())
         run, options = RunDirectory(Path("runs/x")), RunOptions(**options)
-        outcome = Outcome(has_trained)
-        return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: figures, WorldInfo("cpu"), coordinator)
+        outcome, session = Outcome(has_trained), Session(RequestedWorld(), coordinator, WorldInfo("cpu"), "")
+        return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: figures, session)
 
     return make
 

@@ -23,19 +23,20 @@ class LaunchProblem(NamedTuple):
 
 
 def launch_problems(
-    launch: Launch, cpus: int, visible_gpus: int, environ: Mapping[str, str] = os.environ
+    launch: Launch, cpus: int, hides_gpus: bool, uses_gloo: bool, environ: Mapping[str, str] = os.environ
 ) -> list[LaunchProblem]:
     """Returns the settings of a launcher, and the variables, that cost speed or end a run.
 
     Args:
         launch: The position of this process among all processes.
         cpus: Number of CPUs (hardware threads) that this process may use.
-        visible_gpus: Number of GPUs that this process sees.
+        hides_gpus: Whether this process sees only its own GPU, and its machine has more of them.
+        uses_gloo: Whether the ranks communicate by gloo.
         environ: The environment variables.
     """
     problems = []
     local_ranks = launch.local_world_size or 1
-    if visible_gpus == 1 and local_ranks > 1 and launch.launcher in ("slurm", "mpi"):
+    if hides_gpus and launch.launcher in ("slurm", "mpi"):
         problems.append(
             LaunchProblem(
                 "each rank sees only its own GPU, so that NCCL cannot connect GPUs directly (NVIDIA/nccl#1066)",
@@ -43,23 +44,28 @@ def launch_problems(
             )
         )
     fair_share = _number(environ, "SLURM_CPUS_ON_NODE") // local_ranks
-    if launch.launcher == "slurm" and cpus < fair_share and cpus != _number(environ, "SLURM_CPUS_PER_TASK"):
+    cpus_per_task = _number(environ, "SLURM_CPUS_PER_TASK")  # of sbatch or srun; srun does not use sbatch's
+    if launch.launcher == "slurm" and cpus < fair_share and not 0 < cpus_per_task <= cpus:
         problems.append(
             LaunchProblem(
                 f"srun without --cpus-per-task gives each rank {cpus} of {environ['SLURM_CPUS_ON_NODE']} CPUs",
                 f"srun --cpus-per-task={fair_share}",
             )
         )
-    interface = environ.get(GLOO, "")
-    if interface.startswith(("^", "=")):
+    if has_invalid_interface(environ):
         problems.append(
             LaunchProblem(
-                f"{GLOO}={interface} has NCCL's syntax, with which gloo aborts the process",
+                f"{GLOO}={environ[GLOO]} has NCCL's syntax, with which gloo aborts the process",
                 f"unset {GLOO}, or set it to the name of one interface; --interface NAME sets it for all ranks",
-                ends_run=True,
+                ends_run=uses_gloo,
             )
         )
     return problems
+
+
+def has_invalid_interface(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether gloo's interface is given in the syntax of NCCL, such as `^lo` or `=eth0`."""
+    return environ.get(GLOO, "").startswith(("^", "="))
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

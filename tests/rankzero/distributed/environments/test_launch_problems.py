@@ -6,20 +6,24 @@ from rankzero.distributed.environments.launch_problems import launch_problems
 SLURM = Launch(launcher="slurm", world_size=4, local_world_size=4)
 
 
-def problems(environ, cpus=1, gpus=0, launch=SLURM):
-    return [found.problem for found in launch_problems(launch, cpus, gpus, environ)]
+def problems(environ, cpus=1, launch=SLURM):
+    return [found.problem for found in launch_problems(launch, cpus, False, True, environ)]
 
 
 def test_one_visible_gpu_per_rank_hides_the_gpus_of_the_other_ranks():
-    (found,) = launch_problems(SLURM, 1, 1, {})
+    (found,) = launch_problems(SLURM, 1, True, False, {})
     assert "sees only its own GPU" in found.problem and not found.ends_run
     assert "srun --gpus-per-node=4, not --gpus-per-task=1" in found.advice
-    assert problems({}, gpus=4) == problems({}, gpus=1, launch=SLURM._replace(local_world_size=1)) == []
+    assert launch_problems(SLURM, 1, False, False, {}) == launch_problems(Launch(), 1, True, False, {}) == []
 
 
 @pytest.mark.parametrize("cores_on_node", ["", "32(x2)", "many"])
 def test_an_unknown_number_of_cores_causes_no_warning(cores_on_node):
     assert problems({"SLURM_CPUS_ON_NODE": cores_on_node}) == []
+
+
+def test_srun_with_one_of_two_hardware_threads_is_a_request():
+    assert problems({"SLURM_CPUS_ON_NODE": "32", "SLURM_CPUS_PER_TASK": "1"}, cpus=2) == []
 
 
 def test_srun_without_cpus_per_task_is_reported():
@@ -30,7 +34,9 @@ def test_srun_without_cpus_per_task_is_reported():
     assert problems({"SLURM_CPUS_ON_NODE": "32"}, launch=Launch()) == []
 
 
+@pytest.mark.parametrize("uses_gloo", [True, False])
 @pytest.mark.parametrize(("value", "is_invalid"), [("^lo", True), ("=eth0", True), ("eth0", False), ("", False)])
-def test_nccls_syntax_for_gloos_interface_ends_a_run(value, is_invalid):
-    found = launch_problems(SLURM, 8, 0, {"GLOO_SOCKET_IFNAME": value, "NCCL_SOCKET_IFNAME": "^lo"})
-    assert [problem.ends_run for problem in found] == [True] * is_invalid
+def test_nccls_syntax_for_gloos_interface_ends_a_run_on_gloo(value, is_invalid, uses_gloo):
+    environ = {"GLOO_SOCKET_IFNAME": value, "NCCL_SOCKET_IFNAME": "^lo"}
+    found = launch_problems(SLURM, 8, False, uses_gloo, environ)
+    assert [problem.ends_run for problem in found] == [uses_gloo] * is_invalid
