@@ -145,15 +145,16 @@ class Trainer(pl.Trainer):
         self.config: Config | None = None
         self._stored_config: Config | None = None
         self._explicit_arguments = explicit_arguments(arguments) | lightning
-        self._arguments, self._is_fast = arguments, arguments["fast"] == "yes"
-        self.outcome, self._options = Outcome(), RunOptions.read(arguments)
+        self.outcome, self._options, self._keep = Outcome(), RunOptions.read(arguments), arguments["keep"]
         user_callbacks = as_list(lightning.get("callbacks"))
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
+        own = [global_seed(), arguments["fast"] == "yes", arguments["preflight"]]
+        seed, self._is_fast, self._preflight = coordinator.all_gather_object(own)[0]  # ranks may differ
         self.plan = plan = SamplingPlan(
             rank=launch.rank or 0,
             world_size=world.size,
-            seed=coordinator.all_gather_object(global_seed())[0],  # a script may seed each rank differently
+            seed=seed,
             batch_size=arguments["batch_size"],
             global_batch_size=arguments["global_batch_size"],
             micro_batches=lightning.get("accumulate_grad_batches", 1),
@@ -269,12 +270,10 @@ class Trainer(pl.Trainer):
         if ckpt_path is not None:
             options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")
         self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments)
-        agreed = self.session.coordinator.all_gather_object([global_seed(), self._arguments["preflight"]])[0]
-        self.plan.seed, preflight = agreed  # of rank zero
-        keep, root = self._arguments["keep"], self.run.path.parent
+        self.plan.seed = self.session.coordinator.all_gather_object(global_seed())[0]
         limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
-        run = PlannedRun(model, data, self.plan, flattened(config), root, keep, limits)
-        check_before_fit(preflight, self.session, run)
+        run = PlannedRun(model, data, self.plan, flattened(config), self.run.path.parent, self._keep, limits)
+        check_before_fit(self._preflight, self.session, run)
         attempt = Attempt(
             self.run,
             options,

@@ -156,3 +156,9 @@ def _choose_accelerator(requested: object) -> str:
             "--accelerator cpu, or auto",
         )
     return "cpu"
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done all work of this process; does nothing for a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -31,12 +32,12 @@ from rankzero.preflight.check import (
 )
 from rankzero.preflight.environment import CLOCK_SECONDS, check_environment
 from rankzero.preflight.links import SLOW_LINK_FACTOR, check_links
-from rankzero.preflight.loading import check_data, check_workers
 from rankzero.preflight.message_passing import check_message_passing
 from rankzero.preflight.processes import SLOW_IMPORT_SECONDS, check_imports, check_launcher, check_processes
 from rankzero.preflight.report import Report
 from rankzero.preflight.run_directory import SLOW_FSYNC_SECONDS, check_run_directory
-from rankzero.preflight.trial import Trial, check_steps
+from rankzero.preflight.training import check_data, check_steps, check_workers
+from rankzero.preflight.trial import Trial
 from rankzero.sampling.plan import SamplingPlan
 
 
@@ -117,6 +118,7 @@ def check_before_fit(mode: str, session: Session, run: PlannedRun) -> None:
         report = Report(prints=session.coordinator.launch.rank == 0, thresholds=thresholds(NetworkOptions()))
         with isolate_rng():
             code = check_all(session, _copy(session, run), NetworkOptions(), report)
+            gc.collect()  # the copies refer to one another
         if code != Exit.FINISHED:
             found = f"not fit to train: {', '.join(report.names(FAIL))} failed"
             raise RequestError("--preflight full", found, "follow the advice above, or --preflight off")
@@ -129,13 +131,10 @@ def _copy(session: Session, run: PlannedRun) -> PlannedRun:
     copies: list[Any] = []
 
     def copy_both() -> None:
-        model, data = copy.copy(run.model), copy.copy(run.data)
-        for used in (model, data):  # by an earlier Trainer, which cannot be copied
-            if isinstance(used, LightningModule):
-                vars(used)["_trainer"] = None
-            elif isinstance(used, LightningDataModule):
-                used.trainer = None
-        copies.extend(copy.deepcopy((model, data)))
+        data = copy.copy(run.data)
+        if isinstance(data, LightningDataModule):
+            data.trainer = None  # of an earlier run, which cannot be copied
+        copies.extend(copy.deepcopy((run.model, data)))
 
     _, errors = gather(session.coordinator, copy_both)
     if errors:
@@ -159,7 +158,7 @@ def _compare_ranks(session: Session, run: PlannedRun) -> None:
             advice = [*check.advice, *escape]
             raise RequestError(f"training on {world.size} ranks", "\n".join(found), "\n".join(advice))
         if check.status == WARN and coordinator.launch.rank == 0:
-            problem = check.summary if check.name == "environment" else "settings of the launcher cost speed"
+            problem = check.summary if check.name == "environment" else "the launcher's settings may cause problems"
             print_error("\n".join([f"warning: {problem}", *(f"  {line}" for line in [*check.details, *check.advice])]))
 
 
@@ -187,12 +186,14 @@ def check_all(
     coordinator = session.coordinator
     owns_group = not dist.is_initialized()
     try:
+        agreed = coordinator.all_gather_object([options, run.keep, run.checkpoint_bytes])[0]  # by rank zero
+        options, keep, checkpoint_bytes = NetworkOptions(*agreed[0]), agreed[1], agreed[2]
         _check_processes(session, run, report, start_seconds)
         if not report.names(FAIL):
             can_communicate = _check_network(session, run, options, report)
-            if owns_group and not can_communicate:
-                destroy_process_group(after_error=True)
-            report.add(check_run_directory(coordinator, run.root, run.checkpoint_bytes, run.keep))
+            if owns_group and not can_communicate and not destroy_process_group(after_error=True):
+                run = run._replace(untried="the ranks cannot communicate")
+            report.add(check_run_directory(coordinator, run.root, checkpoint_bytes, keep))
             report.add(check_imports(coordinator, import_seconds))
             _check_training(session, run, report, owns_group)
         code = report.verdict()
@@ -242,7 +243,8 @@ def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, r
     _, errors = gather(coordinator, connect, NETWORK_SECONDS)
     if errors:
         summary = "the ranks cannot connect to one another"
-        report.add(Check("gloo messages", FAIL, summary, error_lines(errors, coordinator.hosts), [NETWORK_ADVICE]))
+        details = error_lines(errors, coordinator.hosts)
+        report.add(Check(f"{world.backend} messages", FAIL, summary, details, [NETWORK_ADVICE]))
         return False
     limits, model = (options.warn_gbps, options.fail_gbps), type(run.model).__name__
     checks: tuple[Callable[[], Check], ...] = (
@@ -270,12 +272,15 @@ def _check_training(session: Session, run: PlannedRun, report: Report, owns_grou
         return
     trials: list[Trial] = []
 
-    def prepare() -> None:
-        trial = Trial(coordinator.launch, session.world, run.model, run.data, run.plan, run.trainer_settings)
-        trials.append(trial)
-        trial.prepare_data()
+    def build() -> None:
+        trials.append(Trial(coordinator.launch, session.world, run.model, run.data, run.plan, run.trainer_settings))
 
-    _, errors = gather(coordinator, prepare)
+    _, errors = gather(coordinator, build)
+    if errors:
+        summary, advice = "the Trainer cannot be built", ["correct the error shown above"]
+        report.add(Check("training steps", FAIL, summary, error_lines(errors, coordinator.hosts), advice))
+        return
+    _, errors = gather(coordinator, trials[0].prepare_data)
     loaded: list[Any] = []
     if not errors:
         loaded, errors = gather(coordinator, trials[0].load_batch)
@@ -285,7 +290,7 @@ def _check_training(session: Session, run: PlannedRun, report: Report, owns_grou
     if report.add(check_data(fingerprints, errors, coordinator.hosts)).status != FAIL:
         own = loaded[coordinator.launch.rank or 0]
         report.add(check_workers(coordinator, own["workers"], own["prefetched_bytes"]))
-        if dist.is_initialized():  # Lightning would exchange values in every step, and ranks take different numbers
-            report.add(Check("training steps", SKIPPED, "the process group of an earlier run exists"))
-        else:
+        if owns_group:
             report.add(check_steps(coordinator, trials[0]))
+        else:  # Lightning would exchange values in every step, but ranks take different numbers of steps
+            report.add(Check("training steps", SKIPPED, "the process group of an earlier run exists"))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.devices import synchronize
 from rankzero.preflight.check import FAIL, NETWORK_ADVICE, NETWORK_SECONDS, OK, WARN, Check, error_lines, gather
 
 SIZES = tuple(4**power for power in range(5, 15))
@@ -46,12 +47,9 @@ def check_collectives(
         gradient_bytes: Bytes of the gradients of the model; None if unknown.
         model: Name of the model.
     """
-    size, local_ranks, hosts = (
-        coordinator.launch.world_size,
-        coordinator.launch.local_world_size or 1,
-        coordinator.hosts,
-    )
-    _, errors = gather(coordinator, lambda: _check_values(coordinator.launch.rank or 0, size, device), NETWORK_SECONDS)
+    launch, hosts = coordinator.launch, coordinator.hosts
+    size, local_ranks = launch.world_size, launch.local_world_size or 1
+    _, errors = gather(coordinator, lambda: _check_values(launch.rank or 0, size, device), NETWORK_SECONDS)
     measured: list[Any] = []
     if not errors:
         measured, errors = gather(coordinator, lambda: _measure_all_reduce(size, local_ranks, device), NETWORK_SECONDS)
@@ -62,7 +60,7 @@ def check_collectives(
     rows: list[dict[str, float]] = measured[0]
     advice: list[str] = []
     peak = max(row["bus_gbps"] for row in rows)
-    uses_network = len(set(hosts)) > 1
+    uses_network = len({member.node_rank for member in coordinator.members}) > 1
     status = FAIL if uses_network and peak < fail_gbps else WARN if peak < max(warn_gbps, fail_gbps) else OK
     lines = [f"{'size':>9} {'time':>11} {'algorithm':>15} {'bus bandwidth':>15}"]
     lines += [
@@ -158,12 +156,6 @@ def _largest_over_ranks(number: float, device: torch.device) -> float:
     value = torch.tensor([number], dtype=torch.float64, device=device)
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return float(value)
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has done all work of this process; does nothing for a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _size_text(count: int) -> str:

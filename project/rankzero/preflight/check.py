@@ -27,8 +27,7 @@ NETWORK_SECONDS = 180.0
 """Time limit of a check of the network on the other ranks, after this rank has finished it."""
 
 NETWORK_ADVICE = (
-    "check the network and the firewall between the hosts that the failed check names; "
-    "--interface NAME selects another network"
+    "check the network and the firewall between the hosts shown above; --interface NAME selects another network"
 )
 
 
@@ -42,7 +41,7 @@ class Check(NamedTuple):
         details: Further lines.
         advice: What to do, one line for each problem.
         values: The measured values, for JSON.
-        blocks: Whether the following checks cannot run.
+        blocks: Whether the later checks of the network cannot run.
     """
 
     name: str

@@ -32,7 +32,7 @@ rank zero's seed.
 
 DECISIVE = (
     *("batch_size", "global_batch_size", "max_device_batch_size", "accumulate_grad_batches", "fast"),
-    *("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps", "overfit_batches", "limit_train_batches"),
+    *("max_epochs", "max_steps", "min_epochs", "min_steps", "overfit_batches", "limit_train_batches"),
     *("limit_val_batches", "num_sanity_val_steps", "val_check_interval", "check_val_every_n_epoch", "save_every"),
     *("precision", "strategy", "gradient_clip_val", "gradient_clip_algorithm", "sync_batchnorm", "num_nodes"),
 )
@@ -63,8 +63,8 @@ def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mappin
 
     answers, errors = gather(coordinator, describe)
     if errors:
-        summary, advice = "a rank cannot describe its environment", ["correct the error that the environment names"]
-        return Check("environment", FAIL, summary, error_lines(errors, hosts), advice, blocks=True)
+        summary, advice = "a rank cannot describe its environment", ["correct the error shown above"]
+        return Check("environment", FAIL, summary, error_lines(errors, hosts), advice)
     properties: list[dict[str, str]] = [answer[0] for answer in answers if answer]
     found = different_parts(properties, hosts)
     details = [f"{name}: {'; '.join(texts)}" for name, texts in found.items()]
@@ -96,7 +96,7 @@ def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mappin
     equal = ", ".join(f"{name} {properties[0][name]}" for name in MUST_BE_EQUAL) + " on all ranks"
     summary = f"{', '.join(kinds)} differ{'s' * (len(kinds) == 1 and not kinds[0].endswith('s'))} between ranks"
     ranks = [{**values, "clock_ahead": clock} for values, clock in zip(properties, clocks, strict=True)]
-    return Check("environment", status, summary if kinds else equal, details, advice, {"ranks": ranks}, has_failed)
+    return Check("environment", status, summary if kinds else equal, details, advice, {"ranks": ranks})
 
 
 def is_decisive(name: str, texts: Sequence[str]) -> bool:
@@ -104,9 +104,9 @@ def is_decisive(name: str, texts: Sequence[str]) -> bool:
 
     Args:
         name: Name of the setting, such as `trainer.max_epochs`.
-        texts: Its values, of which none is a path: a path may differ between hosts.
+        texts: Its values. Paths may differ between hosts.
     """
-    has_paths = any("/" in text for text in texts)
+    has_paths = any(text.startswith(("/", "~", "./", "../")) for text in texts)
     return not has_paths and (name.startswith("model.") or _setting(name) in DECISIVE)
 
 
@@ -128,7 +128,8 @@ def _gather_by_digest(
 def describe_environment(world: WorldInfo) -> dict[str, str]:
     """Returns the properties of this process that are compared, by name."""
     properties = {
-        "Python": platform.python_version(),
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "Python patch level": platform.python_version(),
         "executable": sys.executable,
         "virtual environment": sys.prefix,
         "torch": torch.__version__,

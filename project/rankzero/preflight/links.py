@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from rankzero.distributed.coordinator import Coordinator
-from rankzero.preflight.bandwidth import synchronize
+from rankzero.distributed.devices import synchronize
 from rankzero.preflight.check import (
     FAIL,
     NETWORK_ADVICE,
@@ -23,6 +23,9 @@ from rankzero.preflight.check import (
 
 MESSAGE_BYTES = 4 << 20
 SECONDS_PER_PAIR = 0.3
+
+SECONDS_PER_ROUND = 2.0
+"""How much longer a rank without pairs waits for each round of the other ranks."""
 
 SLOW_LINK_FACTOR = 0.5
 """A link is slow if its bandwidth is below this multiple of the median of all links."""
@@ -56,7 +59,7 @@ def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_
                     own.append([*pair, _exchange(pair, rank, device)])
         return own
 
-    measured, errors = gather(coordinator, measure, NETWORK_SECONDS)
+    measured, errors = gather(coordinator, measure, NETWORK_SECONDS + SECONDS_PER_ROUND * len(rounds))
     if errors:
         details, text = error_lines(errors, hosts), "a pair of ranks could not communicate"
         return Check("links", FAIL, text, details, [NETWORK_ADVICE], {"errors": errors}, blocks=True)
@@ -127,6 +130,7 @@ def _exchange(pair: Pair, rank: int, device: torch.device) -> float:
 
     started = time.perf_counter()
     round_trip()
+    synchronize(device)
     first = torch.tensor([time.perf_counter() - started], device=device)
     if rank == pair[0]:
         dist.send(first, pair[1])

@@ -46,7 +46,7 @@ def check_launcher(coordinator: Coordinator, world: WorldInfo) -> Check:
     )
     advice = list(dict.fromkeys(found["advice"] for found in problems))
     values = {"launcher": launch.launcher, "variables": dict(launch.variables), "ranks": ranks}
-    return Check("launcher", status, summary, details, advice, values, blocks=status == FAIL)
+    return Check("launcher", status, summary, details, advice, values)
 
 
 def check_processes(coordinator: Coordinator, world: WorldInfo, seconds: float | None) -> Check:

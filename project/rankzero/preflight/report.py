@@ -52,8 +52,9 @@ class Report:
 
     @property
     def next_name(self) -> str:
-        """The name of the check that follows the last one."""
-        return CHECK_NAMES[max((CHECK_NAMES.index(name) for name in self.checks), default=-1) + 1]
+        """The name of the check that follows the last one; after all checks, the last one."""
+        last = max((CHECK_NAMES.index(name) for name in self.checks), default=-1)
+        return CHECK_NAMES[min(last + 1, len(CHECK_NAMES) - 1)]
 
     def names(self, status: str) -> list[str]:
         """Returns the names of the checks with this status."""

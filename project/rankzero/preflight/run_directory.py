@@ -34,17 +34,18 @@ def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: 
         summary = f"rank 0 on {hosts[0]} cannot write in {root}: {errors[0]}"
         return Check("run directory", FAIL, summary, (), ["--root DIR, where DIR is a folder in which you may write"])
     try:
-        shared, _ = gather(coordinator, lambda: _appears(folder / "0"))
+        shared, unreadable = gather(coordinator, lambda: _appears(folder / "0"))
         results, errors = gather(coordinator, lambda: _probe(folder, rank))
     finally:
         if rank == 0:  # all ranks have probed, or the preflight ends with an error
             _remove(folder, int(created[0] or 0))
-    separate = [rank for rank, appears in enumerate(shared) if not appears]
-    errors = {rank: error for rank, error in errors.items() if rank not in separate}
+    separate = [rank for rank, appears in enumerate(shared) if appears is False]
+    errors = {rank: error for rank, error in (errors | unreadable).items() if rank not in separate}
     free = min((result["free_bytes"] for result in results if result), default=0)
     fsync = max((result["fsync_seconds"] for result in results if result), default=0.0)
     needed = checkpoint_bytes * (keep + 1)
     is_small = not errors and not separate and free < needed
+    is_full = is_small and free < checkpoint_bytes
     details = error_lines(errors, hosts)
     advice = ["make --root DIR writable on all hosts, or name another DIR"] * bool(errors)
     if separate:
@@ -56,10 +57,10 @@ def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: 
     if fsync > SLOW_FSYNC_SECONDS:
         details.append(f"writing 1 MiB to the disk takes {fsync:.1f} s")
         advice.append("--root DIR on a faster disk")
-    has_failed = bool(separate or errors or is_small)
+    has_failed = bool(separate or errors or is_full)
     summary = f"{root}: shared, writable, {_gigabytes(free)} free; fsync of 1 MiB takes {1e3 * fsync:.0f} ms"
     if has_failed:
-        summary = f"{root} has too little space" if is_small else f"{root} is not shared and writable on all ranks"
+        summary = f"{root} has too little space" if is_full else f"{root} is not shared and writable on all ranks"
     values = {"root": str(root), "ranks": results, "needed_bytes": needed}
     return Check("run directory", FAIL if has_failed else WARN if details else OK, summary, details, advice, values)
 

@@ -2,12 +2,14 @@
 
 import copy
 import resource
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from statistics import median, median_low
+from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,12 +24,8 @@ from lightning.pytorch.utilities.exceptions import _TunerExitException
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import DataLoader
 
-from rankzero.distributed.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.devices import WorldInfo, synchronize
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring.slow_ranks import slow_ranks
-from rankzero.preflight.bandwidth import synchronize
-from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
 from rankzero.sampling import generators
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks.stop import NoSignalConnector
@@ -66,13 +64,14 @@ class Trial:
         self.world, self.model, self.data, self.plan = world, model, data, plan
         self.device = torch.device("cuda", world.index) if world.accelerator == "cuda" else torch.device("cpu")
         self._timer = _StepTimer(self.device)
+        self._folder = TemporaryDirectory(prefix="rankzero-preflight-")
         self.trainer = Trainer(
             **settings,
             accelerator=world.accelerator,
             strategy=_OneRank("mps" if world.accelerator == "mps" else self.device, launch, world),
             devices=1,
             limit_val_batches=0,
-            logger=DummyLogger(),
+            logger=_NoLogger(self._folder.name),
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -82,6 +81,7 @@ class Trial:
         self.trainer._signal_connector = NoSignalConnector(self.trainer)
         self.trainer.strategy.connect(model)
         model.trainer = self.trainer
+        vars(model)["configure_callbacks"] = list  # a callback of the model might write checkpoints
         self._source: LightningModule | LightningDataModule | None = model if data is None else None
         """What provides the loaders; None if the user's script does."""
         if isinstance(data, LightningDataModule):
@@ -148,48 +148,19 @@ class Trial:
         if self._batch is None:
             return {"seconds": None, "peak_bytes": 0}
         _reset_peak_memory(self.device)
-        self.trainer.fit(self.model, data)
+        self._fit(data)
         seconds = self._timer.seconds[WARM_UP_STEPS:] or self._timer.seconds
         return {"seconds": median(seconds) if seconds else None, "peak_bytes": _peak_memory(self.device)}
 
-
-def check_steps(coordinator: Coordinator, trial: Trial) -> Check:
-    """Trains a few steps on every rank, without communication. All ranks must call.
-
-    Args:
-        coordinator: Exchanges values between all ranks.
-        trial: Has loaded its batch on all ranks.
-    """
-    name, hosts = "training steps", coordinator.hosts
-    results, errors = gather(coordinator, trial.train)
-    if errors and all(_NO_GROUP in text for text in errors.values()):
-        summary = "not tried, because the model communicates by itself"
-        return Check(name, WARN, summary, error_lines(errors, hosts), values={"errors": errors})
-    if errors:
-        is_memory = any("out of memory" in text.lower() or "OutOfMemory" in text for text in errors.values())
-        remedy = "--batch_size N with a smaller N, or --max_device_batch_size N to accumulate gradients"
-        advice = [remedy if is_memory else "correct the error in the model or its data that the check of steps names"]
-        summary = "a step of the model fails"
-        return Check(name, FAIL, summary, error_lines(errors, hosts), advice, {"errors": errors})
-    seconds = {rank: result["seconds"] for rank, result in enumerate(results) if result and result["seconds"]}
-    if not seconds:
-        return Check(name, WARN, "no rank has a sample in the first batch")
-    slow, middle = slow_ranks(seconds), median_low(seconds.values())
-    details = [
-        f"rank {rank} on {hosts[rank]} takes {1e3 * seconds[rank]:,.1f} ms, "
-        f"{seconds[rank] / middle:.1f} times the median"
-        for rank in slow
-    ]
-    alternative = ", or start the job without this host" if len(set(hosts)) > 1 else ""
-    advice = [f"look for other programs on {hosts[rank]} (top, nvidia-smi){alternative}" for rank in slow[:4]]
-    peak = max(result["peak_bytes"] for result in results if result)
-    memory = f"{peak / 1e9:,.1f} GB of {'GPU memory' if trial.device.type == 'cuda' else 'memory, with all imports'}"
-    summary = f"a step takes {1e3 * middle:,.1f} ms without communication, and at most {memory}"
-    return Check(name, WARN if slow else OK, summary, details, advice, {"ranks": results})
-
-
-_NO_GROUP = "process group has not been initialized"
-"""Part of torch's message for a collective without a process group."""
+    def _fit(self, data: Any) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            self.trainer.fit(self.model, data)
+        except SystemExit:
+            if not isinstance(self._timer.error, KeyboardInterrupt):
+                raise
+            signal.signal(signal.SIGINT, handler)  # Lightning ignores further interrupts, and exits
+            raise KeyboardInterrupt from None
 
 
 class _OneRank(SingleDeviceStrategy):
@@ -218,6 +189,22 @@ class _OneRank(SingleDeviceStrategy):
         return tensor if self.world_size == 1 else torch.stack([tensor] * self.world_size)
 
 
+class _NoLogger(DummyLogger):
+    """A logger that discards everything, and names a temporary folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = folder
+
+    @property
+    def save_dir(self) -> str:
+        return self._folder
+
+    @property
+    def log_dir(self) -> str:
+        return self._folder
+
+
 class _Repeated:
     """A loader that returns copies of the same batch."""
 
@@ -237,7 +224,11 @@ class _StepTimer(Callback):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: list[float] = []
+        self.error: BaseException | None = None
         self._started = 0.0
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.error = exception
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._started = self._now()

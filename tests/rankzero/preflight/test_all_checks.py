@@ -15,7 +15,7 @@ from rankzero.distributed.session import Session
 from rankzero.messages import AnotherRankFailed, RequestError
 from rankzero.preflight import all_checks
 from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_all, check_before_fit, thresholds
-from rankzero.preflight.check import FAIL, OK, WARN, Check
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check
 from rankzero.preflight.report import Report
 from rankzero.sampling.generators import draw
 from rankzero.sampling.plan import SamplingPlan
@@ -149,3 +149,19 @@ def check_with_a_missing_rank(coordinator):
 
 def test_a_rank_that_stops_responding_fails_the_check_in_progress(on_ranks):
     assert on_ranks(check_with_a_missing_rank, 2)[0] == "rank 1 did not respond within 0.5 s"
+
+
+def check_with_own_options(coordinator):
+    session = Session(RequestedWorld(), coordinator, WorldInfo("cpu", size=2), "")
+    run = PlannedRun(
+        BoringModel(), None, SamplingPlan(rank=coordinator.launch.rank, world_size=2), {}, Path("runs"), 3, {}
+    )
+    report = Report(prints=False)
+    code = check_all(session, run, NetworkOptions(pairs=("off", "all")[coordinator.launch.rank]), report)
+    return code, {check.name: check.status for check in report.checks.values()}
+
+
+def test_the_options_of_rank_zero_apply_to_all_ranks(on_ranks, cwd):
+    first, second = on_ranks(check_with_own_options, 2)
+    assert first == second and first[0] == 0 and first[1]["links"] == SKIPPED
+    assert first[1]["training steps"] == SKIPPED  # the fixture's process group exists

@@ -1,4 +1,5 @@
 import os
+import platform
 import sys
 import types
 
@@ -31,6 +32,14 @@ def other_virtual_environment(patch):
     patch.setattr(sys, "prefix", "/other")
 
 
+def other_patch_level(patch):
+    patch.setattr(platform, "python_version", lambda: "3.99.1")
+
+
+def other_python(patch):
+    patch.setattr(platform, "python_version_tuple", lambda: ("3", "99", "1"))
+
+
 def other_variable(patch):
     patch.setenv("NCCL_ALGO", "Ring")
 
@@ -59,6 +68,8 @@ def changed_module(coordinator, name):
     [
         (None, OK, ""),
         (other_torch, FAIL, f"torch: {torch.__version__} on rank 0 "),
+        (other_python, FAIL, "Python: 3."),
+        (other_patch_level, WARN, "Python patch level: 3."),
         (other_virtual_environment, WARN, f"virtual environment: {sys.prefix} on rank 0 "),
         (other_variable, WARN, "NCCL_ALGO: none on rank 0 "),
         (own_module, OK, ""),
@@ -89,6 +100,8 @@ def run_compare(coordinator, change, config, folder):
         ({"model.weights": "/local/n2/x.pt"}, WARN, "model.weights: none on rank 0 "),
         ({"local_rank": 1}, WARN, "local_rank: none on rank 0 "),
         ({"batch_size": 64}, FAIL, "batch_size: none on rank 0 "),
+        ({"trainer.max_time": "00:01:00:00"}, WARN, "trainer.max_time: none on rank 0 "),
+        ({"model.backbone": "google/vit"}, FAIL, "model.backbone: none on rank 0 "),
     ],
 )
 def test_different_settings_are_named_unless_they_may_differ(on_ranks, tmp_path, config, status, details):

@@ -58,6 +58,15 @@ def test_a_skipped_check_names_the_failure_before_it(capsys):
     assert "skipped  training steps   data failed" in printed and "skipped  launcher         not reached" in printed
 
 
+def test_the_check_in_progress_follows_the_last_one():
+    report = Report(prints=False)
+    assert report.next_name == "launcher"
+    report.add(Check("environment", OK, ""))
+    assert report.next_name == "gloo messages"
+    report.add(Check(CHECK_NAMES[-1], OK, ""))
+    assert report.next_name == CHECK_NAMES[-1]
+
+
 def test_other_ranks_print_and_write_nothing(tmp_path, capsys):
     report = Report(prints=False, file=tmp_path / "preflight.json")
     report.add(Check("launcher", OK, "slurm"))

@@ -1,7 +1,9 @@
+import shutil
+
 import pytest
 
 from rankzero.preflight import run_directory
-from rankzero.preflight.check import FAIL, OK
+from rankzero.preflight.check import FAIL, OK, WARN
 from rankzero.preflight.run_directory import check_run_directory
 
 
@@ -16,9 +18,12 @@ def test_a_shared_writable_folder_with_space_is_ok_and_no_file_or_new_folder_rem
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_little_space_for_the_checkpoints_fails(on_ranks, tmp_path):
-    for check in on_ranks(run_check, 2, tmp_path, 10**15):
-        assert check.status == FAIL and "4 checkpoints need 4,000,000.0 GB" in check.details[0]
+@pytest.mark.parametrize(("needed", "status"), [(4.0, FAIL), (0.5, WARN)])
+def test_too_little_space_fails_for_one_checkpoint_and_warns_for_all(on_ranks, tmp_path, needed, status):
+    checkpoint_bytes = int(needed * shutil.disk_usage(tmp_path).free)
+    for check in on_ranks(run_check, 2, tmp_path, checkpoint_bytes):
+        assert check.status == status and "are free, and 4 checkpoints need " in check.details[0]
+        assert check.advice == ["delete files, --keep N with a smaller N, or --root DIR on another disk"]
 
 
 def test_a_root_that_is_a_file_fails_with_advice(on_ranks, tmp_path):
@@ -41,3 +46,19 @@ def test_different_folders_on_two_ranks_are_named(on_ranks, tmp_path):
             and "is not the same folder as on rank 0" in check.details[0]
         )
         assert len(check.details) == 1
+
+
+def run_unreadable(coordinator, folder):
+    def fail(file):
+        raise PermissionError("denied")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if coordinator.launch.rank == 1:
+            patch.setattr(run_directory, "_appears", fail)
+        return check_run_directory(coordinator, folder, 1000, keep=3)
+
+
+def test_a_folder_that_a_rank_may_not_read_is_not_another_folder(on_ranks, tmp_path):
+    for check in on_ranks(run_unreadable, 2, tmp_path):
+        (line,) = check.details
+        assert check.status == FAIL and line.endswith("PermissionError: denied") and line.startswith("rank 1 (")

@@ -1,4 +1,5 @@
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +10,7 @@ from torch.utils.data import DataLoader, random_split
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
-from rankzero.preflight.check import FAIL, OK, WARN
-from rankzero.preflight.trial import MAX_STEPS, Trial, _Repeated, check_steps
+from rankzero.preflight.trial import MAX_STEPS, Trial, _Repeated
 from rankzero.sampling.plan import SamplingPlan
 
 LAUNCH = Launch(rank=1, local_rank=1, world_size=4, local_world_size=4)
@@ -150,6 +150,17 @@ class WritesToTensorBoard(Model):
         return super().training_step(batch, batch_idx)
 
 
+class WritesToItsFolder(Model):
+    def training_step(self, batch, batch_idx):
+        assert Path(self.trainer.log_dir).is_dir() and Path(self.logger.log_dir).is_dir()
+        return super().training_step(batch, batch_idx)
+
+
+class SavesCheckpoints(Model):
+    def configure_callbacks(self):
+        raise AssertionError("a callback of the model was built")
+
+
 class Gathers(Model):
     def training_step(self, batch, batch_idx):
         assert self.all_gather(batch).shape == (4, *batch.shape)
@@ -157,7 +168,9 @@ class Gathers(Model):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("model", [OneCycle, Plateau, NeedsValidation, WritesToTensorBoard, Gathers])
+@pytest.mark.parametrize(
+    "model", [OneCycle, Plateau, NeedsValidation, WritesToTensorBoard, WritesToItsFolder, SavesCheckpoints, Gathers]
+)
 def test_a_model_that_trains_in_a_run_is_tried_without_error(model):
     trial = start(model(), Data())
     trial.prepare_data()
@@ -203,6 +216,19 @@ def test_random_splits_are_equal_on_all_ranks():
     assert fingerprints[0] == fingerprints[1]
 
 
+def test_an_interrupt_is_raised_and_can_be_repeated():
+    class Interrupted(Model):
+        def training_step(self, batch, batch_idx):
+            raise KeyboardInterrupt
+
+    handler = signal.getsignal(signal.SIGINT)
+    trial = start(Interrupted(), Data())
+    trial.load_batch()
+    with pytest.raises(KeyboardInterrupt):
+        trial.train()
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
 def test_sigterm_does_not_end_a_trial():
     handlers = signal.getsignal(signal.SIGTERM)
 
@@ -214,45 +240,3 @@ def test_sigterm_does_not_end_a_trial():
     trial = start(Observes(), Data())
     trial.load_batch()
     assert trial.train()["seconds"] > 0
-
-
-NO_GROUP = "Default process group has not been initialized, please make sure to call init_process_group."
-
-
-class FakeTrial:
-    """Returns a time, or raises an error."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, result):
-        self.result = result
-
-    def train(self):
-        if isinstance(self.result, str):
-            raise RuntimeError(self.result)
-        return {"seconds": self.result, "peak_bytes": 10**9}
-
-
-def run_check_steps(coordinator, results):
-    return check_steps(coordinator, FakeTrial(results[coordinator.launch.rank]))
-
-
-@pytest.mark.parametrize(
-    ("results", "status", "text"),
-    [
-        ((0.010, 0.011, 0.010), OK, None),
-        ((0.010, 0.030, 0.010), WARN, "takes 30.0 ms, 3.0 times the median"),
-        ((0.010, "CUDA out of memory", 0.010), FAIL, "RuntimeError: CUDA out of memory"),
-        ((0.010, "wrong shape", 0.010), FAIL, "RuntimeError: wrong shape"),
-        ((0.010, NO_GROUP, 0.010), WARN, "process group has not been initialized"),
-        ((0.010, None, 0.010), OK, None),
-        ((None, None, None), WARN, None),
-    ],
-)
-def test_slow_and_failing_ranks_are_named(on_ranks, results, status, text):
-    for check in on_ranks(run_check_steps, 3, results):
-        assert check.status == status
-        assert not check.details if text is None else check.details[0].startswith("rank 1 ")
-        assert text is None or text in check.details[0]
-        if status == FAIL:
-            assert ("--batch_size" in check.advice[0]) is ("memory" in text)

@@ -1,13 +1,19 @@
-"""Checks the training data and the processes that load it."""
+"""Checks the training data, the processes that load it, and steps of the model."""
 
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.monitoring.slow_ranks import slow_ranks
 from rankzero.distributed.process.cores import usable_cores
-from rankzero.preflight.check import FAIL, OK, WARN, Check, differences, error_lines
+from rankzero.preflight.check import FAIL, OK, WARN, Check, differences, error_lines, gather
+from rankzero.preflight.trial import Trial
+
+_NO_GROUP = "process group has not been initialized"
+"""Part of torch's message for a collective without a process group."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -21,7 +27,7 @@ def check_data(fingerprints: Sequence[Mapping[str, str]], errors: Mapping[int, s
         hosts: Host of each rank.
     """
     if errors:
-        advice = ["correct the error that the check of the data names; all hosts need the same data"]
+        advice = ["correct the error shown above; all hosts need the same data"]
         summary = "the training data cannot be read"
         return Check("data", FAIL, summary, error_lines(errors, hosts), advice, {"errors": dict(errors)})
     details: list[str] = []
@@ -72,6 +78,41 @@ def check_workers(coordinator: Coordinator, workers: int, prefetched_bytes: int)
     summary = f"{workers} loader process{'es' * (workers != 1)} per rank"
     status = FAIL if has_failed else WARN if details else OK
     return Check("loader processes", status, summary, details, list(advice), {"ranks": ranks})
+
+
+def check_steps(coordinator: Coordinator, trial: Trial) -> Check:
+    """Trains a few steps on every rank, without communication. All ranks must call.
+
+    Args:
+        coordinator: Exchanges values between all ranks.
+        trial: Has loaded its batch on all ranks.
+    """
+    name, hosts = "training steps", coordinator.hosts
+    results, errors = gather(coordinator, trial.train)
+    if errors and all(_NO_GROUP in text for text in errors.values()):
+        summary = "not tried, because the model communicates by itself"
+        return Check(name, WARN, summary, error_lines(errors, hosts), values={"errors": errors})
+    if errors:
+        is_memory = any("out of memory" in text.lower() or "OutOfMemory" in text for text in errors.values())
+        remedy = "--batch_size N with a smaller N, or --max_device_batch_size N to accumulate gradients"
+        advice = [remedy if is_memory else "correct the error shown above"]
+        summary = "a step of the model fails"
+        return Check(name, FAIL, summary, error_lines(errors, hosts), advice, {"errors": errors})
+    seconds = {rank: result["seconds"] for rank, result in enumerate(results) if result and result["seconds"]}
+    if not seconds:
+        return Check(name, WARN, "no rank has a sample in the first batch")
+    slow, middle = slow_ranks(seconds), median_low(seconds.values())
+    details = [
+        f"rank {rank} on {hosts[rank]} takes {1e3 * seconds[rank]:,.1f} ms, "
+        f"{seconds[rank] / middle:.1f} times the median"
+        for rank in slow
+    ]
+    alternative = ", or start the job without this host" if len(set(hosts)) > 1 else ""
+    advice = [f"look for other programs on {hosts[rank]} (top, nvidia-smi){alternative}" for rank in slow[:4]]
+    peak = max(result["peak_bytes"] for result in results if result)
+    memory = f"{peak / 1e9:,.1f} GB of {'GPU memory' if trial.device.type == 'cuda' else 'memory, with all imports'}"
+    summary = f"a step takes {1e3 * middle:,.1f} ms without communication, and at most {memory}"
+    return Check(name, WARN if slow else OK, summary, details, advice, {"ranks": results})
 
 
 def _union(ranks: Sequence[Mapping[str, Any]]) -> set[int]:

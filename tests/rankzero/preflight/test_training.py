@@ -2,10 +2,11 @@ import shutil
 from collections import namedtuple
 
 import pytest
+import torch
 
-from rankzero.preflight import loading
+from rankzero.preflight import training
 from rankzero.preflight.check import FAIL, OK, WARN
-from rankzero.preflight.loading import check_data, check_workers
+from rankzero.preflight.training import check_data, check_steps, check_workers
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -30,7 +31,7 @@ def run_check_workers(coordinator, workers, prefetched_bytes, free):
     own_cores = {coordinator.launch.rank * 2, coordinator.launch.rank * 2 + 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: Usage(free, 0, free))
-        patch.setattr(loading, "usable_cores", lambda: frozenset(own_cores))
+        patch.setattr(training, "usable_cores", lambda: frozenset(own_cores))
         return check_workers(coordinator, workers, prefetched_bytes)
 
 
@@ -51,3 +52,45 @@ def test_the_loader_processes_of_a_host_are_compared_with_its_cores_and_its_shar
         assert bool(check.advice) is (status != OK)
         if workers == 3:
             assert check.advice == ["--data.num_workers 2, or more cores per rank"]
+
+
+NO_GROUP = "Default process group has not been initialized, please make sure to call init_process_group."
+
+
+class FakeTrial:
+    """Returns a time, or raises an error."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, result):
+        self.result = result
+
+    def train(self):
+        if isinstance(self.result, str):
+            raise RuntimeError(self.result)
+        return {"seconds": self.result, "peak_bytes": 10**9}
+
+
+def run_check_steps(coordinator, results):
+    return check_steps(coordinator, FakeTrial(results[coordinator.launch.rank]))
+
+
+@pytest.mark.parametrize(
+    ("results", "status", "text"),
+    [
+        ((0.010, 0.011, 0.010), OK, None),
+        ((0.010, 0.030, 0.010), WARN, "takes 30.0 ms, 3.0 times the median"),
+        ((0.010, "CUDA out of memory", 0.010), FAIL, "RuntimeError: CUDA out of memory"),
+        ((0.010, "wrong shape", 0.010), FAIL, "RuntimeError: wrong shape"),
+        ((0.010, NO_GROUP, 0.010), WARN, "process group has not been initialized"),
+        ((0.010, None, 0.010), OK, None),
+        ((None, None, None), WARN, None),
+    ],
+)
+def test_slow_and_failing_ranks_are_named(on_ranks, results, status, text):
+    for check in on_ranks(run_check_steps, 3, results):
+        assert check.status == status
+        assert not check.details if text is None else check.details[0].startswith("rank 1 ")
+        assert text is None or text in check.details[0]
+        if status == FAIL:
+            assert ("--batch_size" in check.advice[0]) is ("memory" in text)
