@@ -100,10 +100,7 @@ def test_a_suspended_rank_is_named_with_its_last_phase(run_hanging):
 def test_a_dead_loader_process_is_named_with_rank_and_phase(run_hanging):
     codes, printed = run_hanging("--hang", "worker dies", "--workers", "1", "--step", "100000")
     assert codes == [1, 1]
-    # torch reports the dead process, or that it cannot fetch a batch from it, whichever it notices first
-    assert re.search(
-        r"DataLoader worker \(pid.*\) (is killed|exited)|resource_sharer(.*\n)*Connection\w+Error", printed
-    )
+    assert re.search(r"DataLoader worker \(pid.*\) (is killed by signal|exited unexpectedly)", printed)
     assert re.search(rf"rankzero: rank 1 on {HOST} failed with the error above, in [a-z ]+ at step \d+\n", printed)
 
 

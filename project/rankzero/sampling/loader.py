@@ -17,7 +17,7 @@ from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import Positions, epoch_key
 from rankzero.sampling.seeded_dataset import SeededDataset
-from rankzero.sampling.workers import PrepareWorker, blocked_signals
+from rankzero.sampling.workers import PrepareWorker, blocked_signals, raise_if_worker_died
 
 AHEAD_BYTES = 2**18
 """Approximate limit (bytes) for small batches that are read together: they fit in a processor's nearest caches."""
@@ -141,14 +141,18 @@ class ManagedLoader(DataLoader[Any]):
 
     def _batches(self, reader: Iterator[Any]) -> Iterator[Any]:
         # A user's loader class may return more batches than its sampler has.
-        for batch, share in zip(reader, chain(self.batch_sampler.shares(), repeat(EVEN_SHARE)), strict=False):
-            if share.has_empty_rank:
-                # Rank zero always has a sample, so it sends an empty batch of the same structure to the other ranks.
-                empty = self._broadcast(None if batch is None else empty_batch_like(batch))
-                batch = empty if batch is None else batch
-            if batch is not None:  # Lightning skips a batch that is None
-                self._shares.append(share)
-            yield batch
+        try:
+            for batch, share in zip(reader, chain(self.batch_sampler.shares(), repeat(EVEN_SHARE)), strict=False):
+                if share.has_empty_rank:
+                    # Rank zero always has a sample, so it sends an empty batch of the same structure to other ranks.
+                    empty = self._broadcast(None if batch is None else empty_batch_like(batch))
+                    batch = empty if batch is None else batch
+                if batch is not None:  # Lightning skips a batch that is None
+                    self._shares.append(share)
+                yield batch
+        except (ConnectionError, EOFError) as error:
+            raise_if_worker_died(reader, error)
+            raise
 
 
 @lru_cache

@@ -11,11 +11,15 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import connection
 
 import psutil
 
 from rankzero.distributed.monitoring.worker_stacks import write_stacks_on_signal
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
+
+_EXIT_SECONDS = 2.0
+"""How long a process whose connection broke may take to exit."""
 
 
 class PrepareWorker:
@@ -50,6 +54,25 @@ def _is_parent_alive() -> bool:
         return parent is None or psutil.Process(parent.pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def raise_if_worker_died(reader: object, error: Exception) -> None:
+    """Names the loader process that died while a batch was fetched from it.
+
+    torch (2.15) does so only if the process has already exited when the connection to it breaks.
+
+    Args:
+        reader: Iterator of a DataLoader.
+        error: Error of the connection.
+
+    Raises:
+        RuntimeError: A loader process has exited.
+    """
+    workers = getattr(reader, "_workers", ())
+    connection.wait([worker.sentinel for worker in workers], _EXIT_SECONDS)
+    for worker in workers:
+        if not worker.is_alive():
+            raise RuntimeError(f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly") from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.sampling.workers import PrepareWorker, end_workers
+from rankzero.sampling.workers import PrepareWorker, end_workers, raise_if_worker_died
 from running import REPOSITORY, SOURCES
 
 
@@ -139,3 +139,29 @@ def test_a_process_exits_although_its_loader_processes_ignore_signals():
     result = subprocess.run([sys.executable, "-c", ENDS], env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert "can only test a child process" not in result.stderr
+
+
+class Reader:
+    """Stands for an iterator of a DataLoader with one loader process."""
+
+    def __init__(self, seconds):
+        self._workers = [multiprocessing.get_context("fork").Process(target=time.sleep, args=(seconds,))]
+        self._workers[0].start()
+
+
+def test_a_loader_process_that_exits_after_its_connection_broke_is_named():
+    reader, cause = Reader(0.3), ConnectionResetError()
+    with pytest.raises(RuntimeError, match=rf"pid\(s\) {reader._workers[0].pid}\) exited unexpectedly") as raised:
+        raise_if_worker_died(reader, cause)
+    assert raised.value.__cause__ is cause
+
+
+def test_a_connection_error_with_living_loader_processes_or_without_any_names_none(monkeypatch):
+    monkeypatch.setattr("rankzero.sampling.workers._EXIT_SECONDS", 0.1)
+    reader = Reader(60)
+    try:
+        raise_if_worker_died(reader, ConnectionResetError())
+        raise_if_worker_died(iter([]), EOFError())
+    finally:
+        reader._workers[0].kill()
+        reader._workers[0].join()
