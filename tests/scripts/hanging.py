@@ -69,7 +69,9 @@ class Model(LightningModule):
         time.sleep(options.first if self.global_step == 0 and options.first else options.seconds * (1 + 2 * is_slow))
         if self.global_step >= options.step:
             self.stand_still()
-        return self.layer(batch).mean()
+        mean = self.layer(batch).mean()
+        self.log("mean", mean, on_step=False, on_epoch=True, sync_dist=True)
+        return mean
 
     def stand_still(self) -> None:
         """Comes to a standstill on the chosen rank."""

@@ -1,5 +1,6 @@
 """One of several ranks comes to a standstill: all ranks end, and the message names the rank, its phase and its line."""
 
+import json
 import re
 import shutil
 import socket
@@ -69,12 +70,19 @@ def run_hanging(forks: Forks, tmp_path):
             "values; rank 1 in hook, waiting in all_gather of 1 value; stopping all ranks",
             id="collective on one rank in the last step",
         ),
+        pytest.param(
+            ["--hang", "all_reduce in the last step", "--rank", "1", "--epochs", "1"],
+            "the ranks wait for one another in different collectives: rank 1 in backward, waiting in all_reduce of 9 "
+            "values; rank 0 in hook, waiting in all_gather of 1 value; stopping all ranks",
+            id="rank zero in the metrics of an epoch",
+        ),
     ],
 )
 def test_a_hang_is_explained_once_and_ends_all_ranks_with_1(run_hanging, tmp_path, arguments, message):
     codes, printed = run_hanging("--step", "200", *arguments)
     assert codes == [1, 1]
     assert len(re.findall(f"rankzero: {message}", printed)) == 1, printed
+    assert json.loads((tmp_path / "runs/hanging/summary.json").read_text())["status"] == "failed"
     for rank in range(2):
         log = (tmp_path / f"runs/hanging/logs/rank-{rank:03d}.log").read_text()
         assert "thread 'MainThread':" in log and "hanging.py" in log

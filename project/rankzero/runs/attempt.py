@@ -3,7 +3,7 @@
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +40,7 @@ from rankzero.runs.lock import RunLock
 from rankzero.runs.next_attempt import objection_to_next_attempt, request_next_attempt
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
-from rankzero.runs.summary import Figures, summarize
+from rankzero.runs.summary import Figures, computed_metrics_of, summarize
 from rankzero.runs.tensorboard import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
@@ -262,7 +262,7 @@ class Attempt:
         if self.launch.rank == 0:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
             if not self._is_taken_over():
-                self._summarize("failed")
+                self._summarize("failed", metrics=computed_metrics_of(self.trainer))
             self._lock.release()
 
     def _record_hang(self, description: str) -> None:
@@ -270,7 +270,9 @@ class Attempt:
         workers = "".join(f"\nloader process {pid}:\n{stacks}" for pid, stacks in worker_stacks().items())
         self._log.error(f"{description}\n{all_stacks()}{workers}")
 
-    def _summarize(self, status: str, another_attempt: bool = False) -> dict[str, Any]:
+    def _summarize(
+        self, status: str, another_attempt: bool = False, metrics: Mapping[str, float | None] | None = None
+    ) -> dict[str, Any]:
         summary = summarize(
             status,
             self.trainer,
@@ -282,6 +284,7 @@ class Attempt:
             time.perf_counter() - self._started,
             another_attempt,
             list(self.control_channel.monitor.slow_ranks.values()),
+            metrics,
         )
         try:
             self.run.write_summary(summary)

@@ -41,6 +41,7 @@ def summarize(
     seconds: float,
     another_attempt: bool,
     slow_ranks: Sequence[str] = (),
+    metrics: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
     """Returns the summary of the whole run; only `seconds` and `samples_per_second` are of this attempt alone.
 
@@ -55,6 +56,7 @@ def summarize(
         seconds: Duration of this attempt.
         another_attempt: Whether another attempt would help, see `objection_to_next_attempt`.
         slow_ranks: Descriptions of the ranks that were slower than the others.
+        metrics: Metrics to write; None for those of the Trainer, which it may compute over all ranks.
     """
 
     def relative_path(checkpoint: Path | None) -> str | None:
@@ -72,7 +74,7 @@ def summarize(
         "launcher": launch.launcher,
         "accelerator": world.accelerator,
         "backend": world.backend if world.size > 1 else None,
-        "metrics": metrics_of(trainer),
+        "metrics": metrics_of(trainer) if metrics is None else dict(metrics),
         "samples_per_second": round(figures.samples_per_second, 1),
         "seconds": round(seconds, 3),
         "ledger": list(figures.ledger_entries),
@@ -89,6 +91,15 @@ def summarize(
 def metrics_of(trainer: Trainer) -> dict[str, float | None]:
     """Returns the Trainer's metrics, with None in place of NaN and infinity."""
     return finite_or_none({name: float(value) for name, value in sorted(trainer.callback_metrics.items())})
+
+
+def computed_metrics_of(trainer: Trainer) -> dict[str, float | None]:
+    """Returns those of the Trainer's metrics that are already in this process's memory.
+
+    `metrics_of` may communicate with other ranks or wait for an accelerator; if a rank is lost, neither may ever end.
+    """
+    metrics = sorted(trainer._logger_connector._callback_metrics.items())
+    return finite_or_none({name: float(value) for name, value in metrics if value.device.type == "cpu"})
 
 
 def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:

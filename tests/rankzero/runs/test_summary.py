@@ -2,14 +2,16 @@ import json
 import math
 
 import pytest
+import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
+from torchmetrics import MeanMetric
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.runs.checkpoints.manifest import MANIFEST
 from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.summary import Figures, metrics_of, summarize
+from rankzero.runs.summary import Figures, computed_metrics_of, metrics_of, summarize
 from running import train_in_process
 
 LOGGED = {"val/b": 1.5, "a": math.nan, "c": math.inf, "d": -math.inf, "count": 3}
@@ -37,10 +39,10 @@ def run(tmp_path):
     return RunDirectory(tmp_path / "x", attempt=4)
 
 
-def summary_of(trainer, run, world=None, keep_best=None, status="finished", another_attempt=False):
+def summary_of(trainer, run, world=None, keep_best=None, status="finished", another_attempt=False, **settings):
     world, launch = world or WorldInfo("cpu"), Launch(launcher="slurm")
     figures = Figures(1234, 99.96, ("epoch 1: 6 of 6 samples, each once",))
-    return summarize(status, trainer, figures, run, world, launch, keep_best, 12.34567, another_attempt)
+    return summarize(status, trainer, figures, run, world, launch, keep_best, 12.34567, another_attempt, **settings)
 
 
 def test_the_summary_of_a_run_has_all_fields(trainer, run):
@@ -86,6 +88,50 @@ def test_non_finite_metrics_are_null_and_names_are_sorted(trainer):
     metrics = metrics_of(trainer)
     assert metrics == SHOWN and list(metrics) == sorted(SHOWN)
     assert all(value is None or type(value) is float for value in metrics.values())
+
+
+class Counting(MeanMetric):
+    """Counts how often its value is computed, which on several ranks is a collective."""
+
+    computed = 0
+
+    def compute(self):
+        self.computed += 1
+        return super().compute()
+
+
+class LogsMetric(BoringModel):
+    """Reads at the end of the epoch, before the Trainer does, what has been computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.metric = Counting()
+
+    def training_step(self, batch, batch_idx):
+        self.metric.update(2.0)
+        self.log("metric", self.metric, on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self):
+        self.before = computed_metrics_of(self.trainer), self.metric.computed
+        self.trainer.callback_metrics  # noqa: B018  # computes
+        self.after = computed_metrics_of(self.trainer), self.metric.computed
+
+
+def test_only_computed_metrics_are_read_if_computing_could_wait_for_a_lost_rank():
+    model = LogsMetric()
+    train_in_process(model=model, max_epochs=1, limit_train_batches=3, limit_val_batches=0)
+    assert (model.before, model.after) == (({}, 0), ({"metric": 2.0}, 1))
+
+
+def test_metrics_on_an_accelerator_are_not_waited_for(trainer, monkeypatch):
+    on_device = {"here": torch.tensor(1.5), "there": torch.tensor(1.5, device="meta")}
+    monkeypatch.setattr(trainer._logger_connector, "_callback_metrics", on_device)
+    assert computed_metrics_of(trainer) == {"here": 1.5}
+
+
+def test_given_metrics_replace_those_of_the_trainer(trainer, run):
+    assert summary_of(trainer, run, metrics={"a": 1.0})["metrics"] == {"a": 1.0}
 
 
 def save(run, step, loss):
