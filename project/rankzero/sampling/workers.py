@@ -69,9 +69,10 @@ def raise_if_worker_died(reader: object, error: Exception) -> None:
         RuntimeError: A loader process has exited.
     """
     workers = getattr(reader, "_workers", ())
-    connection.wait([worker.sentinel for worker in workers], _EXIT_SECONDS)
+    exiting = connection.wait([worker.sentinel for worker in workers], _EXIT_SECONDS)
     for worker in workers:
-        if not worker.is_alive():
+        if worker.sentinel in exiting:
+            worker.join()  # a process closes its sentinel shortly before `is_alive` reports its exit
             raise RuntimeError(f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly") from error
 
 
