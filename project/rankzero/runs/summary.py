@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
+from torch import Tensor
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
@@ -98,8 +99,9 @@ def computed_metrics_of(trainer: Trainer) -> dict[str, float | None]:
 
     `metrics_of` may communicate with other ranks or wait for an accelerator; if a rank is lost, neither may ever end.
     """
-    metrics = sorted(trainer._logger_connector._callback_metrics.items())
-    return finite_or_none({name: float(value) for name, value in metrics if value.device.type == "cpu"})
+    metrics: dict[str, Any] = dict(trainer._logger_connector._callback_metrics)  # the main thread may change it
+    on_device = {name for name, value in metrics.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
+    return finite_or_none({name: float(metrics[name]) for name in sorted(metrics.keys() - on_device)})
 
 
 def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:

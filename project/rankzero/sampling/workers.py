@@ -69,7 +69,7 @@ def raise_if_worker_died(reader: object, error: Exception) -> None:
         RuntimeError: A loader process has exited.
     """
     workers = getattr(reader, "_workers", ())
-    exiting = connection.wait([worker.sentinel for worker in workers], _EXIT_SECONDS)
+    exiting = connection.wait([worker.sentinel for worker in workers], _EXIT_SECONDS if workers else 0)
     for worker in workers:
         if worker.sentinel in exiting:
             worker.join()  # a process closes its sentinel shortly before `is_alive` reports its exit

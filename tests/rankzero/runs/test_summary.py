@@ -125,9 +125,9 @@ def test_only_computed_metrics_are_read_if_computing_could_wait_for_a_lost_rank(
 
 
 def test_metrics_on_an_accelerator_are_not_waited_for(trainer, monkeypatch):
-    on_device = {"here": torch.tensor(1.5), "there": torch.tensor(1.5, device="meta")}
+    on_device = {"number": 2, "here": torch.tensor(1.5), "there": torch.tensor(1.5, device="meta")}
     monkeypatch.setattr(trainer._logger_connector, "_callback_metrics", on_device)
-    assert computed_metrics_of(trainer) == {"here": 1.5}
+    assert computed_metrics_of(trainer) == {"here": 1.5, "number": 2.0}
 
 
 def test_given_metrics_replace_those_of_the_trainer(trainer, run):
