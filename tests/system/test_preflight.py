@@ -205,8 +205,9 @@ def test_a_link_of_100_mbit_per_second_is_named(tmp_path, hosts):
         ip("netns", "exec", "rz1", "tc", "qdisc", "del", "dev", "to-rz2", "root")
     assert codes == [1, 1], printed
     found, _ = statuses(tmp_path)
-    # The steps do not communicate, so they do not fail; other tests on this machine may make one rank slow (a warning).
     assert {name for name, status in found.items() if status == "fail"} == {"collectives", "links"}, printed
+    # Steps do not communicate, so they are measured; other tests on this machine may make one rank slow (a warning).
+    assert found["training steps"] in ("ok", "warn") and "a step takes" in printed, printed
     assert "rz1 - rz2 (ranks 0 and 1): 0.1" in printed
 
 
