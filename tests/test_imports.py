@@ -25,6 +25,7 @@ WITHOUT_TORCH = (
     "rankzero.commands.explain",
     "rankzero.commands.fast_imports",
     "rankzero.commands.preflight",
+    "rankzero.commands.submit",
     "rankzero.cli.arguments",
     "rankzero.runs.directory",
     "rankzero.distributed.environments.detect",

@@ -13,6 +13,7 @@ COMMANDS = {
     "evaluate": "compute exact metrics of a run or a checkpoint",
     "predict": "write the predictions of a run or a checkpoint, in order",
     "preflight": "check whether all processes can train together",
+    "submit": "run fit as a job of a cluster, and watch, stop or resume it",
     "explain": "print the detected launcher and the variables that show it; start nothing",
 }
 

@@ -1,8 +1,10 @@
 """Runs a scheduler's programs; never hangs and never raises. Does not import torch."""
 
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 TIMEOUT_SECONDS = 10.0
 """Time limit of a program; without its controller, squeue takes half a minute to report that (Slurm 22.05)."""
@@ -27,7 +29,11 @@ def run_program(*command: str) -> Answer:
     environment["TZ"] = "UTC0"
     try:
         completed = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_SECONDS
+            [find_program(command[0]) or command[0], *command[1:]],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return Answer(False, f"no answer within {TIMEOUT_SECONDS:g} s")
@@ -37,3 +43,18 @@ def run_program(*command: str) -> Answer:
     if completed.returncode:
         return Answer(False, err or out or f"exited with code {completed.returncode}")
     return Answer(True, out)
+
+
+def find_program(name: str) -> str | None:
+    """Returns the path of a program on PATH or in PBS's folder of programs; None if it is in neither.
+
+    The tasks that `pbsdsh` starts have only `/bin:/usr/bin` on their PATH (OpenPBS 23.06).
+    """
+    if path := shutil.which(name):
+        return path
+    try:
+        lines = Path(os.environ.get("PBS_CONF_FILE") or "/etc/pbs.conf").read_text().splitlines()
+    except (OSError, UnicodeError):
+        return None
+    settings = dict(line.strip().partition("=")[::2] for line in lines)
+    return shutil.which(name, path=f"{settings['PBS_EXEC']}/bin") if "PBS_EXEC" in settings else None

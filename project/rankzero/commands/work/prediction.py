@@ -12,8 +12,14 @@ from torch import Tensor
 
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
-from rankzero.commands.evaluation import find_checkpoint, prepare, title_of, with_stored_configuration, write_result
-from rankzero.commands.prediction_files import PartWriter, leaves, merge
+from rankzero.commands.work.evaluation import (
+    find_checkpoint,
+    prepare,
+    title_of,
+    with_stored_configuration,
+    write_result,
+)
+from rankzero.commands.work.prediction_files import PartWriter, leaves, merge
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session

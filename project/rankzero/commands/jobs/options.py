@@ -1,0 +1,129 @@
+"""The flags of `submit`, and which of them each scheduler accepts. Does not import torch."""
+
+import re
+
+from rankzero.cli.flags.commands import NAME_ALIASES
+from rankzero.cli.flags.flag import Flag
+from rankzero.cli.flags.values import choice, file_path, positive_int, run_name, text_matching, whole_number
+from rankzero.commands.jobs.request import FORMS, QUEUING
+from rankzero.distributed.scheduler.durations import parse_duration
+from rankzero.messages import spelled
+
+
+def memory_value(text: str) -> str:
+    """Reads an amount of memory, such as `64G` or `64gb`, and returns it as `64G`."""
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([kmgt])b?", text, re.IGNORECASE)
+    if not match:
+        raise ValueError("a number with a unit (64G, 500M)")
+    return match[1] + match[2].upper()
+
+
+def one_line(text: str) -> str:
+    """Reads the value of an option of the scheduler: printable text without line breaks."""
+    if not text.strip() or not text.isprintable():
+        raise ValueError("text of printable characters in one line")
+    return text
+
+
+def command_lines(text: str) -> str:
+    """Reads lines that are inserted unchanged."""
+    if not text.strip() or "\0" in text:
+        raise ValueError("one or more lines of text")
+    return text
+
+
+array_value = text_matching(
+    r"[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?(,[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?)*(%[1-9][0-9]*)?",
+    "a list of indices (0-3, 1,5,9)",
+)
+host_value = text_matching(
+    r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*", "a list of host names, separated by commas"
+)
+
+LISTS = ("modules", "setup", "hosts", "extra")
+"""Flags that can be repeated, and whose values in a site file come first."""
+
+SUBMIT_FLAGS = (
+    Flag("scheduler", "NAME", choice(*FORMS), f"what starts the job: {', '.join(FORMS)}", "slurm"),
+    Flag(
+        "form",
+        "NAME",
+        choice(*dict.fromkeys(form for forms in FORMS.values() for form in forms)),
+        "what starts its processes [slurm: srun; pbs: pbsdsh; mpirun: openmpi]",
+        "torchrun",
+    ),
+    Flag("name", "NAME", run_name, "name of the run, and of the job", "my-run", aliases=NAME_ALIASES),
+    Flag("root", "DIR", file_path, "folder of the runs; the script is written to it [runs]", "runs"),
+    Flag("nodes", "N", positive_int, "number of machines [1]", "2"),
+    Flag("devices", "N", positive_int, "number of processes per machine [1]", "4"),
+    Flag("cpus_per_device", "N", positive_int, "cores and threads per process [the scheduler's default]", "8"),
+    Flag("gpus_per_device", "0|1", whole_number(0, 1), "1: request a GPU for each process [0]", "1"),
+    Flag("memory", "SIZE", memory_value, "memory per machine: 64G [the scheduler's default]", "64G"),
+    Flag("time", "TIME", parse_duration, "time limit: 02:00:00, 90min [the scheduler's default]", "02:00:00"),
+    Flag("partition", "NAME", one_line, "partition (Slurm) or queue (PBS)", "gpu", aliases=("queue",)),
+    Flag("account", "NAME", one_line, "account (Slurm) or project (PBS) to charge", "my-project"),
+    Flag("constraint", "TEXT", one_line, "required features of the machines", "a100"),
+    Flag("exclude", "HOSTS", one_line, "machines not to use (Slurm)", "n7"),
+    Flag("mail", "ADDRESS", one_line, "send mail to ADDRESS about the end of the job", "me@example.org"),
+    Flag("array", "INDICES", array_value, "one run per index; {array_index} in fit's arguments is the index", "0-3"),
+    Flag("dependency", "JOBS", one_line, "wait for other jobs", "afterok:123"),
+    Flag("modules", "NAMES", one_line, "environment modules to load, separated by commas", "cuda/12.4"),
+    Flag("setup", "COMMAND", command_lines, "shell command to run before training", "source settings.sh"),
+    Flag("venv", "DIR", file_path, "virtual environment whose Python runs [that of submit]", ".venv"),
+    Flag("image", "IMAGE", one_line, "container image in which to train", "rankzero.sif"),
+    Flag("hosts", "HOSTS", host_value, "machines, separated by commas; the first has rank zero", "n1,n2"),
+    Flag("hostfile", "FILE", file_path, "file of machines for mpirun, instead of --hosts", "hosts.txt"),
+    Flag(
+        "extra", "LINE", command_lines, "line to insert after the scheduler's options, unchanged", "#SBATCH --exclusive"
+    ),
+)
+"""The flags of `submit` that describe a job; each is a field of `JobRequest` and a key of a site file."""
+
+_QUEUE_ONLY = ("memory", "partition", "account", "constraint", "mail", "array", "dependency")
+_NOT_ACCEPTED = {
+    "slurm": ("hosts", "hostfile"),
+    "pbs": ("hosts", "hostfile", "exclude"),
+    "mpirun": (*_QUEUE_ONLY, "exclude", "gpus_per_device"),
+    "ssh": (*_QUEUE_ONLY, "exclude", "gpus_per_device", "hostfile"),
+    "docker": (*_QUEUE_ONLY[1:], "exclude", "hostfile", "venv"),
+    "apptainer": (*_QUEUE_ONLY, "exclude", "hostfile", "venv"),
+    "local": (*_QUEUE_ONLY, "exclude", "gpus_per_device", "hosts", "hostfile"),
+}
+"""Scheduler -> flags that have no meaning for it."""
+
+
+def accepted_flags(scheduler: str) -> tuple[str, ...]:
+    """Returns the names of the flags that a scheduler accepts."""
+    return tuple(flag.name for flag in SUBMIT_FLAGS if flag.name not in _NOT_ACCEPTED[scheduler])
+
+
+def is_queuing(scheduler: str) -> bool:
+    """Returns whether the scheduler has a queue; all others start a job at once."""
+    return scheduler in QUEUING
+
+
+_EXAMPLES = """\
+  python launch/submit.py --scheduler slurm --nodes 2 --devices 4 --time 02:00:00 --name my-run -- --model ResNet
+  python launch/submit.py --scheduler pbs --form mpirun --nodes 2 --devices 4 --name my-run --dry_run
+  python launch/submit.py log my-run --follow"""
+
+
+def help_text() -> str:
+    """Returns the help: the actions, the flags and examples."""
+    rows = [
+        ("status NAME", "print the state of the run's job"),
+        ("log NAME", "print the output of the run; with --follow, until its job ends"),
+        ("stop NAME", "end the job; the run saves a checkpoint and stops"),
+        ("resume NAME", "submit the script of the run again; the run resumes from its last checkpoint"),
+        None,
+        *((f"--{flag.name} {flag.metavar}", flag.help) for flag in SUBMIT_FLAGS),
+        ("--site FILE", "YAML file with defaults for these flags [~/.config/rankzero/site.yaml]"),
+        ("--dry_run", "print the script and submit nothing"),
+        ("--follow", "print state and log until the job ends"),
+    ]
+    lines = [
+        "python launch/submit.py: run fit.py as a job (defaults are in brackets; flags of fit.py come after --)",
+        "",
+    ]
+    lines += ["" if row is None else f"  {row[0]:<25} {row[1]}" for row in rows]
+    return spelled("\n".join([*lines, "", _EXAMPLES]))

@@ -1,0 +1,86 @@
+"""The record of a submitted job, beside its run. Does not import torch.
+
+runs/NAME.job.sh      the script
+runs/NAME.job.json    the record
+runs/NAME.job.log     the output of all attempts; one file per member for a job array
+runs/.NAME.job.next   id of the job that the script has submitted after a stop (PBS)
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rankzero.commands.jobs.script import log_path
+from rankzero.messages import RequestError
+from rankzero.runs.checkpoints.atomic_files import write_text
+
+
+@dataclass(frozen=True)
+class Record:
+    """A submitted job.
+
+    Args:
+        name: Name of the run.
+        scheduler: What started the job.
+        form: What starts its processes; None if there is only one way.
+        id: The scheduler's id of the job, or the id of the script's process.
+        array: Indices of the job array; None without one.
+        host: Machine on which the job was submitted.
+        started: Start time of the script's process in clock ticks after boot; empty for a scheduler with a queue.
+    """
+
+    name: str
+    scheduler: str
+    form: str | None
+    id: str
+    array: str | None = None
+    host: str = ""
+    started: str = ""
+
+
+def record_path(root: Path, name: str) -> Path:
+    """Returns the file of a job's record."""
+    return root / f"{name}.job.json"
+
+
+def write_record(root: Path, record: Record) -> None:
+    """Writes the record of a job."""
+    _next_id_path(root, record.name).unlink(missing_ok=True)
+    write_text(record_path(root, record.name), json.dumps(asdict(record), indent=2) + "\n")
+
+
+def read_record(root: Path, name: str) -> Record | None:
+    """Returns the record of a run's job; None if there is none.
+
+    Raises:
+        RequestError: The record is not valid.
+    """
+    path = record_path(root, name)
+    try:
+        values = json.loads(path.read_text())
+        record = Record(**values)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise RequestError(
+            f"the job of run {name}", f"{path} is not a record of a job: {error}", f"rm {path}"
+        ) from None
+    try:
+        next_id = _next_id_path(root, name).read_text().strip()
+    except OSError:
+        next_id = ""
+    return Record(**{**values, "id": next_id}) if next_id else record
+
+
+def logs_of(root: Path, record: Record) -> list[Path]:
+    """Returns the existing log files of a job, in the order of their names."""
+    if record.array is None:
+        path = log_path(root, record.name)
+        return [path] if path.exists() else []
+    return sorted(
+        path for path in root.iterdir() if path.name.startswith(f"{record.name}.job-") and path.suffix == ".log"
+    )
+
+
+def _next_id_path(root: Path, name: str) -> Path:
+    return root / f".{name}.job.next"

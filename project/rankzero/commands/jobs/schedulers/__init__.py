@@ -1,0 +1,1 @@
+"""What each scheduler needs to submit, query and end a job."""

@@ -1,0 +1,54 @@
+"""Starts, inspects and ends scripts that run at once, as processes of this machine. Does not import torch."""
+
+import os
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from rankzero.commands.jobs.record import Record
+from rankzero.commands.jobs.schedulers.state import State
+from rankzero.distributed.process.process_state import process_state
+from rankzero.messages import RequestError
+
+
+def start(script: Path, log: Path) -> tuple[str, str]:
+    """Starts a script in its own session, with its output appended to the log.
+
+    Returns:
+        The id and the start time of its process.
+    """
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            ["bash", str(script)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    found = process_state(process.pid)
+    return str(process.pid), found[1] if found else ""
+
+
+def state(record: Record) -> State:
+    """Returns the state of a script's process.
+
+    Raises:
+        RequestError: The script was started on another machine.
+    """
+    if record.host != socket.gethostname():
+        raise RequestError(
+            f"run {record.name} on {socket.gethostname()}", f"it was started on {record.host}", f"ssh {record.host}"
+        )
+    with suppress(ChildProcessError):
+        os.waitpid(int(record.id), os.WNOHANG)  # a child of this process, if `submit --follow` started it
+    found = process_state(int(record.id))
+    is_running = found is not None and found[1] == record.started and found[0] != "Z"
+    return State(f"RUNNING as process {record.id}" if is_running else "ENDED", is_running)
+
+
+def stop(record: Record) -> None:
+    """Sends SIGTERM to the script, which passes it on."""
+    with suppress(ProcessLookupError):
+        os.kill(int(record.id), signal.SIGTERM)

@@ -1,0 +1,64 @@
+"""Submits, queries and deletes jobs of PBS. Does not import torch."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankzero.commands.jobs.record import Record
+from rankzero.commands.jobs.schedulers.state import State
+from rankzero.distributed.scheduler.query import run_program
+
+SUBMIT = "qsub"
+STOP = "qdel"
+
+_WORDS = {
+    "B": "RUNNING (array)",
+    "E": "EXITING",
+    "F": "FINISHED",
+    "H": "HELD",
+    "M": "MOVED",
+    "Q": "QUEUED",
+    "R": "RUNNING",
+    "S": "SUSPENDED",
+    "T": "MOVING",
+    "U": "SUSPENDED",
+    "W": "WAITING",
+    "X": "FINISHED",
+}
+"""Value of PBS's `job_state` -> the word that is shown."""
+
+
+def submit_command(script: Path) -> Sequence[str]:
+    """Returns the command that submits a script, to be run in the folder of the runs."""
+    return SUBMIT, str(script)
+
+
+def job_id(output: str) -> str | None:
+    """Returns the id of the job in the output of qsub; None if there is none."""
+    match = re.match(r"[0-9]+(\[\])?(\.\S+)?", output)
+    return match[0] if match else None
+
+
+def state(record: Record) -> State:
+    """Returns the state of a job."""
+    answer = run_program("qstat", "-x", "-f", record.id)
+    if not answer.ok:
+        if "Unknown Job" in answer.text:
+            return State("no longer known to PBS", False)
+        return State(f"unknown: {answer.text}", None)
+    attributes = dict(re.findall(r"^ +([\w.]+) = (.*)$", answer.text, re.MULTILINE))
+    letter = attributes.get("job_state", "")
+    text = _WORDS.get(letter, letter or "unknown")
+    if letter == "R" and "exec_host" in attributes:
+        hosts = dict.fromkeys(re.findall(r"([^/+]+)/", attributes["exec_host"]))
+        text += f" on {', '.join(hosts)}"
+        if "Resource_List.walltime" in attributes:
+            text += f", {attributes.get('resources_used.walltime', '0')} of {attributes['Resource_List.walltime']}"
+    elif "comment" in attributes and letter in "QHW":
+        text += f" ({attributes['comment']})"
+    return State(text, letter not in ("F", "X"))
+
+
+def stop_command(record: Record) -> Sequence[str]:
+    """Returns the command that ends a job with SIGTERM."""
+    return STOP, record.id

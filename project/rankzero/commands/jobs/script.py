@@ -1,0 +1,216 @@
+"""Renders the script of a job. Does not import torch."""
+
+import re
+import shlex
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from rankzero.commands.jobs.options import is_queuing
+from rankzero.commands.jobs.request import JobRequest
+from rankzero.messages import RequestError
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+FIRST_PORT, PORTS = 20000, 12000
+"""Rendezvous ports are below 32768, where Linux begins to choose ports for other connections."""
+
+WARNING_SECONDS = 120
+"""Time before the limit at which Slurm signals a job, for a save and the requeue; less if the limit is short."""
+
+ARRAY_INDEX = "{array_index}"
+"""Text in fit's arguments that the index of the member of a job array replaces."""
+
+_ARRAY_VARIABLES = {
+    ("slurm", "srun"): "$SLURM_ARRAY_TASK_ID",
+    ("slurm", "torchrun"): "$SLURM_ARRAY_TASK_ID",
+    ("pbs", "pbsdsh"): "$1",
+    ("pbs", "torchrun"): "$2",
+    ("pbs", "mpirun"): "$1",
+}
+"""Scheduler and form -> the variable with the index of the member of a job array; PBS sets it in the script only."""
+
+
+def render(request: JobRequest, program: Sequence[str], folder: Path, expedite: bool = False) -> str:
+    """Returns the script of a job.
+
+    Args:
+        request: The job.
+        program: The program that trains: Python, and `-m` with a module, or a script.
+        folder: Absolute path of the folder in which the job runs.
+        expedite: Whether Slurm starts a job of which it has lost a node before all other jobs (25.11 and newer).
+
+    Raises:
+        RequestError: A value cannot be passed to the scheduler or the container.
+    """
+    root = folder / request.root
+    is_array = request.array is not None
+    suffix = f"-{ARRAY_INDEX}" if is_array else ""
+    own_arguments = [
+        f"--name={request.name}{suffix}",
+        f"--root={root}",
+        f"--nodes={request.nodes}",
+        f"--devices={request.devices}",
+    ]
+    if not is_queuing(request.scheduler) and request.time:
+        own_arguments.append(f"--time_limit={request.time}s")
+    values = {field.name: getattr(request, field.name) for field in fields(request)}
+    values |= {
+        "folder": str(folder),
+        "root": str(root),
+        "script": str(script_path(root, request.name)),
+        "log": _log_for_directive(request, root),
+        "select": _select(request),
+        "python": program[0],
+        "program": [*program[1:]],
+        "arguments": [*own_arguments, *request.arguments],
+        "container": _container(request, folder, root),
+        "port": FIRST_PORT + zlib.crc32(str(root / request.name).encode(errors="surrogateescape")) % PORTS,
+        "first_host": request.hosts[0].rpartition("@")[2] if request.hosts else "127.0.0.1",
+        "expedite": expedite,
+        "warning": WARNING_SECONDS if request.time is None else min(WARNING_SECONDS, request.time // 4),
+        "array_variable": _ARRAY_VARIABLES.get((request.scheduler, request.form or "")) if is_array else None,
+        "rdzv_id": "$SLURM_JOB_ID" if request.scheduler == "slurm" else "$PBS_JOBID",
+        "rdzv_endpoint": "$first_node:$port" if request.scheduler == "slurm" else "$1",
+    }
+    values["end"] = _end_marker(values)
+    name = "/".join(filter(None, (request.scheduler, request.form)))
+    return _environment(is_array).get_template(f"{name}.sh.j2").render(values)
+
+
+def script_path(root: Path, name: str) -> Path:
+    """Returns the file of a job's script, beside the run's directory."""
+    return root / f"{name}.job.sh"
+
+
+def log_path(root: Path, name: str) -> Path:
+    """Returns the file with the output of a job, beside the run's directory."""
+    return root / f"{name}.job.log"
+
+
+def slurm_value(text: str) -> str:
+    """Returns a value for a line `#SBATCH --option=VALUE`; sbatch removes the quotes and expands nothing (22.05)."""
+    return text if _is_plain(text) else '"' + re.sub(r'([\\"])', r"\\\1", text) + '"'
+
+
+def pbs_value(text: str) -> str:
+    """Returns a value for a line `#PBS -o VALUE`; qsub removes both kinds of quotes, and expands nothing."""
+    return text if _is_plain(text) else "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def pbs_job_name(name: str) -> str:
+    """Returns a valid name of a PBS job, at most 230 characters: letters, digits, `_`, `-` and `.`."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+
+
+def clock(seconds: int) -> str:
+    """Returns a duration as `hours:minutes:seconds`, which Slurm and PBS accept."""
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def shell_argument(text: str, is_array: bool = False) -> str:
+    """Returns an argument quoted for a shell; in a job array, `{array_index}` becomes the variable `array_index`."""
+    if not is_array or ARRAY_INDEX not in text:
+        return shlex.quote(text)
+    return '"$array_index"'.join(shlex.quote(part) if part else "" for part in text.split(ARRAY_INDEX))
+
+
+def _environment(is_array: bool) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the filter `quote` quotes for the shell
+    )
+    quote = partial(shell_argument, is_array=is_array)
+
+    def words(texts: Sequence[str]) -> str:
+        return " ".join(map(quote, texts))
+
+    environment.filters.update(
+        quote=quote, words=words, sbatch=slurm_value, qsub=pbs_value, clock=clock, pbs_job_name=pbs_job_name
+    )
+    return environment
+
+
+def _end_marker(values: Mapping[str, Any]) -> str:
+    """Returns the line that ends the lines of a task in the script; no value contains it."""
+    text, marker = str(values), "END_OF_TASK"
+    while marker in text:
+        marker += "_"
+    return marker
+
+
+def _is_plain(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9_./:,=@%+&|*~-]+", text) is not None
+
+
+def _log_for_directive(request: JobRequest, root: Path) -> str:
+    """Returns the path of the log for the scheduler, relative to `root` if a directive cannot hold the whole path."""
+    path = log_path(root, request.name)
+    if request.scheduler == "slurm":
+        path = path if str(path).isprintable() else Path(path.name)
+        # sbatch replaces %j and the like, and removes backslashes.
+        text = str(path).replace("\\", "\\\\").replace("%", "%%")
+        return text.removesuffix(".log") + "-%a.log" if request.array else text
+    if request.array:
+        path = path.with_name(f"{request.name}.job-^array_index^.log")
+    can_hold = str(path).isprintable() and ":" not in str(path)  # PBS takes what precedes a colon for a host
+    return str(path) if can_hold else path.name
+
+
+def _select(request: JobRequest) -> str:
+    """Returns the resources of a PBS job: one chunk per machine."""
+    processes = 1 if request.form == "torchrun" else request.devices
+    chunk = [str(request.nodes), f"ncpus={(request.cpus_per_device or 1) * request.devices}", f"mpiprocs={processes}"]
+    if request.gpus_per_device:
+        chunk.append(f"ngpus={request.devices}")
+    if request.memory:
+        chunk.append(f"mem={request.memory.lower()}b")
+    if request.constraint:
+        chunk.append(request.constraint)
+    return f"select={':'.join(chunk)}"
+
+
+def _container(request: JobRequest, folder: Path, root: Path) -> list[str]:
+    """Returns the words that start a program in the container; empty without one.
+
+    Raises:
+        RequestError: The container's program cannot mount a folder of this name.
+    """
+    if request.image is None:
+        return []
+    folders = dict.fromkeys(map(str, (folder, root)))
+    for path in folders:
+        if not path.isprintable() or re.search("[:,]", path):
+            raise RequestError(
+                f"the folder {path!r} in a container",
+                "its path has a colon, a comma or a control character",
+                "use another folder",
+            )
+    if request.scheduler == "docker":
+        return _docker(request, [*folders], folder)
+    gpus = ["--nv"] if request.gpus_per_device else []
+    return ["apptainer", "exec", *gpus, *(f"--bind={path}" for path in folders), f"--pwd={folder}", "--", request.image]
+
+
+def _docker(request: JobRequest, folders: Sequence[str], folder: Path) -> list[str]:
+    options = ["--rm", "--init", "--network=host", "--ipc=host"]
+    if request.gpus_per_device:
+        options.append(f"--gpus={request.devices}")
+    if request.memory:
+        options.append(f"--memory={request.memory.lower()}")
+    if request.cpus_per_device:
+        options += [
+            f"--cpus={request.cpus_per_device * request.devices}",
+            f"--env=OMP_NUM_THREADS={request.cpus_per_device}",
+        ]
+    options += [f"--volume={path}:{path}" for path in folders]
+    return ["docker", "run", *options, f"--workdir={folder}", "--", request.image or ""]
