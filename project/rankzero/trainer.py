@@ -184,7 +184,7 @@ class Trainer(pl.Trainer):
             RankStates(plan),
             OptimizerOverrides(),
             LiveSettings(),
-            *progress_callbacks(lightning, user_callbacks),
+            *progress_callbacks(lightning, user_callbacks, launch.launcher),
             *filter(None, [self._checkpointing]),
         ]
         plugins = [*as_list(lightning.get("plugins")), DirectoryCheckpointIO(self._options.trust_checkpoint)]

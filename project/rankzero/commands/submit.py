@@ -1,5 +1,6 @@
 """The command `submit`: writes the script of a job, submits it, and watches, stops or resumes it."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from rankzero.cli.command import SUBCOMMANDS
 from rankzero.commands.fit import FIT
 from rankzero.commands.jobs.command_line import CommandLine, job_request, parse
 from rankzero.commands.jobs.follow import LogReader, follow
-from rankzero.commands.jobs.options import help_text
+from rankzero.commands.jobs.options import help_text, is_queuing
 from rankzero.commands.jobs.record import Record, read_record
 from rankzero.commands.jobs.request import JobRequest
 from rankzero.commands.jobs.schedulers import slurm
@@ -17,7 +18,7 @@ from rankzero.commands.jobs.script import ARRAY_INDEX, log_path, render, script_
 from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
 from rankzero.commands.start import resolve_subcommand
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
-from rankzero.messages import CannotStart, Exit, RequestError, flush_streams, print_line
+from rankzero.messages import CannotStart, Exit, RequestError, flush_streams, print_line, spelled
 
 ACTIONS = ("status", "log", "stop", "resume")
 """First argument -> what to do with the job of a run."""
@@ -58,8 +59,13 @@ def _submit(command_line: CommandLine) -> int:
     if "dry_run" in command_line.switches:
         print(text, end="")
         return Exit.FINISHED
+    root = folder / request.root
+    reader = LogReader(root, request.name, request.array is not None)
     record = submit(request, text, folder)
-    return _report(record, folder / request.root, "follow" in command_line.switches)
+    _report(record, root)
+    if is_queuing(request.scheduler) and not request.gpus_per_device:
+        print_line("  no GPU is requested; --gpus_per_device 1 requests one for each process")
+    return follow(root, record, reader) if "follow" in command_line.switches else Exit.FINISHED
 
 
 def _act(action: str, command_line: CommandLine) -> int:
@@ -83,7 +89,7 @@ def _act(action: str, command_line: CommandLine) -> int:
     if action == "status":
         print_line(f"{record.name}: job {record.id} ({record.scheduler}): {job_state(record).text}")
     elif action == "log":
-        reader = LogReader(root, record)
+        reader = LogReader(root, record.name, record.array is not None, skip=False)
         print(reader.read(), end="", flush=True)
         return follow(root, record, reader) if follows else Exit.FINISHED
     elif action == "stop":
@@ -94,7 +100,10 @@ def _act(action: str, command_line: CommandLine) -> int:
         stop(record)
         print_line(f"{record.name}: job {record.id} gets SIGTERM; a run that has begun saves a checkpoint and stops")
     else:
-        return _report(resubmit(root, record), root, follows)
+        reader = LogReader(root, record.name, record.array is not None)
+        record = resubmit(root, record)
+        _report(record, root)
+        return follow(root, record, reader) if follows else Exit.FINISHED
     return Exit.FINISHED
 
 
@@ -140,17 +149,18 @@ def program(request: JobRequest, folder: Path) -> list[str]:
     return [str(python), *(["-m", "rankzero", "fit"] if is_installed else [str(script)])]
 
 
-def _report(record: Record, root: Path, follows: bool) -> int:
-    """Prints the job's id and the commands to watch, stop and resume it; follows it if requested."""
-    options = "" if root == Path.cwd() / "runs" else f" --root {root}"
+def _report(record: Record, root: Path) -> None:
+    """Prints the job's id and the commands to watch, stop and resume it."""
+    options = "" if root == Path.cwd() / "runs" else f" --root {shlex.quote(str(root))}"
     form = f", {record.form}" if record.form else ""
     log = log_path(root, record.name) if record.array is None else root / f"{record.name}.job-INDEX.log"
+    rows = {"script": shlex.quote(str(script_path(root, record.name))), "log": shlex.quote(str(log))}
+    for label, action, switch in (
+        ("watch", "log", " --follow"),
+        ("state", "status", ""),
+        ("stop", "stop", ""),
+        ("resume", "resume", ""),
+    ):
+        rows[label] = f"python launch/submit.py {action} {record.name}{options}{switch}"
     lines = [f"rankzero: submitted run {record.name} as job {record.id} ({record.scheduler}{form})"]
-    rows = {"script": str(script_path(root, record.name)), "log": str(log)}
-    rows |= {
-        action: f"python launch/submit.py {command} {record.name}{options}"
-        for action, command in (("watch", "log --follow"), ("state", "status"), ("stop", "stop"), ("resume", "resume"))
-    }
-    lines += [f"  {label:<7} {text}" for label, text in rows.items()]
-    print_line("\n".join(lines))
-    return follow(root, record, LogReader(root, record, skip=False)) if follows else Exit.FINISHED
+    print_line(spelled("\n".join([*lines, *(f"  {label:<7} {text}" for label, text in rows.items())])))

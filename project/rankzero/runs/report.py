@@ -98,8 +98,11 @@ def print_predictions(result: dict[str, Any], folder: Path) -> None:
 
 
 def _print(table: Table) -> None:
-    """Prints a table without wrapping lines, so that commands can be copied, and without markup in brackets."""
-    console = Console(markup=False, highlight=False)
+    """Prints a table without wrapping lines, so that commands can be copied, and without markup in brackets.
+
+    It has no colors: mpirun gives its processes a pseudo-terminal, also if their output goes to a file.
+    """
+    console = Console(markup=False, highlight=False, color_system=None)
     width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
     console.width = max(console.width, width)
     with console.capture() as capture:

@@ -21,12 +21,13 @@ class LogReader:
 
     Args:
         root: Folder of the runs.
-        record: The job.
+        name: Name of the run.
+        is_array: Whether the job is an array, with one log per member.
         skip: Whether to skip what the logs already contain.
     """
 
-    def __init__(self, root: Path, record: Record, skip: bool = False) -> None:
-        self.root, self.record = root, record
+    def __init__(self, root: Path, name: str, is_array: bool, skip: bool = True) -> None:
+        self.root, self.name, self.is_array = root, name, is_array
         self._files: dict[tuple[int, int], BinaryIO] = {}
         if skip:
             self.read()
@@ -34,7 +35,7 @@ class LogReader:
     def read(self) -> str:
         """Returns what was added to the logs since the last call."""
         text = ""
-        for path in logs_of(self.root, self.record):
+        for path in logs_of(self.root, self.name, self.is_array):
             try:
                 status = path.stat()
                 key = status.st_dev, status.st_ino  # PBS writes a new file for a new job

@@ -72,14 +72,11 @@ def read_record(root: Path, name: str) -> Record | None:
     return Record(**{**values, "id": next_id}) if next_id else record
 
 
-def logs_of(root: Path, record: Record) -> list[Path]:
-    """Returns the existing log files of a job, in the order of their names."""
-    if record.array is None:
-        path = log_path(root, record.name)
-        return [path] if path.exists() else []
-    return sorted(
-        path for path in root.iterdir() if path.name.startswith(f"{record.name}.job-") and path.suffix == ".log"
-    )
+def logs_of(root: Path, name: str, is_array: bool) -> list[Path]:
+    """Returns the existing log files of a run's job, in the order of their names."""
+    if is_array:
+        return sorted(path for path in root.glob("*.log") if path.name.startswith(f"{name}.job-"))
+    return [path] if (path := log_path(root, name)).exists() else []
 
 
 def _next_id_path(root: Path, name: str) -> Path:

@@ -59,6 +59,8 @@ def render(request: JobRequest, program: Sequence[str], folder: Path, expedite: 
     ]
     if not is_queuing(request.scheduler) and request.time:
         own_arguments.append(f"--time_limit={request.time}s")
+    if request.scheduler == "pbs":
+        own_arguments.append("--requeue=never")  # the script submits itself again; PBS permits qrerun to operators only
     values = {field.name: getattr(request, field.name) for field in fields(request)}
     values |= {
         "folder": str(folder),

@@ -16,21 +16,28 @@ from rankzero.runs.shown_metrics import metrics_line
 from rankzero.training.hooks import LoopCallback
 
 INTERVAL_SECONDS = 10.0
+JOB_LAUNCHERS = ("mpi", "pbs", "slurm")
+"""Launchers whose output is plain lines: it usually goes to a file, although mpirun provides a pseudo-terminal."""
+
 LINE_COLUMNS = 120
 """Maximum length of a line."""
 
 
-def progress_callbacks(lightning_arguments: Mapping[str, Any], callbacks: Sequence[Callback]) -> list[Callback]:
+def progress_callbacks(
+    lightning_arguments: Mapping[str, Any], callbacks: Sequence[Callback], launcher: str
+) -> list[Callback]:
     """Returns the progress callback of a Trainer; none if the user provides a progress bar or has disabled it.
 
     Args:
         lightning_arguments: Arguments for Lightning's Trainer that the user has passed.
         callbacks: The user's callbacks.
+        launcher: The launcher of this process, see `rankzero.distributed.environments.launch.Launch`.
     """
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     if has_bar or lightning_arguments.get("barebones") or lightning_arguments.get("enable_progress_bar") is False:
         return []
-    return [BarProgress() if sys.stdout.isatty() else PlainProgress()]
+    has_terminal = sys.stdout.isatty() and launcher not in JOB_LAUNCHERS
+    return [BarProgress() if has_terminal else PlainProgress()]
 
 
 class BarProgress(LoopCallback, RichProgressBar):

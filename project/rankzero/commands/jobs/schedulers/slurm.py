@@ -51,7 +51,7 @@ def state(record: Record) -> State:
         return State(", ".join(f"{count} {word}" for word, count in Counter(row[0] for row in rows).items()), is_active)
     word, reason, used, limit, nodes = (*rows[0], "", "", "", "")[:5]
     if word == "PENDING":
-        return State(f"PENDING ({reason})", True)
+        return State(word if reason in ("", "None") else f"{word} ({reason})", True)
     return State(f"{word} on {nodes}, {used} of {limit}" if nodes else word, is_active)
 
 

@@ -1,0 +1,242 @@
+"""Replacement for the server and the MoM of PBS, based on records of real OpenPBS 23.06 jobs; PBS cannot be installed.
+
+Installs `qsub`, `qstat`, `qdel`, `pbsdsh` and `pbs_tmrsh` in a folder that /etc/pbs.conf names. A job has the two hosts
+of `system.hosts`. Recorded and replayed here:
+
+- The job script starts in the home directory, with the recorded variables, and runs under `bash`.
+- Tasks have PATH=/bin:/usr/bin, few variables and the home directory; their output goes to the output file of the job.
+- `pbsdsh` exits with 0 whatever its tasks do. After SIGTERM it passes the signal on, and exits with 1 at once.
+- qdel and the walltime send SIGTERM to the session of the script and to the tasks on the first host, and SIGKILL to
+  all processes after the kill delay.
+- When no process of the script's session is left, tasks on the first host are killed at once, others after 6 s.
+- qsub reads directives with quotes, and truncates the output file.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from system import pbs
+
+if TYPE_CHECKING:
+    from system.hosts import Hosts
+
+HOSTS = ("rz1", "rz2")
+CONFIG = Path("/etc/pbs.conf")
+REMOTE_GRACE_SECONDS = 6.0
+
+
+@contextmanager
+def pbs_server(hosts: "Hosts", folder: Path, kill_delay: float = 10.0) -> Iterator[Path]:
+    """Installs the programs, and yields the folder that contains them."""
+    programs = folder / "exec" / "bin"
+    programs.mkdir(parents=True)
+    settings = {"enter": str(hosts.folder / "enter"), "kill_delay": kill_delay}
+    (folder / "server.json").write_text(json.dumps(settings))
+    for name in ("qsub", "qstat", "qdel", "pbsdsh", "pbs_tmrsh"):
+        program = programs / name
+        line = f'exec {sys.executable} -m system.pbs_server {shlex.quote(str(folder))} {name} "$@"'
+        program.write_text(f"#!/bin/sh\nPYTHONPATH={Path(__file__).parents[1]} {line}\n")
+        program.chmod(0o755)
+    CONFIG.write_text(f"PBS_SERVER=pbs1\nPBS_EXEC={folder / 'exec'}\n")
+    try:
+        yield programs
+    finally:
+        CONFIG.unlink()
+        for file in folder.glob("*.job"):
+            job = json.loads(file.read_text())
+            if job["state"] != "F":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(job["mom"], signal.SIGTERM)
+
+
+class Job:
+    """A job: its file, and the processes that belong to it."""
+
+    def __init__(self, folder: Path, job_id: str) -> None:
+        self.folder, self.id = folder, job_id
+        self.file = folder / f"{job_id}.job"
+        self.tasks_file = folder / f"{job_id}.tasks"
+        self.enter = json.loads((folder / "server.json").read_text())["enter"]
+
+    def read(self) -> dict[str, object]:
+        content: dict[str, object] = json.loads(self.file.read_text())
+        return content
+
+    def update(self, **values: object) -> None:
+        content = self.read() if self.file.exists() else {}
+        temporary = self.file.with_suffix(".new")
+        temporary.write_text(json.dumps({**content, **values}))
+        temporary.rename(self.file)
+
+    def start(
+        self, host: str, command: list[str], variables: dict[str, str], **options: object
+    ) -> "subprocess.Popen[bytes]":
+        """Starts a process of the job on a host, in a session of its own, as a MoM does."""
+        process = subprocess.Popen(
+            [self.enter, host, *command],
+            env=variables,
+            cwd=variables["HOME"],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            **options,  # type: ignore[call-overload]
+        )
+        with self.tasks_file.open("a") as file:
+            file.write(f"{host} {process.pid}\n")
+        return process
+
+    def signal(self, number: int, hosts: tuple[str, ...]) -> None:
+        """Signals all processes of the job's sessions on these hosts."""
+        for line in self.tasks_file.read_text().splitlines():
+            host, session = line.split()
+            if host in hosts:
+                for process in psutil.process_iter():
+                    with contextlib.suppress(OSError):
+                        if os.getsid(process.pid) == int(session):
+                            os.kill(process.pid, number)
+
+
+def split_directive(line: str) -> list[str]:
+    """Splits a directive into words, as qsub does: both kinds of quotes are removed, nothing is expanded."""
+    return shlex.split(line, comments=False)
+
+
+def qsub(folder: Path, script: str) -> int:
+    text = Path(script).read_text()
+    words = [
+        word
+        for line in text.splitlines()
+        if line.startswith("#PBS")
+        for word in split_directive(line.removeprefix("#PBS"))
+    ]
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    resources = dict(re.findall(r"(\w+)=(.*)", word)[0] for word in words if "=" in word and not word.startswith("/"))
+    if options.get("-q", "workq") != "workq":
+        print("qsub: Unknown queue", file=sys.stderr)
+        return 170
+    number = len(list(folder.glob("*.job")))
+    job = Job(folder, f"{number}.pbs1")
+    chunk = dict(item.partition("=")[::2] for item in resources["select"].split(":")[1:])
+    hosts = [host for host in HOSTS for _ in range(int(chunk["mpiprocs"]))][
+        : int(resources["select"].split(":")[0]) * int(chunk["mpiprocs"])
+    ]
+    (folder / f"{job.id}.nodes").write_text("\n".join(hosts) + "\n")
+    seconds = sum(int(part) * 60**i for i, part in enumerate(reversed(resources.get("walltime", "0").split(":"))))
+    job.update(
+        state="Q", walltime=seconds, workdir=str(Path.cwd()), script=text, output=options["-o"], name=options["-N"]
+    )
+    command = [sys.executable, "-m", "system.pbs_server", str(folder), "mom", job.id]
+    with (folder / f"{job.id}.mom").open("w") as log:
+        mom = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    job.update(mom=mom.pid)
+    print(job.id)
+    return 0
+
+
+def mom(folder: Path, job_id: str) -> int:
+    """Runs a job."""
+    time.sleep(0.5)
+    job = Job(folder, job_id)
+    content = job.read()
+    (folder / f"{job_id}.SC").write_text(str(content["script"]))
+    variables = {**pbs.SCRIPT, "PBS_JOBID": job_id, "PBS_NODEFILE": str(folder / f"{job_id}.nodes")}
+    variables |= {
+        "PBS_O_WORKDIR": str(content["workdir"]),
+        "HOME": str(folder),
+        "PATH": "/bin:/usr/bin",
+        "SHELL": "/bin/bash",
+    }
+    for name in (
+        "OMPI_ALLOW_RUN_AS_ROOT",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+    ):  # the job of a user who is not root lacks them
+        variables[name] = "1"
+    deleted = []
+    signal.signal(signal.SIGTERM, lambda *_: deleted.append(time.monotonic()))
+    output = Path(str(content["workdir"]), str(content["output"])).open("wb")
+    script = job.start("rz1", ["/bin/bash", str(folder / f"{job_id}.SC")], variables, stdout=output, stderr=output)
+    job.update(state="R", stime=time.time())
+    started, ending = time.monotonic(), 0.0
+    delay = json.loads((folder / "server.json").read_text())["kill_delay"]
+    while script.poll() is None:
+        time.sleep(0.05)
+        now = time.monotonic()
+        if not ending and (deleted or (content["walltime"] and now - started > int(str(content["walltime"])))):
+            ending = now
+            job.signal(signal.SIGTERM, ("rz1",))
+        if ending and now - ending > delay:
+            job.signal(signal.SIGKILL, HOSTS)
+    job.signal(signal.SIGKILL, ("rz1",))
+    time.sleep(REMOTE_GRACE_SECONDS)
+    job.signal(signal.SIGKILL, ("rz2",))
+    job.update(state="F", exit=script.returncode)
+    return 0
+
+
+def pbsdsh(folder: Path, arguments: list[str]) -> int:
+    job = Job(folder, os.environ["PBS_JOBID"])
+    hosts = Path(os.environ["PBS_NODEFILE"]).read_text().split()
+    command = arguments[arguments[0] == "--" :]
+    tasks = []
+    signal.signal(signal.SIGTERM, lambda *_: _relay(tasks))
+    for line, host in enumerate(hosts):
+        variables = pbs.task_variables(line, hosts, os.environ["PBS_NODEFILE"], job.id)
+        tasks.append(job.start(host, command, variables))
+    for task in tasks:
+        if code := task.wait():
+            print(f"pbsdsh: task 0x00000000 exit status {code}", file=sys.stderr)
+    return 0
+
+
+def _relay(tasks: "list[subprocess.Popen[bytes]]") -> None:
+    """Passes SIGTERM on, and ends pbsdsh while its tasks continue."""
+    for task in tasks:
+        print("pbsdsh: killing task 0x00000000 signal 15", file=sys.stderr, flush=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(task.pid, signal.SIGTERM)
+    os._exit(1)
+
+
+def pbs_tmrsh(folder: Path, host: str, *command: str) -> int:
+    job = Job(folder, os.environ["PBS_JOBID"])
+    variables = {"PBS_JOBID": job.id, "HOME": str(folder), "PATH": "/bin:/usr/bin"}
+    variables |= dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    return job.start(host, ["sh", "-c", " ".join(command)], variables).wait()
+
+
+def qstat(folder: Path, *arguments: str) -> int:
+    job = Job(folder, arguments[-1])
+    if not job.file.exists():
+        print(f"qstat: Unknown Job Id {arguments[-1]}", file=sys.stderr)
+        return 153
+    content = job.read()
+    rows = {"Job_Name": content["name"], "job_state": content["state"], "exec_host": "rz1/0*2+rz2/0*2"}
+    if content["walltime"]:
+        rows["Resource_List.walltime"] = time.strftime("%H:%M:%S", time.gmtime(int(str(content["walltime"]))))
+    if "stime" in content:
+        rows["stime"] = time.asctime(time.gmtime(float(str(content["stime"]))))
+    print(f"Job Id: {job.id}\n" + "\n".join(f"    {name} = {value}" for name, value in rows.items()))
+    return 0
+
+
+def qdel(folder: Path, job_id: str) -> int:
+    os.kill(int(str(Job(folder, job_id).read()["mom"])), signal.SIGTERM)
+    return 0
+
+
+if __name__ == "__main__":
+    server, program, *rest = sys.argv[1:]
+    run = {"qsub": qsub, "mom": mom, "qstat": qstat, "qdel": qdel, "pbs_tmrsh": pbs_tmrsh}.get(program)
+    sys.exit(run(Path(server), *rest) if run else pbsdsh(Path(server), rest))  # type: ignore[operator]

@@ -1,0 +1,51 @@
+"""An sshd on each of the two hosts, with keys that exist only for the tests."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from system.hosts import HOSTS, Hosts, kill_group
+
+SERVER = """\
+HostKey {folder}/host_key
+PidFile none
+AuthorizedKeysFile {folder}/user_key.pub
+StrictModes no
+PermitRootLogin yes
+UsePAM no
+"""
+
+CLIENT = """\
+#!/bin/sh
+exec /usr/bin/ssh -F none -i {folder}/user_key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
+    -o LogLevel=ERROR "$@"
+"""
+
+
+@contextmanager
+def ssh_servers(hosts: Hosts, folder: Path) -> Iterator[str]:
+    """Starts an sshd on each host, and yields a PATH whose `ssh` has the key for them."""
+    folder.mkdir()
+    for key in ("host_key", "user_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
+    (folder / "server").write_text(SERVER.format(folder=folder))
+    (folder / "ssh").write_text(CLIENT.format(folder=folder))
+    (folder / "ssh").chmod(0o755)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    servers = [
+        hosts.start(host, "/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "server"), folder=folder, log=folder / host)
+        for host in HOSTS
+    ]
+    try:
+        for host in HOSTS:
+            deadline = time.monotonic() + 20
+            while "listening" not in (folder / host).read_text():
+                assert time.monotonic() < deadline, (folder / host).read_text()
+                time.sleep(0.1)
+        yield f"{folder}:{os.environ['PATH']}"
+    finally:
+        for server in servers:
+            kill_group(server)
