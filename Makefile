@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml
 test: install                     ## unit tests: minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup -m "not soak and not system" $(ARGS)
 
-test-system: install              ## tests with real parts: Slurm, MPI, torchrun, network namespaces, strace (as root)
+test-system: install              ## tests with real parts: Slurm, MPI, torchrun, network namespaces, sshd, strace (as root)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup -m "system and not soak" $(ARGS)
 
 test-lowest: $(LOWEST)/.installed ## unit tests with the lowest versions that pyproject.toml allows
@@ -72,7 +72,7 @@ starts: install                   ## starts and ends, counted: 100 under torchru
 
 system-tools:                     ## the Debian packages that system tests use (as root)
 	apt-get update
-	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge openmpi-bin mpich iproute2 strace dataset-fashion-mnist
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge openmpi-bin mpich iproute2 strace shellcheck openssh-server dataset-fashion-mnist
 
 clean:
 	rm -rf $(VENV) $(LOWEST) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -165,7 +165,7 @@ def mom(folder: Path, job_id: str) -> int:
         variables[name] = "1"
     deleted = []
     signal.signal(signal.SIGTERM, lambda *_: deleted.append(time.monotonic()))
-    output = Path(str(content["workdir"]), str(content["output"])).open("wb")
+    output = os.open(Path(str(content["workdir"]), str(content["output"])), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     script = job.start("rz1", ["/bin/bash", str(folder / f"{job_id}.SC")], variables, stdout=output, stderr=output)
     job.update(state="R", stime=time.time())
     started, ending = time.monotonic(), 0.0

@@ -3,12 +3,10 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,9 +14,9 @@ import psutil
 import pytest
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in
-from running import BIN, REPOSITORY, require, run, script
-from system import pbs
+from running import BIN, require, run, script
 from system.hosts import HOSTS, Hosts, ip, kill_group
+from system.pbs_server import pbs_server
 from system.slurm import wait_until
 from system.test_exactly_once import CLASSES, are_equal, learned_state
 
@@ -219,47 +217,20 @@ def test_both_machines_exit_when_one_of_them_stops_responding(hosts, user_folder
 
 
 @pytest.mark.soak
-def test_sigterm_on_the_first_host_of_a_pbs_job_stops_all_hosts(hosts, user_folder, undisturbed):
-    """PBS sends SIGTERM only to the first host, so the test signals only the processes of that host."""
-    (user_folder / "nodes").write_text("rz1\nrz2\n")
-    text = (REPOSITORY / "docs/stopping.md").read_text()
-    job = re.findall(r"^```bash\n(#!/bin/bash\n#PBS.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
-    (user_folder / "job.pbs").write_text(job.replace("--devices 2", f"--devices 1 {shlex.join(TRAIN)} --epochs 4"))
-    pbsdsh = shlex.join([sys.executable, pbs.__file__, str(hosts.folder / "enter"), str(user_folder / "nodes")])
-    programs = {"pbsdsh": f'exec {pbsdsh} "$PBS_JOBID" "$@"', "qsub": f'echo "$@" >>{user_folder}/submitted'}
-    for name, line in programs.items():
-        (user_folder / name).write_text(f"#!/bin/sh\n{line}\n")
-        (user_folder / name).chmod(0o755)
-    (user_folder / "launch").symlink_to(REPOSITORY / "launch")
-    (user_folder / ".venv/bin").mkdir(parents=True)
-    (user_folder / ".venv/bin/python").write_text(f'#!/bin/sh\nexec {PYTHON} "$@"\n')
-    (user_folder / ".venv/bin/python").chmod(0o755)
-    variables = {
-        **pbs.SCRIPT,
-        "PBS_NODEFILE": str(user_folder / "nodes"),
-        "HOME": str(user_folder),
-        "OMP_NUM_THREADS": "1",
-    }
-    variables |= {"PBS_O_WORKDIR": str(user_folder), "PATH": f"{user_folder}:{os.environ['PATH']}"}
+def test_a_pbs_job_that_is_deleted_and_resumed_learns_as_without_a_stop(
+    hosts, user_folder, undisturbed, tmp_path_factory
+):
+    """PBS sends SIGTERM only to the first host."""
 
-    def start(job_id):
-        environment = {**os.environ, **variables, "PBS_JOBID": job_id}
-        with (user_folder / "out").open("a") as out:
-            return subprocess.Popen(["bash", "job.pbs"], cwd=user_folder, env=environment, stdout=out, stderr=out)
+    def submit(*arguments, code=0):
+        return run(PYTHON, script("submit"), *arguments, folder=user_folder, code=code).out
 
-    def summary():
-        return json.loads((user_folder / "runs/my-run/summary.json").read_text())
-
-    first = start("0.rz1")
-    wait_until(lambda: len(checkpoints_in(user_folder / "runs/my-run/checkpoints")) > 1, "a checkpoint", seconds=60)
-    listing = subprocess.run(["ip", "netns", "pids", "rz1"], capture_output=True, text=True, check=True)
-    for pid in [*map(int, listing.stdout.split()), first.pid]:
-        os.kill(pid, signal.SIGTERM)
-    first.wait(30)
-    assert (user_folder / "submitted").read_text() == "job.pbs\n"
-    assert summary()["status"] == "stopped" and summary()["another_attempt"]
-    assert (user_folder / "out").read_text().count("pbsdsh: task exited with 75") == 2
-    start("1.rz1").wait(60)
-    assert summary()["status"] == "finished" and (user_folder / "submitted").read_text() == "job.pbs\n"
-    (user_folder / "runs/my-run").rename(user_folder / "runs/x")
+    with pbs_server(hosts, tmp_path_factory.mktemp("pbs") / "server"):
+        submit("--scheduler", "pbs", "--nodes", "2", "--devices", "1", "--name", "x", "--", *TRAIN, "--epochs", "4")
+        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint", seconds=60)
+        submit("stop", "x")
+        submit("log", "x", "--follow", code=75)
+        summary = json.loads((user_folder / "runs/x/summary.json").read_text())
+        assert summary["status"] == "stopped" and summary["another_attempt"]
+        assert "run x: finished" in submit("resume", "x", "--follow")
     assert are_equal(learned_state(user_folder / "runs/x"), undisturbed)

@@ -127,6 +127,8 @@ def _suggestion(requested: RequestedWorld, launch: Launch) -> str:
         requested.devices or (process_counts[0] if process_counts else 1),
     )
     command = LAUNCHERS[launch.launcher].command_for(nodes, devices)
+    if launch.launcher == "pbs":
+        command = f"qsub -l select={nodes}:ncpus={devices}:mpiprocs={devices} -l place=scatter ..., for other tasks"
     if launch.launcher == "slurm" and launch.world_size == 1:
         command = f"{command}\nor, to start processes within this task, --launcher local"
     return "\nor ".join(filter(None, (fitting_flags or "omit --nodes and --devices", command)))

@@ -4,12 +4,14 @@ import calendar
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.distributed.scheduler.query import run_program
+
+Warn = Callable[[str], None]
 
 QSTAT_RETRY_SECONDS = 2.0
 """Pause before a second call to qstat, whose output may lack `stime` once right after a rerun (OpenPBS 23.06)."""
@@ -44,25 +46,34 @@ def current_job(launch: Launch, environ: Mapping[str, str] | None = None) -> Job
     return None
 
 
-def end_of_allocation(launch: Launch, environ: Mapping[str, str] | None = None) -> float | None:
+def end_of_allocation(
+    launch: Launch, environ: Mapping[str, str] | None = None, warn: Warn | None = None
+) -> float | None:
     """Returns when the scheduler terminates this process's job, in seconds since 1970; None if unknown.
 
     Runs the scheduler's programs, which may take seconds; only rank zero should call.
+
+    Args:
+        launch: How this process was launched.
+        environ: The environment variables; by default, this process's own.
+        warn: Prints a message if the scheduler does not answer; None prints none.
     """
     job = current_job(launch, environ)
     if job is None:
         return None
-    end = _slurm_end(job) if job.scheduler == "slurm" else _pbs_end(job)
+    end = _slurm_end(job, warn) if job.scheduler == "slurm" else _pbs_end(job, warn)
     return end if end is not None and end > time.time() else None
 
 
-def qstat_attributes(job: Job) -> dict[str, str]:
-    """Returns the attributes that qstat prints for a PBS job; empty if it prints none.
+def qstat_attributes(job: Job, warn: Warn | None = None) -> dict[str, str]:
+    """Returns the attributes that qstat prints for a PBS job; empty, after a warning, if it prints none.
 
     Parses qstat's text output. Its JSON output is invalid if `qsub -V` passes on certain variables, such as shell
     functions (openpbs/openpbs#2541).
     """
     answer = run_program("qstat", "-f", job.id)
+    if not answer.ok and warn:
+        warn(_unknown_end(job, "qstat", answer.text))
     attributes: dict[str, str] = {}
     for name, value in re.findall(r"^ +([\w.]+) = (.*)$", answer.text if answer.ok else "", re.MULTILINE):
         attributes.setdefault(name, value.strip())
@@ -78,20 +89,22 @@ def _slurm_id(variables: Variables) -> str | None:
     return f"{array}_{index}" if array and index else variables.find("SLURM_JOB_ID")
 
 
-def _slurm_end(job: Job) -> float | None:
+def _slurm_end(job: Job, warn: Warn | None) -> float | None:
     """Returns the end from the variable of newer versions (22.05 lacks it), else from squeue's remaining time."""
     end_time = job.variables.find("SLURM_JOB_END_TIME")
     if end_time and end_time.isascii() and end_time.isdigit():
         return float(end_time)
     answer = run_program("squeue", "--noheader", f"--jobs={job.id}", "--format=%L")
+    if not answer.ok and warn:
+        warn(_unknown_end(job, "squeue", answer.text))
     return time.time() + parse_duration(answer.text) if answer.ok and _is_duration(answer.text) else None
 
 
-def _pbs_end(job: Job) -> float | None:
+def _pbs_end(job: Job, warn: Warn | None) -> float | None:
     """Returns the end of the job: its start plus its walltime; None if either is unknown."""
     for pause in (0.0, QSTAT_RETRY_SECONDS):
         time.sleep(pause)
-        attributes = qstat_attributes(job)
+        attributes = qstat_attributes(job, warn)
         walltime = attributes.get("Resource_List.walltime", "")
         if not _is_duration(walltime):
             return None
@@ -99,6 +112,12 @@ def _pbs_end(job: Job) -> float | None:
         if start is not None:
             return start + parse_duration(walltime)
     return None
+
+
+def _unknown_end(job: Job, program: str, reason: str) -> str:
+    """Returns the message for a job whose end is unknown because a program does not answer."""
+    lines = reason.splitlines() or ["no reason"]
+    return f"the time limit of job {job.id} is unknown ({program}: {lines[-1]}); set --time_limit to stop before it"
 
 
 def _is_duration(text: str) -> bool:

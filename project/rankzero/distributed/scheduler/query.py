@@ -4,7 +4,8 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
+
+from rankzero.distributed.scheduler.pbs_config import pbs_setting
 
 TIMEOUT_SECONDS = 10.0
 """Time limit of a program; without its controller, squeue takes half a minute to report that (Slurm 22.05)."""
@@ -52,9 +53,5 @@ def find_program(name: str) -> str | None:
     """
     if path := shutil.which(name):
         return path
-    try:
-        lines = Path(os.environ.get("PBS_CONF_FILE") or "/etc/pbs.conf").read_text().splitlines()
-    except (OSError, UnicodeError):
-        return None
-    settings = dict(line.strip().partition("=")[::2] for line in lines)
-    return shutil.which(name, path=f"{settings['PBS_EXEC']}/bin") if "PBS_EXEC" in settings else None
+    folder = pbs_setting("PBS_EXEC")
+    return shutil.which(name, path=f"{folder}/bin") if folder else None

@@ -32,7 +32,7 @@ def attempt_deadline(time_limit: str | None, launch: Launch) -> float:
     """
     if launch.rank != 0:
         return math.inf
-    ends = [end_of_allocation(launch) or math.inf]
+    ends = [end_of_allocation(launch, warn=None if time_limit else print_error) or math.inf]
     if time_limit:
         ends.append(psutil.Process().create_time() + parse_duration(time_limit))
     return min(ends) - time.time() + time.monotonic()

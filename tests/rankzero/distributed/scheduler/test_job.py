@@ -80,6 +80,28 @@ def test_the_end_is_unknown_if_the_scheduler_does_not_answer(programs, monkeypat
     assert end_of_allocation(SLURM, STEP) is None
 
 
+@pytest.mark.parametrize(
+    ("launch", "variables", "message"),
+    [
+        (PBS, PBS_TASK, "the time limit of job 0.pbs1 is unknown (qstat: qstat: Unknown Job Id); set --time_limit"),
+        (SLURM, STEP, "the time limit of job 12 is unknown (squeue: connect failure); set --time_limit"),
+    ],
+)
+def test_a_scheduler_that_does_not_answer_is_reported_once(programs, monkeypatch, launch, variables, message):
+    monkeypatch.setattr(job, "QSTAT_RETRY_SECONDS", 0.0)
+    programs(qstat="echo 'qstat: Unknown Job Id' >&2; exit 153", squeue="printf 'error\nconnect failure' >&2; exit 1")
+    warnings = []
+    assert end_of_allocation(launch, variables, warnings.append) is None
+    assert len(warnings) == 1 and warnings[0].startswith(message)
+
+
+def test_a_job_without_a_time_limit_gives_no_warning(programs):
+    programs(qstat=qstat("0.pbs1", stime=STARTED, walltime=None), squeue="echo UNLIMITED")
+    warnings = []
+    assert end_of_allocation(PBS, PBS_TASK, warnings.append) is end_of_allocation(SLURM, STEP, warnings.append) is None
+    assert warnings == []
+
+
 def test_the_end_of_a_pbs_job_is_its_start_plus_its_walltime(programs, now):
     programs(qstat=qstat("0.pbs1", stime=STARTED, walltime="01:00:00"))
     assert end_of_allocation(PBS, PBS_TASK) == STARTED_SECONDS + 3600

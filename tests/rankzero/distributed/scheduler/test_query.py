@@ -3,7 +3,7 @@ import os
 import pytest
 
 from rankzero.distributed.scheduler import query
-from rankzero.distributed.scheduler.query import Answer, run_program
+from rankzero.distributed.scheduler.query import Answer, find_program, run_program
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,15 @@ def test_programs_run_in_utc_and_without_the_users_squeue_settings(programs, mon
     programs(squeue='echo "$TZ,$SQUEUE_FORMAT,$SQUEUE_STATES,$KEPT,$(date +%Z)"')
     assert run_program("squeue").text == "UTC0,,,1,UTC"
     assert os.environ["TZ"] == "America/New_York" and os.environ["SQUEUE_FORMAT"] == "%i"
+
+
+def test_a_program_of_pbs_is_found_outside_path(tmp_path, monkeypatch):
+    folder = tmp_path / "pbs" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "qstat").write_text("#!/bin/sh\necho answer\n")
+    (folder / "qstat").chmod(0o755)
+    (tmp_path / "pbs.conf").write_text(f"PBS_EXEC={tmp_path / 'pbs'}\n")
+    monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / "pbs.conf"))
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+    assert find_program("qstat") == str(folder / "qstat") and find_program("qrerun") is None
+    assert run_program("qstat") == Answer(True, "answer")

@@ -5,7 +5,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rich import reconfigure
 
-from rankzero.training.callbacks.progress import BarProgress, PlainProgress
+from rankzero.training.callbacks.progress import BarProgress, PlainProgress, progress_callbacks
 from running import train_in_process
 
 
@@ -101,3 +101,10 @@ def test_bar_fits_on_one_terminal_line(columns):
         heights[kind] = len(height.lines)
     reconfigure()
     assert heights[BarProgress] == 1 < heights[RichProgressBar]
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun", "env", "mpi", "pbs", "slurm"])
+def test_a_job_prints_plain_lines_also_in_a_pseudo_terminal(monkeypatch, launcher):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    (callback,) = progress_callbacks({}, [], launcher)
+    assert isinstance(callback, BarProgress if launcher in ("local", "torchrun", "env") else PlainProgress)

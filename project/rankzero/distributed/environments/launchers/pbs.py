@@ -2,12 +2,14 @@
 
 PBS sets no rank variable. PBS_NODENUM is the index of a task's host, and always 0 in the job script. PBS_TASKNUM grows
 with every spawn and is 1 in the job script. A task may get its rank on its command line
-(`pbsdsh -n 3 -- env RANK=3 WORLD_SIZE=4 ...`). Otherwise --nodes and --devices specify the number of tasks, and the
-rendezvous assigns ranks host by host (OpenPBS 23.06).
+(`pbsdsh -n 3 -- env RANK=3 WORLD_SIZE=4 ...`). Otherwise there is one task for each line of the node file, and the
+rendezvous assigns ranks host by host (OpenPBS 23.06). If a task cannot read the file, --nodes and --devices specify
+the number of tasks.
 """
 
 import re
 import socket
+from collections import Counter
 from pathlib import Path
 
 from rankzero.distributed.environments.launch import (
@@ -19,6 +21,7 @@ from rankzero.distributed.environments.launch import (
     folder_name,
     rendezvous_endpoint,
 )
+from rankzero.distributed.scheduler.pbs_config import pbs_setting
 
 
 def found(variables: Variables) -> bool:
@@ -31,12 +34,17 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     job, node_rank = variables.text("PBS_JOBID"), variables.number("PBS_NODENUM")
     rank = variables.find_number("RANK")
     requested_size = (requested.nodes or 0) * (requested.devices or 0) or None
-    size = requested_size if rank is None else variables.find_number("WORLD_SIZE") or requested_size
+    hosts = node_file(variables)
+    # Without a rank on its command line, this task is one of those that pbsdsh starts for all lines of the node file.
+    counts = tuple(Counter(hosts).values()) if rank is None and hosts else None
+    size = sum(counts) if counts else requested_size
+    if rank is not None:
+        size = variables.find_number("WORLD_SIZE") or requested_size
     if size is None:
         raise KeyError("WORLD_SIZE" if rank is not None else "RANK")
-    hosts = node_file(variables)
     own_host = socket.gethostname() if node_rank == 0 else None
-    is_single_machine = size == 1 or requested.nodes == 1 or variables.find_number("LOCAL_WORLD_SIZE") == size
+    num_nodes = len(counts) if counts else requested.nodes
+    is_single_machine = size == 1 or num_nodes == 1 or variables.find_number("LOCAL_WORLD_SIZE") == size
     world_id = f"pbs {job}"
     first_host = "127.0.0.1" if is_single_machine else own_host or next(iter(hosts), None)
     address, port = rendezvous_endpoint(variables, requested, first_host, world_id)
@@ -47,8 +55,9 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         local_rank=variables.find_number("LOCAL_RANK"),
         world_size=size,
         local_world_size=variables.find_number("LOCAL_WORLD_SIZE"),
-        num_nodes=1 if is_single_machine else requested.nodes,
+        num_nodes=1 if is_single_machine else num_nodes,
         node_rank=0 if is_single_machine else node_rank,
+        processes_per_node=counts,
         hosts=tuple(dict.fromkeys(hosts)),
         address=address,
         port=port,
@@ -70,11 +79,16 @@ def allocation(variables: Variables) -> Allocation | None:
 
 
 def node_file(variables: Variables) -> list[str]:
-    """Returns the hosts in PBS_NODEFILE, one per process; empty if it is unset, as for tasks on the first host."""
-    name = variables.find("PBS_NODEFILE")
+    """Returns the hosts of a job, one per process; empty if unknown.
+
+    PBS_NODEFILE is unset for tasks on the first host, where the file is in the folder of the MoM (OpenPBS 23.06).
+    """
+    name, job = variables.find("PBS_NODEFILE"), variables.find("PBS_JOBID")
+    if name is None and job is not None and "/" not in job:
+        name = f"{pbs_setting('PBS_HOME') or '/var/spool/pbs'}/aux/{job}"
     try:
         return Path(name).read_text().split() if name else []
-    except OSError:
+    except (OSError, UnicodeError):
         return []
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import pbs
+from rankzero.distributed.environments.validate import check_world
+from rankzero.messages import RequestError
 
 SCRIPT = {"PBS_JOBID": "0.pbs1", "PBS_TASKNUM": "1", "PBS_NODENUM": "0", "PBS_NODEFILE": "/var/spool/pbs/aux/0.pbs1"}
 TASKS = [("0", "00000002"), ("0", "00000003"), ("1", "20000001"), ("1", "20000002")]
@@ -51,6 +53,59 @@ def test_a_task_without_a_rank_or_a_number_of_tasks_is_refused():
 def test_tasks_on_one_machine_rendezvous_on_loopback(node_file):
     launch = pbs.read(task(1, node_file), RequestedWorld(nodes=1, devices=2))
     assert launch.address == "127.0.0.1" and launch.num_nodes == 1
+
+
+@pytest.fixture
+def mom(tmp_path, monkeypatch):
+    """Makes the node file readable on the first host, in the folder of the MoM."""
+    (tmp_path / "pbs.conf").write_text(f"PBS_SERVER=pbs1\nPBS_HOME={tmp_path}\n")
+    monkeypatch.setenv("PBS_CONF_FILE", str(tmp_path / "pbs.conf"))
+    (tmp_path / "aux").mkdir()
+    return tmp_path / "aux" / "0.pbs1"
+
+
+@pytest.mark.parametrize("requested", [RequestedWorld(), TWO_NODES, RequestedWorld(nodes=2, devices=3)])
+def test_all_tasks_read_the_number_of_tasks_from_the_node_file(mom, node_file, requested):
+    mom.write_text("pbs1\npbs2\npbs1\npbs2\n")
+    launches = [pbs.read(task(line, node_file), requested) for line in range(4)]
+    assert {(launch.world_size, launch.num_nodes, launch.processes_per_node) for launch in launches} == {(4, 2, (2, 2))}
+    assert {launch.hosts for launch in launches} == {("pbs1", "pbs2")}
+
+
+def test_chunks_packed_on_one_host_are_one_machine(mom):
+    mom.write_text("pbs1\n" * 4)
+    launch = pbs.read(task(0, ""), TWO_NODES)
+    assert (launch.shape, launch.address) == ("1 node x 4 processes", "127.0.0.1")
+    with pytest.raises(RequestError) as error:
+        check_world(TWO_NODES, launch)
+    assert error.value.found.startswith("pbs started 1 node x 4 processes")
+    assert error.value.instead == (
+        "--nodes 1 --devices 4, or omit both\n"
+        "or qsub -l select=2:ncpus=2:mpiprocs=2 -l place=scatter ..., for other tasks"
+    )
+    check_world(RequestedWorld(nodes=1, devices=4), pbs.read(task(0, ""), RequestedWorld(nodes=1, devices=4)))
+    check_world(RequestedWorld(), pbs.read(task(0, ""), RequestedWorld()))
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_wrong_number_of_devices_is_refused_on_both_hosts(mom, node_file, devices):
+    mom.write_text("pbs1\npbs1\npbs2\npbs2\n")
+    requested = RequestedWorld(nodes=2, devices=devices)
+    for line in range(4):
+        with pytest.raises(RequestError, match="pbs started 2 nodes x 2 processes"):
+            check_world(requested, pbs.read(task(line, node_file), requested))
+
+
+def test_a_rank_on_the_command_line_takes_precedence_over_the_node_file(mom, node_file):
+    mom.write_text("pbs1\n" * 4)
+    launch = pbs.read(task(0, node_file, RANK="0", WORLD_SIZE="2"), RequestedWorld())
+    assert (launch.world_size, launch.processes_per_node) == (2, None)
+
+
+def test_a_job_id_with_a_slash_names_no_node_file(mom):
+    mom.write_text("pbs1\n")
+    assert pbs.node_file(Variables({"PBS_JOBID": "0.pbs1"})) == ["pbs1"]
+    assert pbs.node_file(Variables({"PBS_JOBID": "../aux/0.pbs1"})) == []
 
 
 @pytest.mark.parametrize(

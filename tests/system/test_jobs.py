@@ -1,0 +1,195 @@
+"""`submit` with real parts: a Slurm of two nodes, Open MPI, MPICH, sshd on two hosts; PBS is a replacement."""
+
+import json
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rankzero.runs.checkpoints.manifest import checkpoints_in
+from running import BIN, Result, require, run, script
+from system.pbs_server import pbs_server
+from system.slurm import run_slurm_command, wait_until
+from system.ssh import ssh_servers
+from system.test_exactly_once import CLASSES
+
+PYTHON = str(BIN / "python")
+FIT = ("--", *CLASSES, "--model.pause", "0.1", "--data.count", "160", "--global_batch_size", "16")
+SHORT, LONG = (*FIT, "--epochs", "1"), (*FIT, "--epochs", "5", "--save_every", "5steps")
+DEVICES = {"srun": "1", "ssh": "1", "mpich": "1", "pbsdsh": "1", "mpirun": "1"}
+"""Form -> processes per machine, 2 for all others; the start of each process takes seconds of a core."""
+MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+class Submitter:
+    """Runs `submit` in a folder, on this machine or on one of the two hosts."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], prefix: tuple[str, ...] = ()) -> None:
+        self.folder, self.environment, self.prefix = folder, environment, prefix
+
+    def __call__(self, *arguments: str, code: int = 0) -> Result:
+        command = (*self.prefix, PYTHON, script("submit"), *arguments)
+        return run(*command, folder=self.folder, environment=self.environment, code=code)
+
+    def job(self) -> str:
+        return str(json.loads((self.folder / "runs/x.job.json").read_text())["id"])
+
+    def summary(self) -> dict[str, object]:
+        content: dict[str, object] = json.loads((self.folder / "runs/x/summary.json").read_text())
+        return content
+
+    def wait_for_attempt(self, number: int) -> None:
+        """Waits until an attempt has saved a checkpoint of its own."""
+
+        def has_saved() -> bool:
+            run_file, checkpoints = self.folder / "runs/x/run.json", self.folder / "runs/x/checkpoints"
+            if not run_file.exists() or len(json.loads(run_file.read_text())["attempts"]) < number:
+                return False
+            begun = run_file.stat().st_mtime
+            return any((path / "manifest.json").stat().st_mtime > begun for path in checkpoints_in(checkpoints))
+
+        wait_until(has_saved, f"a checkpoint of attempt {number}", seconds=90)
+
+
+def finishes(submit: Submitter, attempts: int) -> None:
+    """Checks that the run has used each sample once in its last epoch, after this number of attempts."""
+    summary = submit.summary()
+    assert (summary["status"], summary["attempts"]) == ("finished", attempts)
+    assert all("each once" in str(entry) for entry in summary["ledger"])  # type: ignore[union-attr]
+
+
+@pytest.mark.xdist_group("slurm")
+@pytest.mark.parametrize("form", ["srun", "torchrun"])
+def test_a_slurm_job_is_requeued_stopped_and_resumed(slurm, user_folder, form):
+    submit = Submitter(user_folder, slurm)
+    options = ("--form", form, "--nodes", "2", "--devices", DEVICES.get(form, "2"), "--name", "x")
+    out = submit("--scheduler", "slurm", *options, *LONG).out
+    assert f"submitted run x as job {submit.job()} (slurm, {form})" in out
+    assert "python launch/submit.py stop x" in out and "no GPU is requested" in out
+    submit.wait_for_attempt(1)
+    run_slurm_command("scancel", "--signal=USR1", submit.job(), environment=slurm)  # as --signal does before the limit
+    submit.wait_for_attempt(2)
+    assert "RUNNING on n[1-2]" in submit("status", "x").out
+    assert "is RUNNING" in submit("--scheduler", "slurm", "--name", "x", *LONG, code=2).err
+    submit("stop", "x")
+    assert "run x: stopped" in submit("log", "x", "--follow", code=75).out
+    assert "CANCELLED" in submit("status", "x").out
+    out = submit("resume", "x", "--follow").out
+    assert "resuming from step-" in out and "run x: finished" in out and "CANCELLED" not in out
+    finishes(submit, attempts=3)
+
+
+@pytest.mark.xdist_group("slurm")
+def test_slurm_accepts_arrays_and_dependencies(slurm, user_folder):
+    submit = Submitter(user_folder, slurm)
+    submit("--scheduler", "slurm", "--name", "x", "--follow", *SHORT)
+    dependency = ("--dependency", f"afterok:{submit.job()}", "--memory", "100M", "--cpus_per_device", "1")
+    array = ("--name", "sweep", "--array", "0-1", "--time", "10min", "--mail", "nobody@localhost")
+    out = submit("--scheduler", "slurm", *array, *dependency, "--follow", *SHORT, "--seed", "{array_index}").out
+    assert "2 COMPLETED" in out and "run sweep-0: finished" in out and "run sweep-1: finished" in out
+    configurations = [(user_folder / f"runs/sweep-{index}/config.yaml").read_text() for index in (0, 1)]
+    assert ["seed_everything: 0\n" in configurations[0], "seed_everything: 1\n" in configurations[1]] == [True, True]
+
+
+@pytest.mark.xdist_group("slurm")
+def test_a_rejected_slurm_job_shows_the_reason_and_leaves_no_file(slurm, user_folder):
+    before = sorted(user_folder.rglob("*"))
+    result = Submitter(user_folder, slurm)("--scheduler", "slurm", "--partition", "nix", "--name", "x", *SHORT, code=2)
+    assert "invalid partition specified: nix" in result.err and "Traceback" not in result.err
+    assert sorted(user_folder.rglob("*")) == before
+
+
+@pytest.fixture
+def submit_on_hosts(hosts, user_folder, tmp_path_factory):
+    """Returns a Submitter on the first of two hosts with sshd."""
+    require("ssh")
+    with ssh_servers(hosts, tmp_path_factory.mktemp("ssh") / "ssh") as path:
+        environment = {**MPI_AS_ROOT, "PATH": path}
+        yield Submitter(user_folder, environment, ("env", f"PATH={path}", *hosts.command_on("rz1")))
+
+
+FORMS = {
+    "ssh": ("--scheduler", "ssh", "--hosts", "rz1,rz2"),
+    "openmpi": ("--scheduler", "mpirun", "--form", "openmpi", "--hosts", "rz1,rz2"),
+    "mpich": ("--scheduler", "mpirun", "--form", "mpich", "--hostfile", "hosts.txt"),
+    "local": ("--scheduler", "local"),
+}
+
+
+@pytest.mark.xdist_group("hosts")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_job_without_a_queue_is_stopped_and_resumed(submit_on_hosts, user_folder, form):
+    if form in ("openmpi", "mpich"):
+        require(form)
+    (user_folder / "hosts.txt").write_text("rz1\nrz2\n")
+    submit = submit_on_hosts
+    submit(*FORMS[form], "--devices", DEVICES.get(form, "2"), "--name", "x", *LONG)
+    submit.wait_for_attempt(1)
+    assert "RUNNING as process" in submit("status", "x").out
+    submit("stop", "x")
+    assert "run x: stopped" in submit("log", "x", "--follow", code=75).out
+    assert "ENDED" in submit("status", "x").out
+    out = submit("resume", "x", "--follow").out
+    assert "resuming from step-" in out and "run x: finished" in out and "\033" not in out
+    finishes(submit, attempts=2)
+    assert submit.summary()["nodes"] == (1 if form == "local" else 2)
+
+
+@pytest.mark.xdist_group("hosts")
+def test_ssh_ends_all_hosts_if_one_fails(submit_on_hosts, hosts, user_folder):
+    """On the second host, the virtual environment is missing."""
+    (user_folder / "bin").mkdir()
+    (user_folder / "bin/python").write_text(f'#!/bin/sh\n[ "$(hostname)" = rz1 ] && exec {PYTHON} "$@"\nexit 3\n')
+    (user_folder / "bin/python").chmod(0o755)
+    began = time.monotonic()
+    options = ("--hosts", "rz1,rz2", "--venv", ".", "--name", "x", "--follow")
+    submit_on_hosts("--scheduler", "ssh", *options, *SHORT, code=1)
+    assert time.monotonic() - began < 60  # without the second host, the first one would wait for 300 s
+    remaining = [process for process in psutil.process_iter(["cmdline"]) if script("fit") in process.info["cmdline"]]
+    assert not [process for process in remaining if process.cwd() == str(user_folder)]
+
+
+@pytest.fixture
+def submit_to_pbs(hosts, user_folder, tmp_path_factory):
+    """Returns a Submitter for the PBS replacement, whose programs are not on PATH."""
+    with pbs_server(hosts, tmp_path_factory.mktemp("pbs") / "server"):
+        yield Submitter(user_folder, {})
+
+
+@pytest.mark.xdist_group("hosts")
+@pytest.mark.parametrize("form", ["pbsdsh", "torchrun", "mpirun"])
+def test_a_pbs_job_submits_itself_again_at_its_limit_and_not_after_qdel(submit_to_pbs, user_folder, form):
+    submit = submit_to_pbs
+    limit = {"torchrun": "60s"}.get(form, "40s")
+    options = ("--form", form, "--nodes", "2", "--devices", DEVICES.get(form, "2"), "--time", limit, "--name", "x")
+    submit("--scheduler", "pbs", *options, *FIT, "--epochs", "99", "--save_every", "5steps")
+    first_job = submit.job()
+    submit.wait_for_attempt(2)
+    status = submit("status", "x").out
+    assert "RUNNING on rz1, rz2" in status and f"job {first_job} " not in status
+    assert (user_folder / f"runs/x.job.log.{first_job}").exists()
+    submit("stop", "x")
+    submit("log", "x", "--follow", code=75)
+    assert "FINISHED" in submit("status", "x").out
+    summary = submit.summary()
+    assert (summary["status"], summary["attempts"], summary["nodes"]) == ("stopped", 2, 2)
+    time.sleep(2)
+    assert "FINISHED" in submit("status", "x").out  # no job was submitted after qdel
+
+
+@pytest.mark.xdist_group("hosts")
+def test_a_pbs_job_finishes_with_the_options_of_a_site(submit_to_pbs, user_folder):
+    (user_folder / "site.yaml").write_text("scheduler: pbs\nsetup: ['export FROM_SETUP=1']\ncpus_per_device: 1\n")
+    submit = submit_to_pbs
+    out = submit("--site", "site.yaml", "--nodes", "2", "--devices", "1", "--name", "x", "--follow", *SHORT).out
+    assert "run x: finished" in out and "the time limit of job" not in out  # qstat was found
+    finishes(submit, attempts=1)
+
+
+@pytest.mark.xdist_group("hosts")
+def test_qsub_rejects_a_job_and_no_file_is_left(submit_to_pbs, user_folder):
+    before = sorted(user_folder.rglob("*"))
+    result = submit_to_pbs("--scheduler", "pbs", "--queue", "nix", "--name", "x", *SHORT, code=2)
+    assert "qsub: Unknown queue" in result.err
+    assert sorted(user_folder.rglob("*")) == before
