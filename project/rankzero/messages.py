@@ -216,8 +216,13 @@ def print_error(text: str, prefix: str = "") -> None:
 
 def print_line(text: str) -> None:
     """Prints the progress or the result of a run on stdout."""
+    print_text(f"{text}\n")
+
+
+def print_text(text: str) -> None:
+    """Prints a text on stdout, without adding a line break."""
     with contextlib.suppress(*_WRITE_ERRORS):
-        print(f"{text}\n", end="", flush=True)
+        print(text, end="", flush=True)
 
 
 def flush_streams() -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 HOSTS = ("rz1", "rz2")
 CONFIG = Path("/etc/pbs.conf")
+SERVER = "rankzero-tests"
 REMOTE_GRACE_SECONDS = 6.0
 
 
@@ -50,7 +51,9 @@ def pbs_server(hosts: "Hosts", folder: Path, kill_delay: float = 10.0) -> Iterat
         line = f'exec {sys.executable} -m system.pbs_server {shlex.quote(str(folder))} {name} "$@"'
         program.write_text(f"#!/bin/sh\nPYTHONPATH={Path(__file__).parents[1]} {line}\n")
         program.chmod(0o755)
-    CONFIG.write_text(f"PBS_SERVER=pbs1\nPBS_EXEC={folder / 'exec'}\n")
+    if CONFIG.exists():  # left by a test that was killed
+        assert SERVER in CONFIG.read_text(), "this machine has a PBS of its own"
+    CONFIG.write_text(f"PBS_SERVER={SERVER}\nPBS_EXEC={folder / 'exec'}\n")
     try:
         yield programs
     finally:

@@ -1,44 +1,54 @@
-"""Reads the options of `submit` from the command line and from a site file. Does not import torch."""
+"""Reads the options of `submit` from the command line. Does not import torch."""
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
-from rankzero.cli.flags.flag import Flag
 from rankzero.cli.foreign_flags import quoted, similar_names
-from rankzero.commands.jobs.options import LISTS, SUBMIT_FLAGS, accepted_flags, is_queuing
+from rankzero.commands.jobs.options import FLAGS, LISTS, SUBMIT_FLAGS, accepted_flags, add_value, host_value, is_queuing
 from rankzero.commands.jobs.request import FORMS, JobRequest
-from rankzero.distributed.process.config_folder import config_folder
-from rankzero.messages import RequestError, nearest
+from rankzero.commands.jobs.site_file import read_site
+from rankzero.messages import RequestError
 
 SWITCHES = ("dry_run", "follow", "help")
 """Flags of `submit` without a value."""
 
 _OTHER_NAMES = {
-    "name": "job_name J N",
-    "devices": "ntasks_per_node gpus nproc_per_node ppn mpiprocs",
+    "name": "job_name J",
+    "devices": "ntasks_per_node nproc_per_node ppn mpiprocs",
     "cpus_per_device": "cpus_per_task c ncpus",
-    "gpus_per_device": "gres gpus_per_node gpus_per_task ngpus",
     "memory": "mem",
     "time": "walltime t time_limit",
     "partition": "p q",
-    "account": "project A P",
+    "account": "A",
     "exclude": "x",
     "mail": "mail_user M",
-    "dependency": "d W depend",
-    "hosts": "host H hostlist nodelist w",
+    "dependency": "d depend",
+    "hosts": "host H hostlist w",
     "modules": "module",
     "image": "container",
     "nodes": "N nnodes num_nodes",
 }
 """Flag -> names of sbatch, qsub and mpirun for the same."""
 
-_OWN = {name: flag for flag in SUBMIT_FLAGS for name in (flag.name, *flag.aliases)}
-_FLAGS = {flag.name: flag for flag in SUBMIT_FLAGS}
+
+_EXTRA = (
+    "qos",
+    "reservation",
+    "exclusive",
+    "mem_per_cpu",
+    "mem_per_gpu",
+    "nodelist",
+    "mail_type",
+    "gres",
+    "gpus",
+    "ntasks",
+)
+"""Options of sbatch that have no flag."""
 
 
 class CommandLine(NamedTuple):
@@ -47,15 +57,15 @@ class CommandLine(NamedTuple):
     Args:
         values: Flag -> its value; flags of `LISTS` have a tuple of values.
         switches: The given flags without a value.
-        paths: `site` -> the given path.
-        words: Arguments that belong to no flag.
+        site: The value of `--site`; None without the flag.
+        positional: Arguments without a flag.
         arguments: The arguments after `--`; None without `--`.
     """
 
     values: Mapping[str, Any]
     switches: frozenset[str]
-    paths: Mapping[str, str]
-    words: Sequence[str]
+    site: str | None
+    positional: Sequence[str]
     arguments: Sequence[str] | None
 
 
@@ -71,27 +81,29 @@ def parse(tokens: Sequence[str]) -> CommandLine:
         arguments = tokens[tokens.index("--") + 1 :]
         tokens = tokens[: tokens.index("--")]
     values: dict[str, Any] = {}
-    switches, paths, words = set(), {}, []
+    switches, site, positional = set(), None, []
     while tokens:
         token = tokens.pop(0)
         if not token.startswith("-"):
-            words.append(token)
+            positional.append(token)
             continue
         name, equals, text = ("help", "", "") if token == "-h" else token.removeprefix("--").partition("=")
         if name in SWITCHES and token.startswith(("--", "-h")):
+            if equals:
+                raise RequestError(token, "this flag has no value", f"--{name}")
             switches.add(name)
             continue
-        if not token.startswith("--") or name not in (*_OWN, "site"):
+        if not token.startswith("--") or name not in (*FLAGS, "site"):
             raise _unknown_flag(token.split("=")[0], text if equals else next(iter(tokens), ""))
         if not equals:
             if not tokens or tokens[0].startswith("--"):
                 raise RequestError(f"--{name}", "it has no value", f"--{name}=VALUE")
             text = tokens.pop(0)
-        if name in _OWN:
-            _put(values, _OWN[name], text)
+        if name in FLAGS:
+            add_value(values, FLAGS[name], text)
         else:
-            paths[name] = text
-    return CommandLine(values, frozenset(switches), paths, words, arguments)
+            site = text
+    return CommandLine(values, frozenset(switches), site, positional, arguments)
 
 
 def job_request(command_line: CommandLine) -> JobRequest:
@@ -100,13 +112,13 @@ def job_request(command_line: CommandLine) -> JobRequest:
     Raises:
         RequestError: A required flag is missing, or flags contradict each other or the scheduler.
     """
-    site_file = _site_file(command_line.paths.get("site"))
-    site = read_site(site_file) if site_file else {}
-    given = command_line.values
+    site, given = read_site(command_line.site), command_line.values
     scheduler = given.get("scheduler") or site.get("scheduler")
     if scheduler is None:
         names = ", ".join(FORMS)
         raise RequestError("a job without --scheduler", f"the schedulers are {names}", "--scheduler slurm")
+    if scheduler == "pbs":
+        _check_pbs({**site, **given})
     if "name" not in given:
         raise RequestError(
             "a job without --name", "status, log, stop and resume find a job by its name", "--name my-run"
@@ -117,9 +129,7 @@ def job_request(command_line: CommandLine) -> JobRequest:
             raise RequestError(
                 f"--{name} with --scheduler {scheduler}",
                 f"{scheduler} has no such option",
-                "--extra, for an option in the scheduler's own words"
-                if is_queuing(scheduler)
-                else f"leave --{name} out",
+                "--extra LINE, with an option of the scheduler" if is_queuing(scheduler) else f"leave --{name} out",
             )
     values = {name: value for name, value in {**site, **given}.items() if name in accepted}
     for name in LISTS:
@@ -141,60 +151,13 @@ def job_request(command_line: CommandLine) -> JobRequest:
     )
 
 
-def read_site(file: Path) -> dict[str, Any]:
-    """Reads a site file: YAML with the names of flags as keys.
-
-    Raises:
-        RequestError: The file cannot be read, or has an unknown key or an invalid value.
-    """
-    try:
-        content = yaml.safe_load(file.read_text()) or {}
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RequestError(f"--site {file}", f"cannot read this file: {reason}", "--site FILE") from None
-    except yaml.YAMLError as error:
-        raise RequestError(f"--site {file}", f"not YAML: {error}", "scheduler: slurm") from None
-    if not isinstance(content, dict):
-        raise RequestError(f"--site {file}", "not a YAML mapping", "scheduler: slurm")
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        if key not in _OWN:
-            instead = nearest(str(key), _OWN) or "partition"
-            raise RequestError(
-                f"{file}: {key}", f"there is no such key; the keys are {', '.join(_FLAGS)}", f"{instead}: ..."
-            )
-        for item in value if isinstance(value, list) and _OWN[key].name in LISTS else [value]:
-            if item is not None:
-                try:
-                    _put(values, _OWN[key], _as_typed(_OWN[key], item))
-                except RequestError as error:
-                    raise RequestError(
-                        f"{file}: {key}: {item}", error.found, error.instead.lstrip("-").replace(" ", ": ", 1)
-                    ) from None
-    return values
-
-
-def _as_typed(flag: Flag, value: Any) -> str:
-    """Returns a value of YAML as text. YAML 1.1 reads `1:30:00` as a number of seconds, and `yes` as a truth value."""
-    return f"{value}s" if flag.name == "time" and isinstance(value, int) and value >= 3600 else str(value)
-
-
-def _site_file(path: str | None) -> Path | None:
-    """Returns the given site file, or else the user's own if it exists."""
-    if path is not None:
-        return Path(path)
-    folder = config_folder()
-    return folder / "site.yaml" if folder and (folder / "site.yaml").is_file() else None
-
-
-def _put(values: dict[str, Any], flag: Flag, text: str) -> None:
-    """Stores the value of a flag; a flag of `LISTS` adds to earlier values."""
-    if flag.name in ("modules", "hosts"):
-        values[flag.name] = (*values.get(flag.name, ()), *(flag.value(part.strip()) for part in text.split(",")))
-    elif flag.name in LISTS:
-        values[flag.name] = (*values.get(flag.name, ()), flag.value(text))
-    else:
-        values[flag.name] = flag.value(text)
+def _check_pbs(values: Mapping[str, Any]) -> None:
+    """Raises an error for values that only Slurm accepts."""
+    array, constraint = values.get("array"), values.get("constraint")
+    if array and not re.fullmatch(r"[0-9]+-[0-9]+(:[0-9]+)?", array):
+        raise RequestError(f"--array {array}", "PBS accepts a range with an optional step", "--array 0-3")
+    if constraint and not re.fullmatch(r"[^=\s:]+=[^=:]+(:[^=\s:]+=[^=:]+)*", constraint):
+        raise RequestError(f"--constraint {constraint}", "PBS accepts name=value", "--constraint gpu_type=a100")
 
 
 def _with_hosts(request: JobRequest, nodes_given: bool) -> JobRequest:
@@ -229,28 +192,34 @@ def hosts_in(file: Path) -> tuple[str, ...]:
     """Returns the machines that a host file of mpirun names, in order.
 
     Raises:
-        RequestError: The file cannot be read, or names no machine.
+        RequestError: The file cannot be read, names no machine, or has an invalid name.
     """
     try:
         lines = [line.partition("#")[0].split() for line in file.read_text().splitlines()]
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise RequestError(f"--hostfile {file}", f"cannot read this file: {reason}", "--hosts n1,n2") from None
-    hosts = tuple(dict.fromkeys(words[0].partition(":")[0] for words in lines if words))
-    if not hosts:
+    names = dict.fromkeys(words[0].partition(":")[0] for words in lines if words)
+    if not names:
         raise RequestError(f"--hostfile {file}", "it names no machine", "--hosts n1,n2")
-    return hosts
+    try:
+        return tuple(host_value(name) for name in names)
+    except ValueError:
+        raise RequestError(f"--hostfile {file}", "a line does not begin with a host name", "n1 slots=4") from None
 
 
 def _unknown_flag(typed: str, value: str) -> RequestError:
     """Returns the error for a flag that does not exist."""
     name = typed.lstrip("-").replace("-", "_")
-    legal = (*_FLAGS, "site", *SWITCHES)
+    legal = (*(flag.name for flag in SUBMIT_FLAGS), "site", *SWITCHES)
     listing = f"the flags are {', '.join(f'--{flag}' for flag in legal)}"
+    if name in _EXTRA:
+        line = f"#SBATCH --{name.replace('_', '-')}={value or 'VALUE'}"
+        return RequestError(typed, f"there is no flag of that name; {listing}", f"--extra {shlex.quote(line)}")
     same = next((flag for flag, names in _OTHER_NAMES.items() if name in names.split()), None)
     if name not in legal and same is None and name.split(".")[0] in _FIT_NAMES:
         return RequestError(typed, f"a flag of fit.py comes after --; {listing}", f"-- {typed} {quoted(value)}")
-    instead = name if name in (*_OWN, *legal) else same or next(iter(similar_names(name, legal)), None)
+    instead = name if name in (*FLAGS, *legal) else same or next(iter(similar_names(name, legal)), None)
     value_text = f" {quoted(value)}" if value and not value.startswith("-") and instead not in SWITCHES else ""
     return RequestError(
         f"{typed}{value_text}",

@@ -1,19 +1,22 @@
 """Prints the state and the log of a job until it ends. Does not import torch."""
 
+import codecs
 import json
+import os
 import time
 from pathlib import Path
 from typing import BinaryIO
 
-from rankzero.commands.jobs.record import Record, logs_of, read_record, record_path
+from rankzero.commands.jobs.record import Record, logs_of, next_id_path, read_record, record_path
+from rankzero.commands.jobs.schedulers.state import State
 from rankzero.commands.jobs.submission import job_state
-from rankzero.messages import Exit, print_error, print_line
+from rankzero.messages import Exit, print_error, print_line, print_text
 
-STATE_SECONDS = 2.0
-"""Time between two queries of the scheduler."""
+STATE_SECONDS = 3.0
+"""Seconds between two queries of the scheduler."""
 
 LOG_SECONDS = 0.3
-"""Time between two looks at the log."""
+"""Seconds between two reads of the log."""
 
 
 class LogReader:
@@ -28,37 +31,48 @@ class LogReader:
 
     def __init__(self, root: Path, name: str, is_array: bool, skip: bool = True) -> None:
         self.root, self.name, self.is_array = root, name, is_array
-        self._files: dict[tuple[int, int], BinaryIO] = {}
+        self._files: dict[tuple[int, int], tuple[BinaryIO, codecs.IncrementalDecoder]] = {}
         if skip:
-            self.read()
+            self._open_new_files()
+            for file, _ in self._files.values():
+                file.seek(0, os.SEEK_END)
 
     def read(self) -> str:
         """Returns what was added to the logs since the last call."""
+        self._open_new_files()
         text = ""
-        for path in logs_of(self.root, self.name, self.is_array):
-            try:
-                status = path.stat()
-                key = status.st_dev, status.st_ino  # PBS writes a new file for a new job
-                if key not in self._files:
-                    self._files[key] = path.open("rb")
-            except OSError:
-                continue
-            text += self._files[key].read().decode(errors="replace")
+        for file, decoder in self._files.values():
+            if os.fstat(file.fileno()).st_size < file.tell():  # PBS empties the file for a new job
+                file.seek(0)
+            text += decoder.decode(file.read())
         return text
 
     def close(self) -> None:
         """Closes the files."""
-        for file in self._files.values():
+        for file, _ in self._files.values():
             file.close()
 
+    def _open_new_files(self) -> None:
+        """Opens logs that are not open; a renamed log stays open."""
+        for path in logs_of(self.root, self.name, self.is_array):
+            try:
+                status = path.stat()
+                key = status.st_dev, status.st_ino
+                if key not in self._files:
+                    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+                    self._files[key] = path.open("rb"), decoder
+            except OSError:
+                continue
 
-def follow(root: Path, record: Record, reader: LogReader) -> int:
+
+def follow(root: Path, record: Record, reader: LogReader, stop_command: str) -> int:
     """Prints the state of a job whenever it changes, and its log, until the job has ended.
 
     Args:
         root: Folder of the runs.
         record: The job.
         reader: Reads the log.
+        stop_command: The command that stops the job, for the user.
 
     Returns:
         The exit code of the run: that of `fit`, see `rankzero.messages.Exit`.
@@ -66,43 +80,60 @@ def follow(root: Path, record: Record, reader: LogReader) -> int:
     shown, next_query = "", 0.0
     try:
         while True:
-            is_active: bool | None = True
+            state = None
             if time.monotonic() >= next_query:
                 record = read_record(root, record.name) or record
                 state = job_state(record)
-                is_active, word = state.is_active, state.text.split(",")[0]
-                if word != shown:
-                    print_line(f"rankzero: job {record.id}: {state.text}")
-                    shown = word
                 next_query = time.monotonic() + STATE_SECONDS
-            if text := reader.read():
-                print(text, end="", flush=True)
-            if is_active is False:
-                return _exit_code(root, record)
+            has_ended = state is not None and state.is_active is False
+            if has_ended:
+                print_text(reader.read())  # before the last state
+            if state is not None and state.word != shown:
+                print_line(f"rankzero: job {record.id}: {state}")
+                shown = state.word
+            print_text(reader.read())
+            if state is not None and has_ended:
+                return _exit_code(root, record, state)
             time.sleep(LOG_SECONDS)
     except KeyboardInterrupt:
-        print_error(f"job {record.id} continues; to stop it: python launch/submit.py stop {record.name}")
+        print_error(f"job {record.id} continues; to stop it: {stop_command}")
         return 130
     finally:
         reader.close()
 
 
-def _exit_code(root: Path, record: Record) -> int:
-    """Returns the exit code of a run whose job has ended, from its summary; 1 if the run wrote none.
-
-    For a job array, it is the code of the first member that has not finished.
-    """
-    folders = [root / record.name] if record.array is None else sorted(root.glob(f"{record.name}-*/"))
-    codes = [_code_of(folder / "summary.json", record_path(root, record.name)) for folder in folders]
-    return next(filter(None, codes), Exit.FINISHED if codes else Exit.FAILED)
+def _exit_code(root: Path, record: Record, state: State) -> int:
+    """Returns the exit code of a run whose job has ended; for a job array, that of the first unfinished member."""
+    names = [record.name] if record.array is None else [f"{record.name}-{i}" for i in array_indices(record.array)]
+    begun = max(_modified(path) for path in (record_path(root, record.name), next_id_path(root, record.name)))
+    codes = [_code_of(root / name, begun, state) for name in names]
+    return next(filter(None, codes), Exit.FINISHED)
 
 
-def _code_of(summary: Path, record: Path) -> int:
+def _code_of(run: Path, begun: float, state: State) -> int:
+    """Returns the exit code of a run, from its summary if the job has written one."""
     try:
-        status = json.loads(summary.read_text())["status"]
-        is_new = summary.stat().st_mtime >= record.stat().st_mtime
-    except (OSError, ValueError, KeyError):
+        status = json.loads((run / "summary.json").read_text())["status"]
+    except (OSError, ValueError, KeyError, TypeError):
         return Exit.FAILED
-    if status == "finished":  # also if the run had finished before
-        return Exit.FINISHED
-    return Exit.STOPPED if status == "stopped" and is_new else Exit.FAILED
+    if _modified(run / "summary.json") >= max(begun, _modified(run / "run.json")):
+        return {"finished": Exit.FINISHED, "stopped": Exit.STOPPED}.get(status, Exit.FAILED)
+    has_nothing_to_do = status == "finished" and not state.has_failed  # the run had finished before
+    return Exit.FINISHED if has_nothing_to_do else Exit.FAILED
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def array_indices(array: str) -> list[int]:
+    """Returns the indices of a job array, such as 0, 2 and 4 for `0-5:2`."""
+    indices: list[int] = []
+    for part in array.partition("%")[0].split(","):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        indices += range(int(first), int(last or first) + 1, int(step or 1))
+    return indices

@@ -1,13 +1,14 @@
 """The flags of `submit`, and which of them each scheduler accepts. Does not import torch."""
 
 import re
+from typing import Any
 
 from rankzero.cli.flags.commands import NAME_ALIASES
 from rankzero.cli.flags.flag import Flag
 from rankzero.cli.flags.values import choice, file_path, positive_int, run_name, text_matching, whole_number
 from rankzero.commands.jobs.request import FORMS, QUEUING
 from rankzero.distributed.scheduler.durations import parse_duration
-from rankzero.messages import spelled
+from rankzero.messages import RequestError, spelled
 
 
 def memory_value(text: str) -> str:
@@ -32,6 +33,13 @@ def command_lines(text: str) -> str:
     return text
 
 
+def script_line(text: str) -> str:
+    """Reads a line that is inserted unchanged; a bare option of the scheduler would be run as a command."""
+    if command_lines(text).startswith("-"):
+        raise ValueError("a whole line of the script, such as '#SBATCH --qos=high'")
+    return text
+
+
 array_value = text_matching(
     r"[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?(,[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?)*(%[1-9][0-9]*)?",
     "a list of indices (0-3, 1,5,9)",
@@ -49,7 +57,7 @@ SUBMIT_FLAGS = (
         "form",
         "NAME",
         choice(*dict.fromkeys(form for forms in FORMS.values() for form in forms)),
-        "what starts its processes [slurm: srun; pbs: pbsdsh; mpirun: openmpi]",
+        "program that starts the processes [slurm: srun; pbs: pbsdsh; mpirun: openmpi]",
         "torchrun",
     ),
     Flag("name", "NAME", run_name, "name of the run, and of the job", "my-run", aliases=NAME_ALIASES),
@@ -57,37 +65,52 @@ SUBMIT_FLAGS = (
     Flag("nodes", "N", positive_int, "number of machines [1]", "2"),
     Flag("devices", "N", positive_int, "number of processes per machine [1]", "4"),
     Flag("cpus_per_device", "N", positive_int, "cores and threads per process [the scheduler's default]", "8"),
-    Flag("gpus_per_device", "0|1", whole_number(0, 1), "1: request a GPU for each process [0]", "1"),
+    Flag("gpus_per_device", "0|1", whole_number(0, 1), "1: one GPU per process; 0: no GPU [0]", "1"),
     Flag("memory", "SIZE", memory_value, "memory per machine: 64G [the scheduler's default]", "64G"),
-    Flag("time", "TIME", parse_duration, "time limit: 02:00:00, 90min [the scheduler's default]", "02:00:00"),
-    Flag("partition", "NAME", one_line, "partition (Slurm) or queue (PBS)", "gpu", aliases=("queue",)),
+    Flag(
+        "time",
+        "TIME",
+        parse_duration,
+        "time limit: 02:00:00, 90min, 90 (minutes) [the scheduler's default]",
+        "02:00:00",
+    ),
+    Flag("partition", "NAME", one_line, "partition (Slurm) or queue (PBS); also --queue", "gpu", aliases=("queue",)),
     Flag("account", "NAME", one_line, "account (Slurm) or project (PBS) to charge", "my-project"),
-    Flag("constraint", "TEXT", one_line, "required features of the machines", "a100"),
+    Flag("constraint", "TEXT", one_line, "required features of the machines (PBS: name=value)", "gpu_type=a100"),
     Flag("exclude", "HOSTS", one_line, "machines not to use (Slurm)", "n7"),
     Flag("mail", "ADDRESS", one_line, "send mail to ADDRESS about the end of the job", "me@example.org"),
     Flag("array", "INDICES", array_value, "one run per index; {array_index} in fit's arguments is the index", "0-3"),
     Flag("dependency", "JOBS", one_line, "wait for other jobs", "afterok:123"),
     Flag("modules", "NAMES", one_line, "environment modules to load, separated by commas", "cuda/12.4"),
-    Flag("setup", "COMMAND", command_lines, "shell command to run before training", "source settings.sh"),
+    Flag(
+        "setup", "COMMAND", command_lines, "shell command to run before training; can be repeated", "source settings.sh"
+    ),
     Flag("venv", "DIR", file_path, "virtual environment whose Python runs [that of submit]", ".venv"),
     Flag("image", "IMAGE", one_line, "container image in which to train", "rankzero.sif"),
     Flag("hosts", "HOSTS", host_value, "machines, separated by commas; the first has rank zero", "n1,n2"),
     Flag("hostfile", "FILE", file_path, "file of machines for mpirun, instead of --hosts", "hosts.txt"),
     Flag(
-        "extra", "LINE", command_lines, "line to insert after the scheduler's options, unchanged", "#SBATCH --exclusive"
+        "extra",
+        "LINE",
+        script_line,
+        "line to insert unchanged, such as '#SBATCH --qos=high'; can be repeated",
+        "'#SBATCH --qos=high'",
     ),
 )
 """The flags of `submit` that describe a job; each is a field of `JobRequest` and a key of a site file."""
 
-_QUEUE_ONLY = ("memory", "partition", "account", "constraint", "mail", "array", "dependency")
+FLAGS = {name: flag for flag in SUBMIT_FLAGS for name in (flag.name, *flag.aliases)}
+"""Name or alias -> flag."""
+
+_QUEUE_ONLY = ("partition", "account", "constraint", "mail", "array", "dependency")
 _NOT_ACCEPTED = {
     "slurm": ("hosts", "hostfile"),
     "pbs": ("hosts", "hostfile", "exclude"),
-    "mpirun": (*_QUEUE_ONLY, "exclude", "gpus_per_device"),
-    "ssh": (*_QUEUE_ONLY, "exclude", "gpus_per_device", "hostfile"),
-    "docker": (*_QUEUE_ONLY[1:], "exclude", "hostfile", "venv"),
-    "apptainer": (*_QUEUE_ONLY, "exclude", "hostfile", "venv"),
-    "local": (*_QUEUE_ONLY, "exclude", "gpus_per_device", "hosts", "hostfile"),
+    "mpirun": (*_QUEUE_ONLY, "memory", "exclude", "gpus_per_device"),
+    "ssh": (*_QUEUE_ONLY, "memory", "exclude", "gpus_per_device", "hostfile"),
+    "docker": (*_QUEUE_ONLY, "exclude", "hostfile", "venv"),
+    "apptainer": (*_QUEUE_ONLY, "memory", "exclude", "hostfile", "venv"),
+    "local": (*_QUEUE_ONLY, "memory", "exclude", "gpus_per_device", "hosts", "hostfile"),
 }
 """Scheduler -> flags that have no meaning for it."""
 
@@ -95,6 +118,25 @@ _NOT_ACCEPTED = {
 def accepted_flags(scheduler: str) -> tuple[str, ...]:
     """Returns the names of the flags that a scheduler accepts."""
     return tuple(flag.name for flag in SUBMIT_FLAGS if flag.name not in _NOT_ACCEPTED[scheduler])
+
+
+def add_value(values: dict[str, Any], flag: Flag, text: str) -> None:
+    """Stores the value of a flag; the value of a flag of `LISTS` is added to earlier values.
+
+    Raises:
+        RequestError: The value is invalid.
+    """
+    if flag.name in ("modules", "hosts"):
+        try:
+            parts = tuple(flag.read(part.strip()) for part in text.split(","))
+        except ValueError as error:
+            request = f"--{flag.name} {text}"
+            raise RequestError(request, f"{text!r} is not {error}", f"--{flag.name} {flag.example}") from None
+        values[flag.name] = (*values.get(flag.name, ()), *parts)
+    elif flag.name in LISTS:
+        values[flag.name] = (*values.get(flag.name, ()), flag.value(text))
+    else:
+        values[flag.name] = flag.value(text)
 
 
 def is_queuing(scheduler: str) -> bool:

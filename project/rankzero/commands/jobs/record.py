@@ -2,8 +2,11 @@
 
 runs/NAME.job.sh      the script
 runs/NAME.job.json    the record
-runs/NAME.job.log     the output of all attempts; one file per member for a job array
+runs/NAME.job.log     the output; one file per member of a job array
+runs/NAME.job.log.ID  the output of earlier jobs (PBS)
+runs/.NAME.job        the time at which the job began (PBS)
 runs/.NAME.job.next   id of the job that the script has submitted after a stop (PBS)
+runs/.NAME.job.stop   shows that `submit stop` has stopped the job, so that the script does not submit another (PBS)
 """
 
 import json
@@ -21,8 +24,8 @@ class Record:
 
     Args:
         name: Name of the run.
-        scheduler: What started the job.
-        form: What starts its processes; None if there is only one way.
+        scheduler: The scheduler.
+        form: The form; None if the scheduler has only one.
         id: The scheduler's id of the job, or the id of the script's process.
         array: Indices of the job array; None without one.
         host: Machine on which the job was submitted.
@@ -45,7 +48,8 @@ def record_path(root: Path, name: str) -> Path:
 
 def write_record(root: Path, record: Record) -> None:
     """Writes the record of a job."""
-    _next_id_path(root, record.name).unlink(missing_ok=True)
+    next_id_path(root, record.name).unlink(missing_ok=True)
+    stop_path(root, record.name).unlink(missing_ok=True)
     write_text(record_path(root, record.name), json.dumps(asdict(record), indent=2) + "\n")
 
 
@@ -59,25 +63,37 @@ def read_record(root: Path, name: str) -> Record | None:
     try:
         values = json.loads(path.read_text())
         record = Record(**values)
+        if record.started and not record.id.isdigit():
+            raise ValueError("the process id is not a number")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        raise RequestError(f"--root {root}", f"cannot read {path}: {error.strerror}", "--root DIR") from None
+    except (ValueError, TypeError, AttributeError) as error:
         raise RequestError(
             f"the job of run {name}", f"{path} is not a record of a job: {error}", f"rm {path}"
         ) from None
     try:
-        next_id = _next_id_path(root, name).read_text().strip()
-    except OSError:
+        next_id = next_id_path(root, name).read_text().strip()
+    except (OSError, UnicodeError):
         next_id = ""
     return Record(**{**values, "id": next_id}) if next_id else record
 
 
 def logs_of(root: Path, name: str, is_array: bool) -> list[Path]:
-    """Returns the existing log files of a run's job, in the order of their names."""
+    """Returns the existing log files of a run's jobs, the newest job last."""
     if is_array:
         return sorted(path for path in root.glob("*.log") if path.name.startswith(f"{name}.job-"))
-    return [path] if (path := log_path(root, name)).exists() else []
+    path = log_path(root, name)
+    earlier = [other for other in root.glob("*.job.log.*") if other.name.startswith(f"{path.name}.")]
+    return [*sorted(earlier, key=lambda other: other.stat().st_mtime), *([path] if path.exists() else [])]
 
 
-def _next_id_path(root: Path, name: str) -> Path:
+def stop_path(root: Path, name: str) -> Path:
+    """Returns the file that keeps the script of a PBS job from submitting itself again."""
+    return root / f".{name}.job.stop"
+
+
+def next_id_path(root: Path, name: str) -> Path:
+    """Returns the file with the id of the job that the script of a PBS job has submitted."""
     return root / f".{name}.job.next"

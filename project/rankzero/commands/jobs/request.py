@@ -1,4 +1,4 @@
-"""What a job consists of: the options of `submit`. Does not import torch."""
+"""The options of a job. Does not import torch."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "apptainer": (),
     "local": (),
 }
-"""What starts a job -> what starts the processes in it, the default first."""
+"""Scheduler -> its forms, the programs that start the processes, with the default first."""
 
 QUEUING = ("slurm", "pbs")
 """Schedulers with a queue. All others start a job at once, on this machine or from it."""
@@ -22,9 +22,9 @@ class JobRequest:
     """A run of `fit` as a job. The fields are the flags of `submit` and the keys of a site file.
 
     Args:
-        scheduler: What starts the job: one of `FORMS`.
+        scheduler: The program that starts the job: one of `FORMS`.
         name: Name of the run, and of the job.
-        form: What starts the processes: one of `FORMS[scheduler]`; None for the first one.
+        form: The program that starts the processes: one of `FORMS[scheduler]`; None if the scheduler has only one way.
         root: Folder of the runs; the script is written to it.
         nodes: Number of machines.
         devices: Number of processes per machine.

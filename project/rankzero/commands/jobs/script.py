@@ -11,9 +11,9 @@ from typing import Any
 
 import jinja2
 
+from rankzero.commands.jobs.container import container_prefix
 from rankzero.commands.jobs.options import is_queuing
 from rankzero.commands.jobs.request import JobRequest
-from rankzero.messages import RequestError
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -26,15 +26,6 @@ WARNING_SECONDS = 120
 ARRAY_INDEX = "{array_index}"
 """Text in fit's arguments that the index of the member of a job array replaces."""
 
-_ARRAY_VARIABLES = {
-    ("slurm", "srun"): "$SLURM_ARRAY_TASK_ID",
-    ("slurm", "torchrun"): "$SLURM_ARRAY_TASK_ID",
-    ("pbs", "pbsdsh"): "$1",
-    ("pbs", "torchrun"): "$2",
-    ("pbs", "mpirun"): "$1",
-}
-"""Scheduler and form -> the variable with the index of the member of a job array; PBS sets it in the script only."""
-
 
 def render(request: JobRequest, program: Sequence[str], folder: Path, expedite: bool = False) -> str:
     """Returns the script of a job.
@@ -43,24 +34,13 @@ def render(request: JobRequest, program: Sequence[str], folder: Path, expedite: 
         request: The job.
         program: The program that trains: Python, and `-m` with a module, or a script.
         folder: Absolute path of the folder in which the job runs.
-        expedite: Whether Slurm starts a job of which it has lost a node before all other jobs (25.11 and newer).
+        expedite: Whether Slurm (25.11 and newer) restarts the job before all others after it loses a node.
 
     Raises:
         RequestError: A value cannot be passed to the scheduler or the container.
     """
     root = folder / request.root
     is_array = request.array is not None
-    suffix = f"-{ARRAY_INDEX}" if is_array else ""
-    own_arguments = [
-        f"--name={request.name}{suffix}",
-        f"--root={root}",
-        f"--nodes={request.nodes}",
-        f"--devices={request.devices}",
-    ]
-    if not is_queuing(request.scheduler) and request.time:
-        own_arguments.append(f"--time_limit={request.time}s")
-    if request.scheduler == "pbs":
-        own_arguments.append("--requeue=never")  # the script submits itself again; PBS permits qrerun to operators only
     values = {field.name: getattr(request, field.name) for field in fields(request)}
     values |= {
         "folder": str(folder),
@@ -70,19 +50,37 @@ def render(request: JobRequest, program: Sequence[str], folder: Path, expedite: 
         "select": _select(request),
         "python": program[0],
         "program": [*program[1:]],
-        "arguments": [*own_arguments, *request.arguments],
-        "container": _container(request, folder, root),
+        "arguments": fit_arguments(request, root),
+        "hostfile": str(folder / request.hostfile) if request.hostfile else None,
+        "container": container_prefix(request, folder, root),
         "port": FIRST_PORT + zlib.crc32(str(root / request.name).encode(errors="surrogateescape")) % PORTS,
         "first_host": request.hosts[0].rpartition("@")[2] if request.hosts else "127.0.0.1",
         "expedite": expedite,
         "warning": WARNING_SECONDS if request.time is None else min(WARNING_SECONDS, request.time // 4),
-        "array_variable": _ARRAY_VARIABLES.get((request.scheduler, request.form or "")) if is_array else None,
-        "rdzv_id": "$SLURM_JOB_ID" if request.scheduler == "slurm" else "$PBS_JOBID",
-        "rdzv_endpoint": "$first_node:$port" if request.scheduler == "slurm" else "$1",
+        "first_port": FIRST_PORT,
+        "ports": PORTS,
     }
     values["end"] = _end_marker(values)
     name = "/".join(filter(None, (request.scheduler, request.form)))
+    if request.scheduler in ("docker", "apptainer"):
+        name = "ssh" if request.hosts else "local"
     return _environment(is_array).get_template(f"{name}.sh.j2").render(values)
+
+
+def fit_arguments(request: JobRequest, root: Path) -> list[str]:
+    """Returns the arguments of `fit` in a job: those that follow from the request, then the user's own."""
+    suffix = f"-{ARRAY_INDEX}" if request.array else ""
+    arguments = [
+        f"--name={request.name}{suffix}",
+        f"--root={root}",
+        f"--nodes={request.nodes}",
+        f"--devices={request.devices}",
+    ]
+    if not is_queuing(request.scheduler) and request.time:
+        arguments.append(f"--time_limit={request.time}s")
+    if request.scheduler == "pbs":
+        arguments.append("--requeue=never")  # the script submits itself again; PBS permits qrerun to operators only
+    return [*arguments, *request.arguments]
 
 
 def script_path(root: Path, name: str) -> Path:
@@ -106,7 +104,7 @@ def pbs_value(text: str) -> str:
 
 
 def pbs_job_name(name: str) -> str:
-    """Returns a valid name of a PBS job, at most 230 characters: letters, digits, `_`, `-` and `.`."""
+    """Returns a name that PBS accepts for a job: letters, digits, `_`, `-` and `.`."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
 
 
@@ -179,40 +177,3 @@ def _select(request: JobRequest) -> str:
     if request.constraint:
         chunk.append(request.constraint)
     return f"select={':'.join(chunk)}"
-
-
-def _container(request: JobRequest, folder: Path, root: Path) -> list[str]:
-    """Returns the words that start a program in the container; empty without one.
-
-    Raises:
-        RequestError: The container's program cannot mount a folder of this name.
-    """
-    if request.image is None:
-        return []
-    folders = dict.fromkeys(map(str, (folder, root)))
-    for path in folders:
-        if not path.isprintable() or re.search("[:,]", path):
-            raise RequestError(
-                f"the folder {path!r} in a container",
-                "its path has a colon, a comma or a control character",
-                "use another folder",
-            )
-    if request.scheduler == "docker":
-        return _docker(request, [*folders], folder)
-    gpus = ["--nv"] if request.gpus_per_device else []
-    return ["apptainer", "exec", *gpus, *(f"--bind={path}" for path in folders), f"--pwd={folder}", "--", request.image]
-
-
-def _docker(request: JobRequest, folders: Sequence[str], folder: Path) -> list[str]:
-    options = ["--rm", "--init", "--network=host", "--ipc=host"]
-    if request.gpus_per_device:
-        options.append(f"--gpus={request.devices}")
-    if request.memory:
-        options.append(f"--memory={request.memory.lower()}")
-    if request.cpus_per_device:
-        options += [
-            f"--cpus={request.cpus_per_device * request.devices}",
-            f"--env=OMP_NUM_THREADS={request.cpus_per_device}",
-        ]
-    options += [f"--volume={path}:{path}" for path in folders]
-    return ["docker", "run", *options, f"--workdir={folder}", "--", request.image or ""]

@@ -1,1 +1,1 @@
-"""What each command does after torch is imported."""
+"""The work of each command, after its flags are checked. Imports torch."""

@@ -1,1 +1,1 @@
-"""What each scheduler needs to submit, query and end a job."""
+"""Commands and states of each scheduler."""

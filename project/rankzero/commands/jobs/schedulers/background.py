@@ -12,6 +12,9 @@ from rankzero.commands.jobs.schedulers.state import State
 from rankzero.distributed.process.process_state import process_state
 from rankzero.messages import RequestError
 
+_children: dict[str, "subprocess.Popen[bytes]"] = {}
+"""Process id -> a script that this process has started."""
+
 
 def start(script: Path, log: Path) -> tuple[str, str]:
     """Starts a script in its own session, with its output appended to the log.
@@ -27,28 +30,32 @@ def start(script: Path, log: Path) -> tuple[str, str]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    _children[str(process.pid)] = process
     found = process_state(process.pid)
     return str(process.pid), found[1] if found else ""
 
 
 def state(record: Record) -> State:
-    """Returns the state of a script's process.
+    """Returns the state of a script's process; unknown on another machine."""
+    if record.host != socket.gethostname():
+        return State("UNKNOWN", None, f"(started on {record.host})")
+    if record.id in _children:  # `submit --follow` has started it
+        code = _children[record.id].poll()
+        if code is not None:
+            return State("ENDED", False, has_failed=code != 0)
+    found = process_state(int(record.id))
+    if found is not None and found[1] == record.started and found[0] != "Z":
+        return State("RUNNING", True, f"as process {record.id}")
+    return State("ENDED", False)
+
+
+def stop(record: Record) -> None:
+    """Sends SIGTERM to the script, which passes it on.
 
     Raises:
         RequestError: The script was started on another machine.
     """
     if record.host != socket.gethostname():
-        raise RequestError(
-            f"run {record.name} on {socket.gethostname()}", f"it was started on {record.host}", f"ssh {record.host}"
-        )
-    with suppress(ChildProcessError):
-        os.waitpid(int(record.id), os.WNOHANG)  # a child of this process, if `submit --follow` started it
-    found = process_state(int(record.id))
-    is_running = found is not None and found[1] == record.started and found[0] != "Z"
-    return State(f"RUNNING as process {record.id}" if is_running else "ENDED", is_running)
-
-
-def stop(record: Record) -> None:
-    """Sends SIGTERM to the script, which passes it on."""
+        raise RequestError(f"to stop run {record.name}", f"it was started on {record.host}", f"ssh {record.host}")
     with suppress(ProcessLookupError):
         os.kill(int(record.id), signal.SIGTERM)

@@ -41,22 +41,25 @@ def job_id(output: str) -> str | None:
 
 def state(record: Record) -> State:
     """Returns the state of a job."""
-    answer = run_program("qstat", "-x", "-f", record.id)
+    answer = run_program("qstat", "-f", record.id)
+    if not answer.ok and not re.search("Unknown Job|has finished", answer.text):
+        return State("UNKNOWN", None, f"({answer.text})")
+    if not answer.ok:  # ended jobs need `qstat -x`, which a server without a history of jobs refuses
+        answer = run_program("qstat", "-x", "-f", record.id)
     if not answer.ok:
-        if "Unknown Job" in answer.text:
-            return State("no longer known to PBS", False)
-        return State(f"unknown: {answer.text}", None)
-    attributes = dict(re.findall(r"^ +([\w.]+) = (.*)$", answer.text, re.MULTILINE))
+        return State("ENDED", False, "(PBS no longer knows the job)")
+    attributes = dict(re.findall(r"^ +([\w.]+) = (.*)$", answer.text.replace("\n\t", ""), re.MULTILINE))
     letter = attributes.get("job_state", "")
-    text = _WORDS.get(letter, letter or "unknown")
+    word, is_active, details = _WORDS.get(letter, letter or "UNKNOWN"), letter not in ("F", "X"), ""
     if letter == "R" and "exec_host" in attributes:
         hosts = dict.fromkeys(re.findall(r"([^/+]+)/", attributes["exec_host"]))
-        text += f" on {', '.join(hosts)}"
+        details = f"on {', '.join(hosts)}"
         if "Resource_List.walltime" in attributes:
-            text += f", {attributes.get('resources_used.walltime', '0')} of {attributes['Resource_List.walltime']}"
+            used = attributes.get("resources_used.walltime", "0")
+            details += f", {used} of {attributes['Resource_List.walltime']}"
     elif "comment" in attributes and letter in "QHW":
-        text += f" ({attributes['comment']})"
-    return State(text, letter not in ("F", "X"))
+        details = f"({attributes['comment']})"
+    return State(word, is_active, details, None if is_active else attributes.get("Exit_status", "0") != "0")
 
 
 def stop_command(record: Record) -> Sequence[str]:

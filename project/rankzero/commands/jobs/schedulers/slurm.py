@@ -12,17 +12,11 @@ from rankzero.distributed.scheduler.query import run_program
 SUBMIT = "sbatch"
 STOP = "scancel"
 
-_ENDED = (
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "TIMEOUT",
+_ACTIVE = (
+    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"),
+    *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
 )
+"""States of jobs that wait or run."""
 
 
 def submit_command(script: Path) -> Sequence[str]:
@@ -39,20 +33,20 @@ def job_id(output: str) -> str | None:
 def state(record: Record) -> State:
     """Returns the state of a job."""
     answer = run_program("squeue", "--noheader", f"--jobs={record.id}", "--states=all", "--format=%T|%r|%M|%l|%N")
-    if not answer.ok:
-        if "Invalid job id" in answer.text:
-            return State("no longer known to Slurm", False)
-        return State(f"unknown: {answer.text}", None)
-    rows = [line.split("|") for line in answer.text.splitlines()]
+    if not answer.ok and "Invalid job id" not in answer.text:
+        return State("UNKNOWN", None, f"({answer.text})")
+    rows = [line.split("|") for line in answer.text.splitlines()] if answer.ok else []
     if not rows:
-        return State("no longer known to Slurm", False)
-    is_active = any(row[0] not in _ENDED for row in rows)
+        return State("ENDED", False, "(Slurm no longer knows the job)")
+    is_active = any(row[0] in _ACTIVE for row in rows)
+    has_failed = None if is_active else any(row[0] != "COMPLETED" for row in rows)
     if len(rows) > 1:  # a job array
-        return State(", ".join(f"{count} {word}" for word, count in Counter(row[0] for row in rows).items()), is_active)
+        counts = Counter(row[0] for row in rows)
+        return State(", ".join(f"{count} {word}" for word, count in counts.items()), is_active, has_failed=has_failed)
     word, reason, used, limit, nodes = (*rows[0], "", "", "", "")[:5]
     if word == "PENDING":
-        return State(word if reason in ("", "None") else f"{word} ({reason})", True)
-    return State(f"{word} on {nodes}, {used} of {limit}" if nodes else word, is_active)
+        return State(word, True, "" if reason in ("", "None") else f"({reason})")
+    return State(word, is_active, f"on {nodes}, {used} of {limit}" if nodes else "", has_failed)
 
 
 def stop_command(record: Record) -> Sequence[str]:

@@ -1,0 +1,54 @@
+#!/bin/bash
+hosts=(n1 user@n2)
+
+# Every host runs these lines. The processes stop when the connection is closed.
+IFS= read -r -d '' task <<'END_OF_TASK'
+cd -- /home/user/project || exit 2
+type module >/dev/null 2>&1 || . /etc/profile
+module load cuda/12.4 || exit 2
+module load gcc || exit 2
+source settings.sh
+export NCCL_DEBUG=INFO
+export OMP_NUM_THREADS=8
+exec 3<&0
+/home/user/project/.venv/bin/python /home/user/project/launch/fit.py \
+    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --time_limit=7200s --model ResNet --model.hidden_sizes '[8, 8]' \
+    --node_rank="$1" --master_addr=n1 --master_port=21147 3<&- &
+training=$!
+{ while read -r _; do :; done; kill -TERM "$training"; } <&3 >/dev/null 2>&1 &
+connection=$!
+wait "$training"
+code=$?
+kill "$connection" 2>/dev/null
+exit "$code"
+END_OF_TASK
+
+# Waits for a process; a signal to this script interrupts `wait`.
+wait_for() {
+    until wait "$1"; code=$?; [ "$code" -lt 128 ] || ! kill -0 "$1" 2>/dev/null; do :; done
+}
+# All connections read from this pipe, which is closed when this script ends or is stopped, or when one host fails.
+pipe=$(mktemp -u) && mkfifo "$pipe" || exit 1
+exec 9<>"$pipe"
+exec 8<"$pipe"
+rm "$pipe"
+trap 'exec 9>&-' TERM INT
+quote="'\\''"
+connections=()
+for node in "${!hosts[@]}"; do
+    {
+        ssh -o BatchMode=yes -o ServerAliveInterval=15 -- "${hosts[$node]}" \
+            "bash -lc '${task//\'/$quote}' task $node" <&8 2>&1 | sed -u "s/^/[${hosts[$node]}] /"
+        status=${PIPESTATUS[0]}
+        [ "$status" -eq 0 ] || kill -TERM $$
+        exit "$status"
+    } 9>&- &
+    connections+=($!)
+done
+result=0
+for connection in "${connections[@]}"; do
+    wait_for "$connection"
+    # 75 means that the run was stopped, so any other code is the cause.
+    if [ "$result" -eq 0 ] || { [ "$result" -eq 75 ] && [ "$code" -ne 0 ]; }; then result=$code; fi
+done
+exit "$result"

@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+
+from rankzero.commands.jobs.record import Record
+from rankzero.commands.jobs.schedulers import pbs
+from rankzero.commands.jobs.schedulers.state import State
+
+RECORD = Record("x", "pbs", "pbsdsh", "15.pbs1")
+
+RUNNING = """\
+    Job_Name = x
+    job_state = R
+    exec_host = pbs1/0*2+pbs2/0*2
+    comment = Job run at Sat Nov 21 at 12:00 on (pbs1:ncpus=2)+(pbs2:ncpus=2)
+    resources_used.walltime = 00:01:02
+    Resource_List.walltime = 02:00:00
+"""
+
+
+def qstat(text):
+    return f"cat <<'END'\nJob Id: 15.pbs1\n{text}\nEND"
+
+
+def test_the_commands_of_pbs_are_qsub_and_qdel():
+    assert pbs.submit_command(Path("/my runs/x.job.sh")) == ("qsub", "/my runs/x.job.sh")
+    assert pbs.stop_command(RECORD) == ("qdel", "15.pbs1")
+
+
+@pytest.mark.parametrize(
+    ("output", "job"),
+    [
+        ("15.pbs1", "15.pbs1"),
+        ("15[].pbs1", "15[].pbs1"),
+        ("15.pbs1.example.org", "15.pbs1.example.org"),
+        ("15", "15"),
+        ("", None),
+        ("qsub: Unknown queue", None),
+    ],
+)
+def test_the_id_is_read_from_the_output_of_qsub(output, job):
+    assert pbs.job_id(output) == job
+
+
+@pytest.mark.parametrize(
+    ("letter", "attributes", "state"),
+    [
+        ("R", "", State("RUNNING", True)),
+        ("R", "    exec_host = n1/0", State("RUNNING", True, "on n1")),
+        ("R", "    exec_host = n1/0\n    Resource_List.walltime = 1:00", State("RUNNING", True, "on n1, 0 of 1:00")),
+        ("Q", "", State("QUEUED", True)),
+        ("Q", "    comment = Not Running: no free node", State("QUEUED", True, "(Not Running: no free node)")),
+        ("H", "", State("HELD", True)),
+        ("E", "", State("EXITING", True)),
+        ("B", "", State("RUNNING (array)", True)),
+        ("F", "    comment = Job run at Sat Nov 21", State("FINISHED", False, has_failed=False)),
+        ("F", "    Exit_status = 75", State("FINISHED", False, has_failed=True)),
+        ("X", "", State("FINISHED", False, has_failed=False)),
+        ("Z", "", State("Z", True)),
+    ],
+)
+def test_the_state_is_the_word_for_the_letter_of_qstat(programs, letter, attributes, state):
+    programs(qstat=qstat(f"    job_state = {letter}\n{attributes}"))
+    assert pbs.state(RECORD) == state
+
+
+def test_the_state_of_a_running_job_names_its_hosts_and_time(programs):
+    programs(qstat=qstat(RUNNING))
+    assert pbs.state(RECORD) == State("RUNNING", True, "on pbs1, pbs2, 00:01:02 of 02:00:00")
+
+
+@pytest.mark.parametrize(
+    ("reason", "history", "state"),
+    [
+        (
+            "Unknown Job Id",
+            "echo 'not configured to maintain job history' >&2; exit 1",
+            "ENDED (PBS no longer knows the job)",
+        ),
+        ("Unknown Job Id", "printf 'Job Id: 15\\n    job_state = F\\n'", "FINISHED"),
+        ("15.pbs1 Job has finished, use -x or -H", "printf 'Job Id: 15\\n    job_state = F\\n'", "FINISHED"),
+    ],
+)
+def test_an_ended_job_is_looked_up_in_the_history(programs, calls, reason, history, state):
+    programs(qstat=f'if [ "$1" = -x ]; then {history}\nelse echo "qstat: {reason}" >&2; exit 153\nfi')
+    found = pbs.state(Record("x", "pbs", "pbsdsh", "15[].pbs1"))
+    assert str(found) == state and found.is_active is False
+    assert calls("qstat") == ["-f 15[].pbs1", "-x -f 15[].pbs1"]
+
+
+def test_wrapped_lines_of_qstat_are_joined(programs):
+    programs(qstat=qstat("    job_state = R\n    exec_host = n01/0*4+n02/0*4+\n\tn03/0*4+n\n\t04/0*4"))
+    assert pbs.state(RECORD).details == "on n01, n02, n03, n04"
+
+
+def test_a_job_that_pbs_does_not_know_has_ended(programs):
+    programs(qstat="echo 'qstat: Unknown Job Id 15.pbs1' >&2; exit 153")
+    assert pbs.state(RECORD) == State("ENDED", False, "(PBS no longer knows the job)")
+
+
+def test_a_server_that_does_not_answer_gives_an_unknown_state(programs):
+    programs(qstat="echo 'Connection refused' >&2; exit 111")
+    assert pbs.state(RECORD) == State("UNKNOWN", None, "(Connection refused)")
+
+
+def test_a_missing_qstat_gives_an_unknown_state(programs):
+    assert pbs.state(RECORD).is_active is None

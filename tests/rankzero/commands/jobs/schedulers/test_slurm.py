@@ -1,0 +1,103 @@
+from pathlib import Path
+
+import pytest
+
+from rankzero.commands.jobs.record import Record
+from rankzero.commands.jobs.schedulers import slurm
+from rankzero.commands.jobs.schedulers.state import State
+
+RECORD = Record("x", "slurm", "srun", "123")
+
+
+def test_sbatch_prints_only_the_id():
+    assert slurm.submit_command(Path("/runs/x.job.sh")) == ("sbatch", "--parsable", "/runs/x.job.sh")
+    assert slurm.stop_command(RECORD) == ("scancel", "123")
+
+
+@pytest.mark.parametrize(
+    ("output", "job"),
+    [("123", "123"), ("123;cluster", "123"), ("123\n", "123"), ("", None), ("sbatch: error", None), (" 123", None)],
+)
+def test_the_id_is_read_from_the_output_of_sbatch(output, job):
+    assert slurm.job_id(output) == job
+
+
+@pytest.mark.parametrize(
+    ("output", "state"),
+    [
+        ("RUNNING|None|1:02|2:00:00|n[1-2]", State("RUNNING", True, "on n[1-2], 1:02 of 2:00:00")),
+        ("PENDING|Resources|0:00|2:00:00|", State("PENDING", True, "(Resources)")),
+        ("PENDING|None|0:00|2:00:00|", State("PENDING", True)),
+        ("PENDING||0:00|2:00:00|", State("PENDING", True)),
+        ("PENDING|BeginTime|0:00|2:00:00|", State("PENDING", True, "(BeginTime)")),
+        ("REQUEUE_HOLD|x|0:00|2:00:00|", State("REQUEUE_HOLD", True)),
+        ("COMPLETING|None|1:02|2:00:00|n1", State("COMPLETING", True, "on n1, 1:02 of 2:00:00")),
+        ("COMPLETED|None|1:02|2:00:00|n1", State("COMPLETED", False, "on n1, 1:02 of 2:00:00", has_failed=False)),
+        ("CANCELLED|None|0:00|2:00:00|", State("CANCELLED", False, has_failed=True)),
+        ("TIMEOUT|TimeLimit|2:00|2:00|n1", State("TIMEOUT", False, "on n1, 2:00 of 2:00", has_failed=True)),
+        ("", State("ENDED", False, "(Slurm no longer knows the job)")),
+        ("RUNNING", State("RUNNING", True)),
+        ("REVOKED|None|0:00|1:00|n1", State("REVOKED", False, "on n1, 0:00 of 1:00", has_failed=True)),
+    ],
+)
+def test_the_state_is_that_of_squeue(programs, output, state):
+    programs(squeue=f"echo '{output}'")
+    assert slurm.state(RECORD) == state
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        (["RUNNING", "RUNNING", "PENDING"], State("2 RUNNING, 1 PENDING", True)),
+        (["COMPLETED", "FAILED"], State("1 COMPLETED, 1 FAILED", False, has_failed=True)),
+        (["COMPLETED", "RUNNING"], State("1 COMPLETED, 1 RUNNING", True)),
+    ],
+)
+def test_the_state_of_a_job_array_counts_its_members(programs, words, state):
+    programs(squeue="".join(f"echo '{word}|None|0:00|1:00|n1'\n" for word in words))
+    assert slurm.state(RECORD) == state
+
+
+def test_squeue_is_asked_for_ended_jobs_too(programs, calls):
+    programs(squeue="true")
+    slurm.state(RECORD)
+    assert calls("squeue") == ["--noheader --jobs=123 --states=all --format=%T|%r|%M|%l|%N"]
+
+
+def test_a_job_that_slurm_does_not_know_has_ended(programs):
+    programs(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert slurm.state(RECORD) == State("ENDED", False, "(Slurm no longer knows the job)")
+
+
+def test_a_scheduler_that_does_not_answer_gives_an_unknown_state(programs):
+    programs(squeue="echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert slurm.state(RECORD) == State("UNKNOWN", None, "(Unable to contact slurm controller)")
+
+
+def test_a_missing_squeue_gives_an_unknown_state(programs):
+    state = slurm.state(RECORD)
+    assert state.is_active is None and "No such file or directory: 'squeue'" in str(state)
+
+
+@pytest.mark.parametrize(
+    ("script", "supported"),
+    [
+        ("echo slurm 25.11.0", True),
+        ("echo slurm 26.05.1", True),
+        ("echo slurm-wlm 25.05.3", False),
+        ("echo slurm-wlm 22.05.8", False),
+        ("echo slurm", False),
+        ("echo slurm 25.11.0; exit 1", False),
+    ],
+)
+def test_expedited_requeue_needs_slurm_25_11(programs, script, supported):
+    programs(sbatch=script)
+    assert slurm.supports_expedite() is supported
+
+
+def test_without_sbatch_a_requeue_is_not_expedited(programs):
+    assert slurm.supports_expedite() is False
+
+
+def test_a_state_is_printed_with_its_details():
+    assert str(State("RUNNING", True, "on n1")) == "RUNNING on n1" and str(State("ENDED", False)) == "ENDED"

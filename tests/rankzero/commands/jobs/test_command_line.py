@@ -1,0 +1,449 @@
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from rankzero.commands.jobs.command_line import SWITCHES, hosts_in, job_request, parse, read_site
+from rankzero.commands.jobs.options import SUBMIT_FLAGS
+from rankzero.commands.jobs.request import FORMS, JobRequest
+from rankzero.messages import RequestError
+
+SLURM = ("--scheduler", "slurm", "--name", "x")
+MPIRUN = ("--scheduler", "mpirun", "--name", "x")
+
+
+def request(*tokens):
+    return job_request(parse(tokens))
+
+
+def refusal(*tokens):
+    """Returns the three parts of the error that a command line gives."""
+    with pytest.raises(RequestError) as error:
+        job_request(parse(tokens))
+    return error.value.asked, error.value.found, error.value.instead
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Returns a function that writes a site file, and returns the flag for it."""
+
+    def write(text):
+        (tmp_path / "site.yaml").write_text(text)
+        return f"--site={tmp_path / 'site.yaml'}"
+
+    return write
+
+
+def test_a_minimal_job_has_the_defaults_of_the_request():
+    assert request(*SLURM) == JobRequest("slurm", "x", "srun")
+    assert request("--scheduler=local", "--name=x") == JobRequest("local", "x")
+
+
+@pytest.mark.parametrize(("scheduler", "form"), [("slurm", "srun"), ("pbs", "pbsdsh"), ("mpirun", "openmpi")])
+def test_the_first_form_of_a_scheduler_is_the_default(scheduler, form):
+    assert request("--scheduler", scheduler, "--name", "x").form == form
+
+
+def test_values_are_read_with_a_space_or_an_equals_sign():
+    assert request(*SLURM, "--nodes", "2", "--time=1:30:00", "--memory", "64gb", "--dependency=a=b") == JobRequest(
+        "slurm", "x", "srun", nodes=2, time=5400, memory="64G", dependency="a=b"
+    )
+
+
+def test_a_value_may_begin_with_one_dash_but_not_with_two():
+    assert request(*SLURM, "--setup", "-v").setup == ("-v",)
+    assert request(*SLURM, "--setup=--v").setup == ("--v",)
+    assert refusal(*SLURM, "--setup", "--v")[1] == "it has no value"
+
+
+def test_the_last_value_of_a_repeated_flag_is_used():
+    assert request(*SLURM, "--nodes", "2", "--nodes", "3").nodes == 3
+
+
+def test_aliases_set_the_flag():
+    assert request("--scheduler", "pbs", "--run_name", "x", "--queue", "long") == JobRequest(
+        "pbs", "x", "pbsdsh", partition="long"
+    )
+
+
+def test_list_flags_can_be_repeated():
+    job = request(*SLURM, "--setup", "a, b", "--modules", "m1, m2", "--setup", "c", "--modules=m3", "--extra", "#X, Y")
+    assert (job.setup, job.modules, job.extra) == (("a, b", "c"), ("m1", "m2", "m3"), ("#X, Y",))
+
+
+def test_hosts_are_a_list_separated_by_commas_or_repeated():
+    assert request(*MPIRUN, "--hosts", "n1, u@n2", "--hosts=n3").hosts == ("n1", "u@n2", "n3")
+
+
+def test_everything_after_two_dashes_is_an_argument_of_fit():
+    line = parse([*SLURM, "--nodes", "2", "--", "--nodes", "3", "--", "-x", "a b", ""])
+    assert line.values["nodes"] == 2
+    assert job_request(line).arguments == ("--nodes", "3", "--", "-x", "a b", "")
+    assert parse([*SLURM]).arguments is None and parse([*SLURM, "--"]).arguments == []
+
+
+def test_words_and_switches_are_kept_apart():
+    line = parse(["my-run", "--follow", "--dry_run", "other", "-h"])
+    assert list(line.positional) == ["my-run", "other"] and line.switches == {"follow", "dry_run", "help"}
+    assert not line.values and line.site is None
+
+
+@pytest.mark.parametrize("tokens", [("--nodes",), ("--nodes", "--devices", "2"), ("--nodes", "--", "3"), ("--site",)])
+def test_a_flag_without_its_value_is_refused(tokens):
+    flag = tokens[0]
+    assert refusal(*SLURM, *tokens) == (flag, "it has no value", f"{flag}=VALUE")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found", "instead"),
+    [
+        (("--nodes", "0"), "'0' is not a whole number >= 1", "--nodes 2"),
+        (("--nodes", "-1"), "'-1' is not a whole number >= 1", "--nodes 2"),
+        (("--gpus_per_device", "2"), "'2' is not a whole number from 0 to 1", "--gpus_per_device 1"),
+        (("--time", "soon"), "'soon' is not a time", "--time 02:00:00"),
+        (("--memory", "64"), "'64' is not a number with a unit", "--memory 64G"),
+        (("--name", "../x"), "folder name", "--name my-run"),
+        (("--scheduler", "slrum"), "not one of slurm, pbs", "--scheduler slurm"),
+        (("--form", "srnu"), "not one of srun", "--form srun"),
+        (("--modules", "a,,b"), "'a,,b' is not text of printable characters", "--modules cuda/12.4"),
+        (("--root", ""), "'' is not a path", "--root runs"),
+    ],
+)
+def test_an_invalid_value_is_refused_with_a_valid_example(tokens, found, instead):
+    asked = refusal(*SLURM, *tokens)
+    assert found in asked[1] and asked[2] == instead
+
+
+@pytest.mark.parametrize(
+    ("tokens", "instead"),
+    [
+        (("--ndoes", "2"), "--nodes 2"),
+        (("--ndoes=2",), "--nodes 2"),
+        (("--cpus-per-device", "4"), "--cpus_per_device 4"),
+        (("--dry-run",), "--dry_run"),
+        (("-nodes", "2"), "--nodes 2"),
+        (("--ntasks-per-node", "4"), "--devices 4"),
+        (("--ntasks-per-node=4",), "--devices 4"),
+        (("--nproc_per_node", "4"), "--devices 4"),
+        (("--cpus-per-task", "8"), "--cpus_per_device 8"),
+        (("-c", "8"), "--cpus_per_device 8"),
+        (("--mem", "64G"), "--memory 64G"),
+        (("--mem=64G",), "--memory 64G"),
+        (("-p", "gpu"), "--partition gpu"),
+        (("-q", "long"), "--partition long"),
+        (("-A", "p1"), "--account p1"),
+        (("-t", "60"), "--time 60"),
+        (("-J", "my-run"), "--name my-run"),
+        (("--job-name", "my-run"), "--name my-run"),
+        (("--walltime", "01:00:00"), "--time 01:00:00"),
+        (("--gres", "gpu:2"), "--extra '#SBATCH --gres=gpu:2'"),
+        (("--nnodes", "2"), "--nodes 2"),
+        (("--host", "n1,n2"), "--hosts n1,n2"),
+        (("--container", "a b"), "--image 'a b'"),
+        (("-d", "afterok:1"), "--dependency afterok:1"),
+        (("--qqqqq", "2"), "python launch/submit.py --help"),
+        (("--mem", "--nodes"), "--memory"),
+    ],
+)
+def test_an_unknown_flag_gives_the_flag_to_type_and_lists_all(tokens, instead):
+    asked, found, typed = refusal(*SLURM, *tokens)
+    assert asked.startswith(tokens[0].partition("=")[0]) and typed == instead
+    assert found.startswith("there is no flag of that name; the flags are --scheduler, ")
+    for name in (*(flag.name for flag in SUBMIT_FLAGS), "site", *SWITCHES):
+        assert f"--{name}" in found.replace(",", " ").split()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "instead"),
+    [
+        (("--model", "ResNet"), "-- --model ResNet"),
+        (("--epochs=3",), "-- --epochs 3"),
+        (("--trainer.max_epochs", "3"), "-- --trainer.max_epochs 3"),
+        (("--batch_size", "8"), "-- --batch_size 8"),
+    ],
+)
+def test_a_flag_of_fit_before_two_dashes_is_named_as_such(tokens, instead):
+    _, found, typed = refusal(*SLURM, *tokens)
+    assert found.startswith("a flag of fit.py comes after --; the flags are --scheduler, ") and typed == instead
+
+
+def test_a_job_without_scheduler_or_name_is_refused():
+    asked, found, instead = refusal("--name", "x")
+    assert asked == "a job without --scheduler" and instead == "--scheduler slurm"
+    assert all(scheduler in found for scheduler in FORMS)
+    assert refusal("--scheduler", "slurm")[::2] == ("a job without --name", "--name my-run")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found", "instead"),
+    [
+        (("--scheduler", "slurm", "--form", "pbsdsh"), "its forms are srun, torchrun", "--form srun"),
+        (("--scheduler", "pbs", "--form", "srun"), "its forms are pbsdsh, torchrun, mpirun", "--form pbsdsh"),
+        (("--scheduler", "local", "--form", "srun"), "local has only one form", "leave --form out"),
+    ],
+)
+def test_a_form_of_another_scheduler_is_refused(tokens, found, instead):
+    asked = f"--form {tokens[3]} with --scheduler {tokens[1]}"
+    assert refusal(*tokens, "--name", "x") == (asked, found, instead)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "flag", "value", "instead"),
+    [
+        ("slurm", "hosts", "n1", "--extra"),
+        ("pbs", "exclude", "n1", "--extra"),
+        ("local", "partition", "gpu", "leave --partition out"),
+        ("ssh", "hostfile", "f", "leave --hostfile out"),
+        ("docker", "venv", ".venv", "leave --venv out"),
+        ("mpirun", "array", "0-3", "leave --array out"),
+        ("apptainer", "memory", "1G", "leave --memory out"),
+    ],
+)
+def test_an_option_that_the_scheduler_does_not_have_is_refused(scheduler, flag, value, instead):
+    asked, found, typed = refusal("--scheduler", scheduler, "--name", "x", f"--{flag}", value)
+    assert (asked, found) == (f"--{flag} with --scheduler {scheduler}", f"{scheduler} has no such option")
+    assert typed.startswith(instead)
+
+
+def test_the_number_of_nodes_is_the_number_of_hosts():
+    job = request("--scheduler", "ssh", "--name", "x", "--hosts", "n1,n2,n3")
+    assert (job.nodes, job.hosts) == (3, ("n1", "n2", "n3"))
+
+
+def test_the_first_hosts_are_used_if_fewer_nodes_are_requested():
+    job = request("--scheduler", "ssh", "--name", "x", "--hosts", "n1,n2,n3", "--nodes", "2")
+    assert (job.nodes, job.hosts) == (2, ("n1", "n2"))
+
+
+@pytest.mark.parametrize("scheduler", ["ssh", "mpirun", "docker", "apptainer"])
+def test_too_few_hosts_are_refused(scheduler):
+    image = () if scheduler in ("ssh", "mpirun") else ("--image", "i")
+    tokens = ("--scheduler", scheduler, "--name", "x", "--nodes", "3", *image)
+    asked, found, instead = refusal(*tokens, "--hosts", "n1,n2")
+    assert (asked, found) == ("3 machines (--nodes 3)", "--hosts lists 2: n1, n2") and instead == "--hosts n1,n2,n3"
+    assert refusal(*tokens)[1] == f"{scheduler} does not choose machines"
+
+
+def test_ssh_without_hosts_is_refused():
+    assert refusal("--scheduler", "ssh", "--name", "x")[1:] == ("ssh does not choose machines", "--hosts n1")
+
+
+def test_one_machine_without_a_list_of_hosts_is_this_one():
+    for scheduler in ("mpirun", "docker", "apptainer", "local"):
+        image = ("--image", "i") if scheduler in ("docker", "apptainer") else ()
+        job = request("--scheduler", scheduler, "--name", "x", "--devices", "2", *image)
+        assert (job.nodes, job.hosts) == (1, ())
+
+
+def test_local_with_two_nodes_is_refused():
+    asked, found, instead = refusal("--scheduler", "local", "--name", "x", "--nodes", "2")
+    assert (asked, found) == ("--nodes 2 with --scheduler local", "it is one machine") and "ssh" in instead
+
+
+@pytest.mark.parametrize("scheduler", ["docker", "apptainer"])
+def test_a_container_without_an_image_is_refused(scheduler):
+    found = ("--scheduler " + scheduler, "the container image is missing", "--image IMAGE")
+    assert refusal("--scheduler", scheduler, "--name", "x") == found
+
+
+def test_a_hostfile_lists_machines_in_order_and_once(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# two machines\nn2 slots=4\n\n  n1:4  # fast\nn2 slots=2\n#n3\n")
+    assert hosts_in(file) == ("n2", "n1")
+    job = request(*MPIRUN, "--hostfile", str(file))
+    assert (job.nodes, job.hosts, job.hostfile) == (2, ("n2", "n1"), str(file))
+    assert request(*MPIRUN, "--hostfile", str(file), "--nodes", "1").hosts == ("n2",)
+    assert refusal(*MPIRUN, "--hostfile", str(file), "--nodes", "3")[1] == "--hostfile lists 2: n2, n1"
+
+
+def test_a_missing_or_empty_hostfile_is_refused(tmp_path):
+    file = tmp_path / "hosts"
+    assert refusal(*MPIRUN, "--hostfile", str(file)) == (
+        f"--hostfile {file}",
+        "cannot read this file: No such file or directory",
+        "--hosts n1,n2",
+    )
+    assert refusal(*MPIRUN, "--hostfile", str(tmp_path))[1] == "cannot read this file: Is a directory"
+    file.write_bytes(b"\xff\xfe")
+    assert refusal(*MPIRUN, "--hostfile", str(file))[1] == "cannot read this file: not a text file"
+    file.write_text("# nothing\n\n")
+    assert refusal(*MPIRUN, "--hostfile", str(file))[1] == "it names no machine"
+
+
+def test_hosts_and_a_hostfile_together_are_refused(tmp_path):
+    (tmp_path / "hosts").write_text("n1\n")
+    found = refusal(*MPIRUN, "--hosts", "n1", "--hostfile", str(tmp_path / "hosts"))
+    assert found[:2] == ("--hosts and --hostfile", "both list machines")
+
+
+def test_a_site_file_sets_values(site):
+    text = "scheduler: slurm\nqueue: gpu\nnodes: 2\ntime: 90min\nmemory: 64gb\nmail:\nname: other\n"
+    assert request(site(text), "--name", "x") == JobRequest(
+        "slurm", "x", "srun", nodes=2, time=5400, memory="64G", partition="gpu"
+    )
+
+
+def test_the_command_line_overrides_a_site_file(site):
+    option = site("scheduler: pbs\npartition: gpu\nnodes: 2\nform: mpirun\n")
+    job = request(*SLURM, option, "--nodes", "4", "--queue", "cpu", "--form", "torchrun")
+    assert job == JobRequest("slurm", "x", "torchrun", nodes=4, partition="cpu")
+
+
+def test_lists_of_a_site_file_come_before_those_of_the_command_line(site):
+    option = site("setup: [a, b]\nmodules: m1, m2\nextra: '#SBATCH --exclusive'\n")
+    job = request(*SLURM, option, "--setup", "c", "--modules", "m3", "--extra", "#SBATCH --x")
+    assert job.setup == ("a", "b", "c") and job.modules == ("m1", "m2", "m3")
+    assert job.extra == ("#SBATCH --exclusive", "#SBATCH --x")
+    assert request(*SLURM, option).setup == ("a", "b")
+
+
+def test_hosts_of_the_command_line_replace_those_of_a_site_file(site):
+    option = site("hosts: [n1, n2]\n")
+    assert request(*MPIRUN, option).hosts == ("n1", "n2")
+    assert request(*MPIRUN, option, "--hosts", "n3").hosts == ("n3",)
+
+
+def test_keys_of_a_site_file_that_the_scheduler_does_not_accept_are_ignored(site):
+    option = site("partition: gpu\nhosts: n1\nmodules: m1\nform: srun\nmemory: 1G\n")
+    assert request("--scheduler", "local", "--name", "x", option) == JobRequest("local", "x", modules=("m1",))
+    assert request("--scheduler", "pbs", "--name", "x", option) == JobRequest(
+        "pbs", "x", "pbsdsh", partition="gpu", modules=("m1",), memory="1G"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1:30:00", 5400), ("'30:00'", 1800), ("90", 5400), ("1-00:00:00", 86400)]
+)
+def test_a_time_in_a_site_file_means_the_same_as_on_the_command_line(site, text, seconds):
+    assert request(*SLURM, site(f"time: {text}\n")).time == seconds
+    assert request(*SLURM, "--time", text.strip("'")).time == seconds
+
+
+def test_an_unknown_key_of_a_site_file_is_refused_with_the_nearest_one(site, tmp_path):
+    asked, found, instead = refusal(*SLURM, site("partitn: gpu\n"))
+    assert asked == f"{tmp_path / 'site.yaml'}: partitn" and instead == "partition: ..."
+    assert found.startswith("there is no such key; the keys are scheduler, form, name, ")
+    assert refusal(*SLURM, site("7: gpu\n"))[0].endswith("site.yaml: 7")
+
+
+def test_an_invalid_value_of_a_site_file_is_refused_as_yaml(site, tmp_path):
+    file = tmp_path / "site.yaml"
+    assert refusal(*SLURM, site("nodes: two\n")) == (
+        f"{file}: nodes: two",
+        "'two' is not a whole number >= 1",
+        "nodes: 2",
+    )
+    assert refusal(*SLURM, site("hosts: [n1, 'n 2']\n"))[0] == f"{file}: hosts: n 2"
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: b: c", "\x01"])
+def test_a_site_file_that_is_not_yaml_is_refused(site, text):
+    assert refusal(*SLURM, site(text))[1].startswith("not YAML: ")
+
+
+@pytest.mark.parametrize("text", ["partition: [a, b]", "modules: {a: b}", "modules: [[a]]"])
+def test_a_value_in_a_site_file_that_is_not_text_is_refused(site, text):
+    assert refusal(*SLURM, site(text))[1] == "the value is not a text"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [("account: 0123", "account", "0123"), ("partition: no", "partition", "no"), ("time: 30:00", "time", 1800)],
+)
+def test_values_in_a_site_file_are_text_as_on_the_command_line(site, text, field, value):
+    assert getattr(request(*SLURM, site(text)), field) == value
+
+
+@pytest.mark.parametrize("line", ["--exclusive", "-x n7"])
+def test_a_bare_option_is_no_line_of_a_script(line):
+    assert "a whole line of the script" in refusal(*SLURM, f"--extra={line}")[1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "instead"),
+    [
+        (("--array", "1,5,9"), "--array 0-3"),
+        (("--array", "3"), "--array 0-3"),
+        (("--constraint", "a100"), "--constraint gpu_type=a100"),
+    ],
+)
+def test_values_that_pbs_does_not_accept_are_refused(tokens, instead):
+    assert refusal("--scheduler", "pbs", "--name", "x", *tokens)[2] == instead
+    assert request(*SLURM, *tokens)
+
+
+@pytest.mark.parametrize("content", ["n1\n$(touch PWNED)\n", "-x\n", "a b;c\nn1/x\n"])
+def test_a_host_file_with_an_invalid_name_is_refused(tmp_path, content):
+    (tmp_path / "hosts").write_text(content)
+    asked = refusal("--scheduler", "mpirun", "--name", "x", "--hostfile", str(tmp_path / "hosts"))
+    assert asked[1] == "a line does not begin with a host name"
+
+
+@pytest.mark.parametrize("token", ["--dry_run=yes", "--follow=no"])
+def test_a_switch_takes_no_value(token):
+    assert refusal(*SLURM, token)[1] == "this flag has no value"
+
+
+@pytest.mark.parametrize("text", ["- a", "text", "3"])
+def test_a_site_file_that_is_not_a_mapping_is_refused(site, text):
+    assert refusal(*SLURM, site(text))[1] == "not a YAML mapping"
+
+
+def test_an_empty_site_file_sets_nothing(site):
+    assert request(*SLURM, site("# nothing\n")) == request(*SLURM)
+
+
+def test_a_site_file_that_cannot_be_read_is_refused(tmp_path):
+    missing = tmp_path / "site.yaml"
+    assert refusal(*SLURM, "--site", str(missing)) == (
+        f"--site {missing}",
+        "cannot read this file: No such file or directory",
+        "--site FILE",
+    )
+    missing.write_bytes(b"\xff\xfe\xff")
+    assert refusal(*SLURM, "--site", str(missing))[1].startswith("cannot read this file: ")
+
+
+def test_the_users_own_site_file_is_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert request(*SLURM) == JobRequest("slurm", "x", "srun")
+    (tmp_path / "rankzero").mkdir()
+    (tmp_path / "rankzero" / "site.yaml").write_text("account: mine\n")
+    assert request(*SLURM) == JobRequest("slurm", "x", "srun", account="mine")
+
+
+def test_a_given_site_file_replaces_the_users_own(tmp_path, monkeypatch, site):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "rankzero").mkdir()
+    (tmp_path / "rankzero" / "site.yaml").write_text("account: mine\n")
+    assert request(*SLURM, site("partition: gpu\n")) == JobRequest("slurm", "x", "srun", partition="gpu")
+
+
+def test_each_flag_can_be_a_key_of_a_site_file(site, tmp_path):
+    site("".join(f"{flag.name}: '{shlex.split(flag.example)[0]}'\n" for flag in SUBMIT_FLAGS))
+    line = parse([token for flag in SUBMIT_FLAGS for token in (f"--{flag.name}", shlex.split(flag.example)[0])])
+    assert read_site(tmp_path / "site.yaml") == line.values
+
+
+def test_each_flag_sets_its_field():
+    excluded = ("hosts", "hostfile")
+    tokens = [f"--{flag.name}={shlex.split(flag.example)[0]}" for flag in SUBMIT_FLAGS if flag.name not in excluded]
+    job = request(*tokens, "--", "--model", "MLP")
+    assert job == replace(
+        JobRequest("slurm", "my-run", "torchrun", nodes=2, devices=4, cpus_per_device=8, gpus_per_device=1),
+        memory="64G",
+        time=7200,
+        partition="gpu",
+        account="my-project",
+        constraint="gpu_type=a100",
+        exclude="n7",
+        mail="me@example.org",
+        array="0-3",
+        dependency="afterok:123",
+        modules=("cuda/12.4",),
+        setup=("source",),
+        venv=".venv",
+        image="rankzero.sif",
+        extra=("#SBATCH --qos=high",),
+        arguments=("--model", "MLP"),
+    )

@@ -1,0 +1,141 @@
+import re
+
+import pytest
+
+from rankzero.commands.jobs.command_line import SWITCHES, parse
+from rankzero.commands.jobs.options import (
+    LISTS,
+    SUBMIT_FLAGS,
+    accepted_flags,
+    array_value,
+    command_lines,
+    help_text,
+    host_value,
+    is_queuing,
+    memory_value,
+    one_line,
+)
+from rankzero.commands.jobs.request import FORMS
+
+FLAGS = {flag.name: flag for flag in SUBMIT_FLAGS}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("64G", "64G"), ("64gb", "64G"), ("500m", "500M"), ("1KB", "1K"), ("2Tb", "2T")]
+)
+def test_memory_is_a_number_with_a_unit(text, value):
+    assert memory_value(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "64", "0G", "-1G", "1.5G", "64 G", "64P", "G", "64G\n", "1234567890G", "\u0661G", "64GiB"]
+)
+def test_memory_without_a_valid_number_and_unit_is_refused(text):
+    with pytest.raises(ValueError, match="a number with a unit"):
+        memory_value(text)
+
+
+@pytest.mark.parametrize("text", ["gpu", "a b", "a&b|c", "*", "$HOME", "caf\u00e9", '"', "'", "\\", " a "])
+def test_one_line_accepts_printable_text_unchanged(text):
+    assert one_line(text) == text
+
+
+@pytest.mark.parametrize("text", ["", " ", "a\nb", "a\r", "a\tb", "\0", "\x1b[31m", "\x7f", "\x85", "\u2028", "\udcff"])
+def test_one_line_refuses_blank_text_and_control_characters(text):
+    with pytest.raises(ValueError, match="printable characters in one line"):
+        one_line(text)
+
+
+def test_one_line_refuses_each_control_character():
+    for code in (*range(32), *range(127, 160)):
+        with pytest.raises(ValueError, match="printable"):
+            one_line(f"a{chr(code)}b")
+
+
+@pytest.mark.parametrize("text", ["0", "0-3", "1,5,9", "0-10:2", "0-3,7,10-20:5", "0-99%4", "1,2%1"])
+def test_array_accepts_lists_of_indices(text):
+    assert array_value(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "-1", "0-", "0,", ",0", "0--3", "0-3:0", "0:2", "0%0", "0%", "0-3%2,5", "0 1", "0-3\n", "$(id)"]
+)
+def test_array_refuses_anything_else(text):
+    with pytest.raises(ValueError, match="a list of indices"):
+        array_value(text)
+
+
+@pytest.mark.parametrize("text", ["n1", "n1.example.org", "10.0.0.1", "user@n1", "a_b-c@n-1", "_"])
+def test_host_accepts_names_and_users(text):
+    assert host_value(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-n1", "-o@n1", "n1 n2", "n1,n2", "n1:22", "a@b@c", "@n1", "n1@", "n1;id", "$(id)", "n1\n", ".n1", "é"]
+)
+def test_host_refuses_anything_else(text):
+    with pytest.raises(ValueError, match="a list of host names"):
+        host_value(text)
+
+
+@pytest.mark.parametrize("text", ["source a.sh", "a\nb", "\texport A='b c'\n", "#SBATCH --exclusive"])
+def test_command_lines_accept_text_unchanged(text):
+    assert command_lines(text) == text
+
+
+@pytest.mark.parametrize("text", ["", " \n", "\0", "a\0b"])
+def test_command_lines_refuse_blank_text_and_nul(text):
+    with pytest.raises(ValueError, match="lines of text"):
+        command_lines(text)
+
+
+def test_the_example_of_each_flag_is_valid():
+    for flag in SUBMIT_FLAGS:
+        assert list(parse([f"--{flag.name}", flag.example]).values) == [flag.name]
+
+
+def test_flag_names_are_unique():
+    names = [name for flag in SUBMIT_FLAGS for name in (flag.name, *flag.aliases)]
+    assert len(set(names)) == len(names)
+    assert set(LISTS) <= set(FLAGS)
+
+
+def test_slurm_accepts_all_flags_but_lists_of_machines():
+    assert set(FLAGS) - set(accepted_flags("slurm")) == {"hosts", "hostfile"}
+    assert set(FLAGS) - set(accepted_flags("pbs")) == {"hosts", "hostfile", "exclude"}
+
+
+@pytest.mark.parametrize("scheduler", FORMS)
+def test_each_scheduler_accepts_the_flags_that_every_job_needs(scheduler):
+    accepted = accepted_flags(scheduler)
+    assert {"scheduler", "form", "name", "root", "nodes", "devices", "cpus_per_device", "time"} <= set(accepted)
+    assert {"modules", "setup", "image", "extra"} <= set(accepted)
+    assert list(accepted) == [name for name in FLAGS if name in accepted]
+
+
+@pytest.mark.parametrize("scheduler", [name for name in FORMS if not is_queuing(name)])
+def test_schedulers_without_a_queue_accept_no_options_of_a_queue(scheduler):
+    queue_only = {"partition", "account", "constraint", "exclude", "mail", "array", "dependency"}
+    assert not queue_only & set(accepted_flags(scheduler))
+    assert ("memory" in accepted_flags(scheduler)) == (scheduler == "docker")
+
+
+def test_a_virtual_environment_is_not_accepted_where_only_a_container_can_run():
+    assert [name for name in FORMS if "venv" not in accepted_flags(name)] == ["docker", "apptainer"]
+
+
+def test_the_help_lists_every_flag_and_action():
+    lines = help_text().splitlines()
+    listed = [match[1] for line in lines if (match := re.match(r"  --(\w+)", line))]
+    assert listed == [*FLAGS, "site", *(name for name in SWITCHES if name != "help")]
+    for action in ("status", "log", "stop", "resume"):
+        assert any(line.startswith(f"  {action} NAME ") for line in lines)
+
+
+def test_no_line_of_the_help_is_longer_than_120_columns():
+    assert max(map(len, help_text().splitlines())) <= 120
+
+
+def test_the_descriptions_in_the_help_begin_in_one_column():
+    rows = [line for line in help_text().splitlines() if re.match(r"  (--\w+|[a-z]+ NAME)", line)]
+    assert len(rows) > len(FLAGS) and all(row[27] == " " and row[28] != " " for row in rows)

@@ -1,0 +1,303 @@
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from rankzero.commands.jobs.record import Record, read_record, write_record
+from rankzero.commands.jobs.request import JobRequest
+from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
+from rankzero.messages import RequestError
+
+SLURM = JobRequest("slurm", "x", "srun")
+PBS = JobRequest("pbs", "x", "pbsdsh")
+LOCAL = JobRequest("local", "x")
+QSTAT = "printf 'Job Id: 15.pbs1\\n    job_state = %s\\n'"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of the job, apart from the stand-in programs."""
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    return folder
+
+
+def content(folder):
+    """Returns the files and folders in a folder: path -> text, or None for a folder."""
+    return {str(path.relative_to(folder)): path.read_text() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def refusal(call, *arguments):
+    with pytest.raises(RequestError) as error:
+        call(*arguments)
+    return error.value
+
+
+def wait_for_end(record):
+    deadline = time.monotonic() + 30
+    while job_state(record).is_active:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_accepted_job_has_a_script_and_a_record(programs, calls, folder):
+    programs(sbatch="echo 123; pwd >>$0.calls")
+    record = submit(SLURM, "#!/bin/bash\n", folder)
+    assert record == Record("x", "slurm", "srun", "123", None, socket.gethostname(), "")
+    root = folder / "runs"
+    assert read_record(root, "x") == record
+    assert calls("sbatch") == [f"--parsable {root}/x.job.sh", str(root)]
+    assert sorted(path.name for path in root.iterdir()) == ["x.job.json", "x.job.sh"]
+    assert (root / "x.job.sh").read_text() == "#!/bin/bash\n"
+
+
+def test_the_record_of_a_job_array_has_its_indices(programs, folder):
+    programs(qsub="echo '15[].pbs1'")
+    record = submit(JobRequest("pbs", "x", "pbsdsh", array="0-3"), "text", folder)
+    assert (record.id, record.array) == ("15[].pbs1", "0-3")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'sbatch: error: invalid partition: gpu' >&2; exit 1", "sbatch: error: invalid partition: gpu"),
+        ("echo 'no such account'; exit 1", "no such account"),
+        ("exit 3", "exit code 3"),
+        ("echo 'not an id'", "not an id"),
+        ("echo 123; echo 'rejected later' >&2; exit 1", "rejected later"),
+    ],
+)
+def test_a_rejected_job_shows_the_schedulers_words_and_leaves_no_file(programs, folder, script, words):
+    programs(sbatch=script)
+    error = refusal(submit, JobRequest("slurm", "x", "srun", root="a/b c/runs"), "text", folder)
+    assert error.asked == "to submit run x with sbatch" and error.found == words
+    assert content(folder) == {}
+
+
+def test_a_rejected_job_leaves_an_existing_folder_as_it_was(programs, folder):
+    programs(sbatch="exit 1", squeue="true")
+    (folder / "runs").mkdir()
+    (folder / "runs" / "other").write_text("kept")
+    write_record(folder / "runs", Record("x", "slurm", "srun", "122"))
+    (folder / "runs" / "x.job.sh").write_text("earlier script")
+    before = content(folder)
+    refusal(submit, SLURM, "new script", folder)
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("job", "program"),
+    [
+        (SLURM, "sbatch"),
+        (PBS, "qsub"),
+        (JobRequest("mpirun", "x", "openmpi"), "mpirun"),
+        (JobRequest("mpirun", "x", "mpich"), "mpiexec.hydra"),
+        (JobRequest("ssh", "x", hosts=("n1",)), "ssh"),
+        (JobRequest("docker", "x", image="i"), "docker"),
+        (JobRequest("apptainer", "x", image="i"), "apptainer"),
+    ],
+)
+def test_a_missing_program_is_refused_before_anything_is_written(programs, folder, job, program):
+    error = refusal(submit, job, "text", folder)
+    assert error.asked == f"--scheduler {job.scheduler}"
+    assert error.found == f"{program} is not on the PATH of {socket.gethostname()}" and "--dry_run" in error.instead
+    assert content(folder) == {}
+
+
+def test_qsub_is_found_in_the_folder_of_pbs(programs, folder, tmp_path):
+    (tmp_path / "pbs" / "bin").mkdir(parents=True)
+    programs(qsub="echo 15.pbs1")
+    (tmp_path / "programs" / "qsub").rename(tmp_path / "pbs" / "bin" / "qsub")
+    (tmp_path / "programs" / "pbs.conf").write_text(f"PBS_SERVER=pbs1\nPBS_EXEC={tmp_path / 'pbs'}\n")
+    assert submit(PBS, "text", folder).id == "15.pbs1"
+
+
+@pytest.mark.parametrize(
+    ("job", "state", "words"),
+    [
+        (SLURM, {"squeue": "echo 'PENDING|Resources|0:00|1:00|'"}, "PENDING (Resources)"),
+        (PBS, {"qstat": f"{QSTAT} R"}, "RUNNING"),
+    ],
+)
+def test_a_run_with_an_active_job_is_not_submitted_again(programs, calls, folder, job, state, words):
+    programs(sbatch="echo 123", qsub="echo 15.pbs1", **state)
+    record = submit(job, "first", folder)
+    before = content(folder)
+    for call, *arguments in ((submit, job, "second", folder), (resubmit, folder / "runs", record)):
+        error = refusal(call, *arguments)
+        assert error.asked == "to submit run x" and error.found == f"its job {record.id} ({job.scheduler}) is {words}"
+        assert error.instead.startswith("python launch/submit.py stop x, ")
+    assert content(folder) == before and len(calls("sbatch") + calls("qsub")) == 1
+
+
+@pytest.mark.parametrize("squeue", ["true", "echo 'FAILED|x|0|0|n1'", "echo 'no controller' >&2; exit 1"])
+def test_a_run_whose_job_is_not_known_to_be_active_is_submitted_again(programs, folder, squeue):
+    programs(sbatch="echo 123", squeue=squeue)
+    submit(SLURM, "first", folder)
+    programs(sbatch="echo 124")
+    assert submit(SLURM, "second", folder).id == "124"
+    assert read_record(folder / "runs", "x").id == "124" and (folder / "runs" / "x.job.sh").read_text() == "second"
+
+
+def test_an_ended_job_is_submitted_again_with_the_same_script(programs, calls, folder):
+    programs(sbatch="echo 123", squeue="true")
+    record = submit(SLURM, "text", folder)
+    programs(sbatch="echo 124")
+    again = resubmit(folder / "runs", record)
+    assert again.id == "124" and read_record(folder / "runs", "x") == again
+    assert calls("sbatch") == [f"--parsable {folder}/runs/x.job.sh"] * 2
+
+
+def test_a_job_without_its_script_is_not_submitted_again(programs, folder):
+    programs(squeue="true")
+    error = refusal(resubmit, folder, Record("x", "slurm", "srun", "123"))
+    assert error.asked == "to resume run x" and error.found == f"{folder / 'x.job.sh'} is missing"
+
+
+def test_a_rejected_second_submission_keeps_script_and_record(programs, folder):
+    programs(sbatch="echo 123", squeue="true")
+    record = submit(SLURM, "text", folder)
+    before = content(folder)
+    programs(sbatch="echo 'too many jobs' >&2; exit 1")
+    assert refusal(resubmit, folder / "runs", record).found == "too many jobs"
+    assert content(folder) == before
+
+
+def test_the_log_of_an_earlier_job_of_pbs_is_kept(programs, folder):
+    programs(qsub="echo 15.pbs1", qstat=f"{QSTAT} F")
+    record = submit(PBS, "text", folder)
+    log = folder / "runs" / "x.job.log"
+    log.write_text("output")
+    programs(qsub="echo 16.pbs1")
+    resubmit(folder / "runs", record)
+    assert not log.exists() and log.with_name("x.job.log.15.pbs1").read_text() == "output"
+
+
+def test_the_job_that_a_script_of_pbs_submitted_is_queried_and_stopped(programs, calls, folder):
+    programs(qsub="echo 15.pbs1", qstat=f"{QSTAT} R", qdel="true")
+    submit(PBS, "text", folder)
+    (folder / "runs" / ".x.job.next").write_text("16.pbs1\n")
+    record = read_record(folder / "runs", "x")
+    assert job_state(record).is_active is True
+    stop(folder / "runs", record)
+    assert calls("qstat") == ["-f 16.pbs1"] and calls("qdel") == ["16.pbs1"]
+    assert (folder / "runs" / ".x.job.stop").exists()  # the script does not submit itself again
+    assert "its job 16.pbs1 (pbs) is RUNNING" in refusal(submit, PBS, "text", folder).found
+
+
+def test_a_submission_replaces_the_job_that_a_script_of_pbs_submitted(programs, folder):
+    programs(qsub="echo 15.pbs1", qstat=f"{QSTAT} F")
+    submit(PBS, "text", folder)
+    (folder / "runs" / ".x.job.next").write_text("16.pbs1\n")
+    (folder / "runs" / "x.job.log").write_text("output of 16")
+    programs(qsub="echo 17.pbs1")
+    submit(PBS, "text", folder)
+    assert read_record(folder / "runs", "x").id == "17.pbs1"
+    assert (folder / "runs" / "x.job.log.16.pbs1").read_text() == "output of 16"
+
+
+def test_stop_cancels_the_job(programs, calls, folder):
+    programs(scancel="true")
+    stop(folder, Record("x", "slurm", "srun", "123"))
+    assert calls("scancel") == ["123"]
+
+
+def test_a_job_that_cannot_be_stopped_shows_the_schedulers_words(programs, folder):
+    programs(scancel="echo 'Access/permission denied' >&2; exit 1")
+    error = refusal(stop, folder, Record("x", "slurm", "srun", "123"))
+    assert (error.asked, error.found, error.instead) == ("to stop job 123", "Access/permission denied", "scancel 123")
+
+
+def test_a_local_job_starts_at_once_and_can_be_repeated(folder):
+    record = submit(LOCAL, 'echo "$0"\n', folder)
+    assert record.started and record.host == socket.gethostname()
+    wait_for_end(record)
+    again = resubmit(folder / "runs", record)
+    wait_for_end(again)
+    assert again.id != record.id and read_record(folder / "runs", "x") == again
+    assert (folder / "runs" / "x.job.log").read_text() == f"{folder}/runs/x.job.sh\n" * 2
+
+
+def test_a_local_job_that_runs_is_not_submitted_again_and_stops(folder):
+    log = folder / "runs" / "x.job.log"
+    record = submit(LOCAL, "trap 'echo stopped; exit 75' TERM; echo begun; while :; do sleep 0.02; done\n", folder)
+    assert (
+        refusal(submit, LOCAL, "text", folder).found == f"its job {record.id} (local) is RUNNING as process {record.id}"
+    )
+    deadline = time.monotonic() + 30
+    while "begun" not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stop(folder / "runs", record)
+    wait_for_end(record)
+    assert log.read_text() == "begun\nstopped\n"
+
+
+def test_a_run_that_was_started_on_another_machine_is_submitted_here(folder):
+    """The lock of the run keeps two jobs from training it at the same time."""
+    root = folder / "runs"
+    write_record(root, Record("x", "local", None, "1", host="elsewhere", started="1"))
+    record = submit(LOCAL, "true\n", folder)
+    assert record.host == socket.gethostname()
+    wait_for_end(record)
+
+
+def test_without_bash_nothing_is_left(programs, folder):
+    error = refusal(submit, LOCAL, "text", folder)
+    assert error.found == f"bash is not on the PATH of {socket.gethostname()}" and content(folder) == {}
+
+
+@pytest.mark.parametrize("program", ["sbatch", "scancel"])
+def test_a_program_that_is_missing_later_is_named(programs, folder, program):
+    (folder / "x.job.sh").write_text("text")
+    record = Record("x", "slurm", "srun", "123")
+    programs(squeue="true")
+    error = refusal(resubmit, folder, record) if program == "sbatch" else refusal(stop, folder, record)
+    assert error.found == f"{program} is not on the PATH of {socket.gethostname()}"
+
+
+def test_a_rejected_second_job_of_pbs_keeps_the_log(programs, folder):
+    programs(qsub="echo 15.pbs1", qstat=f"{QSTAT} F")
+    record = submit(PBS, "text", folder)
+    (folder / "runs" / "x.job.log").write_text("output")
+    programs(qsub="exit 1")
+    refusal(resubmit, folder / "runs", record)
+    assert (folder / "runs" / "x.job.log").read_text() == "output"
+
+
+def test_the_variables_of_a_job_are_not_passed_on(programs, folder, monkeypatch):
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "1000")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    programs(sbatch='echo 123; echo "${SLURM_MEM_PER_CPU-unset} $SLURM_CONF" >$0.variable')
+    submit(SLURM, "text", folder)
+    assert (Path(os.environ["PATH"]) / "sbatch.variable").read_text() == "unset /etc/slurm.conf\n"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(programs, folder):
+    programs(sbatch="echo 123")
+    error = refusal(submit, JobRequest("slurm", "x", "srun", root="/proc/runs"), "text", folder)
+    assert (error.asked, error.instead) == ("--root /proc/runs", "--root DIR")
+    assert error.found.startswith("cannot write to it: ")
+    (folder / "runs" / "x.job.sh").mkdir(parents=True)
+    assert "Is a directory" in refusal(submit, SLURM, "text", folder).found
+    assert sorted(content(folder)) == ["runs", "runs/x.job.sh"]
+
+
+def test_an_interrupted_submission_leaves_no_file(programs, folder, monkeypatch):
+    programs(sbatch="echo 123")
+    monkeypatch.setattr("rankzero.commands.jobs.submission._run", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        submit(SLURM, "text", folder)
+    assert content(folder) == {}
+
+
+def interrupt(*arguments):
+    raise KeyboardInterrupt
+
+
+def test_the_environment_of_a_submission_is_the_users(programs, folder, monkeypatch):
+    monkeypatch.setenv("SBATCH_RESERVATION", "maintenance")
+    programs(sbatch='echo 123; echo "$SBATCH_RESERVATION" >$0.variable')
+    submit(SLURM, "text", folder)
+    assert (Path(os.environ["PATH"]) / "sbatch.variable").read_text() == "maintenance\n"
