@@ -16,7 +16,7 @@ from system.test_exactly_once import CLASSES
 
 PYTHON = str(BIN / "python")
 FIT = ("--", *CLASSES, "--model.pause", "0.1", "--data.count", "160", "--global_batch_size", "16")
-SHORT, LONG = (*FIT, "--epochs", "1"), (*FIT, "--epochs", "5", "--save_every", "5steps")
+SHORT, LONG = (*FIT, "--epochs", "1"), (*FIT, "--epochs", "9", "--save_every", "5steps")
 DEVICES = {"srun": "1", "ssh": "1", "openmpi": "1", "mpich": "1", "pbsdsh": "1", "mpirun": "1"}
 """Form -> processes per machine, 2 for all others; the start of each process takes seconds of a core."""
 MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

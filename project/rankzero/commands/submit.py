@@ -16,7 +16,7 @@ from rankzero.commands.jobs.record import Record, read_record
 from rankzero.commands.jobs.request import JobRequest
 from rankzero.commands.jobs.schedulers import slurm
 from rankzero.commands.jobs.script import ARRAY_INDEX, fit_arguments, log_path, render, script_path
-from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
+from rankzero.commands.jobs.submission import check_submission, job_state, resubmit, stop, submit
 from rankzero.distributed.process.clean_environment import without_job_variables
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
 from rankzero.messages import CannotStart, Exit, RequestError, flush_streams, print_line, print_text, spelled
@@ -74,6 +74,7 @@ def _submit(command_line: CommandLine) -> int:
     if "dry_run" in command_line.switches:
         print_text(text)
         return Exit.FINISHED
+    check_submission(request, root)
     if request.image is None:
         check_with_fit(request, command)
     reader = LogReader(root, request.name, request.array is not None)

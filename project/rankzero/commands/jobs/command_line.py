@@ -131,6 +131,8 @@ def job_request(command_line: CommandLine) -> JobRequest:
                 f"{scheduler} has no such option",
                 "--extra LINE, with an option of the scheduler" if is_queuing(scheduler) else f"leave --{name} out",
             )
+    if "hosts" in given or "hostfile" in given:
+        site = {name: value for name, value in site.items() if name not in ("hosts", "hostfile")}
     values = {name: value for name, value in {**site, **given}.items() if name in accepted}
     for name in LISTS:
         if name in accepted and name != "hosts" and (both := (*site.get(name, ()), *given.get(name, ()))):

@@ -13,7 +13,7 @@ from rankzero.messages import RequestError, spelled
 
 def memory_value(text: str) -> str:
     """Reads an amount of memory, such as `64G` or `64gb`, and returns it as `64G`."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([kmgt])b?", text, re.IGNORECASE)
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([kmgt])b?", text, re.IGNORECASE | re.ASCII)
     if not match:
         raise ValueError("a number with a unit (64G, 500M)")
     return match[1] + match[2].upper()
@@ -102,15 +102,15 @@ SUBMIT_FLAGS = (
 FLAGS = {name: flag for flag in SUBMIT_FLAGS for name in (flag.name, *flag.aliases)}
 """Name or alias -> flag."""
 
-_QUEUE_ONLY = ("partition", "account", "constraint", "mail", "array", "dependency")
+_QUEUE_ONLY = ("partition", "account", "constraint", "mail", "array", "dependency", "exclude", "extra")
 _NOT_ACCEPTED = {
     "slurm": ("hosts", "hostfile"),
     "pbs": ("hosts", "hostfile", "exclude"),
-    "mpirun": (*_QUEUE_ONLY, "memory", "exclude", "gpus_per_device"),
-    "ssh": (*_QUEUE_ONLY, "memory", "exclude", "gpus_per_device", "hostfile"),
-    "docker": (*_QUEUE_ONLY, "exclude", "hostfile", "venv"),
-    "apptainer": (*_QUEUE_ONLY, "memory", "exclude", "hostfile", "venv"),
-    "local": (*_QUEUE_ONLY, "memory", "exclude", "gpus_per_device", "hosts", "hostfile"),
+    "mpirun": (*_QUEUE_ONLY, "memory"),
+    "ssh": (*_QUEUE_ONLY, "memory", "hostfile"),
+    "docker": (*_QUEUE_ONLY, "hostfile", "venv"),
+    "apptainer": (*_QUEUE_ONLY, "memory", "hostfile", "venv"),
+    "local": (*_QUEUE_ONLY, "memory", "hosts", "hostfile"),
 }
 """Scheduler -> flags that have no meaning for it."""
 

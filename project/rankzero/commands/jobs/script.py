@@ -5,7 +5,6 @@ import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def render(request: JobRequest, program: Sequence[str], folder: Path, expedite: 
         "log": _log_for_directive(request, root),
         "select": _select(request),
         "python": program[0],
-        "program": [*program[1:]],
+        "program": shlex.join(program[1:]),
         "arguments": fit_arguments(request, root),
         "hostfile": str(folder / request.hostfile) if request.hostfile else None,
         "container": container_prefix(request, folder, root),
@@ -129,13 +128,12 @@ def _environment(is_array: bool) -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # the filter `quote` quotes for the shell
     )
-    quote = partial(shell_argument, is_array=is_array)
 
     def words(texts: Sequence[str]) -> str:
-        return " ".join(map(quote, texts))
+        return " ".join(shell_argument(text, is_array) for text in texts)
 
     environment.filters.update(
-        quote=quote, words=words, sbatch=slurm_value, qsub=pbs_value, clock=clock, pbs_job_name=pbs_job_name
+        quote=shlex.quote, words=words, sbatch=slurm_value, qsub=pbs_value, clock=clock, pbs_job_name=pbs_job_name
     )
     return environment
 

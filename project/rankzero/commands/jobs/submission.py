@@ -30,6 +30,20 @@ _PROGRAMS = {
 """Form, or scheduler without forms -> the program that its script runs on this machine."""
 
 
+def check_submission(request: JobRequest, root: Path) -> None:
+    """Raises an error if the job cannot be submitted now.
+
+    Raises:
+        RequestError: A program is missing, or the run has a job that waits or runs.
+    """
+    queue = _QUEUES.get(request.scheduler)
+    own_program = "ssh" if request.hosts and request.form is None else _PROGRAMS.get(request.form or request.scheduler)
+    _require(request.scheduler, queue.SUBMIT if queue else own_program or "bash")
+    record = read_record(root, request.name)
+    if record is not None:
+        _refuse_active(record)
+
+
 def submit(request: JobRequest, text: str, folder: Path) -> Record:
     """Writes the script of a job and submits it. If the job is rejected, all files are as before.
 
@@ -39,16 +53,10 @@ def submit(request: JobRequest, text: str, folder: Path) -> Record:
         folder: Folder in which the job runs.
 
     Raises:
-        RequestError: A program is missing, the scheduler rejects the job, the run has a job that waits or runs, or the
-            script cannot be written.
+        RequestError: The scheduler rejects the job, the script cannot be written, or as in `check_submission`.
     """
     root = folder / request.root
-    queue = _QUEUES.get(request.scheduler)
-    own_program = "ssh" if request.hosts and request.form is None else _PROGRAMS.get(request.form or request.scheduler)
-    _require(request.scheduler, queue.SUBMIT if queue else own_program or "bash")
-    record = read_record(root, request.name)
-    if record is not None:
-        _refuse_active(record)
+    check_submission(request, root)
     missing_folders = [parent for parent in (root, *root.parents) if not parent.exists()]
     script = script_path(root, request.name)
     try:

@@ -109,7 +109,7 @@ def test_slurm_accepts_all_flags_but_lists_of_machines():
 def test_each_scheduler_accepts_the_flags_that_every_job_needs(scheduler):
     accepted = accepted_flags(scheduler)
     assert {"scheduler", "form", "name", "root", "nodes", "devices", "cpus_per_device", "time"} <= set(accepted)
-    assert {"modules", "setup", "image", "extra"} <= set(accepted)
+    assert {"modules", "setup", "image"} <= set(accepted)
     assert list(accepted) == [name for name in FLAGS if name in accepted]
 
 

@@ -116,7 +116,6 @@ def test_each_option_of_a_scheduler_is_in_a_recorded_script(scheduler):
         flag for flag in accepted_flags(scheduler) for job in requests if getattr(job, flag) != getattr(unset, flag)
     }
     not_used = {"scheduler"} | ({"form"} if not FORMS[scheduler] else set())
-    not_used |= set() if is_queuing(scheduler) else {"extra"}  # a line for the scheduler
     not_used |= {"nodes"} if scheduler == "local" else set()
     assert set(accepted_flags(scheduler)) - used == not_used
 

@@ -223,22 +223,33 @@ def test_a_job_of_pbs_ends_with_its_launcher(tmp_path, machine, form):
         assert ran.returncode == 1
 
 
-@pytest.mark.parametrize("hosts", [("n1",), ("n1", "n2")])
-def test_sigterm_to_a_job_on_hosts_stops_the_run_on_each(tmp_path, machine, hosts):
+def test_the_exit_code_of_a_job_on_several_hosts_is_that_of_the_failed_host(tmp_path, machine):
     fit = tmp_path / "fit"
     fit.write_text(
-        '#!/bin/sh\nnode=$(echo "$*" | grep -o "node_rank=.")\ntrap "touch stopped-$node; exit 0" TERM\n'
-        'touch "begun-$node"; while :; do sleep 0.02; done\n'
+        '#!/bin/sh\ntrap "touch stopped; exit 75" TERM\ncase $* in *node_rank=1*) exit 3 ;; esac\n'
+        "while :; do sleep 0.02; done\n"
+    )
+    fit.chmod(0o755)
+    script = script_path(tmp_path, "x")
+    script.write_text(render(JobRequest("ssh", "x", nodes=2, hosts=("n1", "n2")), [str(fit), "fit.py"], tmp_path))
+    ran = subprocess.run(["bash", script], cwd=tmp_path, env=machine, stdin=subprocess.DEVNULL, timeout=60)
+    assert ran.returncode == 3 and (tmp_path / "stopped").exists()
+
+
+@pytest.mark.parametrize(("hosts", "code"), [(("n1",), 75), (("n1", "n2"), 75)])
+def test_sigterm_to_a_job_on_hosts_stops_the_run_on_each(tmp_path, machine, hosts, code):
+    fit = tmp_path / "fit"
+    fit.write_text(
+        '#!/bin/sh\ntrap "touch stopped$6; exit 75" TERM\nset -- x x x x x $(echo "$*" | grep -o "node_rank=.")\n'
+        'touch "begun$6"; while :; do sleep 0.02; done\n'
     )
     fit.chmod(0o755)
     script = script_path(tmp_path, "x")
     script.write_text(render(JobRequest("ssh", "x", nodes=len(hosts), hosts=hosts), [str(fit), "fit.py"], tmp_path))
     with subprocess.Popen(["bash", script], cwd=tmp_path, env=machine, stdin=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
-        while len(list(tmp_path.glob("begun-*"))) < len(hosts) and time.monotonic() < deadline:
+        while len(list(tmp_path.glob("begun*"))) < len(hosts) and time.monotonic() < deadline:
             time.sleep(0.01)
         process.terminate()
-        process.wait(60)
-    assert sorted(path.name for path in tmp_path.glob("stopped-*")) == [
-        f"stopped-node_rank={node}" for node in range(len(hosts))
-    ]
+        assert process.wait(60) == code
+    assert len(list(tmp_path.glob("stopped*"))) == len(hosts)

@@ -49,8 +49,10 @@ def state(record: Record) -> State:
     if not answer.ok:
         return State("ENDED", False, "(PBS no longer knows the job)")
     attributes = dict(re.findall(r"^ +([\w.]+) = (.*)$", answer.text.replace("\n\t", ""), re.MULTILINE))
-    letter = attributes.get("job_state", "")
-    word, is_active, details = _WORDS.get(letter, letter or "UNKNOWN"), letter not in ("F", "X"), ""
+    letter: str = attributes.get("job_state", "")
+    if not letter:
+        return State("UNKNOWN", None)
+    word, is_active, details = str(_WORDS.get(letter, letter)), letter not in ("F", "X"), ""
     if letter == "R" and "exec_host" in attributes:
         hosts = dict.fromkeys(re.findall(r"([^/+]+)/", attributes["exec_host"]))
         details = f"on {', '.join(hosts)}"

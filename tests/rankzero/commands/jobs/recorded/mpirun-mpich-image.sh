@@ -8,7 +8,7 @@ module load gcc || exit 2
 source settings.sh
 export NCCL_DEBUG=INFO
 export OMP_NUM_THREADS=8
-exec apptainer exec --bind=/home/user/project '--bind=/home/user/project/my runs' --pwd=/home/user/project -- image.sif \
+exec apptainer exec --nv --bind=/home/user/project '--bind=/home/user/project/my runs' --pwd=/home/user/project -- image.sif \
     python -m rankzero fit \
     --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --time_limit=7200s --model ResNet --model.hidden_sizes '[8, 8]'
 END_OF_TASK

@@ -23,15 +23,12 @@ kill "$connection" 2>/dev/null
 exit "$code"
 END_OF_TASK
 
-# Waits for a process; a signal to this script interrupts `wait`.
-wait_for() {
-    until wait "$1"; code=$?; [ "$code" -lt 128 ] || ! kill -0 "$1" 2>/dev/null; do :; done
-}
 # All connections read from this pipe, which is closed when this script ends or is stopped, or when one host fails.
-pipe=$(mktemp -u) && mkfifo "$pipe" || exit 1
-exec 9<>"$pipe"
-exec 8<"$pipe"
-rm "$pipe"
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+mkfifo "$folder/pipe" || exit 1
+exec 9<>"$folder/pipe"
+exec 8<"$folder/pipe"
 trap 'exec 9>&-' TERM INT
 quote="'\\''"
 connections=()
@@ -40,14 +37,16 @@ for node in "${!hosts[@]}"; do
         ssh -o BatchMode=yes -o ServerAliveInterval=15 -- "${hosts[$node]}" \
             "bash -lc '${task//\'/$quote}' task $node" <&8 2>&1 | sed -u "s/^/[${hosts[$node]}] /"
         status=${PIPESTATUS[0]}
+        echo "$status" >"$folder/$node"
         [ "$status" -eq 0 ] || kill -TERM $$
-        exit "$status"
     } 9>&- &
     connections+=($!)
 done
 result=0
-for connection in "${connections[@]}"; do
-    wait_for "$connection"
+for node in "${!hosts[@]}"; do
+    # A signal to this script interrupts `wait`.
+    until wait "${connections[$node]}" || ! kill -0 "${connections[$node]}" 2>/dev/null; do :; done
+    read -r code <"$folder/$node" || code=1
     # 75 means that the run was stopped, so any other code is the cause.
     if [ "$result" -eq 0 ] || { [ "$result" -eq 75 ] && [ "$code" -ne 0 ]; }; then result=$code; fi
 done
