@@ -168,7 +168,7 @@ def check_with_fit(request: JobRequest, command: Sequence[str]) -> None:
     arguments = [_first_member(request, token) for token in request.arguments]
     process = subprocess.run(
         [*command, *arguments, "--launcher=local", "--print_config"],
-        env=without_job_variables(),
+        env={**without_job_variables(), "PYTHONDONTWRITEBYTECODE": "1"},  # a refused job leaves no file
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
