@@ -1,6 +1,8 @@
 """`submit` with real parts: a Slurm of two nodes, Open MPI, MPICH, sshd on two hosts; PBS is a replacement."""
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -161,12 +163,14 @@ def submit_to_pbs(hosts, user_folder, tmp_path_factory):
 
 @pytest.mark.xdist_group("hosts")
 @pytest.mark.parametrize("form", ["pbsdsh", "torchrun", "mpirun"])
-def test_a_pbs_job_submits_itself_again_at_its_limit_and_not_after_qdel(submit_to_pbs, user_folder, form):
+def test_a_stopped_pbs_job_submits_itself_again_unless_it_was_deleted(submit_to_pbs, user_folder, form):
     submit = submit_to_pbs
-    limit = {"torchrun": "60s"}.get(form, "40s")
-    options = ("--form", form, "--nodes", "2", "--devices", DEVICES.get(form, "2"), "--time", limit, "--name", "x")
+    options = ("--form", form, "--nodes", "2", "--devices", DEVICES.get(form, "2"), "--time", "2h", "--name", "x")
     submit("--scheduler", "pbs", *options, *FIT, "--epochs", "99", "--save_every", "5steps")
     first_job = submit.job()
+    submit.wait_for_attempt(1)
+    rank_zero = json.loads((user_folder / "runs/.x.lock").read_text())["pid"]
+    os.kill(rank_zero, signal.SIGUSR1)  # stops the run as its time limit does, at a moment of this test's choice
     submit.wait_for_attempt(2)
     status = submit("status", "x").out
     assert "RUNNING on rz1, rz2" in status and f"job {first_job} " not in status
