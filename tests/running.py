@@ -208,7 +208,7 @@ def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
 def fit_in_process(*arguments: str, launch: Launch | None = None) -> int:
     """Runs `fit` in this process; errors are raised as exceptions."""
     with restore_process_state():
-        from rankzero.commands.work.training import fit as run_fit
+        from rankzero.commands.implementations.training import fit as run_fit
 
         return run_fit(
             parse_arguments(command_of("fit"), arguments), RendezvousResult.without_rendezvous(launch or Launch())
@@ -218,7 +218,7 @@ def fit_in_process(*arguments: str, launch: Launch | None = None) -> int:
 def evaluate_in_process(*arguments: str) -> int:
     """Runs `evaluate` in this process; errors are raised as exceptions."""
     with restore_process_state():
-        from rankzero.commands.work.evaluation import evaluate as run_evaluate
+        from rankzero.commands.implementations.evaluation import evaluate as run_evaluate
 
         return run_evaluate(
             parse_arguments(command_of("evaluate"), arguments), RendezvousResult.without_rendezvous(Launch())

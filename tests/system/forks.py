@@ -80,8 +80,8 @@ def _serve() -> None:
     import tensorboard.compat.proto  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
 
-    import rankzero.commands.work.prediction
-    import rankzero.commands.work.training  # noqa: F401
+    import rankzero.commands.implementations.prediction
+    import rankzero.commands.implementations.training  # noqa: F401
     from running import reserved_port
 
     del os.environ["PYTHONPATH"]  # processes started by ranks must import rankzero, and not tests/rankzero
@@ -151,9 +151,9 @@ def _run(script_name: str, arguments: Sequence[str], folder: Path, rank: int, wo
         sys.argv = [script(script_name), *arguments]
         work = importlib.import_module(
             {
-                "fit": "rankzero.commands.work.training",
-                "evaluate": "rankzero.commands.work.evaluation",
-                "predict": "rankzero.commands.work.prediction",
+                "fit": "rankzero.commands.implementations.training",
+                "evaluate": "rankzero.commands.implementations.evaluation",
+                "predict": "rankzero.commands.implementations.prediction",
             }[script_name]
         )
         code = start(command_of(script_name), getattr(work, script_name), arguments)

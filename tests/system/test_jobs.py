@@ -87,7 +87,7 @@ def test_slurm_accepts_arrays_and_dependencies(slurm, user_folder):
     submit = Submitter(user_folder, slurm)
     submit("--scheduler", "slurm", "--name", "x", "--follow", *SHORT)
     dependency = ("--dependency", f"afterok:{submit.job()}", "--memory", "100M", "--cpus_per_device", "1")
-    array = ("--name", "sweep", "--array", "0-1", "--time", "10min", "--mail", "nobody@localhost")
+    array = ("--name", "sweep", "--array", "0-1", "--time", "10min", "--mail", "user@localhost")
     out = submit("--scheduler", "slurm", *array, *dependency, "--follow", *SHORT, "--seed", "{array_index}").out
     assert "2 COMPLETED" in out and "run sweep-0: finished" in out and "run sweep-1: finished" in out
     configurations = [(user_folder / f"runs/sweep-{index}/config.yaml").read_text() for index in (0, 1)]

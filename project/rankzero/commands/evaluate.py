@@ -30,7 +30,7 @@ EVALUATE = Command(
 def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Imports torch, after the flags have been checked, and evaluates."""
     with fast_imports():
-        from rankzero.commands.work.evaluation import evaluate
+        from rankzero.commands.implementations.evaluation import evaluate
 
     return evaluate(flags, rendezvous_result)
 

@@ -32,7 +32,7 @@ FIT = Command(
 def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Imports torch, after the flags have been checked, and trains."""
     with fast_imports():
-        from rankzero.commands.work.training import fit
+        from rankzero.commands.implementations.training import fit
 
     return fit(flags, rendezvous_result)
 

@@ -29,7 +29,7 @@ PREDICT = Command(
 def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Imports torch, after the flags have been checked, and predicts."""
     with fast_imports():
-        from rankzero.commands.work.prediction import predict
+        from rankzero.commands.implementations.prediction import predict
 
     return predict(flags, rendezvous_result)
 

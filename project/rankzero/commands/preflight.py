@@ -44,7 +44,7 @@ def preflight(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
         import torch  # noqa: F401  # timed
 
         imported = time.monotonic()
-        from rankzero.commands.work.checking import run_checks
+        from rankzero.commands.implementations.checking import run_checks
 
     return run_checks(flags, rendezvous_result, round(connected - STARTED, 3), imported - connected)
 

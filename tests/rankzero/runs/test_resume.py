@@ -34,7 +34,7 @@ class CrashAt(Callback):
 
 
 def crash_at(step, *arguments, monkeypatch, **options):
-    from rankzero.commands.work import training as cli
+    from rankzero.commands.implementations import training as cli
 
     build = cli.build_trainer
 

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from rankzero.cli.arguments import parse_arguments
+from rankzero.commands.implementations.checking import run_checks
 from rankzero.commands.preflight import PREFLIGHT
-from rankzero.commands.work.checking import run_checks
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.messages import CannotStart

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankzero.commands.work.prediction_files import PartWriter, as_plain, merge
+from rankzero.commands.implementations.prediction_files import PartWriter, as_plain, merge
 from rankzero.messages import RequestError
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 
@@ -55,7 +55,7 @@ def test_rows_are_in_the_order_of_the_samples(tmp_path, batch_size, world):
 
 
 def test_large_outputs_are_merged_from_several_parts_in_a_mapped_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("rankzero.commands.work.prediction_files.PART_BYTES", 64)
+    monkeypatch.setattr("rankzero.commands.implementations.prediction_files.PART_BYTES", 64)
     found = write_and_merge(tmp_path, lambda numbers: numbers[:, None] + torch.zeros(50), 3, 2)
     assert torch.equal(found, torch.arange(COUNT)[:, None] + torch.zeros(50))
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
-from rankzero.commands.work.evaluation import (
+from rankzero.commands.implementations.evaluation import (
     find_checkpoint,
     prepare,
     title_of,
     with_stored_configuration,
     write_result,
 )
-from rankzero.commands.work.prediction_files import PartWriter, leaves, merge
+from rankzero.commands.implementations.prediction_files import PartWriter, leaves, merge
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session

@@ -13,9 +13,15 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 from data_modules.toy import Toy
 from lightning_modules.mlp import MLP
 from rankzero.cli.arguments import parse_arguments
-from rankzero.commands.work import prediction
-from rankzero.commands.work.prediction import PARTS_FOLDER, KeepPredictions, output_folder, predict, read_split
-from rankzero.commands.work.prediction_files import merge
+from rankzero.commands.implementations import prediction
+from rankzero.commands.implementations.prediction import (
+    PARTS_FOLDER,
+    KeepPredictions,
+    output_folder,
+    predict,
+    read_split,
+)
+from rankzero.commands.implementations.prediction_files import merge
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.messages import CannotStart, RequestError

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rankzero.commands.work import evaluation
+from rankzero.commands.implementations import evaluation
 from rankzero.messages import CannotStart, RequestError
 from running import evaluate_in_process, fit_in_process, restore_process_state
 

@@ -1,0 +1,1 @@
+"""Implementations of the commands, called after their flags are checked. Imports torch."""

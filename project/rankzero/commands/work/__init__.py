@@ -1,1 +1,0 @@
-"""The work of each command, after its flags are checked. Imports torch."""
