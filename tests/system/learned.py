@@ -22,7 +22,9 @@ def train_reference(folder: Path) -> Reference:
     return weights(folder / "runs/one"), result.summary("two")["metrics"]
 
 
-def check(folder: Path, printed: str, reference: Reference, launcher: str, shape: tuple[int, ...]) -> dict[str, Any]:
+def check(
+    folder: Path, printed: str, reference: Reference, launcher: str, shape: tuple[int, ...], *also_printed: str
+) -> dict[str, Any]:
     """Checks that a run learned what one process learns, and printed one line about its launcher.
 
     Args:
@@ -31,6 +33,7 @@ def check(folder: Path, printed: str, reference: Reference, launcher: str, shape
         reference: Result of `train_reference`.
         launcher: Launcher that the run must have detected.
         shape: Number of processes on each node.
+        also_printed: Lines that the run must have printed besides.
 
     Returns:
         The run's summary.
@@ -43,8 +46,9 @@ def check(folder: Path, printed: str, reference: Reference, launcher: str, shape
     names = metrics if sum(shape) == 2 else ("val/loss", "val/mae")
     for name in names:
         assert summary["metrics"][name] == pytest.approx(metrics[name], abs=1e-6)
-    lines = [line for line in printed.splitlines() if line.startswith("rankzero:")]
+    lines = [line for line in printed.splitlines() if line.startswith("rankzero:") and line not in also_printed]
     assert len(lines) == 1 and lines[0].startswith(f"rankzero: {launcher} ("), printed
+    assert all(printed.count(line) == 1 for line in also_printed), printed
     processes = (
         f" x {shape[0]} process" if len(set(shape)) == 1 else f" with {', '.join(map(str, shape[:-1]))} and {shape[-1]}"
     )

@@ -95,7 +95,8 @@ def test_a_rank_whose_interpreter_is_blocked_is_named(run_hanging, rank, exit_co
     """Without a launcher, nothing ends the blocked process; here, the test kills it."""
     codes, printed = run_hanging("--hang", "blocked interpreter", "--step", "400", "--rank", f"{rank}", seconds=30)
     assert codes == exit_codes
-    blocked = r"has not reported for \d+ s, since (?:data wait|\w+) at step \d+: its Python interpreter is blocked"
+    phase = "(?:data wait|forward|backward|optimizer|hook)"
+    blocked = rf"has not reported for \d+ s, since {phase} at step \d+: its Python interpreter is blocked"
     assert len(re.findall(rf"rank {rank} on {HOST} {blocked}.*; stopping all ranks", printed)) == 1, printed
 
 

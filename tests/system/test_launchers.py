@@ -81,6 +81,9 @@ def test_mpirun_on_two_machines_learns_as_one_process_without_mpi4py(tmp_path, r
 
 
 NODES = "rz1\nrz2\n"
+NO_QSTAT = (
+    "rankzero: the time limit of job 0.rz1 is unknown (qstat: not found on PATH); set --time_limit to stop before it"
+)
 
 
 @pytest.fixture
@@ -95,7 +98,7 @@ def job(tmp_path, hosts):
 def test_pbsdsh_without_rank_variables_learns_as_one_process(tmp_path, reference, job):
     pbsdsh, variables = job
     result = run(*pbsdsh, "--", PYTHON, *TRAIN, *TWO_NODES, folder=tmp_path, environment=variables)
-    summary = check(tmp_path, result.out + result.err, reference, "pbs", (1, 1))
+    summary = check(tmp_path, result.out + result.err, reference, "pbs", (1, 1), NO_QSTAT)
     assert summary["run"] == "MLP-Toy-0.rz1"
 
 
@@ -106,7 +109,7 @@ def test_pbsdsh_with_rank_variables_in_its_command_learns_as_one_process(tmp_pat
         f"{' '.join(pbsdsh)} -n {rank} -- env RANK={rank} {shared} {PYTHON} {' '.join(TRAIN)} &" for rank in range(2)
     ]
     result = run("sh", "-c", "\n".join([*lines, "wait"]), folder=tmp_path, environment=variables)
-    check(tmp_path, result.out + result.err, reference, "pbs", (1, 1))
+    check(tmp_path, result.out + result.err, reference, "pbs", (1, 1), NO_QSTAT)
 
 
 def test_pbsdsh_with_a_torchrun_on_each_host_learns_as_one_process(tmp_path, reference, job):
@@ -114,14 +117,14 @@ def test_pbsdsh_with_a_torchrun_on_each_host_learns_as_one_process(tmp_path, ref
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29506", "--rdzv-id", "0.rz1")
     command = (TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, *TRAIN)
     result = run(*pbsdsh, "--", *command, folder=tmp_path, environment=variables)
-    check(tmp_path, result.out + result.err, reference, "torchrun", (1, 1))
+    check(tmp_path, result.out + result.err, reference, "torchrun", (1, 1), NO_QSTAT)
 
 
 def test_mpirun_in_a_pbs_script_learns_as_one_process(tmp_path, reference, hosts, job):
     require("openmpi")
     launcher = [argument.format(agent=hosts.agent, slots="rz1:1,rz2:1") for argument in MPIRUN["openmpi"]]
     results = hosts.run_on_both(tmp_path, {"rz1": [*launcher, "-np", "2", PYTHON, *TRAIN]}, environment=job[1])
-    summary = check(tmp_path, results["rz1"][1], reference, "mpi", (1, 1))
+    summary = check(tmp_path, results["rz1"][1], reference, "mpi", (1, 1), NO_QSTAT)
     assert summary["run"] == "MLP-Toy-0.rz1"
 
 

@@ -35,7 +35,6 @@ _OTHER_NAMES = {
 }
 """Flag -> names of sbatch, qsub and mpirun for the same."""
 
-
 _EXTRA = (
     "qos",
     "reservation",
@@ -82,6 +81,7 @@ def parse(tokens: Sequence[str]) -> CommandLine:
         tokens = tokens[: tokens.index("--")]
     values: dict[str, Any] = {}
     switches, site, positional = set(), None, []
+    directive = "#PBS" if {"pbs", "--scheduler=pbs"} & set(tokens) else "#SBATCH"
     while tokens:
         token = tokens.pop(0)
         if not token.startswith("-"):
@@ -94,7 +94,7 @@ def parse(tokens: Sequence[str]) -> CommandLine:
             switches.add(name)
             continue
         if not token.startswith("--") or name not in (*FLAGS, "site"):
-            raise _unknown_flag(token.split("=")[0], text if equals else next(iter(tokens), ""))
+            raise _unknown_flag(token.split("=")[0], text if equals else next(iter(tokens), ""), directive)
         if not equals:
             if not tokens or tokens[0].startswith("--"):
                 raise RequestError(f"--{name}", "it has no value", f"--{name}=VALUE")
@@ -210,13 +210,20 @@ def hosts_in(file: Path) -> tuple[str, ...]:
         raise RequestError(f"--hostfile {file}", "a line does not begin with a host name", "n1 slots=4") from None
 
 
-def _unknown_flag(typed: str, value: str) -> RequestError:
-    """Returns the error for a flag that does not exist."""
+def _unknown_flag(typed: str, value: str, directive: str) -> RequestError:
+    """Returns the error for a flag that does not exist.
+
+    Args:
+        typed: The flag.
+        value: Its value, if any.
+        directive: How a line with an option of the scheduler begins.
+    """
     name = typed.lstrip("-").replace("-", "_")
     legal = (*(flag.name for flag in SUBMIT_FLAGS), "site", *SWITCHES)
     listing = f"the flags are {', '.join(f'--{flag}' for flag in legal)}"
     if name in _EXTRA:
-        line = f"#SBATCH --{name.replace('_', '-')}={value or 'VALUE'}"
+        option = f"--{name.replace('_', '-')}={value or 'VALUE'}" if directive == "#SBATCH" else "OPTION"
+        line = f"{directive} {option}"
         return RequestError(typed, f"there is no flag of that name; {listing}", f"--extra {shlex.quote(line)}")
     same = next((flag for flag, names in _OTHER_NAMES.items() if name in names.split()), None)
     if name not in legal and same is None and name.split(".")[0] in _FIT_NAMES:

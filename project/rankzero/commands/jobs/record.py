@@ -49,7 +49,6 @@ def record_path(root: Path, name: str) -> Path:
 def write_record(root: Path, record: Record) -> None:
     """Writes the record of a job."""
     next_id_path(root, record.name).unlink(missing_ok=True)
-    stop_path(root, record.name).unlink(missing_ok=True)
     write_text(record_path(root, record.name), json.dumps(asdict(record), indent=2) + "\n")
 
 

@@ -115,6 +115,7 @@ def stop(root: Path, record: Record) -> None:
     command = queue.stop_command(record)
     process = _run(record.scheduler, command, None)
     if process.returncode:
+        stop_path(root, record.name).unlink(missing_ok=True)
         reason = process.stderr.strip() or process.stdout.strip() or f"exit code {process.returncode}"
         raise RequestError(f"to stop job {record.id}", reason, " ".join(command))
 

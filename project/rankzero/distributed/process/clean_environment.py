@@ -2,9 +2,13 @@
 
 import os
 
-_PREFIXES = ("SLURM_", "PBS_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_")
-_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_SETTINGS = ("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "OMPI_ALLOW_RUN_AS_ROOT")
+_OF_JOBS = {"SLURM_": "SLURM_JOB_ID", "PBS_": "PBS_JOBID"}
+"""Prefix of a scheduler's variables -> the variable that exists in its jobs only."""
+
+_OF_LAUNCHERS = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL", "TORCHELASTIC_", "GROUP_", "ROLE_")
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SETTINGS = ("SLURM_CONF", "PBS_CONF_FILE", "PBS_DEFAULT")
+"""Variables with the prefix of a job's variables that a user or a site sets."""
 
 
 def without_job_variables() -> dict[str, str]:
@@ -12,8 +16,9 @@ def without_job_variables() -> dict[str, str]:
 
     In a shell of `salloc`, sbatch would apply some of them to the new job, such as `SLURM_MEM_PER_CPU`.
     """
+    prefixes = (*_OF_LAUNCHERS, *(prefix for prefix, evidence in _OF_JOBS.items() if evidence in os.environ))
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(_SETTINGS) or not (name.startswith(_PREFIXES) or name in _NAMES)
+        if name in _SETTINGS or not (name.startswith(prefixes) or name in _RANKS)
     }

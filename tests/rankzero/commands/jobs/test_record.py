@@ -44,8 +44,7 @@ def test_the_id_of_the_next_job_replaces_the_recorded_one(tmp_path):
     assert read_record(tmp_path, "x") == RECORD
 
 
-def test_a_new_record_removes_what_an_earlier_job_has_left(tmp_path):
-    (tmp_path / ".x.job.stop").touch()
+def test_a_new_record_removes_the_id_of_the_next_job(tmp_path):
     (tmp_path / ".x.job.next").write_text("16.pbs1\n")
     write_record(tmp_path, RECORD)
     assert read_record(tmp_path, "x") == RECORD and [path.name for path in tmp_path.iterdir()] == ["x.job.json"]

@@ -204,6 +204,12 @@ def test_stop_cancels_the_job(programs, calls, folder):
     assert calls("scancel") == ["123"]
 
 
+def test_a_job_of_pbs_that_cannot_be_stopped_may_submit_itself_again(programs, folder):
+    programs(qdel="exit 1")
+    refusal(stop, folder, Record("x", "pbs", "pbsdsh", "15.pbs1"))
+    assert not (folder / ".x.job.stop").exists()
+
+
 def test_a_job_that_cannot_be_stopped_shows_the_schedulers_words(programs, folder):
     programs(scancel="echo 'Access/permission denied' >&2; exit 1")
     error = refusal(stop, folder, Record("x", "slurm", "srun", "123"))
@@ -267,6 +273,7 @@ def test_a_rejected_second_job_of_pbs_keeps_the_log(programs, folder):
 
 
 def test_the_variables_of_a_job_are_not_passed_on(programs, folder, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "1000")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     programs(sbatch='echo 123; echo "${SLURM_MEM_PER_CPU-unset} $SLURM_CONF" >$0.variable')

@@ -38,6 +38,7 @@ config=${PBS_CONF_FILE:-/etc/pbs.conf}
 [ -r "$config" ] && PATH=$PATH:$(sed -n 's/^PBS_EXEC=//p' "$config")/bin
 mark=$root/.$name.job
 mkdir -p -- "$root" && : >"$mark" || exit 1
+rm -f -- "$mark.stop"
 stopped=
 trap 'stopped=$SECONDS' TERM
 pbsdsh -- /bin/bash -lc "$task" task "$PBS_ARRAY_INDEX" &

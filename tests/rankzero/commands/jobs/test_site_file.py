@@ -1,0 +1,153 @@
+import shlex
+
+import pytest
+
+from rankzero.commands.jobs.command_line import job_request, parse
+from rankzero.commands.jobs.options import SUBMIT_FLAGS
+from rankzero.commands.jobs.request import JobRequest
+from rankzero.commands.jobs.site_file import read_site
+from rankzero.messages import RequestError
+
+SLURM = ("--scheduler", "slurm", "--name", "x")
+MPIRUN = ("--scheduler", "mpirun", "--name", "x")
+
+
+def request(*tokens):
+    return job_request(parse(tokens))
+
+
+def refusal(*tokens):
+    """Returns the three parts of the error that a command line gives."""
+    with pytest.raises(RequestError) as error:
+        job_request(parse(tokens))
+    return error.value.asked, error.value.found, error.value.instead
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Returns a function that writes a site file, and returns the flag for it."""
+
+    def write(text):
+        (tmp_path / "site.yaml").write_text(text)
+        return f"--site={tmp_path / 'site.yaml'}"
+
+    return write
+
+
+def test_a_site_file_sets_values(site):
+    text = "scheduler: slurm\nqueue: gpu\nnodes: 2\ntime: 90min\nmemory: 64gb\nmail:\nname: other\n"
+    assert request(site(text), "--name", "x") == JobRequest(
+        "slurm", "x", "srun", nodes=2, time=5400, memory="64G", partition="gpu"
+    )
+
+
+def test_the_command_line_overrides_a_site_file(site):
+    option = site("scheduler: pbs\npartition: gpu\nnodes: 2\nform: mpirun\n")
+    job = request(*SLURM, option, "--nodes", "4", "--queue", "cpu", "--form", "torchrun")
+    assert job == JobRequest("slurm", "x", "torchrun", nodes=4, partition="cpu")
+
+
+def test_lists_of_a_site_file_come_before_those_of_the_command_line(site):
+    option = site("setup: [a, b]\nmodules: m1, m2\nextra: '#SBATCH --exclusive'\n")
+    job = request(*SLURM, option, "--setup", "c", "--modules", "m3", "--extra", "#SBATCH --x")
+    assert job.setup == ("a", "b", "c") and job.modules == ("m1", "m2", "m3")
+    assert job.extra == ("#SBATCH --exclusive", "#SBATCH --x")
+    assert request(*SLURM, option).setup == ("a", "b")
+
+
+def test_hosts_of_the_command_line_replace_those_of_a_site_file(site):
+    option = site("hosts: [n1, n2]\n")
+    assert request(*MPIRUN, option).hosts == ("n1", "n2")
+    assert request(*MPIRUN, option, "--hosts", "n3").hosts == ("n3",)
+
+
+def test_keys_of_a_site_file_that_the_scheduler_does_not_accept_are_ignored(site):
+    option = site("partition: gpu\nhosts: n1\nmodules: m1\nform: srun\nmemory: 1G\n")
+    assert request("--scheduler", "local", "--name", "x", option) == JobRequest("local", "x", modules=("m1",))
+    assert request("--scheduler", "pbs", "--name", "x", option) == JobRequest(
+        "pbs", "x", "pbsdsh", partition="gpu", modules=("m1",), memory="1G"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1:30:00", 5400), ("'30:00'", 1800), ("90", 5400), ("1-00:00:00", 86400)]
+)
+def test_a_time_in_a_site_file_means_the_same_as_on_the_command_line(site, text, seconds):
+    assert request(*SLURM, site(f"time: {text}\n")).time == seconds
+    assert request(*SLURM, "--time", text.strip("'")).time == seconds
+
+
+def test_an_unknown_key_of_a_site_file_is_refused_with_the_nearest_one(site, tmp_path):
+    asked, found, instead = refusal(*SLURM, site("partitn: gpu\n"))
+    assert asked == f"{tmp_path / 'site.yaml'}: partitn" and instead == "partition: ..."
+    assert found.startswith("there is no such key; the keys are scheduler, form, name, ")
+    assert refusal(*SLURM, site("7: gpu\n"))[0].endswith("site.yaml: 7")
+
+
+def test_an_invalid_value_of_a_site_file_is_refused_as_yaml(site, tmp_path):
+    file = tmp_path / "site.yaml"
+    assert refusal(*SLURM, site("nodes: two\n")) == (
+        f"{file}: nodes: two",
+        "'two' is not a whole number >= 1",
+        "nodes: 2",
+    )
+    assert refusal(*SLURM, site("hosts: [n1, 'n 2']\n"))[0] == f"{file}: hosts: n 2"
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: b: c", "\x01"])
+def test_a_site_file_that_is_not_yaml_is_refused(site, text):
+    assert refusal(*SLURM, site(text))[1].startswith("not YAML: ")
+
+
+@pytest.mark.parametrize("text", ["partition: [a, b]", "modules: {a: b}", "modules: [[a]]"])
+def test_a_value_in_a_site_file_that_is_not_text_is_refused(site, text):
+    assert refusal(*SLURM, site(text))[1] == "the value is not a text"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [("account: 0123", "account", "0123"), ("partition: no", "partition", "no"), ("time: 30:00", "time", 1800)],
+)
+def test_values_in_a_site_file_are_text_as_on_the_command_line(site, text, field, value):
+    assert getattr(request(*SLURM, site(text)), field) == value
+
+
+@pytest.mark.parametrize("text", ["- a", "text", "3"])
+def test_a_site_file_that_is_not_a_mapping_is_refused(site, text):
+    assert refusal(*SLURM, site(text))[1] == "not a YAML mapping"
+
+
+def test_an_empty_site_file_sets_nothing(site):
+    assert request(*SLURM, site("# nothing\n")) == request(*SLURM)
+
+
+def test_a_site_file_that_cannot_be_read_is_refused(tmp_path):
+    missing = tmp_path / "site.yaml"
+    assert refusal(*SLURM, "--site", str(missing)) == (
+        f"--site {missing}",
+        "cannot read this file: No such file or directory",
+        "--site FILE",
+    )
+    missing.write_bytes(b"\xff\xfe\xff")
+    assert refusal(*SLURM, "--site", str(missing))[1].startswith("cannot read this file: ")
+
+
+def test_the_users_own_site_file_is_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert request(*SLURM) == JobRequest("slurm", "x", "srun")
+    (tmp_path / "rankzero").mkdir()
+    (tmp_path / "rankzero" / "site.yaml").write_text("account: mine\n")
+    assert request(*SLURM) == JobRequest("slurm", "x", "srun", account="mine")
+
+
+def test_a_given_site_file_replaces_the_users_own(tmp_path, monkeypatch, site):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "rankzero").mkdir()
+    (tmp_path / "rankzero" / "site.yaml").write_text("account: mine\n")
+    assert request(*SLURM, site("partition: gpu\n")) == JobRequest("slurm", "x", "srun", partition="gpu")
+
+
+def test_each_flag_can_be_a_key_of_a_site_file(site, tmp_path):
+    site("".join(f"{flag.name}: '{shlex.split(flag.example)[0]}'\n" for flag in SUBMIT_FLAGS))
+    line = parse([token for flag in SUBMIT_FLAGS for token in (f"--{flag.name}", shlex.split(flag.example)[0])])
+    assert read_site(tmp_path / "site.yaml") == line.values
