@@ -39,14 +39,16 @@ def state(record: Record) -> State:
     """Returns the state of a script's process; unknown on another machine."""
     if record.host != socket.gethostname():
         return State("UNKNOWN", None, f"(started on {record.host})")
+    code = None
     if record.id in _children:  # `submit --follow` has started it
         code = _children[record.id].poll()
-        if code is not None:
-            return State("ENDED", False, has_failed=code != 0)
-    found = process_state(int(record.id))
-    if found is not None and found[1] == record.started and found[0] != "Z":
+        runs = code is None
+    else:
+        found = process_state(int(record.id))
+        runs = found is not None and found[1] == record.started and found[0] != "Z"
+    if runs:
         return State("RUNNING", True, f"as process {record.id}")
-    return State("ENDED", False)
+    return State("ENDED", False, has_failed=None if code is None else code != 0)
 
 
 def stop(record: Record) -> None:
