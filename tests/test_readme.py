@@ -53,7 +53,7 @@ def commands(text: str) -> list[str]:
 def test_every_documented_command_runs(page, section, tmp_path, request, forks):
     for folder in ("launch", "benchmarks"):
         (tmp_path / folder).symlink_to(REPOSITORY / folder)
-    for language in ("python", "yaml"):
+    for language in ("python", "yaml", "bash"):
         for block in blocks(page.read_text(), language):
             name, _, content = block.partition("\n")
             (tmp_path / name.removeprefix("# ")).write_text(content)
@@ -85,7 +85,8 @@ def test_every_documented_command_runs(page, section, tmp_path, request, forks):
                 script = Path(tokens[1]).stem
                 forks.fit(*tokens[2:], *limits, folder=tmp_path, script=script)
             else:
-                run(*tokens, *limits, folder=tmp_path, environment=environment, seconds=200)
+                code = 1 if "--check" in tokens else 0  # the documented script has findings
+                run(*tokens, *limits, folder=tmp_path, environment=environment, seconds=200, code=code)
 
 
 @pytest.mark.parametrize("page", [REPOSITORY / "README.md", REPOSITORY / "docs/trainer.md"], ids=lambda page: page.name)

@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "help" in command_line.switches:
             print_line(help_text())
             return Exit.FINISHED
+        if command_line.check is not None:
+            return _check(arguments, command_line.check)
         return _act(action, command_line) if action else _submit(command_line)
     except KeyboardInterrupt:
         return 130
@@ -85,11 +87,22 @@ def _submit(command_line: CommandLine) -> int:
     return _finish(record, root, reader, command_line)
 
 
+def _check(arguments: Sequence[str], path: str) -> int:
+    """Prints what is wrong or risky in a user's own job script."""
+    from rankzero.commands.jobs.check.checker import check, read_script, report  # only this needs the grammar of bash
+
+    if len(arguments) > 2 or (len(arguments) == 2 and "=" in arguments[0]):
+        raise RequestError(shlex.join(arguments), "--check accepts no other argument", f"--check {shlex.quote(path)}")
+    findings = check(read_script(path))
+    print_text(report(path, findings) + "\n")
+    return Exit.FAILED if findings else Exit.FINISHED
+
+
 def _act(action: str, command_line: CommandLine) -> int:
     """Prints the state or the log of a job, stops it, or resumes it."""
     names = [*command_line.positional, *filter(None, [command_line.values.get("name")])]
     other = [f"--{name}" for name in {*command_line.values, *command_line.switches} - {"name", "root", "follow"}]
-    if len(names) != 1 or other or command_line.site or command_line.arguments is not None:
+    if len(names) != 1 or other or command_line.site or command_line.check or command_line.arguments is not None:
         found = "expected the name of one run, and at most --root DIR and --follow"
         raise RequestError(" ".join([action, *names, *other]), found, f"python launch/submit.py {action} my-run")
     root = working_folder() / command_line.values.get("root", "runs")

@@ -345,3 +345,22 @@ def test_fit_checks_its_arguments_before_the_job_is_submitted(cwd, arguments, re
     if refused_argument:
         assert "fit.py refuses:" in result.err and refused_argument in result.err
         assert list(cwd.iterdir()) == []
+
+
+def test_check_prints_the_findings_in_a_script_of_the_user(launch, cwd):
+    (cwd / "my job.sh").write_text("mpirun -np 2 python train.py\n")
+    code, out, err = launch("--check", "my job.sh")
+    assert (code, err) == (1, "") and out.startswith("my job.sh:1: risky: Open MPI binds each process to one core")
+    assert out.endswith("\n  write  mpirun --bind-to none ...\n0 wrong, 1 risky\n")
+    (cwd / "my job.sh").write_text("python train.py\n")
+    assert launch("--check=my job.sh") == (0, "my job.sh: nothing wrong or risky was found\n", "")
+
+
+@pytest.mark.parametrize("other", [("--dry_run",), ("--name", "x"), ("--", "--epochs", "3"), ("status", "x")])
+def test_check_accepts_no_other_argument(launch, other):
+    rows = refused(launch("--check", "job.sh", *other))
+    assert rows["found"] == "--check accepts no other argument" and rows["type"].endswith("--check job.sh")
+
+
+def test_a_script_that_cannot_be_read_is_refused(launch):
+    assert refused(launch("--check", "job.sh"))["found"] == "cannot read this file: No such file or directory"

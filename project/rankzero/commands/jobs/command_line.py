@@ -17,6 +17,9 @@ from rankzero.messages import RequestError
 SWITCHES = ("dry_run", "follow", "help")
 """Flags of `submit` without a value."""
 
+FILES = ("site", "check")
+"""Flags of `submit` that name a file, and that are no properties of the job."""
+
 _OTHER_NAMES = {
     "name": "job_name J",
     "devices": "ntasks_per_node nproc_per_node ppn mpiprocs",
@@ -57,6 +60,7 @@ class CommandLine(NamedTuple):
         values: Flag -> its value; flags of `LISTS` have a tuple of values.
         switches: The given flags without a value.
         site: The value of `--site`; None without the flag.
+        check: The value of `--check`; None without the flag.
         positional: Arguments without a flag.
         arguments: The arguments after `--`; None without `--`.
     """
@@ -64,6 +68,7 @@ class CommandLine(NamedTuple):
     values: Mapping[str, Any]
     switches: frozenset[str]
     site: str | None
+    check: str | None
     positional: Sequence[str]
     arguments: Sequence[str] | None
 
@@ -80,7 +85,7 @@ def parse(tokens: Sequence[str]) -> CommandLine:
         arguments = tokens[tokens.index("--") + 1 :]
         tokens = tokens[: tokens.index("--")]
     values: dict[str, Any] = {}
-    switches, site, positional = set(), None, []
+    switches, positional, files = set(), [], dict.fromkeys(FILES)
     directive = "#PBS" if {"pbs", "--scheduler=pbs"} & set(tokens) else "#SBATCH"
     while tokens:
         token = tokens.pop(0)
@@ -93,7 +98,7 @@ def parse(tokens: Sequence[str]) -> CommandLine:
                 raise RequestError(token, "this flag has no value", f"--{name}")
             switches.add(name)
             continue
-        if not token.startswith("--") or name not in (*FLAGS, "site"):
+        if not token.startswith("--") or name not in (*FLAGS, *FILES):
             raise _unknown_flag(token.split("=")[0], text if equals else next(iter(tokens), ""), directive)
         if not equals:
             if not tokens or tokens[0].startswith("--"):
@@ -102,8 +107,8 @@ def parse(tokens: Sequence[str]) -> CommandLine:
         if name in FLAGS:
             add_value(values, FLAGS[name], text)
         else:
-            site = text
-    return CommandLine(values, frozenset(switches), site, positional, arguments)
+            files[name] = text
+    return CommandLine(values, frozenset(switches), **files, positional=positional, arguments=arguments)
 
 
 def job_request(command_line: CommandLine) -> JobRequest:
@@ -219,7 +224,7 @@ def _unknown_flag(typed: str, value: str, directive: str) -> RequestError:
         directive: How a line with an option of the scheduler begins.
     """
     name = typed.lstrip("-").replace("-", "_")
-    legal = (*(flag.name for flag in SUBMIT_FLAGS), "site", *SWITCHES)
+    legal = (*(flag.name for flag in SUBMIT_FLAGS), *FILES, *SWITCHES)
     listing = f"the flags are {', '.join(f'--{flag}' for flag in legal)}"
     if name in _EXTRA:
         option = f"--{name.replace('_', '-')}={value or 'VALUE'}" if directive == "#SBATCH" else "OPTION"

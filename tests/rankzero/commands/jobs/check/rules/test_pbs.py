@@ -1,0 +1,72 @@
+import pytest
+
+PBSDSH = 'pbsdsh -- /env/bin/python "$PBS_O_WORKDIR/train.py"'
+TRAP = "trap : TERM"
+
+
+def test_a_correct_job_script_has_no_findings(pbs, findings):
+    assert findings(pbs(TRAP, PBSDSH)) == []
+    assert findings(pbs("python train.py", select="1:ncpus=4")) == []
+
+
+@pytest.mark.parametrize("place", ["", "#PBS -l place=pack\n"])
+def test_several_chunks_may_be_on_one_machine(pbs, only, place):
+    text = pbs(TRAP, PBSDSH).replace("#PBS -l place=scatter\n", place)
+    assert only(text, 2, "risky", "PBS may put several chunks on one machine") == "#PBS -l place=scatter"
+
+
+def test_chunks_on_different_machines(pbs, findings):
+    text = pbs(TRAP, PBSDSH)
+    for line in ("#PBS -l place=scatter:excl", "#PBS -l nodes=2:ppn=2"):
+        other = text.replace("#PBS -l place=scatter", line)
+        assert findings(other if "place" in line else other.replace("#PBS -l select=2:ncpus=8:mpiprocs=2\n", "")) == []
+
+
+def test_a_job_without_a_walltime(pbs, only):
+    only(pbs(TRAP, PBSDSH).replace("#PBS -l walltime=1:00:00\n", ""), 2, "risky", "without a walltime")
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "found"),
+    [
+        ("PBS_NODEID", "wrong", "does not exist: the text is empty"),
+        ("PBS_NUM_NODES", "risky", "exists under Torque only"),
+        ("PBS_NP", "risky", "exists under Torque only"),
+    ],
+)
+def test_variables_that_do_not_exist(pbs, only, name, level, found):
+    only(pbs(TRAP, f'echo "${{{name}}}"', PBSDSH), 7, level, f"${name} {found}")
+
+
+def test_the_job_starts_in_the_home_folder(pbs, only, findings):
+    text = pbs("python train.py", select="1:ncpus=4").replace('cd "$PBS_O_WORKDIR"\n', "")
+    assert only(text, 5, "wrong", "the job starts in the home folder, where train.py") == 'cd "$PBS_O_WORKDIR"'
+    for other in ("python /x/train.py", "python $HOME/train.py", "python -m rankzero fit", "cd ~/x; python train.py"):
+        assert findings(text.replace("python train.py", other)) == []
+
+
+def test_one_process_starts_on_the_first_machine(pbs, only):
+    instead = only(pbs("python train.py"), 6, "wrong", "one process starts, on the first machine, in a job of 2 chunks")
+    assert instead == 'mpirun --hostfile "$PBS_NODEFILE" python train.py'
+    torchrun = "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n1:$P train.py"
+    instead = only(pbs(torchrun), 6, "wrong", "torchrun starts on the first machine only")
+    assert instead == f"pbsdsh -- /path/to/{torchrun}"
+
+
+@pytest.mark.parametrize("options", ["", "--", "-n 1 --", "-v"])
+def test_tasks_of_pbsdsh_have_another_path(pbs, only, options):
+    command = f"pbsdsh {options} python /x/train.py".replace("  ", " ")
+    instead = only(pbs(TRAP, command), 7, "wrong", "have PATH=/bin:/usr/bin, where python is not found, or is another")
+    assert instead == command.replace("python", "/path/to/python")
+
+
+def test_tasks_of_pbsdsh_do_not_get_variables(pbs, only, findings):
+    only(pbs(TRAP, "export NCCL_DEBUG=INFO", PBSDSH), 7, "wrong", "the tasks of pbsdsh do not get NCCL_DEBUG")
+    only(pbs(TRAP, "module load cuda", PBSDSH), 7, "risky", "do not get what this line sets")
+    passed = PBSDSH.replace("/env", "/usr/bin/env A=$A /env")
+    assert findings(pbs(TRAP, "export A=1", passed)) == []
+    assert findings(pbs(TRAP, PBSDSH, "export A=1", "exit $?")) == []
+
+
+def test_a_script_waits_for_the_tasks_of_pbsdsh(pbs, only):
+    only(pbs(PBSDSH), 6, "risky", "at SIGTERM, pbsdsh ends before its tasks")

@@ -1,0 +1,93 @@
+import pytest
+
+SRUN = "srun --cpus-per-task=4 --kill-on-bad-exit=1 python train.py"
+
+
+def test_a_correct_batch_script_has_no_findings(slurm, findings):
+    assert findings(slurm(SRUN)) == []
+
+
+def test_a_script_without_an_interpreter_is_refused_by_sbatch(slurm, only):
+    text = slurm(SRUN).removeprefix("#!/bin/bash\n")
+    assert only(text, 1, "wrong", "sbatch refuses a script whose first line is not #!") == "#!/bin/bash"
+
+
+def test_line_ends_of_windows(slurm, only):
+    only(slurm(SRUN).replace("\n", "\r\n"), 1, "wrong", "lines end with CR LF")
+    only(slurm("# text\r", SRUN), 9, "wrong", "lines end with CR LF")
+
+
+def test_directives_after_the_first_command_are_ignored(slurm, only):
+    text = slurm("cd x", "#SBATCH --mem=64G --constraint=a100", SRUN)
+    assert only(text, 10, "wrong", "#SBATCH after the first command (line 9) is ignored") == "this line before line 9"
+
+
+@pytest.mark.parametrize("line", ["# SBATCH --mem=64G", " #SBATCH --mem=64G", "#sbatch --mem=64G"])
+def test_a_comment_that_looks_like_a_directive(slurm, only, line):
+    assert only(slurm(line, SRUN), 9, "risky", "only #SBATCH begins a directive") == "#SBATCH --mem=64G"
+
+
+@pytest.mark.parametrize("line", ["##SBATCH --mem=64G", "# SBATCH options follow", "cd x  # SBATCH --mem=64G"])
+def test_other_comments_are_comments(slurm, findings, line):
+    assert findings(slurm(line, SRUN)) == []
+
+
+@pytest.mark.parametrize("last", ["echo done", "date\ncp -r runs /archive"])
+def test_an_exit_code_is_lost_if_other_commands_follow(slurm, only, last):
+    only(slurm(SRUN, last), 9, "risky", f"the exit code of the job is that of line {10 + last.count(chr(10))}")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("set -e", SRUN, "echo done"),
+        ("set -euo pipefail", SRUN, "echo done"),
+        (SRUN, "code=$?", "echo done", "exit $code"),
+        (SRUN, 'echo "exit code $?"', "exit 0"),
+        (f"{SRUN} || exit 1", "echo done"),
+        (f"if {SRUN}; then echo done; fi",),
+        (f"{SRUN} && echo done",),
+        (SRUN, SRUN),
+        ("train() {", SRUN, "}", "train", "exit $?"),
+        (f"{SRUN} &", "wait"),
+    ],
+)
+def test_an_exit_code_that_the_script_handles(slurm, findings, lines):
+    assert findings(slurm(*lines)) == []
+
+
+def test_the_exit_code_of_a_pipeline_is_that_of_its_last_command(slurm, only, findings):
+    assert only(slurm(f"{SRUN} | tee log"), 9, "risky", "that of its last command").startswith("set -o pipefail")
+    assert findings(slurm("set -o pipefail", f"{SRUN} 2>&1 | tee log")) == []
+    assert findings(slurm(f"{SRUN} | tee log", "exit ${PIPESTATUS[0]}")) == []
+
+
+def test_a_script_has_to_wait_for_commands_in_the_background(slurm, only):
+    assert only(slurm(f"{SRUN} &"), 9, "wrong", "the script does not wait for this command") == "wait, after this line"
+
+
+def test_conda_is_not_loaded_in_a_batch_script(slurm, only):
+    instead = only(slurm("conda activate ddp", SRUN), 9, "risky", "`conda activate` fails in a batch script")
+    assert instead == 'source "$(conda info --base)/etc/profile.d/conda.sh" && conda activate ddp'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "source ~/conda/etc/profile.d/conda.sh",
+        'eval "$(conda shell.bash hook)"',
+        "source ~/.bashrc",
+        "module load conda",
+    ],
+)
+def test_conda_is_loaded_before_it_is_used(slurm, findings, line):
+    assert findings(slurm(line, "conda activate ddp", SRUN)) == []
+
+
+def test_a_login_shell_loads_conda(slurm, findings):
+    assert findings(slurm("conda activate ddp", SRUN).replace("#!/bin/bash", "#!/bin/bash -l")) == []
+
+
+def test_the_gpus_of_the_job_are_the_schedulers_choice(slurm, only, findings):
+    only(slurm("export CUDA_VISIBLE_DEVICES=0,1", SRUN), 9, "risky", "replaces the GPUs that the scheduler has chosen")
+    assert findings("export CUDA_VISIBLE_DEVICES=0,1\npython train.py\n") == []

@@ -1,0 +1,51 @@
+import pytest
+
+OPTIONS = "--cpus-per-task=4 --kill-on-bad-exit=1"
+SRUN = f"srun {OPTIONS} python train.py"
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        ("time", "without a time limit, that of the partition applies"),
+        ("signal", "no signal precedes the time limit"),
+        ("requeue", "whether the job is requeued after the loss of a node depends on the site"),
+        ("open_mode", "a requeued job overwrites the output of its earlier attempt"),
+    ],
+)
+def test_what_a_run_needs_to_survive_a_time_limit(slurm, only, option, found):
+    name = f"#SBATCH --{option.replace('_', '-')}"
+    assert only(slurm(SRUN, **{option: None}), 2, "risky", found).startswith(name)
+
+
+def test_a_job_that_is_not_requeued_needs_no_appended_log(slurm, findings):
+    assert findings(slurm(SRUN, requeue=None, open_mode=None, no_requeue="")) == []
+
+
+def test_a_script_that_trains_nothing_needs_no_options(findings):
+    assert findings("#!/bin/bash\n#SBATCH --nodes=1\ncp -r data /scratch\n") == []
+
+
+def test_a_task_has_one_core_by_default(slurm, only, findings):
+    only(slurm("srun -K python train.py", cpus_per_task=None), 2, "risky", "each task gets one core, unless")
+    assert findings(slurm("srun -K python train.py", cpus_per_task=None, exclusive="")) == []
+    assert findings(slurm("srun -K -c 8 python train.py", cpus_per_task=None)) == []
+
+
+def test_tasks_without_a_number_per_node(slurm, only, findings):
+    found = "Slurm may put the 8 tasks unevenly on the nodes"
+    srun = f"{SRUN} --epochs 3"
+    assert only(slurm(srun, ntasks_per_node=None, ntasks=8), 8, "risky", found) == "#SBATCH --ntasks-per-node=4"
+    instead = only(slurm(srun, nodes=None, ntasks_per_node=None, ntasks=8), 7, "risky", found)
+    assert instead == "#SBATCH --nodes=N, and #SBATCH --ntasks-per-node=N"
+    for nodes, tasks in ((1, 4), (4, 4)):
+        assert findings(slurm(srun, nodes=nodes, ntasks_per_node=None, ntasks=tasks)) == []
+
+
+def test_slurm_does_not_create_the_folder_of_the_output(slurm, only, findings, cwd):
+    text = slurm(SRUN, output="logs/%j.out")
+    assert only(text, 9, "risky", "the folder logs does not exist here") == "mkdir -p logs, before sbatch"
+    (cwd / "logs").mkdir()
+    assert findings(text) == []
+    for output in ("%j.out", "x.out", "%x/%j.out", "/tmp/x.out"):
+        assert findings(slurm(SRUN, output=output)) == []

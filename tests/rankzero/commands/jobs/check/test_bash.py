@@ -1,0 +1,110 @@
+import pytest
+
+from rankzero.commands.jobs.check.bash import commands_of
+
+
+def only(text):
+    """Returns the only command of a script."""
+    (command,) = commands_of(text)
+    return command
+
+
+def words(command):
+    return [word.text for word in command.words]
+
+
+def test_a_command_has_its_words_without_quotes():
+    assert words(only("python train.py --name 'a b' \"c d\" $'e' f\\ g h\"i\"'j'\n")) == [
+        *("python", "train.py", "--name", "a b", "c d", "e", "f g", "hij")
+    ]
+
+
+def test_a_continued_command_begins_at_its_first_line():
+    command = only("\n# comment\nsrun \\\n  --nodes=2 \\\n  python train.py\n")
+    assert (command.line, command.text) == (3, "srun --nodes=2 python train.py")
+    assert words(command) == ["srun", "--nodes=2", "python", "train.py"]
+
+
+def test_comments_and_redirections_are_no_words():
+    assert words(only("python train.py >log 2>&1 # --epochs 3\n")) == ["python", "train.py"]
+
+
+def test_commands_of_lists_pipelines_loops_and_functions_are_found():
+    text = "f() { a; }\nfor x in 1 2; do b $x; done\nif c; then d; fi\ne && g || h | i\n( j ) & k\n"
+    assert [command.program for command in commands_of(text)] == list("abcdeghijk")
+
+
+def test_here_documents_and_command_substitutions_are_not_commands_of_the_script():
+    assert [command.program for command in commands_of("cat <<EOF\nsrun x\nEOF\na=$(srun y)\n")] == ["cat", ""]
+
+
+def test_assignments_are_found():
+    plain, exported, before = commands_of("A=1\nexport B=$A C='2 3'\nD=4 python train.py\n")
+    assert {name: word.text for name, word in plain.assignments.items()} == {"A": "1"} and not plain.is_export
+    assert {name: word.text for name, word in exported.assignments.items()} == {"B": "$A", "C": "2 3"}
+    assert exported.is_export and exported.assignments["B"].expanded == {"A"}
+    assert before.assignments["D"].text == "4" and words(before) == ["python", "train.py"]
+
+
+@pytest.mark.parametrize("prefix", ["exec", "time", "nohup", "command", "exec nohup"])
+def test_a_program_that_runs_the_command_is_no_word_of_it(prefix):
+    assert words(only(f"{prefix} python train.py\n")) == ["python", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("word", "expanded", "substituted"),
+    [
+        ("$A", {"A"}, False),
+        ('"x${A}y$B"', {"A", "B"}, False),
+        ("'$A'", set(), False),
+        ("\\$A", set(), False),
+        ("${A:-$B}", {"A", "B"}, False),
+        ("$((A + 1))", {"A"}, False),
+        ('"$(hostname)"', set(), True),
+        ("`hostname`", set(), True),
+        ("'$(hostname)'", set(), False),
+    ],
+)
+def test_what_the_script_itself_replaces_is_known(word, expanded, substituted):
+    found = only(f"echo {word}\n").words[1]
+    assert (found.expanded, found.substituted) == (expanded, substituted)
+
+
+@pytest.mark.parametrize("shell", ["bash -c", "bash -lc", "sh -c", "/bin/bash -l -c"])
+def test_a_command_in_the_text_of_a_shell_is_found(shell):
+    command = only(f"srun -n 2 {shell} 'torchrun --node_rank $SLURM_NODEID \\\n  train.py'\n")
+    assert words(command) == ["srun", "-n", "2", "torchrun", "--node_rank", "$SLURM_NODEID", "train.py"]
+    assert command.line == 1 and command.words[5].expanded == set()
+
+
+@pytest.mark.parametrize(("variable", "expanded"), [("$SLURM_NODEID", {"SLURM_NODEID"}), ("\\$SLURM_NODEID", set())])
+def test_the_script_replaces_variables_in_a_double_quoted_text_of_a_shell(variable, expanded):
+    command = only(f'srun bash -c "torchrun --node_rank {variable} train.py"\n')
+    assert words(command)[-2:] == ["$SLURM_NODEID", "train.py"] and command.words[3].expanded == expanded
+
+
+@pytest.mark.parametrize(
+    "line", ["ssh n2 'cd x && python train.py'", "ssh -p 22 me@n2 python train.py", "pdsh -w n[1-2] python train.py"]
+)
+def test_a_command_on_another_machine_is_found(line):
+    command = commands_of(line)[-1]
+    assert command.launchers == ["ssh"] and command.script == "train.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("a &\n", "in_background"),
+        ("a | b\n", "piped"),
+        ("a || b\n", "handled"),
+        ("if a; then b; fi\n", "handled"),
+        ("! a\n", "handled"),
+        ("f() { a; }\n", "in_function"),
+    ],
+)
+def test_where_a_command_stands_is_known(text, name):
+    found = {
+        name for name in ("in_background", "piped", "handled", "in_function") if getattr(commands_of(text)[0], name)
+    }
+    assert found == {name}
+    assert not getattr(commands_of("a\n")[0], name)

@@ -1,0 +1,139 @@
+import random
+import re
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from rankzero.commands.jobs.check.checker import check, read_script, report
+from rankzero.messages import RequestError
+from running import REPOSITORY
+
+SCRIPTS = Path(__file__).with_name("scripts")
+RECORDED = Path(__file__).parents[1] / "recorded"
+NO_LIMIT = (2, "without a time limit")
+NO_SIGNAL = (2, "no signal precedes the time limit")
+NO_REQUEUE = (2, "whether the job is requeued")
+OVERWRITES = (2, "a requeued job overwrites")
+TUTORIALS = {
+    "pbs_torchrun_nodeid": [
+        (3, "PBS may put several chunks on one machine"),
+        (11, "$PBS_NODEID does not exist"),
+        (11, "torchrun starts on the first machine only, in a job of 2 chunks"),
+        (11, "two jobs on one machine cannot both use port 29500"),
+    ],
+    "slurm_hostname": [
+        *(NO_SIGNAL, NO_REQUEUE, OVERWRITES),
+        (13, "srun does not inherit --cpus-per-task"),
+        (13, "two jobs on one machine cannot both use port 29400"),
+        (13, "if one task fails"),
+    ],
+    "slurm_scontrol": [
+        *(NO_LIMIT, NO_SIGNAL, NO_REQUEUE, OVERWRITES),
+        (10, "the output of `hostname` with this option"),
+        (13, "srun does not inherit --cpus-per-task"),
+        (13, "two jobs on one machine cannot both use port 29500"),
+        (13, "if one task fails"),
+    ],
+    "mpirun": [
+        (2, "two jobs on one machine cannot both use port 1234"),
+        (3, "Open MPI does not pass NCCL_DEBUG"),
+        (4, "Open MPI binds each process to one core"),
+    ],
+    "launch_pair": [
+        (2, "node rank 0 waits for node rank 1"),
+        (2, "two jobs on one machine cannot both use port 1234"),
+        (2, "torch.distributed.launch is deprecated"),
+        (3, "two jobs on one machine cannot both use port 1234"),
+        (3, "torch.distributed.launch is deprecated"),
+    ],
+    "slurm_python": [
+        *(NO_SIGNAL, NO_REQUEUE, OVERWRITES),
+        (2, "each task gets one core, unless the site"),
+        (7, "`conda activate` fails"),
+        (8, "#SBATCH after the first command (line 7) is ignored"),
+        (9, "one process starts, on the first node, in a job of 2 nodes with 4 tasks each"),
+    ],
+}
+"""Script in the style of public tutorials -> line and beginning of each finding."""
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_the_findings_in_a_script_of_a_tutorial(name):
+    findings = check(read_script(str(SCRIPTS / f"{name}.sh")))
+    expected = TUTORIALS[name]
+    assert len(findings) == len(expected), findings
+    for line, beginning in expected:
+        assert any(item.line == line and item.found.startswith(beginning) for item in findings), (line, beginning)
+
+
+def test_each_script_of_a_tutorial_has_expected_findings():
+    assert {path.stem for path in SCRIPTS.glob("*.sh")} == TUTORIALS.keys()
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.sh")), ids=lambda path: path.stem)
+def test_a_script_that_submit_writes_is_not_wrong(path):
+    """The minimal scripts have no time limit and no number of cores; the folder of the output is on no test machine."""
+    accepted = (
+        "without a time limit",
+        "without a walltime",
+        "each task gets one core",
+        "the folder /home/user/project/",
+    )
+    assert [item for item in check(read_script(str(path))) if not item.found.startswith(accepted)] == []
+
+
+def test_the_report_names_file_and_line_and_what_to_write(tmp_path):
+    assert report("x.sh", check("python train.py\n")) == "x.sh: nothing wrong or risky was found"
+    text = report("x.sh", check("mpirun -np 2 python train.py\n"))
+    assert text.splitlines() == [
+        "x.sh:1: risky: Open MPI binds each process to one core (up to two processes) or one socket",
+        "  write  mpirun --bind-to none ...",
+        "0 wrong, 1 risky",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (None, "cannot read this file: No such file or directory"),
+        (b"\xff\xfe", "cannot read this file: not a text file"),
+        (b"\0", "not a job script"),
+        (b"#" * 1_000_001, "not a job script"),
+        (
+            b"#!/usr/bin/env python3\nimport torch\n",
+            "only scripts of bash or sh can be checked, not #!/usr/bin/env python3",
+        ),
+        (b"if true; then\n", "bash finds an error: line 2: syntax error: unexpected end of file"),
+    ],
+)
+def test_a_file_that_cannot_be_checked_is_refused(tmp_path, content, found):
+    path = tmp_path / "job.sh"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RequestError) as error:
+        read_script(str(path))
+    assert error.value.asked == f"--check {path}" and error.value.found.startswith(found)
+
+
+def test_the_documentation_shows_the_findings_in_its_script():
+    text = (REPOSITORY / "docs/jobs.md").read_text()
+    script = re.search(r"^```bash\n# job.sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+    assert indent(report("job.sh", check(script)), " " * 4) in text
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="Is a directory"):
+        read_script(str(tmp_path))
+
+
+def test_no_text_fails_the_check():
+    generator = random.Random(0)
+    texts = [path.read_text() for path in (*SCRIPTS.glob("*.sh"), *RECORDED.glob("*.sh"))]
+    for _ in range(100):
+        text = generator.choice(texts)
+        for _ in range(generator.randint(1, 8)):
+            at = generator.randrange(len(text))
+            new = generator.choice(["'", '"', "$(", "`", "\\\n", "{", "=", "#SBATCH --", "#PBS -l ", "\x00", "é", ""])
+            text = text[:at] + new + text[at + generator.randint(0, 30) :]
+        assert all(1 <= item.line <= len(text.split("\n")) for item in check(text))

@@ -1,0 +1,68 @@
+import pytest
+
+from rankzero.commands.jobs.check.bash import commands_of
+
+
+def command(text):
+    return commands_of(text)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "launchers"),
+    [
+        ("python train.py", []),
+        ("srun python train.py", ["srun"]),
+        ("/usr/bin/srun --nodes=2 /env/bin/torchrun train.py", ["srun", "torchrun"]),
+        ("python -m torch.distributed.run train.py", ["torchrun"]),
+        ("python -u -m torch.distributed.launch train.py", ["torchrun"]),
+        ("mpiexec.hydra -n 2 python train.py", ["mpirun"]),
+        ("pbsdsh -- /env/bin/torchrun train.py", ["pbsdsh", "torchrun"]),
+        ("python train.py --launcher torchrun", []),
+        ("srun --job-name srun python train.py", ["srun"]),
+    ],
+)
+def test_the_launchers_are_found_from_the_outermost_on(text, launchers):
+    assert command(text).launchers == launchers
+
+
+@pytest.mark.parametrize(
+    ("text", "trains"),
+    [
+        ("python train.py", True),
+        ("/env/bin/python3.11 -u train.py", True),
+        ("python -m rankzero fit", True),
+        ("$PYTHON train.py", True),
+        ("${PYTHON_EXE} -u train.py", True),
+        ("torchrun train.py", True),
+        ("srun ./run.sh", True),
+        ("srun bash run.sh", True),
+        ("bash run.sh", False),
+        ("accelerate launch train.py", True),
+        ("srun hostname", False),
+        ("python -m pip install x", False),
+        ("python -m venv env", False),
+        ("python -c 'import torch'", False),
+        ("pip install -r x.py", False),
+        ("cp train.py x", False),
+        ("A=1", False),
+    ],
+)
+def test_whether_a_command_trains(text, trains):
+    assert command(text).trains is trains
+
+
+def test_options_belong_to_their_launcher():
+    found = command("srun -N2 --ntasks 4 torchrun --nnodes=2 --nproc_per_node 8 train.py --nodes 3 --x=1")
+    assert found.option("srun", "--nodes", "-N").text == "2"
+    assert found.option("srun", "--ntasks", "-n").text == "4"
+    assert found.option("srun", "--nnodes") is None
+    assert found.option("torchrun", "--nproc-per-node").text == "8"
+    assert found.option("torchrun", "--nodes") is None
+    assert found.option("script", "--nodes").text == "3"
+    assert found.option("mpirun", "-np") is None
+
+
+def test_a_short_option_with_its_value_is_read():
+    assert command("srun -c8 python train.py").option("srun", "--cpus-per-task", "-c").text == "8"
+    assert command("srun -c 8 python train.py").option("srun", "--cpus-per-task", "-c").text == "8"
+    assert command("mpirun -np 8 python train.py").option("mpirun", "-n", "-np").text == "8"

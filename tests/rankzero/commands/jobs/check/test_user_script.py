@@ -1,0 +1,63 @@
+import pytest
+
+from rankzero.commands.jobs.check.user_script import UserScript
+
+
+@pytest.mark.parametrize(
+    ("text", "scheduler"),
+    [("#!/bin/bash\n#SBATCH -N 2\n", "slurm"), ("#PBS -N x\n#SBATCH -N 2\n", "pbs"), ("# SBATCH -N 2\n", ""), ("", "")],
+)
+def test_the_scheduler_is_that_of_the_first_directive(text, scheduler):
+    assert UserScript(text).scheduler == scheduler
+
+
+def test_a_directive_after_the_first_command_does_not_count():
+    script = UserScript("#!/bin/bash\n#SBATCH -N 2\n\n# text\n#SBATCH -N 3\ncd x\n#SBATCH -N 4\n")
+    assert script.directive("nodes").value == "3" and script.first_command == 6
+    assert [item.value for item in script.all_directives] == ["2", "3", "4"]
+
+
+def test_python_without_a_launcher_does_not_train_beside_commands_with_one():
+    script = UserScript("python prepare.py\nsrun python train.py\n")
+    assert [command.line for command in script.training] == [2]
+    assert [command.line for command in UserScript("python prepare.py\npython train.py\n").training] == [1, 2]
+
+
+def test_variables_of_the_script_are_replaced_by_their_last_value():
+    script = UserScript("A=1\nB=x$A\nA=2\nC=9 env\necho $B ${C} ${A}\n")
+    command = script.commands[-1]
+    assert script.resolved("$B-${A}-$C-$D", command) == "x2-2-$C-$D"
+    assert script.assignment("A", command) == (3, "2") and script.assignment("C", command) is None
+
+
+def test_a_variable_that_contains_itself_is_replaced_finitely_often():
+    script = UserScript("PATH=$PATH:/x\necho $PATH\n")
+    assert script.resolved("$PATH", script.commands[-1]).startswith("$PATH:/x")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("4", 4), ("$N", 3), ("$SLURM_NNODES", 2), ("${SLURM_JOB_NUM_NODES}", 2), ("$UNKNOWN", None), ("2-4", None)],
+)
+def test_numbers_are_known_if_the_script_tells_them(text, number):
+    script = UserScript("#SBATCH --nodes=2\nN=3\necho\n")
+    assert script.count(text, script.commands[-1]) == number
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'CMD="torchrun --nnodes=2 train.py"\nsrun $CMD',
+        'L="torchrun --nnodes=2"\nCMD="$L train.py"\nsrun bash -c "$CMD"',
+        'ARGS=(\n  --nnodes=2  # machines\n)\nsrun torchrun "${ARGS[@]}" train.py',
+    ],
+)
+def test_a_command_in_a_variable_is_read(lines):
+    (command,) = UserScript(lines).training
+    assert command.launchers == ["srun", "torchrun"] and command.option("torchrun", "--nnodes").text == "2"
+    assert command.script == "train.py"
+
+
+def test_a_variable_of_one_word_stays_a_variable():
+    (command,) = UserScript("N=2\nsrun torchrun --nnodes $N train.py").training
+    assert command.option("torchrun", "--nnodes").text == "$N"
