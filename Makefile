@@ -6,7 +6,7 @@ LOWEST := $(VENV)-lowest
 UNIT   := tests/rankzero tests/lightning_modules tests/data_modules tests/test_imports.py
 ARGS   ?=
 
-.PHONY: fit install test test-system test-lowest test-processors lint types check bench soak starts system-tools clean
+.PHONY: fit install test test-system test-lowest test-processors lint types check bench soak starts system-tools image-tools clean
 
 fit: install                      ## train the default: a small ResNet on handwritten digits
 	$(BIN)/python launch/fit.py $(ARGS)
@@ -73,6 +73,10 @@ starts: install                   ## starts and ends, counted: 100 under torchru
 system-tools:                     ## the Debian packages that system tests use (as root)
 	apt-get update
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge openmpi-bin mpich iproute2 strace shellcheck openssh-server dataset-fashion-mnist
+
+image-tools:                      ## the Debian packages that `make test-image` uses (as root)
+	apt-get update
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends buildah debootstrap
 
 clean:
 	rm -rf $(VENV) $(LOWEST) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -39,6 +39,7 @@ REQUIREMENTS = {
     "strace": ("strace", "make system-tools"),
     "shellcheck": ("shellcheck", "make system-tools"),
     "ssh": ("sshd", "make system-tools"),
+    "buildah": ("buildah", "make image-tools"),
     "fashion-mnist": ("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz", "make system-tools"),
 }
 """Part that a machine may lack -> a program or file that proves its presence, and the command that installs it."""

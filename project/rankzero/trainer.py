@@ -31,6 +31,7 @@ from rankzero.training import fit_loop
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from rankzero.training.callbacks.failure import ReportFailure
 from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes
+from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
 from rankzero.training.callbacks.learning_rate import LearningRate
 from rankzero.training.callbacks.progress import progress_callbacks
 from rankzero.training.callbacks.sample_ledger import SampleLedger
@@ -221,6 +222,7 @@ class Trainer(pl.Trainer):
         fit_loop.fit_loop_of(self).extra_subscribers += [
             TimeLimit(channel, WallTime(attempt_deadline(arguments["time_limit"], launch)), self._checkpointing),
             StopAtSafePoint(channel, self._checkpointing),
+            HeldCheckpoint(channel, self._checkpointing),
         ]
         epoch_averages.install(self)
 
@@ -274,18 +276,13 @@ class Trainer(pl.Trainer):
         limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
         run = PlannedRun(model, data, self.plan, flattened(config), self.run.path.parent, self._keep, limits)
         check_before_fit(self._preflight, self.session, run)
-        attempt = Attempt(
-            self.run,
-            options,
-            self._stored_config,
-            self,
-            self.plan,
-            self.outcome,
-            lambda: Figures(self._throughput.samples, self._throughput.samples_per_second, self._ledger.entries),
-            self.session,
-        )
+        attempt = Attempt(self.run, options, config, self, self.plan, self.outcome, self._figures, self.session)
         self._found_settings.awaits_checkpoint = attempt.checkpoint is not None
         return attempt
+
+    def _figures(self) -> Figures:
+        """Returns what the summary of the run states about its samples."""
+        return Figures(self._throughput.samples, self._throughput.samples_per_second, self._ledger.entries)
 
     def _checkpoint_metadata(self) -> dict[str, Any]:
         """Returns the metadata of the run that a checkpoint stores beside the state."""

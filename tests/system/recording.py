@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -198,3 +199,21 @@ class KillAt(Callback):
     def on_train_batch_end(self, trainer, *arguments) -> None:
         if trainer.global_step == self.step and trainer.global_rank == self.rank:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillInStep(Callback):
+    """Requests a stop of a run at the start of a step, and kills all its ranks before the step ends.
+
+    Args:
+        step: Number of steps before it.
+        seconds: Time between the two signals.
+    """
+
+    def __init__(self, step: int, seconds: float) -> None:
+        self.step, self.seconds = step, seconds
+
+    def on_train_batch_start(self, trainer, *arguments) -> None:
+        if trainer.global_step == self.step:
+            if trainer.global_rank == trainer.world_size - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            threading.Timer(self.seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()

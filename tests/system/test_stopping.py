@@ -140,3 +140,22 @@ def test_a_run_stops_before_its_time_limit_and_starts_no_step_that_does_not_fit(
     assert printed.count("the time limit: stopping") == 1
     assert "the time limit is too short for a single step" in printed
     assert summary(user_folder, "x")["steps"] == stopped["steps"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_run_that_is_killed_in_a_slow_step_has_saved_the_step_before(forks: Forks, user_folder, world):
+    """As a queue does that kills a job a few seconds after SIGTERM."""
+    arguments = (*CLASSES, "--model.dropout", "0.2", "--model.pause", "2.1", "--data.noise", "0.1")
+    arguments += ("--data.count", "112", "--epochs", "1", "--global_batch_size", "16", "--save_every", "100000")
+    forks.fit(*arguments, "--run", "whole", folder=user_folder, world=world)
+    expected = recorded_samples(user_folder)
+    for file in user_folder.glob("noted-*"):
+        file.unlink()
+    kill = ("--trainer.callbacks", "recording.KillInStep", "--trainer.callbacks.step", "4")
+    kill += ("--trainer.callbacks.seconds", "1.2")
+    forks.fit(*arguments, *kill, "--run", "x", folder=user_folder, world=world, code=-signal.SIGKILL)
+    assert [path.name for path in (user_folder / "runs/x/checkpoints").iterdir()] == ["step-00000004"]
+    drop_unsaved_records(user_folder, "x")
+    forks.fit(*arguments, "--run", "x", folder=user_folder, world=world)
+    assert recorded_samples(user_folder) == expected
+    check_equals_uninterrupted(user_folder, "x")

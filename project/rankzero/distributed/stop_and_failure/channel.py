@@ -49,6 +49,7 @@ class ControlChannel:
 
     Attributes:
         monitor: Reports what the main thread is doing, and acts on a hang.
+        on_stop: Called on rank zero in a separate thread when a stop is requested, before the step ends.
         on_abort: Called with the cause, in a separate thread, before this process is terminated after a failure.
         describe_exit: Describes how a rank ended, as text that follows the rank's name; empty if that is unknown.
     """
@@ -62,6 +63,7 @@ class ControlChannel:
     ) -> None:
         self.launch, self.members, self.rank = launch, members, launch.rank or 0
         self.monitor = Monitor(lambda cause: self._terminate(cause, True))
+        self.on_stop: Callable[[], None] = lambda: None
         self.on_abort: Callable[[str], None] = lambda cause: None
         self.describe_exit: Callable[[int], str] = lambda rank: ""
         self._position, self._silences = -1, 0
@@ -158,9 +160,10 @@ class ControlChannel:
         return self._stop_reason if self._position >= self._stop_at else None
 
     def _confirm_stop(self, reason: str) -> None:
-        """Confirms the stop request to the user at once."""
+        """Confirms the stop request to the user at once, and lets rank zero save what it holds in memory."""
         stop_point = "after this step" if self._position >= 0 else "before the first step"
         print_error(f"{reason}: stopping {stop_point}" + "; send it again to stop immediately" * (reason == "SIGINT"))
+        threading.Thread(target=self.on_stop, name="on stop", daemon=True).start()
 
     # Failures
 

@@ -1,5 +1,6 @@
 """Lightning plugin that saves and reads checkpoints: Rankzero's directories and Lightning's .ckpt files."""
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         trusted_sha256: sha256 of a state that may run code because rank zero found that a run of this user wrote it.
         folder: Folder of the run's checkpoints; None means any folder. A thread writes them from a copy while training
             continues. A directory elsewhere is written before `save_checkpoint` returns.
+        holds: Whether `save_checkpoint` keeps a checkpoint in `folder` in memory, for `write_held`, and writes nothing.
         last_seconds: Duration of the last save in `folder`, from the copy until it was on the disk; at first None.
     """
 
@@ -41,7 +43,10 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         self.trusted_sha256 = ""
         self.folder: Path | None = None
         self.last_seconds: float | None = None
+        self.holds = False
         self._snapshots, self._writer = Snapshots(), BackgroundWriter()
+        self._held: tuple[dict[str, Any], Path] | None = None
+        self._lock = threading.Lock()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         if "://" in str(path):
@@ -53,12 +58,30 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
                 write_state(checkpoint, temporary)
             return
         checkpoint = with_plain_hyper_parameters(checkpoint)
-        self.wait()
-        started = time.monotonic()
         if self.folder is not None and target.parent != self.folder:
+            self.wait()
             write_directory(checkpoint, target)
-        else:
+            return
+        with self._lock:
+            if self.holds:
+                self._hold(checkpoint, target)
+                return
+            self._writer.wait()
+            self._held, started = None, time.monotonic()  # the copies share their memory
             self._writer.start(partial(self._commit_or_report, self._snapshots.take(checkpoint), target, started))
+
+    def _hold(self, checkpoint: dict[str, Any], target: Path) -> None:
+        """Replaces the held checkpoint, unless an earlier copy is being written."""
+        if not self._writer.is_busy:
+            self._held = None
+            self._held = self._snapshots.take(checkpoint), target
+
+    def write_held(self) -> None:
+        """Starts to write the held checkpoint, if there is one. Any thread may call."""
+        with self._lock:
+            if self._held is not None and not self._held[1].exists():
+                held, self._held = self._held, None
+                self._writer.start(partial(self._commit_or_report, *held, time.monotonic()))
 
     def wait(self) -> None:
         """Waits until no save is running."""
@@ -81,7 +104,8 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
 
     def teardown(self) -> None:
         self.wait()
-        self._snapshots = Snapshots()
+        with self._lock:
+            self._held, self._snapshots = None, Snapshots()
 
     def _commit_or_report(self, checkpoint: dict[str, Any], path: Path, started: float) -> None:
         try:

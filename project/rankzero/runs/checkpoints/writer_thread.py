@@ -16,6 +16,11 @@ class BackgroundWriter:
         self._thread = threading.Thread(target=task, name="rankzero-writer", daemon=False)
         self._thread.start()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a task is running."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Waits until no task is running; returns at once if a task itself calls this."""
         thread = self._thread

@@ -154,15 +154,32 @@ class CheckpointCallback(LoopCallback, Checkpoint):
     def save(self, trainer: Trainer) -> None:
         """Saves, unless the current position is already saved. All ranks must call."""
         self._is_due, self.clock_checked_at = False, time.monotonic()
+        if self._write(trainer):
+            self.saved_position = self._position(trainer)
+
+    def hold(self, trainer: Trainer) -> None:
+        """Keeps a checkpoint in memory, for `write_held`, unless the position is already saved. All ranks must call."""
+        self._io.holds = True
+        try:
+            self._write(trainer)
+        finally:
+            self._io.holds = False
+
+    def write_held(self) -> None:
+        """Writes the checkpoint that rank zero holds in memory, if any, in the background. Any thread may call."""
+        self._io.write_held()
+
+    def _write(self, trainer: Trainer) -> bool:
+        """Passes a checkpoint to the checkpoint plugin; returns False if the position is already saved."""
         if self._position(trainer) == self.saved_position or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
+            return False
         fit_loop_of(trainer).epoch_loop.flush_metrics()
         if trainer.is_global_zero:
             self.run.assert_owner()
         for logger in trainer.loggers:  # values logged before the checkpoint must be on disk before it
             logger.flush() if isinstance(logger, DurableTensorBoardLogger) else logger.save()
         trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
-        self.saved_position = self._position(trainer)
+        return True
 
     def save_and_wait(self, trainer: Trainer) -> None:
         """Saves and waits until the checkpoint is on disk; retries a failed save once. All ranks must call.

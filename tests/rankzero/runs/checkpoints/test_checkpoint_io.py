@@ -163,3 +163,74 @@ def test_a_background_save_writes_the_same_content_as_torch_save(tmp_path):
     assert (tmp_path / "step-1" / STATE).stat().st_size == pytest.approx(
         (tmp_path / "plain.pt").stat().st_size, abs=512
     )
+
+
+@pytest.fixture
+def io(tmp_path):
+    """Returns a checkpoint plugin that writes in the background, below `tmp_path`."""
+    plugin = DirectoryCheckpointIO()
+    plugin.folder = tmp_path
+    return plugin
+
+
+def hold(io, step):
+    io.holds = True
+    io.save_checkpoint(content(step), io.folder / f"step-{step:08d}")
+    io.holds = False
+
+
+def test_a_held_checkpoint_is_written_on_request(io, tmp_path):
+    hold(io, 10)
+    hold(io, 20)
+    io.wait()
+    assert names(tmp_path) == []
+    io.write_held()
+    io.write_held()
+    io.wait()
+    assert names(tmp_path) == ["step-00000020"] and verify(tmp_path / "step-00000020") is None
+    assert torch.equal(load(tmp_path / "step-00000020")["w"], torch.full((3,), 20))
+
+
+def test_without_a_held_checkpoint_nothing_is_written(io, tmp_path):
+    io.write_held()
+    io.wait()
+    assert names(tmp_path) == []
+
+
+def test_a_save_replaces_the_held_checkpoint(io, tmp_path):
+    hold(io, 10)
+    io.save_checkpoint(content(20), tmp_path / "step-00000020")
+    io.write_held()
+    io.wait()
+    assert names(tmp_path) == ["step-00000020"]
+
+
+def test_a_held_checkpoint_that_exists_is_not_written_again(io, tmp_path):
+    path = save(tmp_path, 10)
+    before = (path / STATE).stat().st_mtime_ns
+    hold(io, 10)
+    io.write_held()
+    io.wait()
+    assert (path / STATE).stat().st_mtime_ns == before
+
+
+def test_nothing_is_held_while_an_earlier_copy_is_written(io, tmp_path):
+    """The copies share their memory."""
+    may_end, written = threading.Event(), []
+    io.on_committed = lambda path: may_end.wait(30) and written.append(path.name)
+    io.save_checkpoint(content(10), tmp_path / "step-00000010")
+    hold(io, 20)
+    io.write_held()
+    may_end.set()
+    io.wait()
+    assert written == names(tmp_path) == ["step-00000010"]
+
+
+def test_the_held_checkpoint_does_not_change_with_the_state(io, tmp_path):
+    state = content(10)
+    io.holds = True
+    io.save_checkpoint(state, tmp_path / "step-00000010")
+    state["w"].fill_(99)
+    io.write_held()
+    io.wait()
+    assert torch.equal(load(tmp_path / "step-00000010")["w"], torch.full((3,), 10))

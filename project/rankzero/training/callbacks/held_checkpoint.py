@@ -1,0 +1,92 @@
+"""Copies the state in memory while steps are slow, so that a stop request can save before a step ends."""
+
+import math
+import time
+
+from lightning.pytorch import Trainer
+
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.training.callbacks.checkpointing import CheckpointCallback
+from rankzero.training.callbacks.time_limit import next_steps
+from rankzero.training.callbacks.wall_time import StepKind
+from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.hooks import LoopHooks
+
+SLOW_SECONDS = 2.0
+"""Duration from which on a step is slow. PBS by default kills a job 10 seconds after SIGTERM."""
+
+COPY_SHARE = 0.02
+"""Greatest share of the training time that the copies may take."""
+
+CHECK_SECONDS = 10.0
+"""Approximate time between two agreements on which steps are slow; each is a broadcast from rank zero."""
+
+MAX_CHECK_STEPS = 256
+"""Greatest number of steps between two agreements. Validations and the ends of epochs are followed by one too."""
+
+
+class HeldCheckpoint(LoopHooks):
+    """Holds a checkpoint in memory before each slow step, and writes it when a stop is requested.
+
+    A run stops and saves after a step. If the step, or a validation after it, takes longer than the time between
+    SIGTERM and SIGKILL, that is too late. Without slow steps nothing is copied. All ranks must have it, after the
+    callback that stops the run.
+
+    Args:
+        control_channel: Tells rank zero that a stop is requested.
+        checkpoint_callback: Holds and writes the checkpoints; None if checkpoints are disabled.
+    """
+
+    def __init__(self, control_channel: ControlChannel, checkpoint_callback: CheckpointCallback | None) -> None:
+        self.control_channel, self.checkpoint_callback = control_channel, checkpoint_callback
+        self._started_at: float | None = None
+        self._measured: dict[StepKind, float] = {}
+        self._slow: dict[StepKind, float] = {}
+        self._epoch_kind: StepKind | None = None
+        self._copy_seconds = 0.0
+        self._steps_to_check = 2  # the first step is slower than the others, for example because it compiles
+        self._steps_since_copy = self._steps_between_copies = 0
+
+    def needs(self, hook: str) -> bool:
+        return self.checkpoint_callback is not None
+
+    def on_ready(self, trainer: Trainer) -> None:
+        if self.checkpoint_callback:
+            self.control_channel.on_stop = self.checkpoint_callback.write_held
+
+    def on_epoch_done(self, trainer: Trainer) -> None:
+        has_validated = fit_loop_of(trainer).epoch_loop.has_validated
+        self._epoch_kind = StepKind.VALIDATION if has_validated else StepKind.EPOCH
+
+    def on_safe_point(self, trainer: Trainer) -> None:
+        """Holds a checkpoint if the next step is slow. All ranks must call."""
+        now = time.monotonic()
+        if self._started_at is not None:
+            self._measure(trainer, now - self._started_at)
+        if self._slow and not fit_loop_of(trainer).done:
+            self._steps_since_copy += 1
+            kind = next_steps(trainer)[0]
+            is_due = kind is StepKind.VALIDATION or self._steps_since_copy >= self._steps_between_copies
+            is_slow = kind in self._slow or StepKind.PLAIN in self._slow  # every kind includes a plain step
+            if is_slow and is_due and self.checkpoint_callback:
+                self.checkpoint_callback.hold(trainer)
+                self._steps_since_copy, self._steps_to_check = 0, 1
+                self._copy_seconds = time.monotonic() - now
+        self._started_at = time.monotonic()
+
+    def _measure(self, trainer: Trainer, seconds: float) -> None:
+        """Records the duration of the step that has ended; sometimes agrees with all ranks on what is slow."""
+        kind, self._epoch_kind = self._epoch_kind or StepKind.PLAIN, None
+        if fit_loop_of(trainer).epoch_loop.has_validated:
+            kind = StepKind.VALIDATION
+        if seconds >= SLOW_SECONDS or self._measured:
+            self._measured[kind] = seconds
+        self._steps_to_check -= 1
+        if self._steps_to_check <= 0 or kind is not StepKind.PLAIN:
+            slow = {kind.name: seconds for kind, seconds in self._measured.items() if seconds >= SLOW_SECONDS}
+            steps = min(MAX_CHECK_STEPS, max(1, int(CHECK_SECONDS / max(seconds, 1e-6))))
+            agreed = trainer.strategy.broadcast((slow, self._copy_seconds, steps))
+            slow, copy_seconds, self._steps_to_check = agreed
+            self._slow = {StepKind[name]: seconds for name, seconds in slow.items()}
+            step_seconds = self._slow.get(StepKind.PLAIN, math.inf)
+            self._steps_between_copies = math.ceil(copy_seconds / (COPY_SHARE * step_seconds))
