@@ -22,7 +22,7 @@ CHECK_SECONDS = 10.0
 """Approximate time between two agreements on which steps are slow; each is a broadcast from rank zero."""
 
 MAX_CHECK_STEPS = 256
-"""Greatest number of steps between two agreements. Validations and the ends of epochs are followed by one too."""
+"""Greatest number of steps between two agreements. The end of an epoch is followed by one too."""
 
 
 class HeldCheckpoint(LoopHooks):
@@ -39,12 +39,12 @@ class HeldCheckpoint(LoopHooks):
 
     def __init__(self, control_channel: ControlChannel, checkpoint_callback: CheckpointCallback | None) -> None:
         self.control_channel, self.checkpoint_callback = control_channel, checkpoint_callback
-        self._started_at: float | None = None
+        self._started_at = math.inf
         self._measured: dict[StepKind, float] = {}
         self._slow: dict[StepKind, float] = {}
         self._epoch_kind: StepKind | None = None
         self._copy_seconds = 0.0
-        self._steps_to_check = 2  # the first step is slower than the others, for example because it compiles
+        self._steps_to_check = 3  # the first step may compile; a safe point precedes it
         self._steps_since_copy = self._steps_between_copies = 0
 
     def needs(self, hook: str) -> bool:
@@ -61,32 +61,30 @@ class HeldCheckpoint(LoopHooks):
     def on_safe_point(self, trainer: Trainer) -> None:
         """Holds a checkpoint if the next step is slow. All ranks must call."""
         now = time.monotonic()
-        if self._started_at is not None:
-            self._measure(trainer, now - self._started_at)
-        if self._slow and not fit_loop_of(trainer).done:
+        seconds, self._started_at = now - self._started_at, now
+        if seconds >= SLOW_SECONDS or self._measured:
+            has_validated = fit_loop_of(trainer).epoch_loop.has_validated
+            kind = StepKind.VALIDATION if has_validated else StepKind.PLAIN
+            self._measured[self._epoch_kind or kind] = seconds
+        self._steps_to_check -= 1
+        if self._steps_to_check <= 0 or self._epoch_kind:
+            self._agree(trainer, seconds)
+        if self._slow and self.checkpoint_callback and not fit_loop_of(trainer).done:
             self._steps_since_copy += 1
             kind = next_steps(trainer)[0]
-            is_due = kind is StepKind.VALIDATION or self._steps_since_copy >= self._steps_between_copies
             is_slow = kind in self._slow or StepKind.PLAIN in self._slow  # every kind includes a plain step
-            if is_slow and is_due and self.checkpoint_callback:
+            if is_slow and (kind is StepKind.VALIDATION or self._steps_since_copy >= self._steps_between_copies):
                 self.checkpoint_callback.hold(trainer)
                 self._steps_since_copy, self._steps_to_check = 0, 1
-                self._copy_seconds = time.monotonic() - now
-        self._started_at = time.monotonic()
+                self._started_at = time.monotonic()
+                self._copy_seconds = self._started_at - now
 
-    def _measure(self, trainer: Trainer, seconds: float) -> None:
-        """Records the duration of the step that has ended; sometimes agrees with all ranks on what is slow."""
-        kind, self._epoch_kind = self._epoch_kind or StepKind.PLAIN, None
-        if fit_loop_of(trainer).epoch_loop.has_validated:
-            kind = StepKind.VALIDATION
-        if seconds >= SLOW_SECONDS or self._measured:
-            self._measured[kind] = seconds
-        self._steps_to_check -= 1
-        if self._steps_to_check <= 0 or kind is not StepKind.PLAIN:
-            slow = {kind.name: seconds for kind, seconds in self._measured.items() if seconds >= SLOW_SECONDS}
-            steps = min(MAX_CHECK_STEPS, max(1, int(CHECK_SECONDS / max(seconds, 1e-6))))
-            agreed = trainer.strategy.broadcast((slow, self._copy_seconds, steps))
-            slow, copy_seconds, self._steps_to_check = agreed
-            self._slow = {StepKind[name]: seconds for name, seconds in slow.items()}
-            step_seconds = self._slow.get(StepKind.PLAIN, math.inf)
-            self._steps_between_copies = math.ceil(copy_seconds / (COPY_SHARE * step_seconds))
+    def _agree(self, trainer: Trainer, seconds: float) -> None:
+        """Tells all ranks which kinds of steps are slow on rank zero, given the duration of the last step."""
+        self._epoch_kind = None
+        slow = {kind.name: seconds for kind, seconds in self._measured.items() if seconds >= SLOW_SECONDS}
+        steps = min(MAX_CHECK_STEPS, max(1, int(CHECK_SECONDS / max(seconds, 1e-6))))
+        slow, copy_seconds, self._steps_to_check = trainer.strategy.broadcast((slow, self._copy_seconds, steps))
+        self._slow = {StepKind[name]: seconds for name, seconds in slow.items()}
+        step_seconds = self._slow.get(StepKind.PLAIN, math.inf)
+        self._steps_between_copies = math.ceil(copy_seconds / (COPY_SHARE * step_seconds))
