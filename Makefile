@@ -6,7 +6,7 @@ LOWEST := $(VENV)-lowest
 UNIT   := tests/rankzero tests/lightning_modules tests/data_modules tests/test_imports.py
 ARGS   ?=
 
-.PHONY: fit install test test-system test-lowest test-processors lint types check bench soak starts system-tools image-tools clean
+.PHONY: fit install test test-system test-lowest test-processors lint types check bench soak test-image containers/requirements.txt starts system-tools image-tools clean
 
 fit: install                      ## train the default: a small ResNet on handwritten digits
 	$(BIN)/python launch/fit.py $(ARGS)
@@ -65,6 +65,12 @@ bench: install                   ## every claim of speed beside loops written by
 
 soak: install                    ## campaigns: stops, kills and faults at every place, on a real Slurm too (as root)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
+
+test-image: install               ## builds the images of containers/ with buildah, and trains in them; 15 minutes (as root)
+	$(BIN)/python -m pytest -m soak --timeout 3000 tests/system/test_image.py $(ARGS)
+
+containers/requirements.txt: install ## pins the installed version of each package that Rankzero needs
+	$(BIN)/python .ci/pinned.py > $@
 
 starts: install                   ## starts and ends, counted: 100 under torchrun, 50 under srun (as root)
 	$(BIN)/python tests/soak/starts.py --launcher torchrun --count 100
