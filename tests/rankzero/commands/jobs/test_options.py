@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from rankzero.commands.jobs.command_line import SWITCHES, parse
+from rankzero.commands.jobs.command_line import FILES, SWITCHES, parse
 from rankzero.commands.jobs.options import (
     LISTS,
     SUBMIT_FLAGS,
@@ -127,7 +127,7 @@ def test_a_virtual_environment_is_not_accepted_where_only_a_container_can_run():
 def test_the_help_lists_every_flag_and_action():
     lines = help_text().splitlines()
     listed = [match[1] for line in lines if (match := re.match(r"  --(\w+)", line))]
-    assert listed == [*FLAGS, "site", *(name for name in SWITCHES if name != "help")]
+    assert listed == [*FLAGS, *FILES, *(name for name in SWITCHES if name != "help")]
     for action in ("status", "log", "stop", "resume"):
         assert any(line.startswith(f"  {action} NAME ") for line in lines)
 

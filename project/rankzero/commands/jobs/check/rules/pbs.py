@@ -58,9 +58,9 @@ def missing_variables(script: UserScript) -> Iterator[Finding]:
 def working_folder(script: UserScript) -> Iterator[Finding]:
     """Relative paths in a job that starts in the home folder."""
     for command in script.training:
-        moved = any(other.program in ("cd", "pushd") for other in script.before(command))
+        moved = any(word.text in ("cd", "pushd") for other in script.before(command) for word in other.words)
         relative = command.script.endswith(".py") and not command.script.startswith(("/", "$", "~"))
-        if relative and not moved and script.directive("d", "w") is None:
+        if relative and not moved and script.directive("d", "w", "wd") is None:
             where = "tasks of pbsdsh start" if "pbsdsh" in command.launchers else "the job starts"
             instead = 'cd "$PBS_O_WORKDIR"'
             if "pbsdsh" in command.launchers:

@@ -46,14 +46,15 @@ def shape(script: UserScript, command: Command) -> Shape:
 
 def _gpus_per_node(script: UserScript, nodes: int | None, tasks: int | None) -> int | None:
     """Returns the number of GPUs per node; 0 without a request, None if it is unknown."""
-    factors = {"gpus-per-node": (1, 1), "gres": (1, 1), "gpus": (1, nodes), "gpus-per-task": (tasks, 1)}
-    for name, (factor, divisor) in factors.items():
-        directive = script.directive(name)
-        if directive is None or (name == "gres" and "gpu" not in directive.value):
-            continue
-        count = re.search(r"(?:^|:)([0-9]+)$", directive.value)
-        if name == "gres" and directive.value == "gpu":
-            return 1
+    gres = script.directive("gres")
+    of_gres = next((part for part in gres.value.split(",") if part.startswith("gpu")), None) if gres else None
+    if of_gres == "gpu":
+        return 1
+    factors = {"gpus-per-node": (1, 1), "gpus": (1, nodes), "gpus-per-task": (tasks, 1)}
+    requests: list[tuple[str, int | None, int | None]] = [(of_gres, 1, 1)] if of_gres else []
+    requests += [(found.value, *factors[name]) for name in factors if (found := script.directive(name))]
+    for value, factor, divisor in requests:
+        count = re.search(r"(?:^|:)([0-9]+)$", value)
         return int(count[1]) * factor // divisor if count and factor and divisor else None
     return 0
 
@@ -133,7 +134,7 @@ def counts(script: UserScript) -> Iterator[Finding]:
             of_job = script.count(directive.value, command) if directive else nodes
             if "srun" in command.launchers and tasks == 1 and machines != of_job:
                 yield from _contradiction(command, "--nnodes", machines, nodes, "nodes")
-        elif command.launchers == ["srun"] and command.script:
+        elif command.launchers == ["srun"] and command.script and "per_node" not in command.text.replace("-", "_"):
             processes = tasks
             machines = _number(script, command, "script", "--nodes", "--num-nodes")
             yield from _contradiction(command, "--nodes", machines, nodes, "nodes")

@@ -41,8 +41,19 @@ def test_variables_that_do_not_exist(pbs, only, name, level, found):
 def test_the_job_starts_in_the_home_folder(pbs, only, findings):
     text = pbs("python train.py", select="1:ncpus=4").replace('cd "$PBS_O_WORKDIR"\n', "")
     assert only(text, 5, "wrong", "the job starts in the home folder, where train.py") == 'cd "$PBS_O_WORKDIR"'
-    for other in ("python /x/train.py", "python $HOME/train.py", "python -m rankzero fit", "cd ~/x; python train.py"):
+    for other in (
+        "python /x/train.py",
+        "python $HOME/train.py",
+        "python -m rankzero fit",
+        "cd ~/x; python train.py",
+        "ssh n1 'cd x; python train.py'",
+    ):
         assert findings(text.replace("python train.py", other)) == []
+
+
+def test_a_job_can_start_in_the_folder_of_its_submission(pbs, findings):
+    text = pbs("python train.py", select="1:ncpus=4").replace('cd "$PBS_O_WORKDIR"\n', "")
+    assert findings(text.replace("#PBS -l place", "#PBS -l wd\n#PBS -l place")) == []
 
 
 def test_one_process_starts_on_the_first_machine(pbs, only):

@@ -69,7 +69,10 @@ def test_tasks_that_see_one_gpu_each(slurm, only, findings):
     assert findings(slurm(SRUN, gpus_per_task=1)) == []
 
 
-@pytest.mark.parametrize("request_of_gpus", [{"gres": "gpu:4"}, {"gpus_per_node": "a100:4"}, {"gpus": 8}])
+@pytest.mark.parametrize(
+    "request_of_gpus",
+    [{"gres": "gpu:4"}, {"gres": "nvme:200,gpu:v100:4,disk:9"}, {"gpus_per_node": "a100:4"}, {"gpus": 8}],
+)
 def test_a_process_for_each_gpu(slurm, only, findings, request_of_gpus):
     only(slurm(SRUN, **request_of_gpus), 10, "risky", "of 4 GPUs per node, 1 is used")
     only(slurm(SRUN, ntasks_per_node=8, **request_of_gpus), 10, "wrong", "8 processes per node share 4 GPUs")
