@@ -6,16 +6,20 @@ as bash reads them.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from rankzero.commands.jobs.check.command import LAUNCHERS, Command, Word
+from rankzero.commands.jobs.check.command import LAUNCHERS, Assignment, Command, Word
 
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 _QUOTED = {"string": 1, "raw_string": 1, "ansi_c_string": 2}
 """Type of a quoted word -> number of characters before its text."""
+
+_LOOPS = ("for_statement", "c_style_for_statement", "while_statement")
+_BRANCHES = (*_LOOPS, "if_statement", "elif_clause", "else_clause", "case_item")
 
 _PREFIXES = ("exec", "time", "nohup", "command")
 """Programs that run the rest of the command."""
@@ -29,12 +33,32 @@ class _Position(NamedTuple):
         in_background: Whether it ends with `&`.
         piped: Whether its output goes to another command.
         in_function: Whether it is part of a function.
+        in_loop: Whether it is part of a loop.
+        is_conditional: Whether it may not run.
     """
 
     handled: bool = False
     in_background: bool = False
     piped: bool = False
     in_function: bool = False
+    in_loop: bool = False
+    is_conditional: bool = False
+
+
+def functions_of(text: str) -> set[str]:
+    """Returns the names of the functions that a script defines."""
+    nodes = _descendants(_PARSER.parse(text.encode()).root_node)
+    names = (node.child_by_field_name("name") for node in nodes if node.type == "function_definition")
+    return {_source(name) for name in names if name is not None}
+
+
+def here_document_lines(text: str) -> set[int]:
+    """Returns the numbers of the lines, from 1, that are the text of here-documents."""
+    found: set[int] = set()
+    for node in _descendants(_PARSER.parse(text.encode()).root_node):
+        if node.type == "heredoc_body":
+            found.update(range(node.start_point.row + 1, node.end_point.row + 1))
+    return found
 
 
 def commands_of(text: str) -> list[Command]:
@@ -60,6 +84,10 @@ def _statements(node: Node, position: _Position) -> Iterator[Command]:
         is_condition = node.type in ("if_statement", "elif_clause", "while_statement") and i == 0
         if is_condition or node.type == "negated_command" or (node.type == "list" and not is_last):
             inner = inner._replace(handled=True)
+        if node.type in _LOOPS:
+            inner = inner._replace(in_loop=True)
+        if (node.type in _BRANCHES and not is_condition) or (node.type == "list" and i):
+            inner = inner._replace(is_conditional=True)
         yield from _statements(child, inner)
 
 
@@ -70,8 +98,8 @@ def _command(node: Node, position: _Position) -> Command:
     for part in parts:
         if part.type == "variable_assignment":
             name, value = part.child_by_field_name("name"), part.child_by_field_name("value")
-            if name is not None and name.text is not None:
-                assignments[name.text.decode()] = _word(value) if value is not None else Word("")
+            if name is not None:
+                assignments[_source(name)] = _assignment(part, value)
         elif not part.type.endswith("_redirect"):
             words.append(_word(part))
     while words and words[0].text in _PREFIXES:
@@ -86,6 +114,14 @@ def _command(node: Node, position: _Position) -> Command:
         is_export=declares and source.startswith(("export", "declare -x")),
         **position._asdict(),
     )
+
+
+def _assignment(node: Node, value: Node | None) -> Assignment:
+    """Returns what a node assigns."""
+    is_array = value is not None and value.type == "array"
+    words = tuple(map(_word, value.named_children)) if value and is_array else (_word(value) if value else Word(""),)
+    text = _source(value) if value and is_array else words[0].text
+    return Assignment(text, words, is_array, any(child.type == "+=" for child in node.children))
 
 
 def _word(node: Node) -> Word:
@@ -115,17 +151,18 @@ def _nested(command: Command) -> Iterator[Command]:
     launcher, text, expanded, substituted = found
     for inner in commands_of(text):
         words = [_as_expanded(word, expanded, substituted) for word in inner.words]
-        assignments = {name: _as_expanded(word, expanded, substituted) for name, word in inner.assignments.items()}
-        yield Command(
-            line=command.line,
-            text=command.text,
+        assignments = {
+            name: item._replace(words=tuple(_as_expanded(word, expanded, substituted) for word in item.words))
+            for name, item in inner.assignments.items()
+        }
+        yield replace(
+            command,
             words=(*launcher, *words) if words else (),
             assignments=assignments,
             is_export=inner.is_export,
-            in_background=command.in_background,
             piped=command.piped or inner.piped,
             handled=command.handled or inner.handled,
-            in_function=command.in_function,
+            is_conditional=command.is_conditional or inner.is_conditional,
         )
 
 

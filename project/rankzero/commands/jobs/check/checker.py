@@ -5,19 +5,28 @@ import subprocess
 from pathlib import Path
 
 from rankzero.commands.jobs.check.finding import WRONG, Finding
-from rankzero.commands.jobs.check.rules import mpirun, pbs, shell, slurm_launch, slurm_options, torchrun, variables
+from rankzero.commands.jobs.check.rules import (
+    accelerate,
+    mpirun,
+    pbs,
+    shell,
+    slurm_launch,
+    slurm_options,
+    torchrun,
+    variables,
+)
 from rankzero.commands.jobs.check.user_script import UserScript
 from rankzero.messages import RequestError
 
-_COMMON = (*shell.RULES, *variables.RULES, *torchrun.RULES, *mpirun.RULES)
+_COMMON = (*shell.RULES, *variables.RULES, *torchrun.RULES, *accelerate.RULES, *mpirun.RULES)
 _OF_SCHEDULERS = {"slurm": (*slurm_launch.RULES, *slurm_options.RULES), "pbs": pbs.RULES, "": ()}
 MAX_BYTES = 1_000_000
 
 
 def check(text: str) -> list[Finding]:
     """Returns the findings in a script, in the order of its lines."""
-    script = UserScript(text.replace("\r\n", "\n"))
-    findings = [*shell.line_ends(UserScript(text))]
+    script = UserScript(text.removeprefix(shell.BYTE_ORDER_MARK).replace("\r\n", "\n"))
+    findings = [*shell.encoding(text)]
     for rule in (*_COMMON, *_OF_SCHEDULERS[script.scheduler]):
         findings += rule(script)
     return sorted(dict.fromkeys(findings), key=lambda finding: (finding.line, finding.level != WRONG))
@@ -38,12 +47,15 @@ def read_script(path: str) -> str:
     if len(text) > MAX_BYTES or "\0" in text:
         raise RequestError(f"--check {path}", "not a job script", "--check FILE")
     interpreter = text.splitlines()[0] if text.startswith("#!") else "#!/bin/bash"
-    if not re.search(r"\b(ba|da|k|z)?sh\b", interpreter):
-        raise RequestError(
-            f"--check {path}", f"only scripts of bash or sh can be checked, not {interpreter}", "--check FILE"
-        )
+    if not re.search(r"(^|[/ ])(ba|da|k)?sh( |$)", interpreter):
+        found = f"only scripts of bash or sh can be checked, not {interpreter}"
+        raise RequestError(f"--check {path}", found, "--check FILE, with a script of bash")
     syntax = subprocess.run(
-        ["bash", "-n"], input=text.replace("\r\n", "\n"), capture_output=True, text=True, errors="replace"
+        ["bash", "-O", "extglob", "-n"],
+        input=text.replace("\r\n", "\n"),
+        capture_output=True,
+        text=True,
+        errors="replace",
     )
     if syntax.returncode:
         reason = syntax.stderr.strip().splitlines()[0].removeprefix("bash: ")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LAUNCHERS = {
     "srun": "srun",
@@ -26,8 +26,31 @@ LAUNCHERS = {
 }
 """Program -> the launcher that it is, for the rules."""
 
-TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-"""Modules that are torchrun."""
+MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+"""Module -> the launcher that it is, for the rules."""
+
+_WRAPPERS = (
+    *("env", "nice", "numactl", "taskset", "stdbuf", "timeout", "nsys", "ncu", "strace", "coverage", "nohup"),
+    *(
+        "apptainer",
+        "singularity",
+        "docker",
+        "podman",
+        "shifter",
+        "enroot",
+        "conda",
+        "mamba",
+        "micromamba",
+        "uv",
+        "poetry",
+    ),
+)
+"""Programs that run the program in their arguments once."""
 
 _PYTHON = r"python[0-9.]*|\$\{?\w*(PY|py)\w*\}?"
 """Name of a program that is Python, or of a variable that probably holds it."""
@@ -50,6 +73,22 @@ class Word(NamedTuple):
     substituted: bool = False
 
 
+class Assignment(NamedTuple):
+    """What a command assigns to a variable.
+
+    Args:
+        text: The value as written.
+        words: The value as one word, or the elements of an array.
+        is_array: Whether the value is an array.
+        appends: Whether it is appended to the earlier value, by `+=`.
+    """
+
+    text: str
+    words: tuple[Word, ...]
+    is_array: bool = False
+    appends: bool = False
+
+
 @dataclass(frozen=True)
 class Command:
     """A command, with the lines that continue it.
@@ -65,17 +104,23 @@ class Command:
         piped: Whether its output goes to another command.
         handled: Whether its exit code decides what runs next, as in `if` and before `||`.
         in_function: Whether it is part of a function.
+        in_loop: Whether it is part of a loop.
+        is_conditional: Whether it may not run: part of a branch or a loop, or after `&&` or `||`.
+        values: The values of variables before the command.
     """
 
     line: int
     text: str
     words: tuple[Word, ...]
-    assignments: Mapping[str, Word] = field(default_factory=dict)
+    assignments: Mapping[str, Assignment] = field(default_factory=dict)
     is_export: bool = False
     in_background: bool = False
     piped: bool = False
     handled: bool = False
     in_function: bool = False
+    in_loop: bool = False
+    is_conditional: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def program(self) -> str:
@@ -91,8 +136,8 @@ class Command:
                 break
             if _name(word) in LAUNCHERS and (i == 0 or self.words[i - 1].text not in ("-J", "--job-name")):
                 found.append((i, LAUNCHERS[_name(word)]))
-            elif word.text in TORCH_MODULES and i and self.words[i - 1].text == "-m":
-                found.append((i, "torchrun"))
+            elif word.text in MODULES and i and self.words[i - 1].text == "-m":
+                found.append((i, MODULES[word.text]))
         return found
 
     @property
@@ -106,7 +151,7 @@ class Command:
         for i, word in enumerate(self.words):
             if word.text.endswith(".py") and i:
                 return i
-            if i and self.words[i - 1].text == "-m" and word.text not in TORCH_MODULES:
+            if i and self.words[i - 1].text == "-m" and word.text not in MODULES:
                 python = i > 1 and re.fullmatch(_PYTHON, _name(self.words[i - 2]))
                 if (python or "torchrun" in map(_name, self.words[:i])) and re.fullmatch(r"[\w.]+", word.text):
                     return i
@@ -115,6 +160,9 @@ class Command:
     @property
     def trains(self) -> bool:
         """Whether the command probably starts training: Python with a script, or a launcher with a program for it."""
+        is_known = self.program in LAUNCHERS or self.program in _WRAPPERS or re.fullmatch(_PYTHON, self.program)
+        if not is_known:  # such as a launcher that the rules do not know
+            return False
         if {"torchrun", "accelerate", "deepspeed"} & set(self.launchers):
             return True
         if self.launchers and any(word.text.endswith(".sh") for word in self.words):
@@ -145,6 +193,15 @@ class Command:
             if short in names and re.fullmatch(r"-[A-Za-z][0-9].*", word.text):
                 return word._replace(text=word.text[2:])
         return None
+
+    def is_open(self, launcher: str) -> bool:
+        """Whether options of a launcher may be in a variable whose value is unknown."""
+        words = self._options_of(launcher)
+        for i, word in enumerate(words):
+            is_value = i and words[i - 1].text.startswith("-") and "=" not in words[i - 1].text
+            if not is_value and re.fullmatch(r"\$(\w+|[@*]|\{\w+(\[[@*]\])?\})", word.text):
+                return True
+        return False
 
     def _options_of(self, launcher: str) -> tuple[Word, ...]:
         """Returns the words of a launcher's options."""

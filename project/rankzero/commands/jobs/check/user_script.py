@@ -1,13 +1,13 @@
 """A user's job script, as the rules of the check see it. Does not import torch."""
 
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from rankzero.commands.jobs.check.bash import commands_of
-from rankzero.commands.jobs.check.command import Command, Word
+from rankzero.commands.jobs.check import values
+from rankzero.commands.jobs.check.bash import commands_of, functions_of, here_document_lines
+from rankzero.commands.jobs.check.command import Command
 from rankzero.commands.jobs.check.directives import PREFIXES, Directive, read_directives
 
 _NODE_COUNTS = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
@@ -22,32 +22,34 @@ class UserScript:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.lines = text.splitlines()
+        inside = here_document_lines(text)
+        self.lines = ["" if number in inside else line for number, line in enumerate(text.split("\n"), 1)]
 
     @cached_property
     def scheduler(self) -> str:
         """`slurm`, `pbs`, or empty for a script without directives."""
-        for line in self.lines:
-            for scheduler, prefix in PREFIXES.items():
-                if re.match(rf"{prefix}\s", line):
-                    return scheduler
+        for pattern in ("{}\\s", "\\s*{}\\s"):  # an indented directive is a mistake of its own
+            for line in self.lines:
+                for scheduler, prefix in PREFIXES.items():
+                    if re.match(pattern.format(prefix), line):
+                        return scheduler
         return ""
 
     @cached_property
     def commands(self) -> list[Command]:
         """The commands in their order, with the words of variables such as `$CMD` that the script assigns."""
-        values: dict[str, str] = {}
+        known: values.Values = {}
         commands = []
         for command in commands_of(self.text):
-            commands.append(replace(command, words=tuple(_expanded(command.words, values))))
-            if not command.words:
-                values |= {name: word.text for name, word in command.assignments.items()}
+            commands.append(replace(command, words=values.expanded(known, command.words), values=dict(known)))
+            values.assign(known, command)
         return commands
 
     @cached_property
     def training(self) -> list[Command]:
         """The commands that train: if any has a launcher, only those with one."""
-        training = [command for command in self.commands if command.trains]
+        functions = functions_of(self.text)
+        training = [command for command in self.commands if command.trains and command.program not in functions]
         return [command for command in training if command.launchers] or training
 
     @cached_property
@@ -84,24 +86,9 @@ class UserScript:
         """Returns the commands after a command."""
         return self.commands[next(i for i, other in enumerate(self.commands) if other is command) + 1 :]
 
-    def assignment(self, name: str, command: Command) -> tuple[int, str] | None:
-        """Returns the line and the text of a variable's last assignment before a command; None without one."""
-        found = None
-        for other in self.before(command):
-            if name in other.assignments and not (other.words and other is not command):
-                found = other.line, other.assignments[name].text
-        return found
-
     def resolved(self, text: str, command: Command) -> str:
         """Returns a text in a command, with the values of variables that the script assigns."""
-        for _ in range(5):
-            names = re.findall(r"\$\{?([A-Za-z_]\w*)\}?", text)
-            assigned = {name: found[1] for name in names if (found := self.assignment(name, command))}
-            for name, value in assigned.items():
-                text = re.sub(rf"\$(\{{{name}\}}|{name}\b)", value.replace("\\", r"\\"), text)
-            if not assigned:
-                break
-        return text
+        return values.resolved(command.values, text)
 
     def count(self, text: str | None, command: Command) -> int | None:
         """Returns the number that a text in a command means; None if it is unknown here."""
@@ -113,19 +100,3 @@ class UserScript:
         if value.strip("${}") in _NODE_COUNTS and (nodes := self.directive("nodes")):
             return self.count(nodes.value, command)
         return None
-
-
-def _expanded(words: Iterable[Word], values: Mapping[str, str], depth: int = 5) -> Iterator[Word]:
-    """Yields words, with several words for a variable that holds several, such as `$CMD` or `${ARGS[@]}`."""
-    for word in words:
-        match = re.fullmatch(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})", word.text)
-        value = values.get(match[1] or match[2], "") if match else ""
-        is_array = value.startswith("(") and value.endswith(")")
-        try:
-            parts = shlex.split(value[1:-1] if is_array else value, comments=is_array)
-        except ValueError:  # a quote without its end
-            parts = []
-        if depth and (len(parts) > 1 or (parts and is_array)):
-            yield from _expanded(map(Word, parts), values, depth - 1)
-        else:
-            yield word

@@ -40,9 +40,9 @@ def test_here_documents_and_command_substitutions_are_not_commands_of_the_script
 
 def test_assignments_are_found():
     plain, exported, before = commands_of("A=1\nexport B=$A C='2 3'\nD=4 python train.py\n")
-    assert {name: word.text for name, word in plain.assignments.items()} == {"A": "1"} and not plain.is_export
-    assert {name: word.text for name, word in exported.assignments.items()} == {"B": "$A", "C": "2 3"}
-    assert exported.is_export and exported.assignments["B"].expanded == {"A"}
+    assert {name: item.text for name, item in plain.assignments.items()} == {"A": "1"} and not plain.is_export
+    assert {name: item.text for name, item in exported.assignments.items()} == {"B": "$A", "C": "2 3"}
+    assert exported.is_export and exported.assignments["B"].words[0].expanded == {"A"}
     assert before.assignments["D"].text == "4" and words(before) == ["python", "train.py"]
 
 

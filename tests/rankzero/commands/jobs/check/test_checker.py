@@ -104,6 +104,7 @@ def test_the_report_names_file_and_line_and_what_to_write(tmp_path):
             b"#!/usr/bin/env python3\nimport torch\n",
             "only scripts of bash or sh can be checked, not #!/usr/bin/env python3",
         ),
+        (b"#!/bin/zsh\n", "only scripts of bash or sh can be checked, not #!/bin/zsh"),
         (b"if true; then\n", "bash finds an error: line 2: syntax error: unexpected end of file"),
     ],
 )
@@ -120,6 +121,11 @@ def test_the_documentation_shows_the_findings_in_its_script():
     text = (REPOSITORY / "docs/jobs.md").read_text()
     script = re.search(r"^```bash\n# job.sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
     assert indent(report("job.sh", check(script)), " " * 4) in text
+
+
+def test_extended_patterns_are_no_error(tmp_path):
+    (tmp_path / "job.sh").write_text("shopt -s extglob\nrm -f tmp/!(keep)\n")
+    assert read_script(str(tmp_path / "job.sh"))
 
 
 def test_a_folder_is_refused(tmp_path):

@@ -26,13 +26,15 @@ def test_python_without_a_launcher_does_not_train_beside_commands_with_one():
 def test_variables_of_the_script_are_replaced_by_their_last_value():
     script = UserScript("A=1\nB=x$A\nA=2\nC=9 env\necho $B ${C} ${A}\n")
     command = script.commands[-1]
-    assert script.resolved("$B-${A}-$C-$D", command) == "x2-2-$C-$D"
-    assert script.assignment("A", command) == (3, "2") and script.assignment("C", command) is None
+    assert script.resolved("$B-${A}-$C-$D", command) == "x1-2-$C-$D"
+    assert command.values["A"].line == 3 and "C" not in command.values
 
 
 def test_a_variable_that_contains_itself_is_replaced_finitely_often():
     script = UserScript("PATH=$PATH:/x\necho $PATH\n")
-    assert script.resolved("$PATH", script.commands[-1]).startswith("$PATH:/x")
+    assert script.resolved("$PATH", script.commands[-1]) == "$PATH:/x"
+    doubling = "A=x\n" + 'A="$A $A"\n' * 40 + "echo $A\n"
+    assert UserScript(doubling).resolved("$A", UserScript(doubling).commands[-1]) == "$A"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from rankzero.commands.jobs.check.command import Command
 from rankzero.commands.jobs.check.finding import RISKY, Finding
-from rankzero.commands.jobs.check.rules.pbs import chunks_of
+from rankzero.commands.jobs.check.rules.machines import chunks_of, shape
 from rankzero.commands.jobs.check.user_script import UserScript
 
 _HOSTFILE = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f")
@@ -34,12 +34,28 @@ def machines(script: UserScript) -> Iterator[Finding]:
         if lines is None or number is None or select is None:
             continue
         if number > lines:
-            found = f"the node file has {lines} lines, one per chunk and mpiprocs: Open MPI refuses {number} processes"
+            found = (
+                f"the node file has {lines} line{'s' * (lines != 1)}, one per chunk and mpiprocs: "
+                f"Open MPI refuses {number} processes"
+            )
             instead = f":mpiprocs={number // (chunks or 1)} in line {select.line}"
             yield Finding(command.line, RISKY, found, instead)
         elif lines == chunks and chunks > 1 and command.option("mpirun", *_MAPPING) is None:
             found = "the node file names each machine once: Open MPI may fill the cores of the first machine first"
             yield Finding(command.line, RISKY, found, _with("--map-by ppr:1:node", command))
+
+
+def tasks_of_slurm(script: UserScript) -> Iterator[Finding]:
+    """More processes than the tasks of a Slurm job, which are the slots of Open MPI."""
+    if script.scheduler != "slurm":
+        return
+    for command in _commands(script):
+        nodes, tasks, _ = shape(script, command)
+        count = command.option("mpirun", *_COUNT)
+        number = script.count(count.text, command) if count else None
+        if nodes and tasks and number and number > nodes * tasks and not _is_mpich(command):
+            found = f"the job has {nodes * tasks} task{'s' * (nodes * tasks != 1)}: Open MPI refuses {number} processes"
+            yield Finding(command.line, RISKY, found, f"#SBATCH --ntasks-per-node={-(-number // nodes)}")
 
 
 def binding(script: UserScript) -> Iterator[Finding]:
@@ -102,4 +118,4 @@ def _with(option: str, command: Command) -> str:
     return f"{program} {option} ..."
 
 
-RULES = (machines, binding, environment)
+RULES = (machines, tasks_of_slurm, binding, environment)

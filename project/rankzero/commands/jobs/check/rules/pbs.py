@@ -5,9 +5,11 @@ from collections.abc import Iterator
 
 from rankzero.commands.jobs.check.command import Command
 from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
+from rankzero.commands.jobs.check.rules.machines import chunks_of
+from rankzero.commands.jobs.check.rules.torchrun import C10D
 from rankzero.commands.jobs.check.user_script import UserScript
 
-_ONE_PER_HOST = "pbsdsh -- /path/to/torchrun --rdzv-backend=c10d ..., which needs no node rank"
+_ONE_PER_HOST = f'pbsdsh -- /path/to/torchrun "$PBS_O_WORKDIR/SCRIPT", with mpiprocs=1 and {C10D}'
 _MISSING = {
     "PBS_NODEID": "does not exist: the text is empty",
     "PBS_NUM_NODES": "exists under Torque only",
@@ -16,17 +18,6 @@ _MISSING = {
     "PBS_VNODENUM": "exists under Torque only",
 }
 """Variable -> why it cannot be used."""
-
-
-def chunks_of(script: UserScript) -> int | None:
-    """Returns the number of chunks of the job; None if the script does not tell."""
-    select = script.directive("select", "nodes")
-    if select is None:
-        return 1
-    numbers = [part.partition(":")[0] for part in select.value.split("+")]
-    if not all(re.fullmatch("[0-9]{1,9}", number) for number in numbers):
-        return None
-    return sum(map(int, numbers))
 
 
 def resources(script: UserScript) -> Iterator[Finding]:
@@ -58,7 +49,10 @@ def missing_variables(script: UserScript) -> Iterator[Finding]:
 def working_folder(script: UserScript) -> Iterator[Finding]:
     """Relative paths in a job that starts in the home folder."""
     for command in script.training:
-        moved = any(word.text in ("cd", "pushd") for other in script.before(command) for word in other.words)
+        earlier = script.before(command)
+        if "pbsdsh" in command.launchers:  # its tasks start in the home folder
+            earlier = (other for other in earlier if other.program == "pbsdsh")
+        moved = any(word.text in ("cd", "pushd") for other in earlier for word in other.words)
         relative = command.script.endswith(".py") and not command.script.startswith(("/", "$", "~"))
         if relative and not moved and script.directive("d", "w", "wd") is None:
             where = "tasks of pbsdsh start" if "pbsdsh" in command.launchers else "the job starts"
@@ -83,7 +77,7 @@ def first_machine_only(script: UserScript) -> Iterator[Finding]:
             yield Finding(command.line, WRONG, found, instead)
         elif command.launchers == ["torchrun"]:
             found = f"torchrun starts on the first machine only, in {size}"
-            yield Finding(command.line, WRONG, found, f"pbsdsh -- /path/to/{command.text}")
+            yield Finding(command.line, WRONG, found, _ONE_PER_HOST)
 
 
 def tasks_of_pbsdsh(script: UserScript) -> Iterator[Finding]:

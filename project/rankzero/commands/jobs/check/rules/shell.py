@@ -7,6 +7,8 @@ from rankzero.commands.jobs.check.directives import PREFIXES
 from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
 from rankzero.commands.jobs.check.user_script import UserScript
 
+BYTE_ORDER_MARK = "\ufeff"
+
 
 def first_line(script: UserScript) -> Iterator[Finding]:
     """Slurm refuses a script without an interpreter."""
@@ -14,9 +16,12 @@ def first_line(script: UserScript) -> Iterator[Finding]:
         yield Finding(1, WRONG, "sbatch refuses a script whose first line is not #!", "#!/bin/bash")
 
 
-def line_ends(script: UserScript) -> Iterator[Finding]:
-    """Lines that end as on Windows."""
-    line = next((number for number, line in enumerate(script.text.split("\n"), 1) if line.endswith("\r")), None)
+def encoding(text: str) -> Iterator[Finding]:
+    """A file that was saved as on Windows."""
+    if text.startswith(BYTE_ORDER_MARK):
+        found = "the file begins with a byte order mark, so that its first line does not begin with #!"
+        yield Finding(1, WRONG, found, "save the file as UTF-8 without a byte order mark")
+    line = next((number for number, line in enumerate(text.split("\n"), 1) if line.endswith("\r")), None)
     if line:
         found = "lines end with CR LF, as on Windows: sbatch refuses them, and bash adds the CR to the last word"
         yield Finding(line, WRONG, found, "sed -i 's/\\r$//' FILE")
@@ -33,15 +38,16 @@ def ignored_directives(script: UserScript) -> Iterator[Finding]:
     for number, text in enumerate(script.lines[: script.first_command - 1], 1):
         if match := re.match(r"\s*#\s*(SBATCH|PBS)\s+-", text, re.IGNORECASE):
             word = match[1].upper()
-            if f"#{word}" in PREFIXES.values() and not text.startswith(f"#{word}"):
+            if not text.startswith(f"#{word}"):
                 options = text[match.end() - 1 :].strip()
-                yield Finding(
-                    number, RISKY, f"this is a comment: only #{word} begins a directive", f"#{word} {options}"
-                )
+                found = f"this is a comment: a directive is a line that begins with #{word}"
+                yield Finding(number, RISKY, found, f"#{word} {options}")
 
 
 def lost_exit_code(script: UserScript) -> Iterator[Finding]:
     """A failed training that the scheduler counts as a success."""
+    if not script.scheduler:
+        return
     exits_on_error = any(
         command.program == "set" and re.search(r"-\w*e|errexit", command.text) for command in script.commands
     ) or re.match(r"#!\S+ +-\w*e", script.text)
@@ -53,16 +59,32 @@ def lost_exit_code(script: UserScript) -> Iterator[Finding]:
             found = "the exit code of this line is that of its last command: failed training counts as a success"
             yield Finding(command.line, RISKY, found, "set -o pipefail, before this line")
         later = [other for other in script.after(command) if other.line > command.line]
-        reads_code = any("$?" in other.text or other.program in ("exit", "return") for other in later)
+        reads_code = any("$?" in line for line in script.lines[command.line - 1 :])
+        reads_code = reads_code or any(other.program in ("exit", "return") for other in later)
         if later and not (exits_on_error or reads_code or command.piped or any(other.trains for other in later)):
             found = f"the exit code of the job is that of line {later[-1].line}: failed training counts as a success"
             yield Finding(command.line, RISKY, found, "set -e, before the first command")
 
 
+def lost_background_codes(script: UserScript) -> Iterator[Finding]:
+    """Training in the background whose exit code is not read."""
+    started = [command for command in script.training if command.in_background]
+    if not started or not script.scheduler:
+        return
+    later = script.after(started[-1])
+    waits = [other for other in later if other.program == "wait"]
+    reads_code = any("$?" in line for line in script.lines[started[-1].line :])
+    if waits and all(len(other.words) == 1 for other in waits) and not reads_code and later[-1].program == "wait":
+        found = "wait without arguments returns 0, so that failed training counts as a success"
+        yield Finding(waits[-1].line, RISKY, found, 'pids+=($!) after each command, and wait "$pid" for each')
+
+
 def missing_wait(script: UserScript) -> Iterator[Finding]:
     """Training in the background of a script that ends."""
     started = [command for command in script.training if command.in_background]
-    if started and not any(command.program == "wait" for command in script.after(started[-1])):
+    later = script.after(started[-1]) if started else []
+    is_last = not any(other.program == "wait" or (other.trains and not other.in_background) for other in later)
+    if started and is_last and not any(word.text == "nohup" for word in started[-1].words):
         found = "the script does not wait for this command: its job ends at once, and the scheduler kills the processes"
         yield Finding(started[-1].line, WRONG, found, "wait, after this line")
 
@@ -78,12 +100,13 @@ def conda_activation(script: UserScript) -> Iterator[Finding]:
                 "conda.sh" in other.text
                 or "shell.bash hook" in other.text
                 or "bashrc" in other.text
-                or (other.program == "module")
+                or "bin/activate" in other.text
+                or other.program in ("module", "ml")
                 for other in script.before(command)
             )
             if not is_loaded:
                 found = f"`{words[0]} activate` fails in a batch script, which does not read ~/.bashrc"
-                instead = f'source "$(conda info --base)/etc/profile.d/conda.sh" && {command.text}'
+                instead = f"source /path/to/conda/etc/profile.d/conda.sh && {command.text}"
                 yield Finding(command.line, RISKY, found, instead)
             return
 
@@ -92,16 +115,16 @@ def visible_devices(script: UserScript) -> Iterator[Finding]:
     """GPUs that are chosen by the script instead of the scheduler."""
     for command in script.commands:
         value = command.assignments.get("CUDA_VISIBLE_DEVICES")
-        if script.scheduler and value and re.fullmatch(r"[0-9][0-9,]*", value.text):
+        if script.scheduler and value and not command.words and re.fullmatch(r"[0-9][0-9,]*", value.text):
             found = f"CUDA_VISIBLE_DEVICES={value.text} replaces the GPUs that the scheduler has chosen for the job"
             yield Finding(command.line, RISKY, found, "leave CUDA_VISIBLE_DEVICES out")
 
 
 RULES = (
     first_line,
-    line_ends,
     ignored_directives,
     lost_exit_code,
+    lost_background_codes,
     missing_wait,
     conda_activation,
     visible_devices,

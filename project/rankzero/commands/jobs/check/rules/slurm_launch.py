@@ -2,74 +2,31 @@
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from rankzero.commands.jobs.check.command import Command
 from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
+from rankzero.commands.jobs.check.rules.machines import shape
+from rankzero.commands.jobs.check.rules.torchrun import C10D
 from rankzero.commands.jobs.check.user_script import UserScript
-
-
-class Shape(NamedTuple):
-    """The tasks that a command starts; None where the script does not tell.
-
-    Args:
-        nodes: Number of nodes.
-        tasks: Number of tasks per node.
-        gpus: Number of GPUs per node; 0 without a request.
-    """
-
-    nodes: int | None
-    tasks: int | None
-    gpus: int | None
-
-
-def shape(script: UserScript, command: Command) -> Shape:
-    """Returns the shape of a command: from the options of its srun, otherwise from the directives."""
-
-    def number(directive: str, *options: str) -> tuple[bool, int | None]:
-        given = command.option("srun", *options) if options else None
-        if given is not None:
-            return True, script.count(given.text, command)
-        found = script.directive(directive)
-        return found is not None, script.count(found.value, command) if found else None
-
-    has_nodes, nodes = number("nodes", "--nodes", "-N")
-    has_per_node, per_node = number("ntasks-per-node", "--ntasks-per-node")
-    has_total, total = number("ntasks", "--ntasks", "-n")
-    if not has_nodes:
-        nodes = 1 if not has_total or total == 1 else None
-    tasks = per_node if has_per_node else 1
-    if has_total and not has_per_node:
-        tasks = max(total // nodes, 1) if total and nodes else None
-    return Shape(nodes, tasks, _gpus_per_node(script, nodes, tasks))
-
-
-def _gpus_per_node(script: UserScript, nodes: int | None, tasks: int | None) -> int | None:
-    """Returns the number of GPUs per node; 0 without a request, None if it is unknown."""
-    gres = script.directive("gres")
-    of_gres = next((part for part in gres.value.split(",") if part.startswith("gpu")), None) if gres else None
-    if of_gres == "gpu":
-        return 1
-    factors = {"gpus-per-node": (1, 1), "gpus": (1, nodes), "gpus-per-task": (tasks, 1)}
-    requests: list[tuple[str, int | None, int | None]] = [(of_gres, 1, 1)] if of_gres else []
-    requests += [(found.value, *factors[name]) for name in factors if (found := script.directive(name))]
-    for value, factor, divisor in requests:
-        count = re.search(r"(?:^|:)([0-9]+)$", value)
-        return int(count[1]) * factor // divisor if count and factor and divisor else None
-    return 0
 
 
 def missing_srun(script: UserScript) -> Iterator[Finding]:
     """Commands that run on the first node only."""
     for command in script.training:
         nodes, tasks, _ = shape(script, command)
+        cpus = script.directive("cpus-per-task")
+        cores = f" --cpus-per-task={cpus.value}" if cpus else ""
         if not command.launchers and (nodes != 1 or tasks != 1):
             found = f"one process starts, on the first node, in a job of {_described(nodes, tasks)}"
-            yield Finding(command.line, WRONG, found, f"srun --kill-on-bad-exit=1 {command.text}")
+            yield Finding(command.line, WRONG, found, f"srun --kill-on-bad-exit=1{cores} {command.text}")
         elif command.launchers in (["torchrun"], ["accelerate"]) and nodes != 1:
-            found = f"{command.launchers[0]} starts on the first node only, in a job of {_described(nodes, None)}"
+            name = command.launchers[0]
+            found = f"{name} starts on the first node only, in a job of {_described(nodes, None)}"
             total = nodes or "$SLURM_JOB_NUM_NODES"
-            yield Finding(command.line, WRONG, found, f"srun --ntasks={total} --ntasks-per-node=1 {command.text}")
+            backend = command.option(name, "--rdzv-backend")
+            is_complete = backend is not None and backend.text == "c10d"
+            text = command.text if is_complete else f"{name} for {total} machines, with {C10D}"
+            yield Finding(command.line, WRONG, found, f"srun --ntasks={total} --ntasks-per-node=1{cores} {text}")
 
 
 def several_launchers(script: UserScript) -> Iterator[Finding]:
@@ -89,7 +46,9 @@ def inherited_cores(script: UserScript) -> Iterator[Finding]:
     if cpus is None or "SRUN_CPUS_PER_TASK" in script.text:
         return
     for command in script.training:
-        if command.launchers[:1] == ["srun"] and command.option("srun", "--cpus-per-task", "-c") is None:
+        if command.launchers[:1] != ["srun"] or command.is_open("srun"):
+            continue
+        if command.option("srun", "--cpus-per-task", "-c") is None:
             found = "srun does not inherit --cpus-per-task from sbatch: each task gets one core (Slurm 22.05 and newer)"
             yield Finding(command.line, WRONG, found, f"srun --cpus-per-task={cpus.value} ...")
 
@@ -97,7 +56,9 @@ def inherited_cores(script: UserScript) -> Iterator[Finding]:
 def failed_task(script: UserScript) -> Iterator[Finding]:
     """Tasks that wait for a task that has failed."""
     for command in script.training:
-        if command.launchers[:1] == ["srun"] and command.option("srun", "--kill-on-bad-exit", "-K", "-K1") is None:
+        if command.launchers[:1] != ["srun"] or command.is_open("srun"):
+            continue
+        if command.option("srun", "--kill-on-bad-exit", "-K", "-K1") is None:
             nodes, tasks, _ = shape(script, command)
             if (nodes, tasks) != (1, 1):
                 found = "if one task fails, the others may wait for it until the time limit"
@@ -132,10 +93,11 @@ def counts(script: UserScript) -> Iterator[Finding]:
             processes = _number(script, command, "torchrun", "--nproc-per-node")
             directive = script.directive("nodes")
             of_job = script.count(directive.value, command) if directive else nodes
-            if "srun" in command.launchers and tasks == 1 and machines != of_job:
+            if "srun" in command.launchers and tasks == 1 and machines not in (1, of_job):
                 yield from _contradiction(command, "--nnodes", machines, nodes, "nodes")
-        elif command.launchers == ["srun"] and command.script and "per_node" not in command.text.replace("-", "_"):
-            processes = tasks
+        elif command.launchers == ["srun"] and command.script and command.script.partition(".")[0] != "lightning":
+            starts_others = re.search(r"-(num|n|nproc|world)[-_]?(gpus|proc|nodes|machines|per|size)", command.text)
+            processes = None if starts_others or command.option("srun", "--ntasks", "-n") else tasks
             machines = _number(script, command, "script", "--nodes", "--num-nodes")
             yield from _contradiction(command, "--nodes", machines, nodes, "nodes")
             devices = _number(script, command, "script", "--devices")

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from rankzero.commands.jobs.check.finding import RISKY, Finding
+from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
 from rankzero.commands.jobs.check.user_script import UserScript
 
 
@@ -17,7 +17,11 @@ def requeue(script: UserScript) -> Iterator[Finding]:
         yield Finding(line, RISKY, "without a time limit, that of the partition applies", "#SBATCH --time=HH:MM:SS")
     if script.directive("signal") is None:
         found = "no signal precedes the time limit: Slurm kills the run seconds after its SIGTERM"
-        yield Finding(line, RISKY, found, "#SBATCH --signal=USR1@120")
+        uses_srun = any(command.launchers[:1] == ["srun"] for command in script.training)
+        instead = "#SBATCH --signal=USR1@120, if the program saves and stops at SIGUSR1, as fit.py does"
+        if not uses_srun:
+            instead += "; without srun, B:USR1@120 and a trap that passes it on"
+        yield Finding(line, RISKY, found, instead)
     if script.directive("no-requeue") is None:
         if script.directive("requeue") is None:
             found = "whether the job is requeued after the loss of a node depends on the site"
@@ -25,6 +29,26 @@ def requeue(script: UserScript) -> Iterator[Finding]:
         if script.directive("open-mode") is None:
             found = "a requeued job overwrites the output of its earlier attempt"
             yield Finding(line, RISKY, found, "#SBATCH --open-mode=append")
+
+
+def trapped_signal(script: UserScript) -> Iterator[Finding]:
+    """A trap of the script for a signal that never reaches it, or too late."""
+    directive = script.directive("signal")
+    if directive is None:
+        return
+    name = directive.value.removeprefix("B:").removeprefix("R:").partition("@")[0].removeprefix("SIG")
+    traps = [
+        command
+        for command in script.commands
+        if command.program == "trap" and any(word.text.removeprefix("SIG") == name for word in command.words[2:])
+    ]
+    if traps and "B:" not in directive.value:
+        found = f"Slurm sends {name} to the processes of srun only: the trap in line {traps[0].line} never runs"
+        yield Finding(directive.line, WRONG, found, f"#SBATCH --signal=B:{directive.value}")
+    for command in script.training if traps and "B:" in directive.value else ():
+        if not command.in_background:
+            found = f"bash runs the trap of line {traps[0].line} only after this command has ended"
+            yield Finding(command.line, WRONG, found, f"{command.text} &, then wait")
 
 
 def missing_cores(script: UserScript) -> Iterator[Finding]:
@@ -68,4 +92,4 @@ def output_folder(script: UserScript) -> Iterator[Finding]:
             yield Finding(directive.line, RISKY, found, f"mkdir -p {shlex.quote(str(parent))}, before sbatch")
 
 
-RULES = (requeue, missing_cores, uneven_tasks, output_folder)
+RULES = (requeue, trapped_signal, missing_cores, uneven_tasks, output_folder)

@@ -48,3 +48,9 @@ def test_what_mpirun_does_not_pass_to_other_machines(only, findings, hosts):
 @pytest.mark.parametrize("command", ["mpiexec -n 8 --ppn 4", "mpiexec.hydra -n 8", "mpirun -genvall -n 8"])
 def test_mpich_needs_none_of_these_options(pbs, findings, command):
     assert findings(pbs("export A=1", f"{command} --hostfile $PBS_NODEFILE python train.py", select="2:ncpus=8")) == []
+
+
+def test_more_processes_than_tasks_of_slurm(slurm, only, findings):
+    command = "mpirun -np {} --bind-to none python train.py"
+    only(slurm(command.format(8)), 9, "risky", "the job has 2 tasks: Open MPI refuses 8 processes")
+    assert findings(slurm(command.format(8), ntasks_per_node=4)) == []

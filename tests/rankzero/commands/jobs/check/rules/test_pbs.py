@@ -61,7 +61,7 @@ def test_one_process_starts_on_the_first_machine(pbs, only):
     assert instead == 'mpirun --hostfile "$PBS_NODEFILE" python train.py'
     torchrun = "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n1:$P train.py"
     instead = only(pbs(torchrun), 6, "wrong", "torchrun starts on the first machine only")
-    assert instead == f"pbsdsh -- /path/to/{torchrun}"
+    assert instead.startswith('pbsdsh -- /path/to/torchrun "$PBS_O_WORKDIR/SCRIPT", with mpiprocs=1 and --rdzv-backend')
 
 
 @pytest.mark.parametrize("options", ["", "--", "-n 1 --", "-v"])
@@ -81,3 +81,10 @@ def test_tasks_of_pbsdsh_do_not_get_variables(pbs, only, findings):
 
 def test_a_script_waits_for_the_tasks_of_pbsdsh(pbs, only):
     only(pbs(PBSDSH), 6, "risky", "at SIGTERM, pbsdsh ends before its tasks")
+
+
+def test_tasks_of_pbsdsh_start_in_the_home_folder(pbs, only, findings):
+    found = "tasks of pbsdsh start in the home folder, where train.py is not found"
+    instead = only(pbs(TRAP, "pbsdsh -- /env/bin/python train.py"), 7, "wrong", found)
+    assert instead == '"$PBS_O_WORKDIR/train.py"'
+    assert findings(pbs(TRAP, "pbsdsh -- /bin/bash -lc 'cd /x && /env/bin/python train.py'")) == []

@@ -17,7 +17,7 @@ TORCHRUN = "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_en
 def test_without_srun_one_process_starts(slurm, only, directives, size):
     text = f"one process starts, on the first node, in a job of {size}"
     instead = only(slurm("python train.py --epochs 3", **directives), 9, "wrong", text)
-    assert instead == "srun --kill-on-bad-exit=1 python train.py --epochs 3"
+    assert instead == "srun --kill-on-bad-exit=1 --cpus-per-task=4 python train.py --epochs 3"
 
 
 def test_one_process_needs_no_srun(slurm, findings):
@@ -28,7 +28,7 @@ def test_one_process_needs_no_srun(slurm, findings):
 
 def test_torchrun_starts_on_one_node_only(slurm, only):
     instead = only(slurm(TORCHRUN), 9, "wrong", "torchrun starts on the first node only, in a job of 2 nodes")
-    assert instead == f"srun --ntasks=2 --ntasks-per-node=1 {TORCHRUN}"
+    assert instead == f"srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=4 {TORCHRUN}"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,13 @@ def test_one_srun_per_node(slurm, findings):
     one = TORCHRUN.replace(
         "--rdzv_backend=c10d --rdzv_endpoint=n1:$P", "--node_rank=$i --master_addr=n1 --master_port=$P"
     )
-    lines = ("for i in 0 1; do", f"srun --nodes=1 --ntasks=1 -w ${{n[$i]}} {OPTIONS} {one} &", "done", "wait")
+    lines = (
+        "for i in 0 1; do",
+        f"srun --nodes=1 --ntasks=1 -w ${{n[$i]}} {OPTIONS} {one} &",
+        "pids+=($!)",
+        "done",
+        'for p in "${pids[@]}"; do wait $p || exit 1; done',
+    )
     assert findings(slurm(*lines)) == []
 
 

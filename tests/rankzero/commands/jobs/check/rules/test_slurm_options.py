@@ -49,3 +49,17 @@ def test_slurm_does_not_create_the_folder_of_the_output(slurm, only, findings, c
     assert findings(text) == []
     for output in ("%j.out", "x.out", "%x/%j.out", "/tmp/x.out"):
         assert findings(slurm(SRUN, output=output)) == []
+
+
+def test_a_signal_that_the_trap_of_the_script_does_not_get(slurm, only, findings):
+    trap = "trap 'kill -USR1 $!' USR1"
+    found = "Slurm sends USR1 to the processes of srun only: the trap in line 9 never runs"
+    assert only(slurm(trap, SRUN), 6, "wrong", found) == "#SBATCH --signal=B:USR1@120"
+    found = "bash runs the trap of line 9 only after this command has ended"
+    assert only(slurm(trap, SRUN, signal="B:USR1@120"), 10, "wrong", found) == f"{SRUN} &, then wait"
+    assert findings(slurm(trap, f"{SRUN} &", "wait $!", "wait $!", signal="B:USR1@120")) == []
+    assert findings(slurm("trap 'rm -r tmp' EXIT", f"{SRUN} || exit 1")) == []
+
+
+def test_without_srun_a_signal_needs_a_trap(slurm, only):
+    assert only(slurm("python train.py", nodes=1, signal=None), 2, "risky", "no signal").endswith("passes it on")

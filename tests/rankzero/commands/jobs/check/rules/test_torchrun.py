@@ -53,3 +53,62 @@ def test_commands_for_two_machines_cannot_run_one_after_the_other(only, findings
     assert findings(pair(" &") + "wait\n") == []
     line = "ssh n{} torchrun --nnodes=2 --node_rank={} --master_addr=n1 --master_port=$PORT train.py &\n"
     assert findings("".join(line.format(rank + 1, rank) for rank in range(2)) + "wait\n") == []
+
+
+@pytest.mark.parametrize("options", ["", "--standalone", "--nnodes=1"])
+def test_each_machine_trains_alone_without_the_number_of_machines(slurm, only, findings, options):
+    command = f"srun --cpus-per-task=4 --kill-on-bad-exit=1 torchrun {options} --nproc-per-node=4 train.py"
+    only(slurm(command), 9, "wrong", "torchrun without --nnodes: each machine trains alone")
+    assert findings(slurm(command, nodes=1)) == []
+    assert findings(slurm(command.replace("srun ", "srun --nodes=1 "))) == []
+
+
+def test_options_in_an_unknown_variable_are_not_missing(slurm, findings):
+    for options in ("$OPTIONS", '"${OPTIONS[@]}"', '"$@"'):
+        assert findings(slurm(f"srun --cpus-per-task=4 -K torchrun {options} train.py")) == []
+    assert findings(slurm("srun $SRUN_OPTIONS python train.py")) == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("O=(--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$(hostname):$PORT)", "O+=(--nproc-per-node=4)"),
+        ('O="--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$(hostname):$PORT"', 'O="$O --nproc-per-node=4"'),
+        ('O="--nnodes=2 --rdzv-backend=c10d"', 'O+=" --rdzv-endpoint=$HOST:$PORT"'),
+        ("if true; then O=--standalone; else O='--nnodes=2'; fi", ":"),
+    ],
+)
+def test_options_in_variables_of_the_script_are_read(slurm, findings, lines):
+    options = '"${O[@]}"' if lines[0].startswith("O=(") else "$O"
+    assert findings(slurm(*lines, f"srun -c 4 -K torchrun {options} train.py")) == []
+
+
+def test_a_local_address_with_a_variable_port(slurm, only):
+    text = slurm(f"{TO} {C10D} --rdzv-endpoint=localhost:$PORT train.py")
+    only(text, 9, "wrong", "at localhost:$PORT, each machine waits for the others on itself")
+
+
+def test_a_node_rank_in_a_variable_is_the_same_on_every_machine(slurm, only):
+    text = slurm("NODE_RANK=0", f"{TO} --node_rank $NODE_RANK --master_addr=$host --master_port=$port train.py")
+    only(text, 10, "wrong", "srun starts torchrun with node rank 0 on every machine")
+
+
+@pytest.mark.parametrize("start", ["srun -c 4 -K -N1 -n1 -w ${n[$i]}", "ssh ${n[$i]}"])
+def test_a_loop_over_machines_that_waits_for_each(slurm, only, start):
+    command = f"{start} torchrun --nnodes=2 --node_rank=$i --master_addr=n1 --master_port=$port train.py"
+    only(slurm("for i in 0 1; do", command, "done"), 10, "wrong", "the loop starts the machines one after the other")
+
+
+def test_a_loop_over_experiments_is_correct(slurm, findings):
+    command = f"{TO} {C10D} --rdzv-endpoint=n1:$port train.py --rate $rate || exit 1"
+    assert findings(slurm("for rate in 1 2; do", command, "done")) == []
+
+
+def test_one_torchrun_per_machine_of_pbs(pbs, only, findings):
+    options = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=n1:$port"
+    pbsdsh = f"pbsdsh -- /env/bin/torchrun {options} /x/train.py"
+    only(pbs("trap : TERM", pbsdsh), 7, "wrong", "pbsdsh starts torchrun 2 times on each machine (mpiprocs=2)")
+    start = 'mpirun -np {} --hostfile "$PBS_NODEFILE" --map-by ppr:1:node --bind-to none'
+    mpirun = f"{start} torchrun {options} train.py"
+    only(pbs(mpirun.format(4)), 6, "wrong", "mpirun starts torchrun 4 times, for 2 machines")
+    assert findings(pbs(mpirun.format(2), select="2:ncpus=8")) == []

@@ -43,7 +43,12 @@ def test_pbs_numbers_the_tasks_only_in_the_tasks(pbs, only):
     torchrun = (
         "pbsdsh -- /env/bin/torchrun --nnodes=2 --node_rank=$PBS_NODENUM --master_addr=n1 --master_port=$P /x/train.py"
     )
-    only(pbs("trap : TERM", torchrun), 7, "wrong", "the job script replaces $PBS_NODENUM by its own value, 0")
+    only(
+        pbs("trap : TERM", torchrun, select="2:ncpus=8"),
+        7,
+        "wrong",
+        "the job script replaces $PBS_NODENUM by its own value, 0",
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,3 +102,32 @@ def test_an_address_from_hostname_may_be_another_one(slurm, only, option):
 def test_each_machine_runs_a_command_in_the_text_of_a_shell(slurm, only):
     command = f"torchrun {C10D} --rdzv-endpoint=$(hostname):{PORT} train.py"
     only(slurm(f"srun {OPTIONS} bash -c '{command}'"), 9, "wrong", "each machine replaces $(hostname) by its own name")
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "PMI_RANK"])
+def test_variables_of_mpi_exist_in_its_processes_only(only, findings, name):
+    command = "mpirun -np 2 --bind-to none bash -c {0}RANK=${1} python train.py{0}\n"
+    only(command.format('"', name), 1, "wrong", f"${name} by its own value, which is empty there")
+    assert findings(command.format("'", name)) == []
+
+
+def test_a_name_of_a_file_may_contain_the_node_of_the_job_script(slurm, findings):
+    assert findings(slurm("export LOG=main_$SLURM_NODEID.log", SRUN)) == []
+
+
+def test_each_machine_may_use_its_own_name_elsewhere(slurm, findings):
+    inner = f"torchrun {C10D} --rdzv-endpoint=n1:{PORT} --local-addr=$(hostname) train.py --log $(hostname)"
+    assert findings(slurm(f"srun {OPTIONS} bash -c '{inner}'")) == []
+
+
+def test_an_address_in_the_arguments_of_the_script(slurm, findings):
+    found = findings(slurm(f"{SRUN} --dist-url tcp://localhost:29500"))
+    assert [text for _, level, text in found] == [
+        "with tcp://localhost, each machine waits for the others on itself",
+        "two jobs on one machine cannot both use port 29500",
+    ]
+
+
+def test_without_a_scheduler_another_port_has_to_be_chosen(only):
+    text = "torchrun --nnodes=2 --node-rank=1 --master-addr=n1 --master-port=29500 train.py\n"
+    assert only(text, 1, "risky", "cannot both use port 29500") == "a port that no other job uses"

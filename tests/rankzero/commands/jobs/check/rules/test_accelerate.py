@@ -1,0 +1,35 @@
+import pytest
+
+SRUN = "srun --cpus-per-task=4 --kill-on-bad-exit=1"
+C10D = "--rdzv_backend=c10d --main_process_ip=$host"
+
+
+def test_machines_of_accelerate_that_know_of_each_other(slurm, findings):
+    for options in (f"--num_machines=2 {C10D}", "--config_file x.yaml", "$OPTIONS", '"${OPTIONS[@]}"'):
+        assert findings(slurm(f"{SRUN} accelerate launch {options} train.py")) == []
+    assert findings(slurm(f"{SRUN} accelerate launch --num_processes=4 train.py", nodes=1)) == []
+
+
+@pytest.mark.parametrize("program", ["accelerate launch", "python -m accelerate.commands.launch"])
+@pytest.mark.parametrize("options", ["", "--num_processes 8", "--num_machines 1"])
+def test_each_machine_of_accelerate_trains_alone(slurm, only, program, options):
+    text = slurm(f"{SRUN} {program} {options} train.py")
+    only(text, 9, "wrong", "accelerate without --num_machines: each machine trains alone")
+
+
+def test_all_machines_of_accelerate_have_rank_zero(slurm, only, findings):
+    command = f"{SRUN} accelerate launch --num_machines 2 --main_process_ip $host"
+    only(slurm(f"{command} train.py"), 9, "wrong", "without --machine_rank, every machine has rank 0")
+    command = command.removeprefix(f"{SRUN} ") + " --machine_rank $SLURM_NODEID train.py"
+    assert findings(slurm(f"{SRUN} bash -c '{command}'")) == []
+
+
+def test_the_port_of_accelerate_is_fixed(slurm, only):
+    command = f"{SRUN} accelerate launch --num_machines 2 {C10D} --main_process_port 29500 train.py"
+    only(slurm(command), 9, "risky", "two jobs on one machine cannot both use port 29500")
+
+
+def test_each_machine_of_deepspeed_trains_alone(slurm, only, findings):
+    only(slurm(f"{SRUN} deepspeed --num_gpus 4 train.py"), 9, "wrong", "srun starts deepspeed on each node")
+    assert findings(slurm(f"{SRUN} deepspeed --no_ssh --node_rank $X train.py")) == []
+    assert findings(slurm("deepspeed --hostfile hosts train.py")) == []
