@@ -70,12 +70,14 @@ def _launcher(script: UserScript) -> str:
 
 def fixed_ports(script: UserScript) -> Iterator[Finding]:
     """Ports that two jobs on one machine would share."""
-    seen = set()
+    assigned, seen = set(), set()
     for command in script.commands:
         for line, text in _ports(script, command):
             port = re.search(r"[0-9]+$", text)
-            if port and (line, port[0]) not in seen:
+            if port and port[0] not in assigned and (line, port[0]) not in seen:
                 seen.add((line, port[0]))
+                if line != command.line or not command.words:  # the other commands use the same variable
+                    assigned.add(port[0])
                 found = f"two jobs on one machine cannot both use port {port[0]}"
                 instead = "a port that no other job uses"
                 if script.scheduler:

@@ -128,6 +128,11 @@ def test_an_address_in_the_arguments_of_the_script(slurm, findings):
     ]
 
 
+def test_a_port_in_a_variable_is_reported_once(slurm, only):
+    lines = ("export MASTER_PORT=6000", 'L="torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint n1:$MASTER_PORT"')
+    only(slurm(*lines, f"srun {OPTIONS} $L train.py"), 9, "risky", "cannot both use port 6000")
+
+
 def test_without_a_scheduler_another_port_has_to_be_chosen(only):
     text = "torchrun --nnodes=2 --node-rank=1 --master-addr=n1 --master-port=29500 train.py\n"
     assert only(text, 1, "risky", "cannot both use port 29500") == "a port that no other job uses"
