@@ -6,10 +6,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 
-def needed_packages(name: str, extras: frozenset[str] = frozenset()) -> set[tuple[str, frozenset[str]]]:
-    """Returns the packages that a package needs on this machine, with their extras."""
+def needed_packages(name: str) -> set[str]:
+    """Returns the package and all packages that it needs on this machine."""
     found: set[tuple[str, frozenset[str]]] = set()
-    remaining = [(name, extras)]
+    remaining = [(name, frozenset[str]())]
     while remaining:
         package = remaining.pop()
         if package in found:
@@ -17,13 +17,11 @@ def needed_packages(name: str, extras: frozenset[str] = frozenset()) -> set[tupl
         found.add(package)
         for line in requires(package[0]) or ():
             requirement = Requirement(line)
-            if requirement.marker is None or any(
-                requirement.marker.evaluate({"extra": extra}) for extra in (*package[1], "")
-            ):
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in (*package[1], "")):
                 remaining.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
-    return found
+    return {package for package, _ in found}
 
 
 if __name__ == "__main__":
-    names = {name for name, _ in needed_packages("rankzero")} - {"rankzero"}
-    print("\n".join(f"{name}=={version(name)}" for name in sorted(names)))
+    print("\n".join(f"{name}=={version(name)}" for name in sorted(needed_packages("rankzero") - {"rankzero"})))

@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3000), pytest.mark.xdist_gro
 BASE, IMAGE = "localhost/rankzero-test-base", "localhost/rankzero-test"
 BUILDAH = ("buildah", "--storage-driver", "vfs")
 ISOLATION = ("--isolation", "chroot")
-MIRROR = "http://deb.debian.org/debian"
 
 
 def call(*command, **settings):
@@ -63,7 +62,7 @@ def pip_settings(tmp_path_factory):
 def base(storage, tmp_path_factory):
     """Returns the name of an image of a minimal Debian with Python."""
     root = tmp_path_factory.mktemp("debian") / "root"
-    call("debootstrap", "--variant=minbase", "--include=python3-venv,ca-certificates", "bookworm", str(root), MIRROR)
+    call("debootstrap", "--variant=minbase", "--include=python3-venv,ca-certificates", "bookworm", str(root))
     container = storage("from", "scratch").strip()
     storage("add", "--quiet", container, str(root), "/")
     shutil.rmtree(root)

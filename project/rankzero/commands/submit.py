@@ -102,7 +102,7 @@ def _act(action: str, command_line: CommandLine) -> int:
     """Prints the state or the log of a job, stops it, or resumes it."""
     names = [*command_line.positional, *filter(None, [command_line.values.get("name")])]
     other = [f"--{name}" for name in {*command_line.values, *command_line.switches} - {"name", "root", "follow"}]
-    if len(names) != 1 or other or command_line.site or command_line.check or command_line.arguments is not None:
+    if len(names) != 1 or other or command_line.site or command_line.arguments is not None:
         found = "expected the name of one run, and at most --root DIR and --follow"
         raise RequestError(" ".join([action, *names, *other]), found, f"python launch/submit.py {action} my-run")
     root = working_folder() / command_line.values.get("root", "runs")

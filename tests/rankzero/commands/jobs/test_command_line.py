@@ -3,24 +3,10 @@ from dataclasses import replace
 
 import pytest
 
+from job_requests import MPIRUN, SLURM, refusal, request
 from rankzero.commands.jobs.command_line import SWITCHES, hosts_in, job_request, parse
 from rankzero.commands.jobs.options import SUBMIT_FLAGS
 from rankzero.commands.jobs.request import FORMS, JobRequest
-from rankzero.messages import RequestError
-
-SLURM = ("--scheduler", "slurm", "--name", "x")
-MPIRUN = ("--scheduler", "mpirun", "--name", "x")
-
-
-def request(*tokens):
-    return job_request(parse(tokens))
-
-
-def refusal(*tokens):
-    """Returns the three parts of the error that a command line gives."""
-    with pytest.raises(RequestError) as error:
-        job_request(parse(tokens))
-    return error.value.asked, error.value.found, error.value.instead
 
 
 def test_a_minimal_job_has_the_defaults_of_the_request():

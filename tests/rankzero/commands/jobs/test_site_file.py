@@ -2,25 +2,11 @@ import shlex
 
 import pytest
 
-from rankzero.commands.jobs.command_line import job_request, parse
+from job_requests import MPIRUN, SLURM, refusal, request
+from rankzero.commands.jobs.command_line import parse
 from rankzero.commands.jobs.options import SUBMIT_FLAGS
 from rankzero.commands.jobs.request import JobRequest
 from rankzero.commands.jobs.site_file import read_site
-from rankzero.messages import RequestError
-
-SLURM = ("--scheduler", "slurm", "--name", "x")
-MPIRUN = ("--scheduler", "mpirun", "--name", "x")
-
-
-def request(*tokens):
-    return job_request(parse(tokens))
-
-
-def refusal(*tokens):
-    """Returns the three parts of the error that a command line gives."""
-    with pytest.raises(RequestError) as error:
-        job_request(parse(tokens))
-    return error.value.asked, error.value.found, error.value.instead
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ as bash reads them.
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from rankzero.commands.jobs.check.command import LAUNCHERS, Assignment, Command, Word
+from rankzero.commands.jobs.check.command import LAUNCHERS, Assignment, Command, Position, Word
 
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 _QUOTED = {"string": 1, "raw_string": 1, "ansi_c_string": 2}
@@ -23,26 +22,6 @@ _BRANCHES = (*_LOOPS, "if_statement", "elif_clause", "else_clause", "case_item")
 
 _PREFIXES = ("exec", "time", "nohup", "command")
 """Programs that run the rest of the command."""
-
-
-class _Position(NamedTuple):
-    """Where a statement stands.
-
-    Args:
-        handled: Whether its exit code decides what runs next.
-        in_background: Whether it ends with `&`.
-        piped: Whether its output goes to another command.
-        in_function: Whether it is part of a function.
-        in_loop: Whether it is part of a loop.
-        is_conditional: Whether it may not run.
-    """
-
-    handled: bool = False
-    in_background: bool = False
-    piped: bool = False
-    in_function: bool = False
-    in_loop: bool = False
-    is_conditional: bool = False
 
 
 def functions_of(text: str) -> set[str]:
@@ -63,10 +42,10 @@ def here_document_lines(text: str) -> set[int]:
 
 def commands_of(text: str) -> list[Command]:
     """Returns the commands of a script in their order, without those in command substitutions and here-documents."""
-    return list(_statements(_PARSER.parse(text.encode()).root_node, _Position()))
+    return list(_statements(_PARSER.parse(text.encode()).root_node, Position()))
 
 
-def _statements(node: Node, position: _Position) -> Iterator[Command]:
+def _statements(node: Node, position: Position) -> Iterator[Command]:
     """Yields the commands in a node of the syntax tree."""
     if node.next_sibling is not None and node.next_sibling.type == "&":
         position = position._replace(in_background=True)
@@ -91,7 +70,7 @@ def _statements(node: Node, position: _Position) -> Iterator[Command]:
         yield from _statements(child, inner)
 
 
-def _command(node: Node, position: _Position) -> Command:
+def _command(node: Node, position: Position) -> Command:
     """Returns the command of a node that is one."""
     parts = [node] if node.type == "variable_assignment" else node.named_children
     assignments, words = {}, []
@@ -112,7 +91,7 @@ def _command(node: Node, position: _Position) -> Command:
         words=() if declares else tuple(words),
         assignments=assignments,
         is_export=declares and source.startswith(("export", "declare -x")),
-        **position._asdict(),
+        position=position,
     )
 
 
@@ -160,10 +139,14 @@ def _nested(command: Command) -> Iterator[Command]:
             words=(*launcher, *words) if words else (),
             assignments=assignments,
             is_export=inner.is_export,
-            piped=command.piped or inner.piped,
-            handled=command.handled or inner.handled,
-            is_conditional=command.is_conditional or inner.is_conditional,
+            position=_combined(command.position, inner.position),
         )
+
+
+def _combined(outer: Position, inner: Position) -> Position:
+    """Returns the position of an inner command; an `&` in the inner text is the other shell's."""
+    either = Position(*(first or second for first, second in zip(outer, inner, strict=True)))
+    return either._replace(in_background=outer.in_background)
 
 
 def _as_expanded(word: Word, expanded: frozenset[str], substituted: bool) -> Word:

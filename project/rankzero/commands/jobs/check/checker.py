@@ -20,7 +20,9 @@ from rankzero.messages import RequestError
 
 _COMMON = (*shell.RULES, *variables.RULES, *torchrun.RULES, *accelerate.RULES, *mpirun.RULES)
 _OF_SCHEDULERS = {"slurm": (*slurm_launch.RULES, *slurm_options.RULES), "pbs": pbs.RULES, "": ()}
-MAX_BYTES = 1_000_000
+
+MAX_CHARACTERS = 1_000_000
+"""Length from which on a file is no job script."""
 
 
 def check(text: str) -> list[Finding]:
@@ -40,11 +42,11 @@ def read_script(path: str) -> str:
     """
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
-            text = file.read(MAX_BYTES + 1)
+            text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise RequestError(f"--check {path}", f"cannot read this file: {reason}", "--check FILE") from None
-    if len(text) > MAX_BYTES or "\0" in text:
+    if len(text) > MAX_CHARACTERS or "\0" in text:
         raise RequestError(f"--check {path}", "not a job script", "--check FILE")
     interpreter = text.splitlines()[0] if text.startswith("#!") else "#!/bin/bash"
     if not re.search(r"(^|[/ ])(ba|da|k)?sh( |$)", interpreter):

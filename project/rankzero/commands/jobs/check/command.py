@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 LAUNCHERS = {
     "srun": "srun",
@@ -35,20 +35,9 @@ MODULES = {
 """Module -> the launcher that it is, for the rules."""
 
 _WRAPPERS = (
-    *("env", "nice", "numactl", "taskset", "stdbuf", "timeout", "nsys", "ncu", "strace", "coverage", "nohup"),
-    *(
-        "apptainer",
-        "singularity",
-        "docker",
-        "podman",
-        "shifter",
-        "enroot",
-        "conda",
-        "mamba",
-        "micromamba",
-        "uv",
-        "poetry",
-    ),
+    *("env", "nice", "numactl", "taskset", "stdbuf", "timeout", "nsys", "ncu", "strace", "coverage"),
+    *("apptainer", "singularity", "docker", "podman", "shifter", "enroot"),
+    *("conda", "mamba", "micromamba", "uv", "poetry"),
 )
 """Programs that run the program in their arguments once."""
 
@@ -89,6 +78,43 @@ class Assignment(NamedTuple):
     appends: bool = False
 
 
+class Value(NamedTuple):
+    """The last value of a variable.
+
+    Args:
+        line: Number of the line that assigns it.
+        text: The value as written.
+        words: Its words, with the values of other variables; None if the value is unknown, for example because it is
+            assigned in one branch only.
+        is_array: Whether the variable is an array.
+    """
+
+    line: int
+    text: str
+    words: tuple[Word, ...] | None
+    is_array: bool = False
+
+
+class Position(NamedTuple):
+    """Where a command stands in the script.
+
+    Args:
+        handled: Whether its exit code decides what runs next, as in `if` and before `||`.
+        in_background: Whether it ends with `&`.
+        piped: Whether its output goes to another command.
+        in_function: Whether it is part of a function.
+        in_loop: Whether it is part of a loop.
+        is_conditional: Whether it may not run: part of a branch or a loop, or after `&&` or `||`.
+    """
+
+    handled: bool = False
+    in_background: bool = False
+    piped: bool = False
+    in_function: bool = False
+    in_loop: bool = False
+    is_conditional: bool = False
+
+
 @dataclass(frozen=True)
 class Command:
     """A command, with the lines that continue it.
@@ -98,29 +124,19 @@ class Command:
         text: The command as written, in one line.
         words: Program and arguments, without assignments before the program. A command in `bash -c '...'` or after
             `ssh HOST` has the words of the launchers before it.
+        position: Where it stands in the script.
         assignments: Variables that the command sets: before its program, by `export`, or as a command of its own.
         is_export: Whether it exports variables.
-        in_background: Whether it ends with `&`.
-        piped: Whether its output goes to another command.
-        handled: Whether its exit code decides what runs next, as in `if` and before `||`.
-        in_function: Whether it is part of a function.
-        in_loop: Whether it is part of a loop.
-        is_conditional: Whether it may not run: part of a branch or a loop, or after `&&` or `||`.
         values: The values of variables before the command.
     """
 
     line: int
     text: str
     words: tuple[Word, ...]
+    position: Position
     assignments: Mapping[str, Assignment] = field(default_factory=dict)
     is_export: bool = False
-    in_background: bool = False
-    piped: bool = False
-    handled: bool = False
-    in_function: bool = False
-    in_loop: bool = False
-    is_conditional: bool = False
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def program(self) -> str:

@@ -2,32 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from rankzero.commands.jobs.check.bash import commands_of
-from rankzero.commands.jobs.check.command import Assignment, Command, Word
+from rankzero.commands.jobs.check.command import Assignment, Command, Value, Word
 
 MAX_CHARACTERS = 10_000
 """Longest value that is followed; a value can double its length with each assignment."""
 
 _VARIABLE = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"
-
-
-class Value(NamedTuple):
-    """The last value of a variable.
-
-    Args:
-        line: Number of the line that assigns it.
-        text: The value as written.
-        words: Its words, with the values of other variables; None if the value is unknown, for example because it is
-            assigned in one branch only.
-        is_array: Whether the variable is an array.
-    """
-
-    line: int
-    text: str
-    words: tuple[Word, ...] | None
-    is_array: bool = False
 
 
 Values = dict[str, Value]
@@ -40,11 +22,8 @@ def assign(values: Values, command: Command) -> None:
         words: tuple[Word, ...] | None = _words(values, assignment)
         if assignment.appends and words is not None:
             words = _appended(earlier, words, assignment) if earlier else None
-        if (
-            command.is_conditional
-            or command.in_function
-            or sum(len(word.text) for word in words or ()) > MAX_CHARACTERS
-        ):
+        is_certain = not (command.position.is_conditional or command.position.in_function)
+        if not is_certain or sum(len(word.text) for word in words or ()) > MAX_CHARACTERS:
             words = None
         values[name] = Value(command.line, assignment.text, words, assignment.is_array)
 
@@ -75,7 +54,8 @@ def resolved(values: Mapping[str, Value], text: str) -> str:
 def _words(values: Values, assignment: Assignment) -> tuple[Word, ...]:
     """Returns the words of an assigned value."""
     if assignment.is_array:
-        return tuple(word._replace(text=resolved(values, word.text), expanded=frozenset()) for word in assignment.words)
+        elements = expanded(values, assignment.words)
+        return tuple(word._replace(text=resolved(values, word.text), expanded=frozenset()) for word in elements)
     (word,) = assignment.words
     text = resolved(values, word.text)
     names = (first or second for first, second in re.findall(_VARIABLE, word.text))

@@ -100,11 +100,10 @@ def test_a_command_on_another_machine_is_found(line):
         ("if a; then b; fi\n", "handled"),
         ("! a\n", "handled"),
         ("f() { a; }\n", "in_function"),
+        ("case x in x) a;; esac\n", "is_conditional"),
     ],
 )
 def test_where_a_command_stands_is_known(text, name):
-    found = {
-        name for name in ("in_background", "piped", "handled", "in_function") if getattr(commands_of(text)[0], name)
-    }
-    assert found == {name}
-    assert not getattr(commands_of("a\n")[0], name)
+    position = commands_of(text)[0].position
+    assert {field for field, value in position._asdict().items() if value} == {name}
+    assert not any(commands_of("a\n")[0].position)

@@ -15,6 +15,7 @@ def words(text):
         "A=(a b)",
         "A=(a)\nA+=(b)",
         'A="a"\nA+=" b"',
+        'A=(a)\nA=("${A[@]}" b)',
         'A=a\nA="$A b"',
         'B=b\nA="a $B"',
         "export A='a b'",

@@ -77,7 +77,7 @@ def environment(script: UserScript) -> Iterator[Finding]:
         if _is_mpich(command):
             continue  # it passes all variables on
         for other in script.before(command):
-            for name in other.assignments if other.is_export and not other.in_function else ():
+            for name in other.assignments if other.is_export and not other.position.in_function else ():
                 if name not in passed and name not in ("PATH", "LD_LIBRARY_PATH"):
                     found = f"Open MPI does not pass {name} to processes on other machines"
                     yield Finding(other.line, RISKY, found, _with(f"-x {name}", command))

@@ -90,7 +90,7 @@ def tasks_of_pbsdsh(script: UserScript) -> Iterator[Finding]:
             found = f"the tasks of pbsdsh have PATH=/bin:/usr/bin, where {program} is not found, or is another one"
             yield Finding(command.line, WRONG, found, command.text.replace(program, f"/path/to/{program}", 1))
         for other in script.before(command):
-            if other.is_export and not other.in_function:
+            if other.is_export and not other.position.in_function:
                 for name in other.assignments:
                     if not any(word.text.startswith(f"{name}=") for word in command.words):
                         found = f"the tasks of pbsdsh do not get {name}"

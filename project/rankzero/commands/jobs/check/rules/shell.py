@@ -53,22 +53,23 @@ def lost_exit_code(script: UserScript) -> Iterator[Finding]:
     ) or re.match(r"#!\S+ +-\w*e", script.text)
     has_pipefail = "pipefail" in script.text
     for command in script.training:
-        if command.handled or command.in_background or command.in_function:
+        if command.position.handled or command.position.in_background or command.position.in_function:
             continue
-        if command.piped and not has_pipefail and "PIPESTATUS" not in script.text:
+        if command.position.piped and not has_pipefail and "PIPESTATUS" not in script.text:
             found = "the exit code of this line is that of its last command: failed training counts as a success"
             yield Finding(command.line, RISKY, found, "set -o pipefail, before this line")
         later = [other for other in script.after(command) if other.line > command.line]
         reads_code = any("$?" in line for line in script.lines[command.line - 1 :])
         reads_code = reads_code or any(other.program in ("exit", "return") for other in later)
-        if later and not (exits_on_error or reads_code or command.piped or any(other.trains for other in later)):
+        is_last = not later or any(other.trains for other in later)
+        if not (is_last or exits_on_error or reads_code or command.position.piped):
             found = f"the exit code of the job is that of line {later[-1].line}: failed training counts as a success"
             yield Finding(command.line, RISKY, found, "set -e, before the first command")
 
 
 def lost_background_codes(script: UserScript) -> Iterator[Finding]:
     """Training in the background whose exit code is not read."""
-    started = [command for command in script.training if command.in_background]
+    started = [command for command in script.training if command.position.in_background]
     if not started or not script.scheduler:
         return
     later = script.after(started[-1])
@@ -81,10 +82,12 @@ def lost_background_codes(script: UserScript) -> Iterator[Finding]:
 
 def missing_wait(script: UserScript) -> Iterator[Finding]:
     """Training in the background of a script that ends."""
-    started = [command for command in script.training if command.in_background]
+    if not script.scheduler:
+        return
+    started = [command for command in script.training if command.position.in_background]
     later = script.after(started[-1]) if started else []
-    is_last = not any(other.program == "wait" or (other.trains and not other.in_background) for other in later)
-    if started and is_last and not any(word.text == "nohup" for word in started[-1].words):
+    is_last = not any(other.program == "wait" or (other.trains and not other.position.in_background) for other in later)
+    if started and is_last:
         found = "the script does not wait for this command: its job ends at once, and the scheduler kills the processes"
         yield Finding(started[-1].line, WRONG, found, "wait, after this line")
 

@@ -46,7 +46,7 @@ def trapped_signal(script: UserScript) -> Iterator[Finding]:
         found = f"Slurm sends {name} to the processes of srun only: the trap in line {traps[0].line} never runs"
         yield Finding(directive.line, WRONG, found, f"#SBATCH --signal=B:{directive.value}")
     for command in script.training if traps and "B:" in directive.value else ():
-        if not command.in_background:
+        if not command.position.in_background:
             found = f"bash runs the trap of line {traps[0].line} only after this command has ended"
             yield Finding(command.line, WRONG, found, f"{command.text} &, then wait")
 

@@ -12,6 +12,9 @@ C10D = "--rdzv-backend=c10d --rdzv-id=JOB_ID --rdzv-endpoint=FIRST_MACHINE:PORT,
 LOCAL_ADDRESS = r"(localhost|127\.[0-9.]+|\[?::1\]?)(:.*)?"
 """Addresses at which a machine reaches itself."""
 
+UNKNOWN = "?"
+"""A node rank that the script does not tell."""
+
 _OUTER = (["srun"], ["pbsdsh"], ["mpirun"])
 """Launchers that start a command on all machines."""
 
@@ -68,7 +71,7 @@ def node_ranks_in_sequence(script: UserScript) -> Iterator[Finding]:
             ranks.append((command, rank))
     for command, number in ranks:
         others = [other for _, other in ranks if other != number]
-        if others and not command.in_background:
+        if others and not command.position.in_background:
             found = (
                 f"node rank {number} waits for node rank {others[-1]}, whose command starts after this one has ended"
             )
@@ -80,7 +83,8 @@ def machines_in_sequence(script: UserScript) -> Iterator[Finding]:
     """A loop over machines that waits for each of them."""
     for command in _torchruns(script):
         nodes = command.option("torchrun", "--nnodes")
-        if not command.in_loop or command.in_background or nodes is None or command.launchers[0] == "torchrun":
+        waits = command.position.in_loop and not command.position.in_background
+        if not waits or nodes is None or command.launchers[0] == "torchrun":
             continue
         host = command.option("srun", "-w", "--nodelist", "--relative", "-r")
         is_on_one = command.launchers[0] == "ssh" or (host is not None and "$" in host.text)
@@ -125,10 +129,10 @@ def _torchruns(script: UserScript) -> list[Command]:
 
 
 def _node_rank(script: UserScript, command: Command) -> str | None:
-    """Returns the node rank of a command; None without one."""
+    """Returns the node rank of a command; None without one, `UNKNOWN` if a variable may contain it."""
     rank = command.option("torchrun", "--node-rank")
     if rank is None:
-        return "$*" if command.is_open("torchrun") else None
+        return UNKNOWN if command.is_open("torchrun") else None
     return script.resolved(rank.text, command)
 
 

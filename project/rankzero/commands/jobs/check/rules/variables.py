@@ -56,7 +56,7 @@ def _is_started(script: UserScript, command: Command) -> bool:
 
 def _is_followed_by_launcher(script: UserScript, command: Command) -> bool:
     """Whether a command sets variables in the job script itself, and tasks start after it."""
-    if not command.assignments or command.words or command.in_function:
+    if not command.assignments or command.words or command.position.in_function:
         return False
     return any(other.launchers[:1] and other.trains for other in script.after(command))
 
@@ -128,7 +128,7 @@ def addresses(script: UserScript) -> Iterator[Finding]:
             if is_local and several and not any(command.option("torchrun", "--nnodes") for command in script.training):
                 yield _waits_for_itself(command.line, f"MASTER_ADDR={assignment.text}")
             is_used = name == "MASTER_ADDR" or _is_in_training(script, name)
-            if is_address_list(assignment.text) and is_used:
+            if _is_address_list(assignment.text) and is_used:
                 found = "the output of `hostname` with this option may be 127.0.1.1, or several addresses"
                 yield Finding(command.line, RISKY, found, "the name of the machine")
     for command in script.training:
@@ -156,7 +156,7 @@ def _waits_for_itself(line: int, address: str) -> Finding:
     return Finding(line, WRONG, found, "the name of the first machine")
 
 
-def is_address_list(text: str) -> bool:
+def _is_address_list(text: str) -> bool:
     """Whether a text is the output of `hostname -i`, `-I` or `--ip-address`."""
     options = r"\bhostname\s+(--ip-address|--all-ip-addresses|-i|-I)\b"
     return bool(re.search(options, text)) and not re.search(r"\b(awk|cut|head|sed)\b", text)

@@ -68,6 +68,10 @@ def test_a_script_has_to_wait_for_commands_in_the_background(slurm, only):
     assert only(slurm(f"{SRUN} &"), 9, "wrong", "the script does not wait for this command") == "wait, after this line"
 
 
+def test_a_script_without_a_scheduler_may_leave_a_command_running(findings):
+    assert findings("nohup python train.py &\n") == []
+
+
 def test_conda_is_not_loaded_in_a_batch_script(slurm, only):
     instead = only(slurm("conda activate ddp", SRUN), 9, "risky", "`conda activate` fails in a batch script")
     assert instead == "source /path/to/conda/etc/profile.d/conda.sh && conda activate ddp"
