@@ -206,8 +206,7 @@ def test_a_link_of_100_mbit_per_second_is_named(tmp_path, hosts):
     assert codes == [1, 1], printed
     found, _ = statuses(tmp_path)
     assert {name for name, status in found.items() if status == "fail"} == {"collectives", "links"}, printed
-    # Steps do not communicate, so they are measured; other tests on this machine may make one rank slow (a warning).
-    assert found["training steps"] in ("ok", "warn") and "a step takes" in printed, printed
+    assert found["training steps"] == "ok", printed  # steps do not communicate
     assert "rz1 - rz2 (ranks 0 and 1): 0.1" in printed
 
 

@@ -30,8 +30,14 @@ from rankzero.sampling import generators
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks.stop import NoSignalConnector
 
-MAX_STEPS, MIN_STEPS, MAX_SECONDS = 30, 4, 5.0
-"""A trial ends after `MAX_STEPS`, or after `MAX_SECONDS` and `MIN_STEPS`."""
+STEPS, SECONDS = 30, 1.0
+"""A trial has at least this many steps and takes this time, unless its run is shorter or its steps are slow."""
+
+SLOW_STEPS, SLOW_SECONDS = 4, 5.0
+"""A trial with slow steps ends after this time, but has at least this many steps."""
+
+MAX_STEPS = 10_000
+"""A trial never has more steps, however fast they are."""
 
 WARM_UP_STEPS = 2
 """Number of first steps that are not measured."""
@@ -122,9 +128,12 @@ class Trial:
         else:
             combined = CombinedLoader(apply_to_collection(loaders, DataLoader, wrap), "max_size_cycle")
         self._batch = next(iter(combined))[0]
-        self._batches = MAX_STEPS + 1
+        self._timer.max_steps, self._batches = STEPS, STEPS + 1
         with suppress(TypeError, NotImplementedError):  # an iterable data set has no length
-            self._batches = max(self._batches, len(combined))
+            epochs = self.trainer.max_epochs or -1
+            # More steps than in the run could exceed the length of a schedule of the learning rate.
+            self._timer.max_steps = min(len(combined) * epochs, MAX_STEPS) if epochs > 0 else MAX_STEPS
+            self._batches = max(self._timer.max_steps + 1, len(combined))
         batch_bytes = _bytes_of(self._batch) // max(1, len(workers))
         return {
             "workers": sum(workers),
@@ -224,6 +233,7 @@ class _StepTimer(Callback):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: list[float] = []
+        self.max_steps = STEPS
         self.error: BaseException | None = None
         self._started = 0.0
 
@@ -235,8 +245,10 @@ class _StepTimer(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self.seconds.append(self._now() - self._started)
-        is_long_enough = len(self.seconds) >= MIN_STEPS and sum(self.seconds) > MAX_SECONDS
-        if is_long_enough or len(self.seconds) == MAX_STEPS or trainer.global_step == trainer.max_steps:
+        steps, seconds = len(self.seconds), sum(self.seconds)
+        is_measured = steps >= STEPS and seconds >= SECONDS
+        is_slow = steps >= SLOW_STEPS and seconds >= SLOW_SECONDS
+        if is_measured or is_slow or steps == self.max_steps or trainer.global_step == trainer.max_steps:
             raise _TunerExitException  # ends `fit` without the hooks of the end of an epoch
 
     def _now(self) -> float:

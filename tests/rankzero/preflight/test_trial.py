@@ -6,11 +6,11 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch.utils.data import DataLoader, random_split
+from torch.utils.data import DataLoader, IterableDataset, random_split
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
-from rankzero.preflight.trial import MAX_STEPS, Trial, _Repeated
+from rankzero.preflight.trial import SECONDS, STEPS, Trial, _Repeated
 from rankzero.sampling.plan import SamplingPlan
 
 LAUNCH = Launch(rank=1, local_rank=1, world_size=4, local_world_size=4)
@@ -66,7 +66,7 @@ def test_hooks_are_called_once_and_see_the_rank_of_the_run():
         "setup fit as rank 1 of 4",
         "train_dataloader",
     ]
-    assert data.calls.count("on_after_batch_transfer") == MAX_STEPS and model.sizes == [5] * MAX_STEPS
+    assert data.calls.count("on_after_batch_transfer") == 6 and model.sizes == [5] * 6  # three epochs of 40 / (4 * 5)
     assert loaded["prefetched_bytes"] == loaded["workers"] == 0 and loaded["data"]["samples"] == "40"
     assert result["seconds"] > 0 and result["peak_bytes"] > 1e7
 
@@ -96,7 +96,7 @@ def test_a_trial_accepts_loaders_instead_of_a_data_module():
     trial.prepare_data()
     assert trial.load_batch()["workers"] == 0
     trial.train()
-    assert model.count == MAX_STEPS
+    assert model.count == 12  # three epochs of 40 / (4 * 3)
 
 
 def test_a_trial_reads_the_loaders_of_a_model():
@@ -176,6 +176,42 @@ def test_a_model_that_trains_in_a_run_is_tried_without_error(model):
     trial.prepare_data()
     trial.load_batch()
     assert trial.train()["seconds"] > 0
+
+
+def test_fast_steps_are_tried_for_a_second():
+    model = Model()
+    trial = start(model, Data(), batch_size=2)
+    trial.trainer.fit_loop.max_epochs = 1_000
+    trial.load_batch()
+    trial.train()
+    assert len(model.sizes) > STEPS and sum(trial._timer.seconds) >= SECONDS
+
+
+def test_a_data_set_without_a_length_is_tried_for_thirty_steps():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(torch.randn(40, 32))
+
+    model = BoringModel()
+    trial = start(model, DataLoader(Stream(), batch_size=2))
+    trial.load_batch()
+    trial.train()
+    assert len(trial._timer.seconds) == STEPS
+
+
+def test_a_trial_has_no_more_steps_than_its_run():
+    """A schedule of the learning rate may end with the run; a step after its end is an error."""
+
+    class EndsWithTheRun(Model):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=15)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    model = EndsWithTheRun()
+    trial = start(model, Data(), batch_size=2)
+    trial.load_batch()
+    assert trial.train()["seconds"] > 0 and len(model.sizes) == 15
 
 
 def test_a_combined_loader_is_tried():

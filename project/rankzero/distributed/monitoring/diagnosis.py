@@ -15,8 +15,15 @@ PATIENCE = 5
 With the default time limit of 5 minutes, this is less than torch's time limit for a collective of gloo (30 minutes).
 """
 
-SILENCE_SECONDS = 10.0
-"""Time without a report after which the interpreter of a connected rank counts as blocked."""
+SILENCE_SECONDS = 12.0
+"""Time without a report after which a connected rank counts as blocked.
+
+A suspended rank sends its last report up to two seconds before, and the watchdog kills it after nine: it is reported
+as suspended.
+"""
+
+BLOCKED = "its Python interpreter is blocked or suspended"
+"""Why a connected rank does not report."""
 
 MAX_NAMED_RANKS = 4
 """How many ranks a message names; the others are counted."""
@@ -51,10 +58,8 @@ def _is_stuck(status: Status, others_wait_too_long: bool) -> bool:
 def _describe_cause(rank: int, status: Status, silent: Mapping[int, float], hosts: Sequence[str]) -> str:
     position = f" ({status.position})" if status.position else ""
     if rank in silent:
-        return (
-            f"rank {rank} on {hosts[rank]} has not reported for {silent[rank]:.0f} s, since {status.place}{position}: "
-            "its Python interpreter is blocked"
-        )
+        since = f"{status.place}{position}"
+        return f"rank {rank} on {hosts[rank]} has not reported for {silent[rank]:.0f} s, since {since}: {BLOCKED}"
     return f"rank {rank} on {hosts[rank]} has been in {status.phase} for {status.age:.0f} s at step {status.step}" + (
         position
     )

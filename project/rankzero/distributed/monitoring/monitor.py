@@ -11,7 +11,7 @@ from typing import Any
 
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.detector import HangDetector
-from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
+from rankzero.distributed.monitoring.diagnosis import BLOCKED, SILENCE_SECONDS
 from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS, CollectiveInFlight, Heartbeat
 from rankzero.distributed.monitoring.pauses import PauseDetector
 from rankzero.messages import print_error
@@ -106,7 +106,7 @@ class Monitor:
             return ""
         self._is_silence_reported = True
         since = f", since {self.rank_zero_place}" if self.rank_zero_place else ""
-        return f"has not reported for {seconds:.0f} s{since}: its Python interpreter is blocked"
+        return f"has not reported for {seconds:.0f} s{since}: {BLOCKED}"
 
     def _watch_single_process(self, heartbeat: Heartbeat, is_over: threading.Event) -> None:
         detector = HangDetector([socket.gethostname()])

@@ -53,11 +53,11 @@ def test_a_status_without_details_is_no_hang_before_the_next_report():
 
 def test_a_rank_that_stops_reporting_is_blocked():
     found, clock = detector(WAITING, STUCK._replace(age=0.0, has_details=False))
-    for _ in range(3):
+    for _ in range(4):
         clock.seconds += 4.0
         found.update(0, WAITING)
         report = found.new_hang()
-    assert report.startswith("rank 1 on n2 has not reported for 12 s")
+    assert report.startswith("rank 1 on n2 has not reported for 16 s")
 
 
 def test_a_pause_of_rank_zero_does_not_count_towards_a_hang():

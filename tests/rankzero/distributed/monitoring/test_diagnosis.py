@@ -74,7 +74,8 @@ def test_a_rank_without_reports_is_the_cause_once_its_limit_has_passed():
     assert described(*statuses, silent={1: 9.0}) == ""
     statuses = status(**GRADIENTS), status("forward", age=30.0)
     assert described(*statuses, silent={1: 30.0}).startswith(
-        "rank 1 on n1 has not reported for 30 s, since forward at step 811: its Python interpreter is blocked"
+        "rank 1 on n1 has not reported for 30 s, since forward at step 811: its Python interpreter "
+        "is blocked or suspended"
     )
 
 

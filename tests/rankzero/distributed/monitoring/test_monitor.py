@@ -44,7 +44,7 @@ def test_a_silence_of_rank_zero_is_described_once(monitor, clock):
     silence_after(monitor, clock, 1, has_received=True)
     assert silence_after(monitor, clock, 30) == []
     assert silence_after(monitor, clock, 60) == [
-        "has not reported for 31 s, since backward at step 7: its Python interpreter is blocked"
+        "has not reported for 31 s, since backward at step 7: its Python interpreter is blocked or suspended"
     ]
     silence_after(monitor, clock, 1, has_received=True)
     assert len(silence_after(monitor, clock, 60)) == 1
