@@ -16,7 +16,9 @@ from rankzero.commands.jobs.options import (
     one_line,
 )
 from rankzero.commands.jobs.request import FORMS
+from running import REPOSITORY
 
+DOCUMENTATION = REPOSITORY / "docs" / "jobs.md"
 FLAGS = {flag.name: flag for flag in SUBMIT_FLAGS}
 
 
@@ -139,3 +141,14 @@ def test_no_line_of_the_help_is_longer_than_120_columns():
 def test_the_descriptions_in_the_help_begin_in_one_column():
     rows = [line for line in help_text().splitlines() if re.match(r"  (--\w+|[a-z]+ NAME)", line)]
     assert len(rows) > len(FLAGS) and all(row[27] == " " and row[28] != " " for row in rows)
+
+
+def test_the_documentation_lists_every_flag_of_a_job_once_in_the_order_of_the_help():
+    _, _, section = DOCUMENTATION.read_text().partition("## Options\n")
+    rows = [line.split("|")[1] for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `--")]
+    assert [re.findall(r"--(\w+)", row) for row in rows] == [[flag.name, *documented(flag)] for flag in SUBMIT_FLAGS]
+
+
+def documented(flag):
+    """Returns the aliases that the documentation names; the others are spellings such as `run-name`."""
+    return ["queue"] if flag.name == "partition" else []
