@@ -11,7 +11,7 @@ from rankzero.cli.command import SUBCOMMANDS
 from rankzero.commands.fit import FIT
 from rankzero.commands.jobs.command_line import CommandLine, job_request, parse
 from rankzero.commands.jobs.follow import LogReader, follow
-from rankzero.commands.jobs.options import help_text, is_queuing
+from rankzero.commands.jobs.options import FLAGS, help_text, is_queuing
 from rankzero.commands.jobs.record import Record, read_record
 from rankzero.commands.jobs.request import JobRequest
 from rankzero.commands.jobs.schedulers import slurm
@@ -34,8 +34,8 @@ _OTHER_ACTIONS = {
 }
 """Other names of actions -> the action to type."""
 
-BEFORE_DASHES = ("name", "run", "run_name", "root", "nodes", "devices")
-"""Flags of `fit` that are flags of `submit` too, and therefore precede `--`."""
+BEFORE_DASHES = (*FLAGS, "site", "dry_run", "follow")
+"""Flags of `submit`; some are flags of `fit` too."""
 
 SET_BY_SCRIPT = ("node_rank", "master_addr", "master_port")
 """Flags of `fit` that the script sets."""
@@ -160,7 +160,7 @@ def check_fit_arguments(request: JobRequest, root: Path) -> None:
     for token in arguments:
         name = token.partition("=")[0].removeprefix("--")
         if token.startswith("--") and name in BEFORE_DASHES:
-            raise RequestError(f"-- {token}", "the script sets this flag of fit.py", f"{token}, before --")
+            raise RequestError(f"-- {token}", "a flag of submit.py comes before --", f"{token}, before --")
         if token.startswith("--") and (name in SET_BY_SCRIPT or (name == "requeue" and request.scheduler == "pbs")):
             raise RequestError(f"-- {token}", "the script sets this flag of fit.py", f"leave {token} out")
     if arguments and arguments[0] in SUBCOMMANDS:
