@@ -2,7 +2,8 @@
 
 import pytest
 
-from rankzero.commands.jobs.command_line import job_request, parse
+from rankzero.commands.jobs.request.combined import job_request
+from rankzero.commands.jobs.request.command_line import parse
 from rankzero.messages import RequestError
 
 SLURM = ("--scheduler", "slurm", "--name", "x")

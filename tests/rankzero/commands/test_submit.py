@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from rankzero.commands import submit
-from rankzero.commands.jobs.options import SUBMIT_FLAGS
 from rankzero.commands.jobs.record import Record, read_record, write_record
-from rankzero.commands.submit import ACTIONS, BEFORE_DASHES, SET_BY_SCRIPT, main
+from rankzero.commands.jobs.request.options import SUBMIT_FLAGS
+from rankzero.commands.jobs.validation import BEFORE_DASHES, SET_BY_SCRIPT
+from rankzero.commands.submit import ACTIONS, main
 from rankzero.messages import set_spelling
 from running import REPOSITORY, SOURCES, command_of, run, script
 
@@ -53,8 +54,14 @@ def last_command(text):
 
 def refused(printed):
     """Checks that nothing was written, and returns the rows of the message."""
+    assert list(Path.cwd().iterdir()) == []
+    return message_of(printed)
+
+
+def message_of(printed):
+    """Returns the rows of the message of a command that was refused."""
     code, out, err = printed
-    assert code == 2 and out == "" and list(Path.cwd().iterdir()) == []
+    assert (code, out) == (2, "")
     first, *rows = err.splitlines()
     assert first == "rankzero: cannot start"
     return {row[2:8].strip(): row[9:] for row in rows if row[2:8].strip()}
@@ -92,7 +99,7 @@ def test_python_m_rankzero_submits_the_installed_fit(cwd):
     words = last_command(result.out)
     assert words[1].endswith("/python") and words[2:6] == ["-m", "rankzero", "fit", "--name=my-run"]
     error = run("python", "-m", "rankzero", "submit", "stop", folder=cwd, environment=environment, code=2).err
-    assert "rankzero submit stop my-run" in error and "launch/" not in error
+    assert "rankzero submit stop NAME" in error and "launch/" not in error
 
 
 def test_the_console_command_submits_the_installed_fit(launch, monkeypatch, cwd):
@@ -115,6 +122,8 @@ def test_a_virtual_environment_gives_its_python(launch, cwd):
     python = cwd / "my venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
+    assert message_of(launch(*LOCAL, "--venv", "my venv"))["found"] == f"{python} is not executable"
+    python.chmod(0o755)
     assert last_command(launch(*LOCAL, "--venv", "my venv", "--dry_run")[1])[1] == str(python)
     assert last_command(launch(*LOCAL, "--venv", str(cwd / "my venv"), "--dry_run")[1])[1] == str(python)
 
@@ -167,17 +176,35 @@ def test_arguments_that_only_print_are_refused(launch, arguments):
     assert rows["found"] == "these arguments train nothing" and rows["asked"] == f"-- {' '.join(arguments)}"
 
 
-def test_the_index_of_an_array_is_checked_as_a_number(launch):
-    code, out, _ = launch(*SLURM, "--array", "0-3", "--dry_run", "--", "--seed", "{array_index}")
-    assert code == 0 and '--seed "$array_index"' in out
-    assert refused(launch(*SLURM, "--dry_run", "--", "--seed", "{array_index}"))["asked"] == "--seed {array_index}"
+def test_arguments_are_checked_with_the_first_index_of_an_array(launch):
+    code, out, _ = launch(*SLURM, "--array", "1-3", "--dry_run", "--", "--epochs", "{array_index}")
+    assert code == 0 and '--epochs "$array_index"' in out
 
 
-def test_a_word_that_is_no_action_is_refused(launch):
+def test_an_unexpected_argument_is_refused(launch):
     rows = refused(launch(*LOCAL, "ResNet"))
-    assert rows["asked"] == "ResNet" and rows["type"] == "-- ResNet"
+    assert rows["asked"] == "ResNet" and rows["type"].startswith("leave ResNet out")
     assert all(action in rows["found"] for action in ACTIONS)
-    assert refused(launch("cancel", "x"))["type"] == "python launch/submit.py stop NAME"
+    assert refused(launch("cancel", "x"))["type"] == "python launch/submit.py stop x"
+    assert refused(launch("statu", "x"))["type"] == "python launch/submit.py status x"
+    assert refused(launch("--root", "runs", "status", "x"))["type"] == "python launch/submit.py status x"
+    assert refused(launch("slurm", "--name", "x"))["type"] == "--scheduler slurm"
+    assert "quote a value" in refused(launch(*SLURM, "--time", "2", "hours"))["type"]
+
+
+def test_a_syntax_error_in_setup_is_refused(launch):
+    rows = refused(launch(*SLURM, "--dry_run", "--setup", 'module load "x'))
+    assert rows["asked"] == "--setup and --extra" and "unexpected EOF" in rows["found"]
+
+
+def test_an_index_without_an_array_is_refused(launch):
+    assert refused(launch(*SLURM, "--", "--seed", "{array_index}"))["type"] == "--array 0-3, before --"
+
+
+def test_a_request_for_gpus_reaches_fit(launch):
+    assert " --accelerator=gpu" in launch(*SLURM, "--dry_run", "--gpus_per_device", "1")[1]
+    text = launch(*SLURM, "--dry_run", "--gpus_per_device", "1", "--", "--accelerator", "cuda")[1]
+    assert "--accelerator=gpu" not in text and "--accelerator" not in launch(*SLURM, "--dry_run")[1]
 
 
 def test_a_wrong_flag_exits_with_2_and_one_message(launch):
@@ -237,10 +264,18 @@ def test_a_rejected_job_exits_with_2_and_leaves_no_file(launch, programs, cwd):
 def test_an_action_on_an_unknown_run_lists_the_known_runs(launch, cwd, action):
     write_record(cwd / "runs", Record("one", "slurm", "srun", "1"))
     write_record(cwd / "runs", Record("two", "slurm", "srun", "2"))
-    code, out, err = launch(action, "three")
-    assert (code, out) == (2, "")
-    assert f"asked  {action} three\n" in err and f"submitted from {cwd}/runs; submitted runs: one, two\n" in err
-    assert err.endswith(f"type   python launch/submit.py {action} one\n")
+    rows = message_of(launch(action, "twoo"))
+    assert rows["asked"] == f"{action} twoo"
+    assert rows["found"].endswith(f"submitted from {cwd}/runs; submitted runs: one, two")
+    assert rows["type"] == f"python {script('submit')} {action} two"
+    assert message_of(launch(action, "zzz"))["type"] == "--root DIR"  # no similar name: never another run
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_on_a_member_of_an_array_names_the_array(launch, cwd, action):
+    write_record(cwd / "runs", Record("sweep", "slurm", "srun", "12", "0-3"))
+    rows = message_of(launch(action, "sweep-2"))
+    assert rows["found"] == "member 2 of the job array sweep, which is job 12"
 
 
 def test_an_action_without_any_run_names_the_folder(launch, cwd):
@@ -251,10 +286,49 @@ def test_an_action_without_any_run_names_the_folder(launch, cwd):
 @pytest.mark.parametrize("arguments", [(), ("a", "b"), ("a", "--name", "b"), ("a", "--nodes", "2")])
 def test_an_action_takes_one_run(launch, arguments):
     rows = refused(launch("status", *arguments))
-    assert (
-        rows["found"] == "expected the name of one run, and at most --root DIR and --follow"
-        and rows["type"] == "python launch/submit.py status my-run"
-    )
+    assert rows["found"] == "expected the name of one run, and at most --root, --site"
+    assert rows["type"] == f"python launch/submit.py status {'a' if arguments else 'NAME'}"
+
+
+def test_only_log_and_resume_accept_follow(launch):
+    for action in ("status", "stop"):
+        assert refused(launch(action, "x", "--follow"))["asked"] == f"{action} x --follow"
+    assert "submitted from" in refused(launch("resume", "x", "--follow"))["found"]
+    assert "submit the run again" in refused(launch("resume", "x", "--time", "4h"))["found"]
+
+
+def test_actions_use_the_root_of_a_site_file(launch, cwd):
+    write_record(cwd / "elsewhere", Record("x", "slurm", "srun", "1"))
+    (cwd / "site.yaml").write_text("root: elsewhere\n")
+    assert launch("log", "x", "--site", "site.yaml")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "result"), [("finished", "finished"), ("stopped", "stopped"), ("failed", "failed"), (None, "failed")]
+)
+def test_status_prints_the_result_of_an_ended_run(launch, programs, cwd, status, result):
+    write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
+    (cwd / "runs" / "my-run").mkdir()
+    if status:
+        (cwd / "runs" / "my-run" / "summary.json").write_text(f'{{"status": "{status}"}}')
+    programs(squeue="true")
+    expected = f"my-run: job 123 (slurm): ENDED (Slurm no longer knows the job); run {result}\n"
+    assert launch("status", "my-run") == (0, expected, "")
+
+
+def test_an_unknown_state_exits_with_1(launch, programs, cwd):
+    write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
+    programs(squeue="exit 1")
+    assert launch("status", "my-run")[0] == 1
+
+
+def test_a_finished_run_is_not_resumed(launch, programs, cwd):
+    write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
+    (cwd / "runs" / "my-run").mkdir()
+    (cwd / "runs" / "my-run" / "summary.json").write_text('{"status": "finished"}')
+    assert message_of(launch("resume", "my-run"))["found"] == "the run is finished"
+    programs(sbatch="echo 124", squeue="true")
+    assert "the run is finished; this job trains only if" in launch(*SLURM)[1]
 
 
 def test_status_prints_the_schedulers_word(launch, programs, cwd):
@@ -266,7 +340,7 @@ def test_status_prints_the_schedulers_word(launch, programs, cwd):
 
 def test_log_prints_the_output_of_all_jobs(launch, cwd):
     write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
-    assert launch("log", "my-run") == (0, "", "")
+    assert launch("log", "my-run") == (0, "my-run: job 123 has no output yet\n", "")
     (cwd / "runs" / "my-run.job.log").write_text("first\nsecond")
     assert launch("log", "my-run") == (0, "first\nsecond", "")
 
@@ -277,7 +351,10 @@ def test_stop_ends_an_active_job_only(launch, programs, cwd):
     code, out, _ = launch("stop", "my-run")
     assert code == 0 and out == "my-run: SIGTERM sent to job 123; a run that has begun saves a checkpoint and stops\n"
     programs(squeue="echo 'COMPLETED|None|0:01|1:00|n1'")
-    assert launch("stop", "my-run")[:2] == (0, "my-run: job 123 (slurm): COMPLETED on n1, 0:01 of 1:00\n")
+    assert launch("stop", "my-run")[:2] == (
+        0,
+        "my-run: job 123 (slurm): COMPLETED on n1, 0:01 of 1:00; nothing to stop\n",
+    )
     assert (cwd / "cancelled").read_text() == "123\n"
 
 
@@ -320,7 +397,7 @@ def test_a_closed_output_gives_no_traceback(cwd):
 
 
 @pytest.mark.parametrize("action", ["status", "stop"])
-@pytest.mark.parametrize("arguments", [("--dry_run",), ("--site", "x.yaml"), ("--", "--epochs", "3"), ("--nodes", "2")])
+@pytest.mark.parametrize("arguments", [("--dry_run",), ("--", "--epochs", "3"), ("--nodes", "2")])
 def test_an_action_takes_no_options_of_a_job(launch, action, arguments):
     assert "expected the name of one run" in refused(launch(action, "x", *arguments))["found"]
 
@@ -356,9 +433,19 @@ def test_check_prints_the_findings_in_a_script_of_the_user(launch, cwd):
     assert launch("--check=my job.sh") == (0, "my job.sh: nothing wrong or risky was found\n", "")
 
 
-@pytest.mark.parametrize("other", [("--dry_run",), ("--name", "x"), ("--", "--epochs", "3"), ("status", "x")])
-def test_check_accepts_no_other_argument(launch, other):
-    rows = refused(launch("--check", "job.sh", *other))
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--check=job.sh", "--dry_run"),
+        ("--dry_run", "--check=job.sh"),
+        ("--check", "job.sh", "--name", "x"),
+        ("--check", "job.sh", "--", "--epochs", "3"),
+        ("--check", "job.sh", "other.sh"),
+        ("status", "--check=job.sh"),
+    ],
+)
+def test_check_accepts_no_other_argument(launch, arguments):
+    rows = refused(launch(*arguments))
     assert rows["found"] == "--check accepts no other argument" and rows["type"].endswith("--check job.sh")
 
 

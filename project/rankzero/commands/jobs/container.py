@@ -4,7 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
-from rankzero.commands.jobs.request import JobRequest
+from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.messages import RequestError
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rankzero.commands.jobs.record import Record, logs_of, next_id_path, read_record, record_path
+from rankzero.commands.jobs.request.job_request import array_indices
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.commands.jobs.submission import job_state
 from rankzero.messages import Exit, print_error, print_line, print_text
@@ -102,6 +103,20 @@ def follow(root: Path, record: Record, reader: LogReader, stop_command: str) -> 
         reader.close()
 
 
+def run_result(root: Path, record: Record, state: State) -> str:
+    """Returns the result of a run whose job has ended: `finished`, `stopped` or `failed`."""
+    words = {Exit.FINISHED: "finished", Exit.STOPPED: "stopped"}
+    return words.get(Exit(_exit_code(root, record, state)), "failed")
+
+
+def is_finished(run: Path) -> bool:
+    """Returns whether the last attempt of a run has finished it."""
+    try:
+        return bool(json.loads((run / "summary.json").read_text())["status"] == "finished")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def _exit_code(root: Path, record: Record, state: State) -> int:
     """Returns the exit code of a run whose job has ended; for a job array, that of the first unfinished member."""
     names = [record.name] if record.array is None else [f"{record.name}-{i}" for i in array_indices(record.array)]
@@ -127,13 +142,3 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def array_indices(array: str) -> list[int]:
-    """Returns the indices of a job array, such as 0, 2 and 4 for `0-5:2`."""
-    indices: list[int] = []
-    for part in array.partition("%")[0].split(","):
-        bounds, _, step = part.partition(":")
-        first, _, last = bounds.partition("-")
-        indices += range(int(first), int(last or first) + 1, int(step or 1))
-    return indices

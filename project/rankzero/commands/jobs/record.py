@@ -2,18 +2,19 @@
 
 runs/NAME.job.sh      the script
 runs/NAME.job.json    the record
-runs/NAME.job.log     the output; one file per member of a job array
-runs/NAME.job.log.ID  the output of earlier jobs (PBS)
+runs/NAME.job.log     the output; NAME.job-INDEX.log for a member of a job array
+runs/NAME.job.log.ID  the output of an earlier job (PBS)
 runs/.NAME.job        the time at which the job began (PBS)
 runs/.NAME.job.next   id of the job that the script has submitted after a stop (PBS)
 runs/.NAME.job.stop   shows that `submit stop` has stopped the job, so that the script does not submit another (PBS)
 """
 
 import json
+import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rankzero.commands.jobs.script import log_path
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.atomic_files import write_text
 
@@ -80,12 +81,25 @@ def read_record(root: Path, name: str) -> Record | None:
 
 
 def logs_of(root: Path, name: str, is_array: bool) -> list[Path]:
-    """Returns the existing log files of a run's jobs, the newest job last."""
-    if is_array:
-        return sorted(path for path in root.glob("*.log") if path.name.startswith(f"{name}.job-"))
-    path = log_path(root, name)
-    earlier = [other for other in root.glob("*.job.log.*") if other.name.startswith(f"{path.name}.")]
-    return [*sorted(earlier, key=lambda other: other.stat().st_mtime), *([path] if path.exists() else [])]
+    """Returns the existing log files of a run's jobs, for each member of an array with the newest job last."""
+    pattern = re.compile(re.escape(name) + (r"\.job-([0-9]+)\.log" if is_array else r"\.job()\.log") + r"(\..+)?")
+    found = []
+    for path in root.iterdir() if root.is_dir() else ():
+        if match := pattern.fullmatch(path.name):
+            index, archived = match.groups()
+            with suppress(FileNotFoundError):  # renamed since
+                found.append((int(index or 0), archived is None, path.stat().st_mtime, path))
+    return [path for *_, path in sorted(found)]
+
+
+def archive_logs(root: Path, record: Record) -> dict[Path, Path]:
+    """Renames the logs of an ended PBS job, because PBS would overwrite them.
+
+    Returns:
+        Each log -> the file it was renamed to.
+    """
+    logs = [path for path in logs_of(root, record.name, record.array is not None) if path.suffix == ".log"]
+    return {path: path.rename(path.with_name(f"{path.name}.{record.id}")) for path in logs}
 
 
 def stop_path(root: Path, name: str) -> Path:

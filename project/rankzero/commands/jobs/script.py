@@ -11,8 +11,8 @@ from typing import Any
 import jinja2
 
 from rankzero.commands.jobs.container import container_prefix
-from rankzero.commands.jobs.options import is_queuing
-from rankzero.commands.jobs.request import JobRequest
+from rankzero.commands.jobs.request.job_request import JobRequest
+from rankzero.commands.jobs.request.options import is_queuing
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -77,9 +77,15 @@ def fit_arguments(request: JobRequest, root: Path) -> list[str]:
     ]
     if not is_queuing(request.scheduler) and request.time:
         arguments.append(f"--time_limit={request.time}s")
+    if request.gpus_per_device and not any(_names_accelerator(token) for token in request.arguments):
+        arguments.append("--accelerator=gpu")  # `auto` would train on the CPU if no GPU is visible
     if request.scheduler == "pbs":
         arguments.append("--requeue=never")  # the script submits itself again; PBS permits qrerun to operators only
     return [*arguments, *request.arguments]
+
+
+def _names_accelerator(token: str) -> bool:
+    return token.partition("=")[0] in ("--accelerator", "--trainer.accelerator")
 
 
 def script_path(root: Path, name: str) -> Path:

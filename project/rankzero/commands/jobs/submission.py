@@ -1,6 +1,7 @@
 """Submits, stops and resumes jobs, and queries their state, for all schedulers. Does not import torch."""
 
 import os
+import shlex
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from rankzero.commands.jobs.record import Record, read_record, stop_path, write_record
-from rankzero.commands.jobs.request import JobRequest
+from rankzero.commands.jobs.record import Record, archive_logs, read_record, record_path, stop_path, write_record
+from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.schedulers import background, pbs, slurm
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.commands.jobs.script import log_path, script_path
@@ -38,10 +39,12 @@ def check_submission(request: JobRequest, root: Path) -> None:
     """
     queue = _QUEUES.get(request.scheduler)
     own_program = "ssh" if request.hosts and request.form is None else _PROGRAMS.get(request.form or request.scheduler)
-    _require(request.scheduler, queue.SUBMIT if queue else own_program or "bash")
+    program = queue.SUBMIT if queue else own_program or "bash"
+    instead = "the same command on a machine that has it, or --dry_run to print the script"
+    _require(program, f"--scheduler {request.scheduler}", instead)
     record = read_record(root, request.name)
     if record is not None:
-        _refuse_active(record)
+        _refuse_active(root, record, f"to submit run {request.name}", "or another --name")
 
 
 def submit(request: JobRequest, text: str, folder: Path) -> Record:
@@ -83,7 +86,7 @@ def resubmit(root: Path, record: Record) -> Record:
     Raises:
         RequestError: The job waits or runs, its script is missing, or the scheduler rejects it.
     """
-    _refuse_active(record)
+    _refuse_active(root, record, f"to resume run {record.name}", "or wait until the job has ended")
     script = script_path(root, record.name)
     if not script.is_file():
         raise RequestError(
@@ -113,11 +116,13 @@ def stop(root: Path, record: Record) -> None:
         with suppress(OSError):
             stop_path(root, record.name).touch()
     command = queue.stop_command(record)
-    process = _run(record.scheduler, command, None)
-    if process.returncode:
+    try:
+        process = _run(command, None, f"to stop job {record.id}")
+        if process.returncode:
+            raise RequestError(f"to stop job {record.id}", _reason(process), " ".join(command))
+    except BaseException:
         stop_path(root, record.name).unlink(missing_ok=True)
-        reason = process.stderr.strip() or process.stdout.strip() or f"exit code {process.returncode}"
-        raise RequestError(f"to stop job {record.id}", reason, " ".join(command))
+        raise
 
 
 def _start(script: Path, root: Path, record: Record) -> tuple[str, str]:
@@ -143,48 +148,48 @@ def _write(root: Path, record: Record, job: str, started: str) -> Record:
 
 def _enqueue(queue: ModuleType, script: Path, root: Path, record: Record) -> str:
     """Submits a script to a queue; returns the id of the job."""
-    log, archived = log_path(root, record.name), None
+    asked = f"to submit run {record.name} with {queue.SUBMIT}"
     earlier = read_record(root, record.name)
-    if record.scheduler == "pbs" and earlier is not None and log.exists():  # PBS would overwrite it
-        archived = log.rename(log.with_name(f"{log.name}.{earlier.id}"))
-    process = _run(record.scheduler, queue.submit_command(script), root)
-    job: str | None = queue.job_id(process.stdout.strip())
-    if process.returncode or job is None:
-        if archived is not None:
-            archived.rename(log)
-        reason = process.stderr.strip() or process.stdout.strip() or f"exit code {process.returncode}"
-        raise RequestError(
-            f"to submit run {record.name} with {queue.SUBMIT}",
-            reason,
-            "the same command with another value, or with --dry_run to see the script",
-        )
+    archived = archive_logs(root, earlier) if record.scheduler == "pbs" and earlier is not None else {}
+    try:
+        process = _run(queue.submit_command(script), root, asked)
+        job: str | None = queue.job_id(process.stdout.strip())
+        if process.returncode or job is None:
+            instead = f"the same command with another value; the script is {script}"
+            raise RequestError(asked, _reason(process), instead)
+    except BaseException:
+        for log, archive in archived.items():
+            archive.rename(log)
+        raise
     return job
 
 
-def _require(scheduler: str, program: str) -> None:
+def _reason(process: "subprocess.CompletedProcess[str]") -> str:
+    """Returns why a program of a scheduler has failed, in its own words if it printed any."""
+    return process.stderr.strip() or process.stdout.strip() or f"exit code {process.returncode}"
+
+
+def _require(program: str, asked: str, instead: str) -> None:
     """Raises an error if a program of the scheduler is not installed."""
     if find_program(program) is None:
-        raise RequestError(
-            f"--scheduler {scheduler}",
-            f"{program} is not on the PATH of {socket.gethostname()}",
-            "the same command on a machine that has it, or --dry_run to print the script",
-        )
+        raise RequestError(asked, f"{program} is not on the PATH of {socket.gethostname()}", instead)
 
 
-def _refuse_active(record: Record) -> None:
-    """Raises an error if the job waits or runs."""
+def _refuse_active(root: Path, record: Record, asked: str, alternative: str) -> None:
+    """Raises an error if the job waits or runs, or if its state is unknown."""
     state = job_state(record)
+    found = f"its job {record.id} ({record.scheduler}) is {state}"
+    if state.is_active is None:
+        path = shlex.quote(str(record_path(root, record.name)))
+        instead = f"the same command when its state is known, or rm {path}, if the job has ended"
+        raise RequestError(asked, found, instead)
     if state.is_active:
-        raise RequestError(
-            f"to submit run {record.name}",
-            f"its job {record.id} ({record.scheduler}) is {state}",
-            f"python launch/submit.py stop {record.name}, and submit it when the job has ended; or another --name",
-        )
+        raise RequestError(asked, found, f"python launch/submit.py stop {record.name}, {alternative}")
 
 
-def _run(scheduler: str, command: Sequence[str], folder: Path | None) -> "subprocess.CompletedProcess[str]":
+def _run(command: Sequence[str], folder: Path | None, asked: str) -> "subprocess.CompletedProcess[str]":
     """Runs a program of a scheduler, without the variables of a job in which this process may run."""
-    _require(scheduler, command[0])
+    _require(command[0], asked, "the same command on a machine that has it")
     return subprocess.run(
         [find_program(command[0]) or command[0], *command[1:]],
         cwd=folder,

@@ -8,7 +8,7 @@ import pytest
 from rankzero.commands.jobs import follow as module
 from rankzero.commands.jobs.follow import LogReader, array_indices, follow
 from rankzero.commands.jobs.record import Record, record_path, write_record
-from rankzero.commands.jobs.request import JobRequest
+from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.commands.jobs.submission import submit
 from rankzero.messages import Exit

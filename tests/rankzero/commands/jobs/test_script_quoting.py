@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.commands.jobs.request import JobRequest
+from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.script import render, script_path
 
 PARTS = (
@@ -149,6 +149,7 @@ def check_script(request, program, folder, variables, base):
     found = sorted(map(json.loads, records.read_text().splitlines()), key=str)
     index = "3" if request.array else "{array_index}"
     own = [f"--name=x{'-3' if request.array else ''}", f"--root={root}", f"--nodes={request.nodes}", "--devices=1"]
+    own += ["--accelerator=gpu"] if request.gpus_per_device else []
     own += ["--requeue=never"] if is_pbs else []
     expected = [*own, *(argument.replace("{array_index}", index) for argument in request.arguments)]
     by_ssh = request.hosts and request.scheduler != "mpirun"
@@ -236,8 +237,8 @@ def test_the_exit_code_of_a_job_on_several_hosts_is_that_of_the_failed_host(tmp_
     assert ran.returncode == 3 and (tmp_path / "stopped").exists()
 
 
-@pytest.mark.parametrize(("hosts", "code"), [(("n1",), 75), (("n1", "n2"), 75)])
-def test_sigterm_to_a_job_on_hosts_stops_the_run_on_each(tmp_path, machine, hosts, code):
+@pytest.mark.parametrize("hosts", [("n1",), ("n1", "n2")])
+def test_sigterm_to_a_job_on_hosts_stops_the_run_on_each(tmp_path, machine, hosts):
     fit = tmp_path / "fit"
     fit.write_text(
         '#!/bin/sh\ntrap "touch stopped$6; exit 75" TERM\nset -- x x x x x $(echo "$*" | grep -o "node_rank=.")\n'
@@ -251,5 +252,5 @@ def test_sigterm_to_a_job_on_hosts_stops_the_run_on_each(tmp_path, machine, host
         while len(list(tmp_path.glob("begun*"))) < len(hosts) and time.monotonic() < deadline:
             time.sleep(0.01)
         process.terminate()
-        assert process.wait(60) == code
+        assert process.wait(60) == 75
     assert len(list(tmp_path.glob("stopped*"))) == len(hosts)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankzero.commands.jobs.record import Record, read_record, write_record
-from rankzero.commands.jobs.request import JobRequest
+from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
 from rankzero.messages import RequestError
 
@@ -127,13 +127,27 @@ def test_a_run_with_an_active_job_is_not_submitted_again(programs, calls, folder
     before = content(folder)
     for call, *arguments in ((submit, job, "second", folder), (resubmit, folder / "runs", record)):
         error = refusal(call, *arguments)
-        assert error.asked == "to submit run x" and error.found == f"its job {record.id} ({job.scheduler}) is {words}"
+        assert (
+            error.asked == f"to {'submit' if call is submit else 'resume'} run x"
+            and error.found == f"its job {record.id} ({job.scheduler}) is {words}"
+        )
         assert error.instead.startswith("python launch/submit.py stop x, ")
     assert content(folder) == before and len(calls("sbatch") + calls("qsub")) == 1
 
 
-@pytest.mark.parametrize("squeue", ["true", "echo 'FAILED|x|0|0|n1'", "echo 'no controller' >&2; exit 1"])
-def test_a_run_whose_job_is_not_known_to_be_active_is_submitted_again(programs, folder, squeue):
+def test_a_run_whose_job_has_an_unknown_state_is_not_submitted_again(programs, calls, folder):
+    programs(sbatch="echo 123", squeue="echo 'squeue: error: no controller' >&2; exit 1")
+    record = submit(SLURM, "first", folder)
+    before = content(folder)
+    for call, *arguments in ((submit, SLURM, "second", folder), (resubmit, folder / "runs", record)):
+        error = refusal(call, *arguments)
+        assert error.found == "its job 123 (slurm) is UNKNOWN (squeue: error: no controller)"
+        assert error.instead.endswith(f"or rm '{folder}/runs/x.job.json', if the job has ended")
+    assert content(folder) == before and len(calls("sbatch")) == 1
+
+
+@pytest.mark.parametrize("squeue", ["true", "echo 'FAILED|x|0|0|n1'"])
+def test_a_run_whose_job_has_ended_is_submitted_again(programs, folder, squeue):
     programs(sbatch="echo 123", squeue=squeue)
     submit(SLURM, "first", folder)
     programs(sbatch="echo 124")
@@ -240,13 +254,13 @@ def test_a_local_job_that_runs_is_not_submitted_again_and_stops(folder):
     assert log.read_text() == "begun\nstopped\n"
 
 
-def test_a_run_that_was_started_on_another_machine_is_submitted_here(folder):
-    """The lock of the run keeps two jobs from training it at the same time."""
+def test_a_run_that_was_started_on_another_machine_is_not_submitted_here(folder):
     root = folder / "runs"
     write_record(root, Record("x", "local", None, "1", host="elsewhere", started="1"))
-    record = submit(LOCAL, "true\n", folder)
-    assert record.host == socket.gethostname()
-    wait_for_end(record)
+    error = refusal(submit, LOCAL, "true\n", folder)
+    assert error.found == "its job 1 (local) is UNKNOWN (started on elsewhere)"
+    (root / "x.job.json").unlink()
+    wait_for_end(submit(LOCAL, "true\n", folder))
 
 
 def test_without_bash_nothing_is_left(programs, folder):

@@ -43,7 +43,7 @@ def state(record: Record) -> State:
     """Returns the state of a job."""
     answer = run_program("qstat", "-f", record.id)
     if not answer.ok and not re.search("Unknown Job|has finished", answer.text):
-        return State("UNKNOWN", None, f"({answer.text})")
+        return State("UNKNOWN", None, f"(qstat: {answer.text.removeprefix('qstat: ')})")
     if not answer.ok:  # ended jobs need `qstat -x`, which a server without a history of jobs refuses
         answer = run_program("qstat", "-x", "-f", record.id)
     if not answer.ok:

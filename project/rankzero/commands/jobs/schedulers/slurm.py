@@ -34,7 +34,7 @@ def state(record: Record) -> State:
     """Returns the state of a job."""
     answer = run_program("squeue", "--noheader", f"--jobs={record.id}", "--states=all", "--format=%T|%r|%M|%l|%N")
     if not answer.ok and "Invalid job id" not in answer.text:
-        return State("UNKNOWN", None, f"({answer.text})")
+        return State("UNKNOWN", None, f"(squeue: {answer.text.removeprefix('squeue: ')})")
     rows = [line.split("|") for line in answer.text.splitlines()] if answer.ok else []
     if not rows:
         return State("ENDED", False, "(Slurm no longer knows the job)")

@@ -8,4 +8,4 @@ export NCCL_DEBUG=INFO
 export OMP_NUM_THREADS=8
 exec apptainer exec --nv --bind=/home/user/project '--bind=/home/user/project/my runs' --pwd=/home/user/project -- image.sif \
     python -m rankzero fit \
-    --name=my-run '--root=/home/user/project/my runs' --nodes=1 --devices=4 --time_limit=7200s --model ResNet --model.hidden_sizes '[8, 8]'
+    --name=my-run '--root=/home/user/project/my runs' --nodes=1 --devices=4 --time_limit=7200s --accelerator=gpu --model ResNet --model.hidden_sizes '[8, 8]'

@@ -28,7 +28,7 @@ export NCCL_DEBUG=INFO
 export OMP_NUM_THREADS=8
 array_index=$1
 exec /home/user/project/.venv/bin/python /home/user/project/launch/fit.py \
-    --name=my-run-"$array_index" '--root=/home/user/project/my runs' --nodes=2 --devices=4 --requeue=never --model ResNet --model.hidden_sizes '[8, 8]' --seed="$array_index" --model.lr 0."$array_index"
+    --name=my-run-"$array_index" '--root=/home/user/project/my runs' --nodes=2 --devices=4 --accelerator=gpu --requeue=never --model ResNet --model.hidden_sizes '[8, 8]' --seed="$array_index" --model.lr 0."$array_index"
 END_OF_TASK
 
 cd -- /home/user/project || exit 2

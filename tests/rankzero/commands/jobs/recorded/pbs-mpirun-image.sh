@@ -28,7 +28,7 @@ export NCCL_DEBUG=INFO
 export OMP_NUM_THREADS=8
 exec apptainer exec --nv --bind=/home/user/project '--bind=/home/user/project/my runs' --pwd=/home/user/project -- image.sif \
     python -m rankzero fit \
-    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --requeue=never --model ResNet --model.hidden_sizes '[8, 8]'
+    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --accelerator=gpu --requeue=never --model ResNet --model.hidden_sizes '[8, 8]'
 END_OF_TASK
 
 cd -- /home/user/project || exit 2

@@ -27,7 +27,7 @@ source settings.sh
 export NCCL_DEBUG=INFO
 export OMP_NUM_THREADS=8
 exec /home/user/project/.venv/bin/python /home/user/project/launch/fit.py \
-    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --requeue=never --model ResNet --model.hidden_sizes '[8, 8]'
+    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --accelerator=gpu --requeue=never --model ResNet --model.hidden_sizes '[8, 8]'
 END_OF_TASK
 
 name=my-run

@@ -31,7 +31,7 @@ exec /home/user/project/.venv/bin/python -m torch.distributed.run --nnodes=2 --n
     --rdzv-backend=c10d --rdzv-id="$PBS_JOBID" --rdzv-endpoint="$2" \
     --signals-to-handle=SIGTERM,SIGINT,SIGUSR1 --shutdown-timeout=120 \
     /home/user/project/launch/fit.py \
-    --name=my-run-"$array_index" '--root=/home/user/project/my runs' --nodes=2 --devices=4 --requeue=never --model ResNet --model.hidden_sizes '[8, 8]' --seed="$array_index" --model.lr 0."$array_index"
+    --name=my-run-"$array_index" '--root=/home/user/project/my runs' --nodes=2 --devices=4 --accelerator=gpu --requeue=never --model ResNet --model.hidden_sizes '[8, 8]' --seed="$array_index" --model.lr 0."$array_index"
 END_OF_TASK
 
 name=my-run-"$PBS_ARRAY_INDEX"

@@ -31,7 +31,7 @@ exec apptainer exec --nv --bind=/home/user/project '--bind=/home/user/project/my
     --rdzv-backend=c10d --rdzv-id="$PBS_JOBID" --rdzv-endpoint="$2" \
     --signals-to-handle=SIGTERM,SIGINT,SIGUSR1 --shutdown-timeout=120 \
     -m rankzero fit \
-    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --requeue=never --model ResNet --model.hidden_sizes '[8, 8]'
+    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --accelerator=gpu --requeue=never --model ResNet --model.hidden_sizes '[8, 8]'
 END_OF_TASK
 
 name=my-run

@@ -33,4 +33,4 @@ array_index=$SLURM_ARRAY_TASK_ID
 # Without --gpu-bind=none, a task sees only its own GPU, and NCCL cannot use the direct links between GPUs.
 exec srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=8 --gpu-bind=none \
     /home/user/project/.venv/bin/python /home/user/project/launch/fit.py \
-    --name=my-run-"$array_index" '--root=/home/user/project/my runs' --nodes=2 --devices=4 --model ResNet --model.hidden_sizes '[8, 8]' --seed="$array_index" --model.lr 0."$array_index"
+    --name=my-run-"$array_index" '--root=/home/user/project/my runs' --nodes=2 --devices=4 --accelerator=gpu --model ResNet --model.hidden_sizes '[8, 8]' --seed="$array_index" --model.lr 0."$array_index"

@@ -33,4 +33,4 @@ export OMP_NUM_THREADS=8
 exec srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=8 --gpu-bind=none \
     apptainer exec --nv --bind=/home/user/project '--bind=/home/user/project/my runs' --pwd=/home/user/project -- image.sif \
     python -m rankzero fit \
-    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --model ResNet --model.hidden_sizes '[8, 8]'
+    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --accelerator=gpu --model ResNet --model.hidden_sizes '[8, 8]'

@@ -36,4 +36,4 @@ exec srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=32 \
     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$first_node:$port" \
     --signals-to-handle=SIGTERM,SIGINT,SIGUSR1 --shutdown-timeout=120 \
     /home/user/project/launch/fit.py \
-    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --model ResNet --model.hidden_sizes '[8, 8]'
+    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --accelerator=gpu --model ResNet --model.hidden_sizes '[8, 8]'

@@ -20,7 +20,7 @@ END_OF_TASK
 # All connections read from this pipe, which is closed when this script ends or is stopped, or when one host fails.
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
-mkfifo "$folder/pipe" || exit 1
+mkfifo "$folder/pipe" && : >"$folder/codes" || exit 1
 exec 9<>"$folder/pipe"
 exec 8<"$folder/pipe"
 trap 'exec 9>&-' TERM INT
@@ -31,17 +31,16 @@ for node in "${!hosts[@]}"; do
         ssh -o BatchMode=yes -o ServerAliveInterval=15 -- "${hosts[$node]}" \
             "bash -lc '${task//\'/$quote}' task $node" <&8 2>&1 | sed -u "s/^/[${hosts[$node]}] /"
         status=${PIPESTATUS[0]}
-        echo "$status" >"$folder/$node"
-        [ "$status" -eq 0 ] || kill -TERM $$
+        : >"$folder/$node"
+        [ "$status" -eq 0 ] || { echo "$status" >>"$folder/codes"; kill -TERM $$; }
     } 9>&- &
     connections+=($!)
 done
-result=0
 for node in "${!hosts[@]}"; do
     # A signal to this script interrupts `wait`.
     until wait "${connections[$node]}" || ! kill -0 "${connections[$node]}" 2>/dev/null; do :; done
-    read -r code <"$folder/$node" || code=1
-    # 75 means that the run was stopped, so any other code is the cause.
-    if [ "$result" -eq 0 ] || { [ "$result" -eq 75 ] && [ "$code" -ne 0 ]; }; then result=$code; fi
+    [ -e "$folder/$node" ] || echo 1 >>"$folder/codes"
 done
-exit "$result"
+# The first failure is the cause; 75 means that the run was stopped.
+result=$(grep -m 1 -vx 75 "$folder/codes" || head -n 1 "$folder/codes")
+exit "${result:-0}"

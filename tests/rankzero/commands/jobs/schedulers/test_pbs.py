@@ -100,7 +100,7 @@ def test_a_job_that_pbs_does_not_know_has_ended(programs):
 
 def test_a_server_that_does_not_answer_gives_an_unknown_state(programs):
     programs(qstat="echo 'Connection refused' >&2; exit 111")
-    assert pbs.state(RECORD) == State("UNKNOWN", None, "(Connection refused)")
+    assert pbs.state(RECORD) == State("UNKNOWN", None, "(qstat: Connection refused)")
 
 
 def test_a_missing_qstat_gives_an_unknown_state(programs):

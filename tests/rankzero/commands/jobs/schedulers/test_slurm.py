@@ -71,12 +71,12 @@ def test_a_job_that_slurm_does_not_know_has_ended(programs):
 
 def test_a_scheduler_that_does_not_answer_gives_an_unknown_state(programs):
     programs(squeue="echo 'Unable to contact slurm controller' >&2; exit 1")
-    assert slurm.state(RECORD) == State("UNKNOWN", None, "(Unable to contact slurm controller)")
+    assert slurm.state(RECORD) == State("UNKNOWN", None, "(squeue: Unable to contact slurm controller)")
 
 
 def test_a_missing_squeue_gives_an_unknown_state(programs):
     state = slurm.state(RECORD)
-    assert state.is_active is None and str(state) == "UNKNOWN (not found on PATH)"
+    assert state.is_active is None and str(state) == "UNKNOWN (squeue: not found on PATH)"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from job_requests import MPIRUN, SLURM, refusal, request
-from rankzero.commands.jobs.command_line import SWITCHES, hosts_in, job_request, parse
-from rankzero.commands.jobs.options import SUBMIT_FLAGS
-from rankzero.commands.jobs.request import FORMS, JobRequest
+from rankzero.commands.jobs.request.combined import hosts_in, job_request
+from rankzero.commands.jobs.request.command_line import SWITCHES, parse
+from rankzero.commands.jobs.request.job_request import FORMS, JobRequest
+from rankzero.commands.jobs.request.options import SUBMIT_FLAGS
 
 
 def test_a_minimal_job_has_the_defaults_of_the_request():
@@ -74,7 +76,7 @@ def test_a_flag_without_its_value_is_refused(tokens):
     [
         (("--nodes", "0"), "'0' is not a whole number >= 1", "--nodes 2"),
         (("--nodes", "-1"), "'-1' is not a whole number >= 1", "--nodes 2"),
-        (("--gpus_per_device", "2"), "'2' is not a whole number from 0 to 1", "--gpus_per_device 1"),
+        (("--gpus_per_device", "2"), "each process has one GPU", "--devices 2 --gpus_per_device 1"),
         (("--time", "soon"), "'soon' is not a time", "--time 02:00:00"),
         (("--memory", "64"), "'64' is not a number with a unit", "--memory 64G"),
         (("--name", "../x"), "folder name", "--name my-run"),
@@ -111,7 +113,8 @@ def test_an_invalid_value_is_refused_with_a_valid_example(tokens, found, instead
         (("-J", "my-run"), "--name my-run"),
         (("--job-name", "my-run"), "--name my-run"),
         (("--walltime", "01:00:00"), "--time 01:00:00"),
-        (("--gres", "gpu:2"), "--extra '#SBATCH --gres=gpu:2'"),
+        (("--exclusive", "--nodes", "2"), "--extra '#SBATCH --exclusive'"),
+        (("--qos=high", "--partition", "pbs"), "--extra '#SBATCH --qos=high'"),
         (("--nnodes", "2"), "--nodes 2"),
         (("--host", "n1,n2"), "--hosts n1,n2"),
         (("--container", "a b"), "--image 'a b'"),
@@ -169,15 +172,60 @@ def test_a_form_of_another_scheduler_is_refused(tokens, found, instead):
         ("pbs", "exclude", "n1", "--extra"),
         ("local", "partition", "gpu", "leave --partition out"),
         ("ssh", "hostfile", "f", "leave --hostfile out"),
-        ("docker", "venv", ".venv", "leave --venv out"),
         ("mpirun", "array", "0-3", "leave --array out"),
         ("apptainer", "memory", "1G", "leave --memory out"),
     ],
 )
 def test_an_option_that_the_scheduler_does_not_have_is_refused(scheduler, flag, value, instead):
-    asked, found, typed = refusal("--scheduler", scheduler, "--name", "x", f"--{flag}", value)
+    image = ("--image", "x") if scheduler == "apptainer" else ()
+    asked, found, typed = refusal("--scheduler", scheduler, "--name", "x", *image, f"--{flag}", value)
     assert (asked, found) == (f"--{flag} with --scheduler {scheduler}", f"{scheduler} has no such option")
     assert typed.startswith(instead)
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "ssh", "docker"])
+def test_a_virtual_environment_is_refused_with_an_image(scheduler):
+    tokens = ("--scheduler", scheduler, "--name", "x", "--image", "i", "--venv", ".venv")
+    assert refusal(*tokens) == ("--venv with --image", "the image has a Python of its own", "leave --venv out")
+
+
+@pytest.mark.parametrize("scheduler", ["local", "ssh", "mpirun"])
+def test_gpus_are_requested_from_a_queue_or_for_a_container_only(scheduler):
+    tokens = ("--scheduler", scheduler, "--name", "x", "--hosts" if scheduler != "local" else "--setup", "n1")
+    asked, found, _ = refusal(*tokens, "--gpus_per_device", "1")
+    assert asked == f"--gpus_per_device with --scheduler {scheduler}" and "the GPUs that they find" in found
+    assert request(*tokens, "--gpus_per_device", "1", "--image", "i").gpus_per_device == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count"),
+    [(("--gpus", "4"), "4"), (("--gres=gpu:8",), "8"), (("--gpus-per-node", "a100:2"), "2"), (("--gpus",), "N")],
+)
+def test_a_number_of_gpus_is_answered_with_a_number_of_processes(tokens, count):
+    assert refusal(*SLURM, *tokens)[2] == f"--devices {count} --gpus_per_device 1"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "line", "found"),
+    [
+        ("slurm", "#PBS -q x", "slurm ignores a line that begins with #PBS"),
+        ("pbs", "#SBATCH --qos=x", "pbs ignores a line that begins with #SBATCH"),
+        ("slurm", "#SBATCH --nodes=8", "the script itself sets --nodes"),
+        ("slurm", "#SBATCH -a 0-3", "the script itself sets -a"),
+        ("pbs", "#PBS -l select=4", "the script itself sets -l select"),
+    ],
+)
+def test_an_extra_line_that_is_ignored_or_contradicts_the_script_is_refused(scheduler, line, found):
+    asked = refusal("--scheduler", scheduler, "--name", "x", "--extra", line)
+    assert asked[:2] == (f"--extra {shlex.quote(line)}", found)
+
+
+@pytest.mark.parametrize("flag", ["root", "venv", "hostfile"])
+def test_a_path_that_the_shell_has_not_expanded_is_refused(flag):
+    scheduler = MPIRUN if flag == "hostfile" else SLURM
+    asked, found, typed = refusal(*scheduler, f"--{flag}=~/my runs")
+    assert (asked, found) == (f"--{flag} ~/my runs", "the shell has not expanded ~")
+    assert typed == f"--{flag} {shlex.quote(str(Path.home() / 'my runs'))}"
 
 
 def test_the_number_of_nodes_is_the_number_of_hosts():
@@ -282,7 +330,7 @@ def test_a_switch_takes_no_value(token):
 
 
 def test_each_flag_sets_its_field():
-    excluded = ("hosts", "hostfile")
+    excluded = ("hosts", "hostfile", "venv")
     tokens = [f"--{flag.name}={shlex.split(flag.example)[0]}" for flag in SUBMIT_FLAGS if flag.name not in excluded]
     job = request(*tokens, "--", "--model", "MLP")
     assert job == replace(
@@ -298,7 +346,6 @@ def test_each_flag_sets_its_field():
         dependency="afterok:123",
         modules=("cuda/12.4",),
         setup=("source",),
-        venv=".venv",
         image="rankzero.sif",
         extra=("#SBATCH --qos=high",),
         arguments=("--model", "MLP"),

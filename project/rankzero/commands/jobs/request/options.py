@@ -6,14 +6,14 @@ from typing import Any
 from rankzero.cli.flags.commands import NAME_ALIASES
 from rankzero.cli.flags.flag import Flag
 from rankzero.cli.flags.values import choice, file_path, positive_int, run_name, text_matching, whole_number
-from rankzero.commands.jobs.request import FORMS, QUEUING
+from rankzero.commands.jobs.request.job_request import FORMS, QUEUING
 from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.messages import RequestError, spelled
 
 
 def memory_value(text: str) -> str:
-    """Reads an amount of memory, such as `64G` or `64gb`, and returns it as `64G`."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([kmgt])b?", text, re.IGNORECASE | re.ASCII)
+    """Reads an amount of memory, such as `64G`, `64 GB` or `64GiB`, and returns it as `64G`."""
+    match = re.fullmatch(r"([1-9][0-9]{0,8}) ?([kmgt])(i?b)?", text, re.IGNORECASE | re.ASCII)
     if not match:
         raise ValueError("a number with a unit (64G, 500M)")
     return match[1] + match[2].upper()
@@ -34,16 +34,22 @@ def command_lines(text: str) -> str:
 
 
 def script_line(text: str) -> str:
-    """Reads a line that is inserted unchanged; a bare option of the scheduler would be run as a command."""
-    if command_lines(text).startswith("-"):
+    """Reads a line that is inserted unchanged; an option without `#SBATCH` or `#PBS` would be run as a command."""
+    if re.match(r"\s*(-|SBATCH|PBS)", command_lines(text)):
         raise ValueError("a whole line of the script, such as '#SBATCH --qos=high'")
     return text
 
 
-array_value = text_matching(
-    r"[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?(,[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?)*(%[1-9][0-9]*)?",
-    "a list of indices (0-3, 1,5,9)",
-)
+def array_value(text: str) -> str:
+    """Reads the indices of a job array: numbers and ascending ranges, such as `0-3`, `1,5,9` or `0-8:2%4`."""
+    part = r"[0-9]{1,7}(-[0-9]{1,7}(:[1-9][0-9]{0,6})?)?"
+    ranges = re.findall(r"([0-9]+)-([0-9]+)", text, re.ASCII)
+    is_valid = re.fullmatch(rf"{part}(,{part})*(%[1-9][0-9]{{0,6}})?", text, re.ASCII)
+    if not is_valid or any(int(first) > int(last) for first, last in ranges):
+        raise ValueError("a list of indices (0-3, 1,5,9)")
+    return text
+
+
 host_value = text_matching(
     r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*", "a list of host names, separated by commas"
 )
@@ -65,7 +71,7 @@ SUBMIT_FLAGS = (
     Flag("nodes", "N", positive_int, "number of machines [1]", "2"),
     Flag("devices", "N", positive_int, "number of processes per machine [1]", "4"),
     Flag("cpus_per_device", "N", positive_int, "cores and threads per process [the scheduler's default]", "8"),
-    Flag("gpus_per_device", "0|1", whole_number(0, 1), "1: one GPU per process; 0: no GPU [0]", "1"),
+    Flag("gpus_per_device", "0|1", whole_number(0, 1), "1: request one GPU per process; 0: request none [0]", "1"),
     Flag("memory", "SIZE", memory_value, "memory per machine: 64G [the scheduler's default]", "64G"),
     Flag(
         "time",
@@ -108,16 +114,21 @@ _NOT_ACCEPTED = {
     "pbs": ("hosts", "hostfile", "exclude"),
     "mpirun": (*_QUEUE_ONLY, "memory"),
     "ssh": (*_QUEUE_ONLY, "memory", "hostfile"),
-    "docker": (*_QUEUE_ONLY, "hostfile", "venv"),
-    "apptainer": (*_QUEUE_ONLY, "memory", "hostfile", "venv"),
+    "docker": (*_QUEUE_ONLY, "hostfile"),
+    "apptainer": (*_QUEUE_ONLY, "memory", "hostfile"),
     "local": (*_QUEUE_ONLY, "memory", "hosts", "hostfile"),
 }
 """Scheduler -> flags that have no meaning for it."""
 
 
-def accepted_flags(scheduler: str) -> tuple[str, ...]:
-    """Returns the names of the flags that a scheduler accepts."""
-    return tuple(flag.name for flag in SUBMIT_FLAGS if flag.name not in _NOT_ACCEPTED[scheduler])
+def accepted_flags(scheduler: str, has_image: bool) -> tuple[str, ...]:
+    """Returns the names of the flags that have an effect with a scheduler, with or without a container image."""
+    without_effect = set(_NOT_ACCEPTED[scheduler])
+    if has_image:
+        without_effect.add("venv")
+    elif not is_queuing(scheduler):
+        without_effect.add("gpus_per_device")
+    return tuple(flag.name for flag in SUBMIT_FLAGS if flag.name not in without_effect)
 
 
 def add_value(values: dict[str, Any], flag: Flag, text: str) -> None:

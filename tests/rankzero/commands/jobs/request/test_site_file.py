@@ -1,12 +1,13 @@
 import shlex
+from pathlib import Path
 
 import pytest
 
 from job_requests import MPIRUN, SLURM, refusal, request
-from rankzero.commands.jobs.command_line import parse
-from rankzero.commands.jobs.options import SUBMIT_FLAGS
-from rankzero.commands.jobs.request import JobRequest
-from rankzero.commands.jobs.site_file import read_site
+from rankzero.commands.jobs.request.command_line import parse
+from rankzero.commands.jobs.request.job_request import JobRequest
+from rankzero.commands.jobs.request.options import SUBMIT_FLAGS
+from rankzero.commands.jobs.request.site_file import read_site
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def site(tmp_path):
 
 
 def test_a_site_file_sets_values(site):
-    text = "scheduler: slurm\nqueue: gpu\nnodes: 2\ntime: 90min\nmemory: 64gb\nmail:\nname: other\n"
+    text = "scheduler: slurm\nqueue: gpu\nnodes: 2\ntime: 90min\nmemory: 64gb\nname: other\n"
     assert request(site(text), "--name", "x") == JobRequest(
         "slurm", "x", "srun", nodes=2, time=5400, memory="64G", partition="gpu"
     )
@@ -87,7 +88,20 @@ def test_a_site_file_that_is_not_yaml_is_refused(site, text):
 
 @pytest.mark.parametrize("text", ["partition: [a, b]", "modules: {a: b}", "modules: [[a]]"])
 def test_a_value_in_a_site_file_that_is_not_text_is_refused(site, text):
-    assert refusal(*SLURM, site(text))[1] == "the value is not a text"
+    assert refusal(*SLURM, site(text))[1] == "the value is not text"
+
+
+@pytest.mark.parametrize("text", ["partition:", "extra:\n  - #SBATCH --exclusive", "modules: []\nsetup: ['']"])
+def test_an_empty_value_in_a_site_file_is_refused(site, text):
+    assert refusal(*SLURM, site(text))[1] == "the value is empty; a value that begins with # needs quotes"
+
+
+def test_paths_in_a_site_file_may_begin_with_the_home_folder_or_a_variable(site, monkeypatch):
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    job = request(*SLURM, site("root: $SCRATCH/runs\nvenv: ~/venv\naccount: $SCRATCH\n"))
+    assert (job.root, job.venv, job.account) == ("/scratch/me/runs", str(Path.home() / "venv"), "$SCRATCH")
+    assert refusal(*SLURM, site("root: $SCRATCHH/runs\n"))[1] == "a variable in this path is not set"
+    assert refusal(*SLURM, site("root: ~nobody-here/runs\n"))[1].startswith("Could not determine home")
 
 
 @pytest.mark.parametrize(

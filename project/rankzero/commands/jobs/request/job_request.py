@@ -28,8 +28,8 @@ class JobRequest:
         root: Folder of the runs; the script is written to it.
         nodes: Number of machines.
         devices: Number of processes per machine.
-        cpus_per_device: Processor cores per process, and its threads; None leaves both to the scheduler.
-        gpus_per_device: 1 requests a GPU for each process, 0 requests none.
+        cpus_per_device: Processor cores and threads per process; None leaves both to the scheduler.
+        gpus_per_device: 1 requests a GPU for each process, 0 requests none; for queues and containers.
         memory: Memory per machine, a number with the unit K, M, G or T.
         time: Time limit in seconds.
         partition: Partition (Slurm) or queue (PBS).
@@ -74,3 +74,13 @@ class JobRequest:
     hostfile: str | None = None
     extra: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
+
+
+def array_indices(array: str) -> list[int]:
+    """Returns the indices of a job array, such as 0, 2 and 4 for `0-5:2`."""
+    indices: list[int] = []
+    for part in array.partition("%")[0].split(","):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        indices += range(int(first), int(last or first) + 1, int(step or 1))
+    return indices

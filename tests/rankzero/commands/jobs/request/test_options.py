@@ -2,8 +2,9 @@ import re
 
 import pytest
 
-from rankzero.commands.jobs.command_line import FILES, SWITCHES, parse
-from rankzero.commands.jobs.options import (
+from rankzero.commands.jobs.request.command_line import FILES, SWITCHES, parse
+from rankzero.commands.jobs.request.job_request import FORMS
+from rankzero.commands.jobs.request.options import (
     LISTS,
     SUBMIT_FLAGS,
     accepted_flags,
@@ -15,7 +16,6 @@ from rankzero.commands.jobs.options import (
     memory_value,
     one_line,
 )
-from rankzero.commands.jobs.request import FORMS
 from running import REPOSITORY
 
 DOCUMENTATION = REPOSITORY / "docs" / "jobs.md"
@@ -23,14 +23,23 @@ FLAGS = {flag.name: flag for flag in SUBMIT_FLAGS}
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("64G", "64G"), ("64gb", "64G"), ("500m", "500M"), ("1KB", "1K"), ("2Tb", "2T")]
+    ("text", "value"),
+    [
+        ("64G", "64G"),
+        ("64gb", "64G"),
+        ("64 GB", "64G"),
+        ("64GiB", "64G"),
+        ("500m", "500M"),
+        ("1KB", "1K"),
+        ("2Tb", "2T"),
+    ],
 )
 def test_memory_is_a_number_with_a_unit(text, value):
     assert memory_value(text) == value
 
 
 @pytest.mark.parametrize(
-    "text", ["", "64", "0G", "-1G", "1.5G", "64 G", "64P", "G", "64G\n", "1234567890G", "\u0661G", "64GiB"]
+    "text", ["", "64", "0G", "-1G", "1.5G", "64  G", "64P", "G", "64G\n", "1234567890G", "\u0661G", "64Gi"]
 )
 def test_memory_without_a_valid_number_and_unit_is_refused(text):
     with pytest.raises(ValueError, match="a number with a unit"):
@@ -60,7 +69,8 @@ def test_array_accepts_lists_of_indices(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "-1", "0-", "0,", ",0", "0--3", "0-3:0", "0:2", "0%0", "0%", "0-3%2,5", "0 1", "0-3\n", "$(id)"]
+    "text",
+    ["", "a", "-1", "0-", "0,", ",0", "0--3", "0-3:0", "0:2", "0%0", "0%", "0-3%2,5", "3-0", "0 1", "0-3\n", "$(id)"],
 )
 def test_array_refuses_anything_else(text):
     with pytest.raises(ValueError, match="a list of indices"):
@@ -103,13 +113,14 @@ def test_flag_names_are_unique():
 
 
 def test_slurm_accepts_all_flags_but_lists_of_machines():
-    assert set(FLAGS) - set(accepted_flags("slurm")) == {"hosts", "hostfile"}
-    assert set(FLAGS) - set(accepted_flags("pbs")) == {"hosts", "hostfile", "exclude"}
+    assert set(FLAGS) - set(accepted_flags("slurm", has_image=False)) == {"hosts", "hostfile"}
+    assert set(FLAGS) - set(accepted_flags("pbs", has_image=False)) == {"hosts", "hostfile", "exclude"}
 
 
+@pytest.mark.parametrize("has_image", [False, True])
 @pytest.mark.parametrize("scheduler", FORMS)
-def test_each_scheduler_accepts_the_flags_that_every_job_needs(scheduler):
-    accepted = accepted_flags(scheduler)
+def test_each_scheduler_accepts_the_flags_that_every_job_needs(scheduler, has_image):
+    accepted = accepted_flags(scheduler, has_image)
     assert {"scheduler", "form", "name", "root", "nodes", "devices", "cpus_per_device", "time"} <= set(accepted)
     assert {"modules", "setup", "image"} <= set(accepted)
     assert list(accepted) == [name for name in FLAGS if name in accepted]
@@ -118,12 +129,15 @@ def test_each_scheduler_accepts_the_flags_that_every_job_needs(scheduler):
 @pytest.mark.parametrize("scheduler", [name for name in FORMS if not is_queuing(name)])
 def test_schedulers_without_a_queue_accept_no_options_of_a_queue(scheduler):
     queue_only = {"partition", "account", "constraint", "exclude", "mail", "array", "dependency"}
-    assert not queue_only & set(accepted_flags(scheduler))
-    assert ("memory" in accepted_flags(scheduler)) == (scheduler == "docker")
+    assert not queue_only & set(accepted_flags(scheduler, has_image=True))
+    assert ("memory" in accepted_flags(scheduler, has_image=True)) == (scheduler == "docker")
 
 
-def test_a_virtual_environment_is_not_accepted_where_only_a_container_can_run():
-    assert [name for name in FORMS if "venv" not in accepted_flags(name)] == ["docker", "apptainer"]
+@pytest.mark.parametrize("scheduler", FORMS)
+def test_a_virtual_environment_is_accepted_without_and_gpus_with_a_container_or_a_queue(scheduler):
+    with_image, without = accepted_flags(scheduler, has_image=True), accepted_flags(scheduler, has_image=False)
+    assert "venv" in without and "venv" not in with_image
+    assert "gpus_per_device" in with_image and ("gpus_per_device" in without) == is_queuing(scheduler)
 
 
 def test_the_help_lists_every_flag_and_action():

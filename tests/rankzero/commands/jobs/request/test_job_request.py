@@ -3,8 +3,8 @@ from dataclasses import MISSING, fields
 
 import pytest
 
-from rankzero.commands.jobs.options import LISTS, SUBMIT_FLAGS
-from rankzero.commands.jobs.request import FORMS, QUEUING, JobRequest
+from rankzero.commands.jobs.request.job_request import FORMS, QUEUING, JobRequest
+from rankzero.commands.jobs.request.options import LISTS, SUBMIT_FLAGS
 from rankzero.commands.jobs.script import TEMPLATES
 
 FIELDS = {field.name: field for field in fields(JobRequest)}
