@@ -53,10 +53,12 @@ def commands(text: str) -> list[str]:
 def test_every_documented_command_runs(page, section, tmp_path, request, forks):
     for folder in ("launch", "benchmarks"):
         (tmp_path / folder).symlink_to(REPOSITORY / folder)
-    for language in ("python", "yaml", "bash"):
+    for language in ("python", "yaml"):
         for block in blocks(page.read_text(), language):
             name, _, content = block.partition("\n")
             (tmp_path / name.removeprefix("# ")).write_text(content)
+    for name, content in re.findall(r"^`(\S+)`:\n\n```bash\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(content)
     if "FashionMNIST" in section:
         require("fashion-mnist")
     for command in commands(section):

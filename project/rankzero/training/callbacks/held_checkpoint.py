@@ -13,27 +13,27 @@ from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopHooks
 
 SLOW_SECONDS = 2.0
-"""Duration from which on a step is slow. PBS by default kills a job 10 seconds after SIGTERM."""
+"""A step that takes at least this long is slow. PBS by default kills a job 10 seconds after SIGTERM."""
 
 COPY_SHARE = 0.02
-"""Greatest share of the training time that the copies may take."""
+"""Greatest share of the time of slow steps that the copies may take."""
 
 CHECK_SECONDS = 10.0
 """Approximate time between two agreements on which steps are slow; each is a broadcast from rank zero."""
 
 MAX_CHECK_STEPS = 256
-"""Greatest number of steps between two agreements. The end of an epoch is followed by one too."""
+"""Greatest number of steps between two agreements. The ranks also agree after each epoch."""
 
 
 class HeldCheckpoint(LoopHooks):
     """Holds a checkpoint in memory before each slow step, and writes it when a stop is requested.
 
-    A run stops and saves after a step. If the step, or a validation after it, takes longer than the time between
-    SIGTERM and SIGKILL, that is too late. Without slow steps nothing is copied. All ranks must have it, after the
-    callback that stops the run.
+    A run stops and saves after a step. If the step, with a validation after it, takes longer than the time between
+    SIGTERM and SIGKILL, the run is killed before it can save. Without slow steps nothing is copied. All ranks must have
+    this subscriber, after the callback that stops the run.
 
     Args:
-        control_channel: Tells rank zero that a stop is requested.
+        control_channel: Reports a stop request to rank zero.
         checkpoint_callback: Holds and writes the checkpoints; None if checkpoints are disabled.
     """
 
@@ -44,8 +44,8 @@ class HeldCheckpoint(LoopHooks):
         self._slow: dict[StepKind, float] = {}
         self._epoch_kind: StepKind | None = None
         self._copy_seconds = 0.0
+        self._seconds_between_copies = self._seconds_since_copy = 0.0  # of slow steps; the same on all ranks
         self._steps_to_check = 3  # the first step may compile; a safe point precedes it
-        self._steps_since_copy = self._steps_between_copies = 0
 
     def needs(self, hook: str) -> bool:
         return self.checkpoint_callback is not None
@@ -70,21 +70,20 @@ class HeldCheckpoint(LoopHooks):
         if self._steps_to_check <= 0 or self._epoch_kind:
             self._agree(trainer, seconds)
         if self._slow and self.checkpoint_callback and not fit_loop_of(trainer).done:
-            self._steps_since_copy += 1
-            kind = next_steps(trainer)[0]
-            is_slow = kind in self._slow or StepKind.PLAIN in self._slow  # every kind includes a plain step
-            if is_slow and (kind is StepKind.VALIDATION or self._steps_since_copy >= self._steps_between_copies):
+            # Every kind of step includes a plain step.
+            step_seconds = self._slow.get(next_steps(trainer)[0]) or self._slow.get(StepKind.PLAIN, 0.0)
+            self._seconds_since_copy += step_seconds
+            if step_seconds and self._seconds_since_copy >= self._seconds_between_copies:
                 self.checkpoint_callback.hold(trainer)
-                self._steps_since_copy, self._steps_to_check = 0, 1
+                self._seconds_since_copy, self._steps_to_check = 0.0, 1
                 self._started_at = time.monotonic()
                 self._copy_seconds = self._started_at - now
 
     def _agree(self, trainer: Trainer, seconds: float) -> None:
-        """Tells all ranks which kinds of steps are slow on rank zero, given the duration of the last step."""
+        """Broadcasts which kinds of steps are slow on rank zero, given the duration of the last step."""
         self._epoch_kind = None
         slow = {kind.name: seconds for kind, seconds in self._measured.items() if seconds >= SLOW_SECONDS}
         steps = min(MAX_CHECK_STEPS, max(1, int(CHECK_SECONDS / max(seconds, 1e-6))))
         slow, copy_seconds, self._steps_to_check = trainer.strategy.broadcast((slow, self._copy_seconds, steps))
         self._slow = {StepKind[name]: seconds for name, seconds in slow.items()}
-        step_seconds = self._slow.get(StepKind.PLAIN, math.inf)
-        self._steps_between_copies = math.ceil(copy_seconds / (COPY_SHARE * step_seconds))
+        self._seconds_between_copies = copy_seconds / COPY_SHARE

@@ -87,6 +87,16 @@ def test_the_copies_take_two_percent_of_the_time(held_steps):
     assert held_steps(range(16), pause=pause, limit_train_batches=16) == [2, 8, 14]
 
 
+def test_the_copies_take_two_percent_of_the_time_with_epochs_of_one_step(held_steps):
+    pause = 0.02 * SLOW * 5.5
+    assert held_steps(range(16), pause=pause, limit_train_batches=1, max_epochs=16) == [1, 7, 13]
+
+
+def test_the_copies_take_two_percent_of_the_time_of_slow_validations(held_steps):
+    validations = {"validation": SLOW, "val_check_interval": 2, "limit_val_batches": 1}
+    assert held_steps(**validations, pause=0.02 * SLOW * 2.5, limit_train_batches=16) == [3, 9, 15]
+
+
 def test_a_checkpoint_is_held_before_a_slow_validation(held_steps):
     assert held_steps(validation=SLOW, val_check_interval=2, limit_val_batches=1) == [3, 5, 7]
 

@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_checked_is_refused(tmp_path, content, found):
 
 def test_the_documentation_shows_the_findings_in_its_script():
     text = (REPOSITORY / "docs/jobs.md").read_text()
-    script = re.search(r"^```bash\n# job.sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+    script = re.search(r"^`job.sh`:\n\n```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
     assert indent(report("job.sh", check(script)), " " * 4) in text
 
 
