@@ -4,9 +4,11 @@ The grammar is that of tree-sitter-bash, so that quotes, loops, functions, here-
 as bash reads them.
 """
 
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -22,6 +24,52 @@ _BRANCHES = (*_LOOPS, "if_statement", "elif_clause", "else_clause", "case_item")
 
 _PREFIXES = ("exec", "time", "nohup", "command")
 """Programs that run the rest of the command."""
+
+
+_READERS = ("read", "let", "unset", "mapfile", "readarray", "getopts")
+"""Commands that change the variables in their arguments."""
+
+
+class HereDocument(NamedTuple):
+    """A here-document.
+
+    Args:
+        line: Number of the line, from 1, of its command.
+        text: The command and the text.
+        is_expanded: Whether bash expands variables in the text.
+    """
+
+    line: int
+    text: str
+    is_expanded: bool
+
+
+def here_documents(text: str) -> list[HereDocument]:
+    """Returns the here-documents of a script."""
+    found = []
+    for node in _descendants(_PARSER.parse(text.encode()).root_node):
+        if node.type == "heredoc_redirect":
+            start = next((child for child in node.children if child.type == "heredoc_start"), None)
+            is_expanded = start is not None and not re.search(r"[\"'\\]", _source(start))
+            found.append(HereDocument(node.start_point.row + 1, _source(node.parent or node), is_expanded))
+    return found
+
+
+def changing_names(text: str) -> set[str]:
+    """Returns the names of variables that a loop or a command such as `read` changes."""
+    found: set[str] = set()
+    for node in _descendants(_PARSER.parse(text.encode()).root_node):
+        source = _source(node)
+        if node.type in _LOOPS:
+            found.update(re.findall(r"\bfor\s+(\w+)\s+in\b", source))
+            assigned = [part.child_by_field_name("name") for part in _descendants(node) if "assignment" in part.type]
+            found.update(_source(name) for name in assigned if name is not None)
+        if node.type == "command" and source.split()[:1] and source.split()[0] in _READERS:
+            found.update(re.findall(r"[A-Za-z_]\w*", source))
+        if source.startswith(("((", "$((")):
+            found.update(re.findall(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))", source))
+            found.update(re.findall(r"(?:\+\+|--)\s*([A-Za-z_]\w*)", source))
+    return found
 
 
 def functions_of(text: str) -> set[str]:
@@ -64,23 +112,31 @@ def _statements(node: Node, position: Position) -> Iterator[Command]:
         if is_condition or node.type == "negated_command" or (node.type == "list" and not is_last):
             inner = inner._replace(handled=True)
         if node.type in _LOOPS:
-            inner = inner._replace(in_loop=True)
+            inner = inner._replace(loop=node.start_point.row + 1)
         if (node.type in _BRANCHES and not is_condition) or (node.type == "list" and i):
             inner = inner._replace(is_conditional=True)
         yield from _statements(child, inner)
 
 
 def _command(node: Node, position: Position) -> Command:
-    """Returns the command of a node that is one."""
+    """Returns the command that a node represents."""
     parts = [node] if node.type == "variable_assignment" else node.named_children
-    assignments, words = {}, []
+    assignments: dict[str, Assignment] = {}
+    words: list[Word] = []
+    end = -1  # of the last word
     for part in parts:
         if part.type == "variable_assignment":
             name, value = part.child_by_field_name("name"), part.child_by_field_name("value")
             if name is not None:
                 assignments[_source(name)] = _assignment(part, value)
         elif not part.type.endswith("_redirect"):
-            words.append(_word(part))
+            word = _word(part)
+            if part.start_byte == end:  # the grammar (0.25.1) splits a word such as $A/$B/x before the second variable
+                last = words.pop()
+                expanded, substituted = last.expanded | word.expanded, last.substituted or word.substituted
+                word = Word(last.text + word.text, expanded, substituted)
+            words.append(word)
+            end = part.end_byte
     while words and words[0].text in _PREFIXES:
         del words[0]
     declares = node.type == "declaration_command"
@@ -127,15 +183,16 @@ def _nested(command: Command) -> Iterator[Command]:
     if found is None:
         yield command
         return
-    launcher, text, expanded, substituted = found
-    for inner in commands_of(text):
-        words = [_as_expanded(word, expanded, substituted) for word in inner.words]
+    launcher, outer = found
+    for inner in commands_of(outer.text):
+        words = [_as_expanded(word, outer) for word in inner.words]
         assignments = {
-            name: item._replace(words=tuple(_as_expanded(word, expanded, substituted) for word in item.words))
+            name: item._replace(words=tuple(_as_expanded(word, outer) for word in item.words))
             for name, item in inner.assignments.items()
         }
         yield replace(
             command,
+            is_nested=True,
             words=(*launcher, *words) if words else (),
             assignments=assignments,
             is_export=inner.is_export,
@@ -144,33 +201,33 @@ def _nested(command: Command) -> Iterator[Command]:
 
 
 def _combined(outer: Position, inner: Position) -> Position:
-    """Returns the position of an inner command; an `&` in the inner text is the other shell's."""
-    either = Position(*(first or second for first, second in zip(outer, inner, strict=True)))
-    return either._replace(in_background=outer.in_background)
+    """Returns the position of an inner command; an `&` in the inner text affects the inner shell only."""
+    either = Position(*map(operator.or_, outer, inner))
+    return either._replace(in_background=outer.in_background, loop=outer.loop or inner.loop)
 
 
-def _as_expanded(word: Word, expanded: frozenset[str], substituted: bool) -> Word:
-    """Returns a word of an inner command, whose variables the job script replaces only if they are in `expanded`."""
-    return Word(word.text, word.expanded & expanded, word.substituted and substituted)
+def _as_expanded(word: Word, outer: Word) -> Word:
+    """Returns a word of an inner command, in which the job script expands only what it expands in the outer word."""
+    return Word(word.text, word.expanded & outer.expanded, word.substituted and outer.substituted)
 
 
-def _inner_text(command: Command) -> tuple[tuple[Word, ...], str, frozenset[str], bool] | None:
-    """Returns the words before an inner command, its text, and what the job script replaces in it; None without one."""
+def _inner_text(command: Command) -> tuple[tuple[Word, ...], Word] | None:
+    """Returns the words before an inner command, and the word with its text; None without one."""
     words = command.words
     for i, word in enumerate(words):
         name = word.text.rpartition("/")[2]
         if name in ("bash", "sh", "zsh"):
             for j in range(i + 1, len(words) - 1):
                 if re.fullmatch(r"-[a-z]*c", words[j].text):
-                    text = words[j + 1]
-                    return words[:i], text.text, text.expanded, text.substituted
+                    return words[:i], words[j + 1]
                 if not words[j].text.startswith("-"):
                     break
         if LAUNCHERS.get(name) == "ssh":
             rest = _after_host(words[i + 1 :])
             if rest:
                 expanded = frozenset[str]().union(*(part.expanded for part in rest))
-                return words[: i + 1], " ".join(part.text for part in rest), expanded, any(p.substituted for p in rest)
+                text, substituted = " ".join(part.text for part in rest), any(part.substituted for part in rest)
+                return words[: i + 1], Word(text, expanded, substituted)
     return None
 
 

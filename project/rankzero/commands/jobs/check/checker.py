@@ -7,6 +7,7 @@ from pathlib import Path
 from rankzero.commands.jobs.check.finding import WRONG, Finding
 from rankzero.commands.jobs.check.rules import (
     accelerate,
+    addresses,
     mpirun,
     pbs,
     shell,
@@ -18,19 +19,23 @@ from rankzero.commands.jobs.check.rules import (
 from rankzero.commands.jobs.check.user_script import UserScript
 from rankzero.messages import RequestError
 
-_COMMON = (*shell.RULES, *variables.RULES, *torchrun.RULES, *accelerate.RULES, *mpirun.RULES)
+_COMMON = (*shell.RULES, *variables.RULES, *addresses.RULES, *torchrun.RULES, *accelerate.RULES, *mpirun.RULES)
 _OF_SCHEDULERS = {"slurm": (*slurm_launch.RULES, *slurm_options.RULES), "pbs": pbs.RULES, "": ()}
 
-MAX_CHARACTERS = 1_000_000
-"""Length from which on a file is no job script."""
+MAX_CHARACTERS = 100_000
+"""Longer files are refused: they are not job scripts."""
 
 
 def check(text: str) -> list[Finding]:
     """Returns the findings in a script, in the order of its lines."""
     script = UserScript(text.removeprefix(shell.BYTE_ORDER_MARK).replace("\r\n", "\n"))
     findings = [*shell.encoding(text)]
+    broken = [*shell.broken_lines(script)]
     for rule in (*_COMMON, *_OF_SCHEDULERS[script.scheduler]):
         findings += rule(script)
+    if broken:  # findings in commands are a consequence
+        started = {command.line for command in script.training}
+        findings = [item for item in findings if item in broken or item.line not in started]
     return sorted(dict.fromkeys(findings), key=lambda finding: (finding.line, finding.level != WRONG))
 
 
@@ -41,13 +46,17 @@ def read_script(path: str) -> str:
         RequestError: The file cannot be read, is not a script of a shell, or bash finds an error in its syntax.
     """
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            text = file.read(MAX_CHARACTERS + 1)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        raise RequestError(f"--check {path}", f"cannot read this file: {reason}", "--check FILE") from None
+        with Path(path).open("rb") as file:
+            content = file.read(4 * MAX_CHARACTERS + 1)
+    except OSError as error:
+        raise RequestError(f"--check {path}", f"cannot read this file: {error.strerror}", "--check FILE") from None
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")
     if len(text) > MAX_CHARACTERS or "\0" in text:
-        raise RequestError(f"--check {path}", "not a job script", "--check FILE")
+        reason = "contains NUL" if "\0" in text else f"has more than {MAX_CHARACTERS:,} characters"
+        raise RequestError(f"--check {path}", f"not a job script: it {reason}", "--check FILE")
     interpreter = text.splitlines()[0] if text.startswith("#!") else "#!/bin/bash"
     if not re.search(r"(^|[/ ])(ba|da|k)?sh( |$)", interpreter):
         found = f"only scripts of bash or sh can be checked, not {interpreter}"
@@ -60,8 +69,17 @@ def read_script(path: str) -> str:
         errors="replace",
     )
     if syntax.returncode:
-        reason = syntax.stderr.strip().splitlines()[0].removeprefix("bash: ")
-        raise RequestError(f"--check {path}", f"bash finds an error: {reason}", "the corrected line")
+        lines = syntax.stderr.strip().splitlines() or [f"exit code {syntax.returncode}"]
+        found = f"bash finds an error: {lines[0].removeprefix('bash: ')}"
+        raise RequestError(f"--check {path}", found, "the corrected line")
+    try:
+        script = UserScript(text)
+        has_content = script.scheduler or script.training or any(command.launchers for command in script.commands)
+    except RecursionError:
+        raise RequestError(f"--check {path}", "its commands are nested too deeply", "--check FILE") from None
+    if not has_content:
+        found = "neither #SBATCH, #PBS nor a command that trains was found: nothing was checked"
+        raise RequestError(f"--check {path}", found, "--check FILE, with the script that starts training")
     return text
 
 
@@ -70,5 +88,13 @@ def report(path: str, findings: list[Finding]) -> str:
     if not findings:
         return f"{path}: nothing wrong or risky was found"
     wrong = sum(finding.level == WRONG for finding in findings)
-    lines = [f"{path}:{item.line}: {item.level}: {item.found}\n  write  {item.instead}" for item in findings]
+    lines = [
+        f"{path}:{item.line}: {item.level}: {_printable(item.found)}\n  write  {_printable(item.instead)}"
+        for item in findings
+    ]
     return "\n".join([*lines, f"{wrong} wrong, {len(findings) - wrong} risky"])
+
+
+def _printable(text: str) -> str:
+    """Returns a text without characters that control a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -53,7 +53,7 @@ class Word(NamedTuple):
 
     Args:
         text: The word without its quotes, with expansions as written, such as `$X` or `$(hostname)`.
-        expanded: Names of the variables that the job script itself replaces, before the command starts.
+        expanded: Names of the variables that the job script itself expands, before the command starts.
         substituted: Whether the job script itself runs a command substitution in the word.
     """
 
@@ -103,7 +103,7 @@ class Position(NamedTuple):
         in_background: Whether it ends with `&`.
         piped: Whether its output goes to another command.
         in_function: Whether it is part of a function.
-        in_loop: Whether it is part of a loop.
+        loop: Number of the first line of the innermost loop that contains it, from 1; 0 outside of loops.
         is_conditional: Whether it may not run: part of a branch or a loop, or after `&&` or `||`.
     """
 
@@ -111,7 +111,7 @@ class Position(NamedTuple):
     in_background: bool = False
     piped: bool = False
     in_function: bool = False
-    in_loop: bool = False
+    loop: int = 0
     is_conditional: bool = False
 
 
@@ -125,6 +125,7 @@ class Command:
         words: Program and arguments, without assignments before the program. A command in `bash -c '...'` or after
             `ssh HOST` has the words of the launchers before it.
         position: Where it stands in the script.
+        is_nested: Whether it is in the text of `bash -c` or `ssh`.
         assignments: Variables that the command sets: before its program, by `export`, or as a command of its own.
         is_export: Whether it exports variables.
         values: The values of variables before the command.
@@ -134,6 +135,7 @@ class Command:
     text: str
     words: tuple[Word, ...]
     position: Position
+    is_nested: bool = False
     assignments: Mapping[str, Assignment] = field(default_factory=dict)
     is_export: bool = False
     values: Mapping[str, Value] = field(default_factory=dict)
@@ -144,11 +146,11 @@ class Command:
         return _name(self.words[0]) if self.words else ""
 
     @cached_property
-    def _positions(self) -> list[tuple[int, str]]:
-        """Position and name of each launcher among the words."""
+    def _launcher_indices(self) -> list[tuple[int, str]]:
+        """Index and name of each launcher among the words."""
         found = []
         for i, word in enumerate(self.words):
-            if self._script_position is not None and i > self._script_position:
+            if self._script_index is not None and i > self._script_index:
                 break
             if _name(word) in LAUNCHERS and (i == 0 or self.words[i - 1].text not in ("-J", "--job-name")):
                 found.append((i, LAUNCHERS[_name(word)]))
@@ -159,11 +161,11 @@ class Command:
     @property
     def launchers(self) -> list[str]:
         """The launchers in the command, from the outermost to the innermost."""
-        return [name for _, name in self._positions]
+        return [name for _, name in self._launcher_indices]
 
     @cached_property
-    def _script_position(self) -> int | None:
-        """Position of the Python script or module that is run; None without one."""
+    def _script_index(self) -> int | None:
+        """Index of the Python script or module that is run; None without one."""
         for i, word in enumerate(self.words):
             if word.text.endswith(".py") and i:
                 return i
@@ -183,15 +185,15 @@ class Command:
             return True
         if self.launchers and any(word.text.endswith(".sh") for word in self.words):
             return True
-        position = self._script_position
-        if position is None or self.words[position].text in _OTHER_MODULES:
+        index = self._script_index
+        if index is None or self.words[index].text in _OTHER_MODULES:
             return False
-        return any(re.fullmatch(_PYTHON, _name(word)) for word in self.words[:position])
+        return any(re.fullmatch(_PYTHON, _name(word)) for word in self.words[:index])
 
     @property
     def script(self) -> str:
         """The Python script or module; empty without one."""
-        return "" if self._script_position is None else self.words[self._script_position].text
+        return "" if self._script_index is None else self.words[self._script_index].text
 
     def option(self, launcher: str, *names: str) -> Word | None:
         """Returns the value of an option of a launcher; None if the launcher or the option is missing.
@@ -200,7 +202,7 @@ class Command:
             launcher: The launcher, or `script` for the options of the Python script.
             names: Names of the option with dashes, such as `--nodes`, `-N`; `_` in long names is read as `-`.
         """
-        words = self._options_of(launcher)
+        words = self.options_of(launcher)
         for i, word in enumerate(words):
             name, equals, value = word.text.partition("=")
             if (name.replace("_", "-") if name.startswith("--") else name) in names:
@@ -212,20 +214,20 @@ class Command:
 
     def is_open(self, launcher: str) -> bool:
         """Whether options of a launcher may be in a variable whose value is unknown."""
-        words = self._options_of(launcher)
+        words = self.options_of(launcher)
         for i, word in enumerate(words):
             is_value = i and words[i - 1].text.startswith("-") and "=" not in words[i - 1].text
             if not is_value and re.fullmatch(r"\$(\w+|[@*]|\{\w+(\[[@*]\])?\})", word.text):
                 return True
         return False
 
-    def _options_of(self, launcher: str) -> tuple[Word, ...]:
+    def options_of(self, launcher: str) -> tuple[Word, ...]:
         """Returns the words of a launcher's options."""
-        script = len(self.words) if self._script_position is None else self._script_position
+        script = len(self.words) if self._script_index is None else self._script_index
         if launcher == "script":
             return self.words[script + 1 :]
-        positions = [*self._positions, (script, "")]
-        for (start, name), (end, _) in pairwise(positions):
+        indices = [*self._launcher_indices, (script, "")]
+        for (start, name), (end, _) in pairwise(indices):
             if name == launcher:
                 return self.words[start + 1 : end]
         return ()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from rankzero.commands.jobs.check import values
-from rankzero.commands.jobs.check.bash import commands_of, functions_of, here_document_lines
+from rankzero.commands.jobs.check.bash import changing_names, commands_of, functions_of, here_document_lines
 from rankzero.commands.jobs.check.command import Command
 from rankzero.commands.jobs.check.directives import PREFIXES, Directive, read_directives
 
@@ -39,10 +39,11 @@ class UserScript:
     def commands(self) -> list[Command]:
         """The commands in their order, with the words of variables such as `$CMD` that the script assigns."""
         known: values.Values = {}
+        changing = changing_names(self.text)
         commands = []
         for command in commands_of(self.text):
             commands.append(replace(command, words=values.expanded(known, command.words), values=dict(known)))
-            values.assign(known, command)
+            values.assign(known, command, changing)
         return commands
 
     @cached_property
@@ -50,7 +51,9 @@ class UserScript:
         """The commands that train: if any has a launcher, only those with one."""
         functions = functions_of(self.text)
         training = [command for command in self.commands if command.trains and command.program not in functions]
-        return [command for command in training if command.launchers] or training
+        training = [command for command in training if command.launchers] or training
+        # A branch for a single machine, such as for debugging, beside a launch on all machines.
+        return [command for command in training if not _is_debug_branch(command)] or training
 
     @cached_property
     def first_command(self) -> int:
@@ -64,6 +67,11 @@ class UserScript:
     def all_directives(self) -> list[Directive]:
         """The directives, including those that the scheduler ignores."""
         return read_directives(self.lines, self.scheduler) if self.scheduler else []
+
+    @cached_property
+    def code(self) -> str:
+        """The lines without comments and here-documents."""
+        return "\n".join(line for line in self.lines if not line.lstrip().startswith("#"))
 
     def directive(self, *names: str) -> Directive | None:
         """Returns the last directive of one of these names that the scheduler reads; None without one."""
@@ -100,3 +108,7 @@ class UserScript:
         if value.strip("${}") in _NODE_COUNTS and (nodes := self.directive("nodes")):
             return self.count(nodes.value, command)
         return None
+
+
+def _is_debug_branch(command: Command) -> bool:
+    return command.position.is_conditional and command.option("torchrun", "--standalone") is not None

@@ -1,12 +1,12 @@
-"""The values that a job script assigns to its variables, as far as its text tells. Does not import torch."""
+"""The values that a job script assigns to its variables, as far as they can be read. Does not import torch."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from rankzero.commands.jobs.check.bash import commands_of
 from rankzero.commands.jobs.check.command import Assignment, Command, Value, Word
 
-MAX_CHARACTERS = 10_000
+MAX_CHARACTERS = 4_000
 """Longest value that is followed; a value can double its length with each assignment."""
 
 _VARIABLE = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"
@@ -15,14 +15,22 @@ _VARIABLE = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"
 Values = dict[str, Value]
 
 
-def assign(values: Values, command: Command) -> None:
-    """Applies the assignments of a command, unless they hold for its own program only."""
-    for name, assignment in command.assignments.items() if not command.words else ():
+def assign(values: Values, command: Command, changing: Container[str] = ()) -> None:
+    """Applies the assignments of a command, unless they hold for its own program only.
+
+    Args:
+        values: The values before the command; changed.
+        command: The command.
+        changing: Names of variables whose values are never certain.
+    """
+    if command.words:
+        return
+    for name, assignment in command.assignments.items():
         earlier = values.get(name)
         words: tuple[Word, ...] | None = _words(values, assignment)
         if assignment.appends and words is not None:
             words = _appended(earlier, words, assignment) if earlier else None
-        is_certain = not (command.position.is_conditional or command.position.in_function)
+        is_certain = not (command.position.is_conditional or command.position.in_function or name in changing)
         if not is_certain or sum(len(word.text) for word in words or ()) > MAX_CHARACTERS:
             words = None
         values[name] = Value(command.line, assignment.text, words, assignment.is_array)

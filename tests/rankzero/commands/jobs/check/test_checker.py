@@ -97,9 +97,13 @@ def test_the_report_names_file_and_line_and_what_to_write(tmp_path):
     ("content", "found"),
     [
         (None, "cannot read this file: No such file or directory"),
-        (b"\xff\xfe", "cannot read this file: not a text file"),
-        (b"\0", "not a job script"),
-        (b"#" * 1_000_001, "not a job script"),
+        (b"\xff\xfe", "neither #SBATCH, #PBS nor a command that trains was found"),
+        (b"", "neither #SBATCH, #PBS nor a command that trains was found"),
+        (b"#BSUB -n 4\njsrun ./a.out\n", "neither #SBATCH, #PBS nor a command that trains was found"),
+        (b"\0", "not a job script: it contains NUL"),
+        (b"#" * 100_001, "not a job script: it has more than 100,000 characters"),
+        (b"srun python train.py " + b"${A:-" * 5_000 + b"}" * 5_000, "its commands are nested too deeply"),
+        (b"$(" * 3_000 + b")" * 3_000, "bash finds an error"),
         (
             b"#!/usr/bin/env python3\nimport torch\n",
             "only scripts of bash or sh can be checked, not #!/usr/bin/env python3",
@@ -124,8 +128,18 @@ def test_the_documentation_shows_the_findings_in_its_script():
 
 
 def test_extended_patterns_are_no_error(tmp_path):
-    (tmp_path / "job.sh").write_text("shopt -s extglob\nrm -f tmp/!(keep)\n")
+    (tmp_path / "job.sh").write_text("shopt -s extglob\nrm -f tmp/!(keep)\npython train.py\n")
     assert read_script(str(tmp_path / "job.sh"))
+
+
+def test_a_comment_in_latin_1_is_read(tmp_path):
+    (tmp_path / "job.sh").write_bytes(b"# f\xfcr\npython train.py\n")
+    assert check(read_script(str(tmp_path / "job.sh"))) == []
+
+
+def test_the_report_contains_no_control_characters():
+    text = report("x", check("srun torchrun --nnodes='\x1b[31m\u202e2' train.py\n"))
+    assert "\x1b" not in text and "\u202e" not in text and "?[31m?2" in text
 
 
 def test_a_folder_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 import pytest
 
 from rankzero.commands.jobs.check.user_script import UserScript
+from rankzero.commands.jobs.check.values import MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_a_variable_that_contains_itself_is_replaced_finitely_often():
     script = UserScript("PATH=$PATH:/x\necho $PATH\n")
     assert script.resolved("$PATH", script.commands[-1]) == "$PATH:/x"
     doubling = "A=x\n" + 'A="$A $A"\n' * 40 + "echo $A\n"
-    assert UserScript(doubling).resolved("$A", UserScript(doubling).commands[-1]) == "$A"
+    assert len(UserScript(doubling).resolved("$A", UserScript(doubling).commands[-1])) <= MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,14 @@
 
 from collections.abc import Iterator
 
-from rankzero.commands.jobs.check.finding import WRONG, Finding
-from rankzero.commands.jobs.check.rules.machines import uses_machines
+from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
+from rankzero.commands.jobs.check.machines import shape, uses_machines
 from rankzero.commands.jobs.check.user_script import UserScript
+
+
+def several_machines(count: int | str) -> str:
+    """Returns the options of `accelerate launch` for several machines."""
+    return f"--num_machines={count} --rdzv_backend=c10d --main_process_ip=FIRST_MACHINE --main_process_port=PORT"
 
 
 def machines(script: UserScript) -> Iterator[Finding]:
@@ -15,11 +20,16 @@ def machines(script: UserScript) -> Iterator[Finding]:
         if command.option("accelerate", "--config-file"):
             continue
         count = command.option("accelerate", "--num-machines")
-        is_single = count is None or script.resolved(count.text, command) == "1"
+        is_single = count is None or script.count(count.text, command) == 1
         if is_single and command.launchers[:1] in (["srun"], ["pbsdsh"]) and uses_machines(script, command):
             found = "accelerate without --num_machines: each machine trains alone"
-            instead = "accelerate launch --num_machines=N --rdzv_backend=c10d --main_process_ip=FIRST_MACHINE ..."
+            instead = f"accelerate launch {several_machines('N')} ..."
             yield Finding(command.line, WRONG, found, instead)
+        total, gpus = command.option("accelerate", "--num-processes"), shape(script, command).gpus
+        processes, number = (script.count(item.text, command) if item else None for item in (total, count))
+        if processes and number and gpus and processes < gpus * number:
+            found = f"--num_processes is the total: {processes} processes for {number} machines with {gpus} GPUs each"
+            yield Finding(command.line, RISKY, found, f"--num_processes={gpus * number}")
         rank = command.option("accelerate", "--machine-rank")
         backend = command.option("accelerate", "--rdzv-backend")
         if not is_single and rank is None and (backend is None or backend.text != "c10d"):
@@ -29,12 +39,14 @@ def machines(script: UserScript) -> Iterator[Finding]:
 
 def deepspeed(script: UserScript) -> Iterator[Finding]:
     """deepspeed, which reaches the other machines itself, started on each of them."""
-    names = ("--hostfile", "--no-ssh", "--node-rank", "--launcher", "-H")
+    names = ("--no-ssh", "--node-rank", "--launcher")
     for command in script.training:
         if command.launchers[:2] != ["srun", "deepspeed"] or command.is_open("deepspeed"):
             continue
         if command.option("deepspeed", *names) is None and uses_machines(script, command):
-            found = "srun starts deepspeed on each node, and each of them trains alone"
+            hosts = command.option("deepspeed", "--hostfile", "-H")
+            result = "trains alone" if hosts is None else "starts the processes of all nodes"
+            found = f"srun starts deepspeed on each node, and each of them {result}"
             yield Finding(command.line, WRONG, found, "deepspeed --launcher slurm ..., without srun")
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from rankzero.commands.jobs.check.command import Command
 from rankzero.commands.jobs.check.finding import RISKY, Finding
-from rankzero.commands.jobs.check.rules.machines import chunks_of, shape
+from rankzero.commands.jobs.check.machines import chunks_of, processes_per_chunk, shape
 from rankzero.commands.jobs.check.user_script import UserScript
 
 _HOSTFILE = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f")
@@ -20,9 +20,8 @@ def machines(script: UserScript) -> Iterator[Finding]:
     if script.scheduler != "pbs":
         return
     chunks = chunks_of(script)
-    select = script.directive("select")
-    per_chunk = re.search(r"mpiprocs=([0-9]+)", select.value) if select else None
-    lines = chunks * (int(per_chunk[1]) if per_chunk else 1) if chunks and select and "+" not in select.value else None
+    select, per_chunk = script.directive("select", "nodes"), processes_per_chunk(script)
+    lines = chunks * per_chunk if per_chunk else None
     for command in _commands(script):
         if _is_mpich(command):
             continue
@@ -38,7 +37,7 @@ def machines(script: UserScript) -> Iterator[Finding]:
                 f"the node file has {lines} line{'s' * (lines != 1)}, one per chunk and mpiprocs: "
                 f"Open MPI refuses {number} processes"
             )
-            instead = f":mpiprocs={number // (chunks or 1)} in line {select.line}"
+            instead = f":{'ppn' if select.name == 'nodes' else 'mpiprocs'}={number // chunks} in line {select.line}"
             yield Finding(command.line, RISKY, found, instead)
         elif lines == chunks and chunks > 1 and command.option("mpirun", *_MAPPING) is None:
             found = "the node file names each machine once: Open MPI may fill the cores of the first machine first"
@@ -69,7 +68,7 @@ def binding(script: UserScript) -> Iterator[Finding]:
 
 
 def environment(script: UserScript) -> Iterator[Finding]:
-    """What processes on other machines do not get from the script."""
+    """Reports variables that mpirun does not pass to other machines."""
     for command in _commands(script):
         if command.option("mpirun", *_HOSTFILE) is None and command.option("mpirun", *_HOSTS) is None:
             continue
@@ -102,7 +101,7 @@ def _is_mpich(command: Command) -> bool:
     return any(
         word.text.startswith(("-genv", "-env", "--env", "-ppn", "--ppn", "-perhost", "--cpu-bind", "--depth", "-hosts"))
         or word.text.endswith((".hydra", ".mpich"))
-        for word in command.words
+        for word in (command.words[0], *command.options_of("mpirun"))
     )
 
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from rankzero.commands.jobs.check.command import Command
 from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
-from rankzero.commands.jobs.check.rules.machines import chunks_of
-from rankzero.commands.jobs.check.rules.torchrun import C10D
+from rankzero.commands.jobs.check.machines import C10D, chunks_of
 from rankzero.commands.jobs.check.user_script import UserScript
 
 _ONE_PER_HOST = f'pbsdsh -- /path/to/torchrun "$PBS_O_WORKDIR/SCRIPT", with mpiprocs=1 and {C10D}'
@@ -21,12 +20,12 @@ _MISSING = {
 
 
 def resources(script: UserScript) -> Iterator[Finding]:
-    """Where PBS puts the chunks, and for how long."""
+    """Reports chunks that may share a machine, and a missing walltime."""
     select, place = script.directive("select"), script.directive("place")
     if select and chunks_of(script) != 1 and (place is None or "scatter" not in place.value):
         yield Finding(select.line, RISKY, "PBS may put several chunks on one machine", "#PBS -l place=scatter")
     if script.directive("walltime") is None:
-        found = "without a walltime, that of the queue applies"
+        found = "without a walltime, the default of the queue applies"
         yield Finding(script.first_directive_line, RISKY, found, "#PBS -l walltime=HH:MM:SS")
 
 
@@ -70,7 +69,7 @@ def first_machine_only(script: UserScript) -> Iterator[Finding]:
     for command in script.training:
         if chunks == 1:
             return
-        size = f"a job of {chunks or 'several'} chunks"
+        size = f"a job of {chunks} chunks"
         if not command.launchers:
             found = f"one process starts, on the first machine, in {size}"
             instead = f'mpirun --hostfile "$PBS_NODEFILE" {command.text}'
@@ -81,21 +80,24 @@ def first_machine_only(script: UserScript) -> Iterator[Finding]:
 
 
 def tasks_of_pbsdsh(script: UserScript) -> Iterator[Finding]:
-    """What the tasks of pbsdsh do not get from the job script."""
+    """Reports variables, modules and signals that do not reach the tasks of pbsdsh."""
     for command in script.commands:
         if command.program != "pbsdsh" or not command.trains:
             continue
         program = _program(command)
-        if program and not program.startswith(("/", "$")) and " bash " not in f" {command.text} ":
+        is_found = program in ("sh", "bash", "env") or program.startswith(("/", "$"))
+        if program and not is_found and " bash " not in f" {command.text} ":
             found = f"the tasks of pbsdsh have PATH=/bin:/usr/bin, where {program} is not found, or is another one"
-            yield Finding(command.line, WRONG, found, command.text.replace(program, f"/path/to/{program}", 1))
+            instead = re.sub(rf"(?<=\s){re.escape(program)}(?=\s|$)", f"/path/to/{program}", command.text, count=1)
+            yield Finding(command.line, WRONG, found, instead)
         for other in script.before(command):
             if other.is_export and not other.position.in_function:
                 for name in other.assignments:
                     if not any(word.text.startswith(f"{name}=") for word in command.words):
                         found = f"the tasks of pbsdsh do not get {name}"
                         yield Finding(other.line, WRONG, found, f"pbsdsh -- /usr/bin/env {name}=VALUE PROGRAM")
-            if other.program == "module" and [word.text for word in other.words[1:2]] in (["load"], ["add"]):
+            loads = other.program == "module" and [word.text for word in other.words[1:2]] in (["load"], ["add"])
+            if loads and other.text not in command.text:
                 found = "the tasks of pbsdsh do not get what this line sets"
                 yield Finding(other.line, RISKY, found, f"pbsdsh -- /bin/bash -lc '{other.text} && PROGRAM'")
         if not any(other.program == "trap" for other in script.commands):

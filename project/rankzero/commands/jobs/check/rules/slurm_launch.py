@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from rankzero.commands.jobs.check.command import Command
 from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
-from rankzero.commands.jobs.check.rules.machines import shape
-from rankzero.commands.jobs.check.rules.torchrun import C10D
+from rankzero.commands.jobs.check.machines import C10D, shape
+from rankzero.commands.jobs.check.rules.accelerate import several_machines
 from rankzero.commands.jobs.check.user_script import UserScript
 
 
@@ -16,6 +16,8 @@ def missing_srun(script: UserScript) -> Iterator[Finding]:
         nodes, tasks, _ = shape(script, command)
         cpus = script.directive("cpus-per-task")
         cores = f" --cpus-per-task={cpus.value}" if cpus else ""
+        if not command.launchers and re.search(r"\bsrun\b.*\b(ray|dask)\b", script.code):
+            continue  # their servers run on all nodes
         if not command.launchers and (nodes != 1 or tasks != 1):
             found = f"one process starts, on the first node, in a job of {_described(nodes, tasks)}"
             yield Finding(command.line, WRONG, found, f"srun --kill-on-bad-exit=1{cores} {command.text}")
@@ -25,7 +27,8 @@ def missing_srun(script: UserScript) -> Iterator[Finding]:
             total = nodes or "$SLURM_JOB_NUM_NODES"
             backend = command.option(name, "--rdzv-backend")
             is_complete = backend is not None and backend.text == "c10d"
-            text = command.text if is_complete else f"{name} for {total} machines, with {C10D}"
+            options = C10D if name == "torchrun" else several_machines(total)
+            text = command.text if is_complete else f"{name} for {total} machines, with {options}"
             yield Finding(command.line, WRONG, found, f"srun --ntasks={total} --ntasks-per-node=1{cores} {text}")
 
 
@@ -43,7 +46,7 @@ def several_launchers(script: UserScript) -> Iterator[Finding]:
 def inherited_cores(script: UserScript) -> Iterator[Finding]:
     """`--cpus-per-task` that srun does not get."""
     cpus = script.directive("cpus-per-task")
-    if cpus is None or "SRUN_CPUS_PER_TASK" in script.text:
+    if cpus is None or "SRUN_CPUS_PER_TASK" in script.code:
         return
     for command in script.training:
         if command.launchers[:1] != ["srun"] or command.is_open("srun"):
@@ -55,12 +58,16 @@ def inherited_cores(script: UserScript) -> Iterator[Finding]:
 
 def failed_task(script: UserScript) -> Iterator[Finding]:
     """Tasks that wait for a task that has failed."""
+    if "SLURM_KILL_BAD_EXIT" in script.code:
+        return
     for command in script.training:
         if command.launchers[:1] != ["srun"] or command.is_open("srun"):
             continue
         if command.option("srun", "--kill-on-bad-exit", "-K", "-K1") is None:
             nodes, tasks, _ = shape(script, command)
-            if (nodes, tasks) != (1, 1):
+            machines = command.option("torchrun", "--nnodes")
+            is_elastic = machines is not None and ":" in machines.text
+            if (nodes, tasks) != (1, 1) and not is_elastic:
                 found = "if one task fails, the others may wait for it until the time limit"
                 yield Finding(command.line, RISKY, found, "srun --kill-on-bad-exit=1 ...")
 
@@ -75,7 +82,8 @@ def isolated_gpus(script: UserScript) -> Iterator[Finding]:
         bind = command.option("srun", "--gpu-bind")
         option = command.option("srun", "--gpus-per-task")
         binds = bind is not None and bind.text.startswith(("single", "closest", "map", "per_task"))
-        if bind is not None and bind.text == "none":
+        default = script.directive("gpu-bind")
+        if (bind.text if bind is not None else default.value if default else "") == "none":
             continue
         if option is not None or binds:
             yield Finding(command.line, RISKY, found, "srun --gpu-bind=none, with #SBATCH --gpus-per-node=N")
@@ -91,6 +99,7 @@ def counts(script: UserScript) -> Iterator[Finding]:
         if "torchrun" in inner:
             machines = _number(script, command, "torchrun", "--nnodes")
             processes = _number(script, command, "torchrun", "--nproc-per-node")
+            yield from _unset_gpus(script, command)
             directive = script.directive("nodes")
             of_job = script.count(directive.value, command) if directive else nodes
             if "srun" in command.launchers and tasks == 1 and machines not in (1, of_job):
@@ -98,27 +107,60 @@ def counts(script: UserScript) -> Iterator[Finding]:
         elif command.launchers == ["srun"] and command.script and command.script.partition(".")[0] != "lightning":
             starts_others = re.search(r"-(num|n|nproc|world)[-_]?(gpus|proc|nodes|machines|per|size)", command.text)
             processes = None if starts_others or command.option("srun", "--ntasks", "-n") else tasks
-            machines = _number(script, command, "script", "--nodes", "--num-nodes")
-            yield from _contradiction(command, "--nodes", machines, nodes, "nodes")
+            for flag in ("--nodes", "--num-nodes"):
+                machines = _number(script, command, "script", flag)
+                typed = re.search(rf"{flag.replace('-n', '[-_]n')}", command.text)
+                yield from _contradiction(command, typed[0] if typed else flag, machines, nodes, "nodes")
             devices = _number(script, command, "script", "--devices")
             yield from _contradiction(command, "--devices", devices, tasks, "tasks per node")
         else:
             continue
         if gpus and processes and processes < gpus:
             found = f"of {gpus} GPUs per node, {processes} {'is' if processes == 1 else 'are'} used: one per process"
-            yield Finding(command.line, RISKY, found, _per_node(inner, gpus))
+            yield Finding(command.line, RISKY, found, _per_node(script, inner, gpus))
         elif gpus and processes and processes > gpus:
             found = f"{processes} processes per node share {gpus} GPU{'s' * (gpus != 1)}"
-            yield Finding(command.line, WRONG, found, _per_node(inner, gpus))
+            yield Finding(command.line, WRONG, found, _per_node(script, inner, gpus))
 
 
 def _contradiction(
     command: Command, flag: str, requested: int | None, actual: int | None, unit: str
 ) -> Iterator[Finding]:
-    """Yields a finding if a flag requests another number than that of the job."""
+    """Yields a finding if the value of a flag differs from the job's."""
     if requested is not None and actual is not None and requested != actual:
-        found = f"{flag} {requested} does not fit the job ({unit}: {actual}): the processes wait for others, or fail"
+        found = f"{flag} {requested} does not match the job ({unit}: {actual}): the processes wait for others, or fail"
         yield Finding(command.line, WRONG, found, f"{flag} {actual}")
+
+
+def _unset_gpus(script: UserScript, command: Command) -> Iterator[Finding]:
+    """Yields a finding for $SLURM_GPUS_PER_NODE, which is what --gpus-per-node requests, such as a100:4."""
+    option, request = command.option("torchrun", "--nproc-per-node"), script.directive("gpus-per-node")
+    if option and "SLURM_GPUS_PER_NODE" in option.text and (request is None or not request.value.isdigit()):
+        value = f"is {request.value}" if request else "is not set without --gpus-per-node"
+        yield Finding(command.line, WRONG, f"$SLURM_GPUS_PER_NODE {value}", "$SLURM_GPUS_ON_NODE")
+
+
+def containers(script: UserScript) -> Iterator[Finding]:
+    """Containers that do not see the GPUs of the job."""
+    for command in script.training:
+        words = [word.text for word in command.words]
+        program = next((word for word in words if word in ("apptainer", "singularity")), None)
+        sees_gpus = {"--nv", "--rocm", "--nvccli"} & set(words) or command.is_open("srun")
+        if program and shape(script, command).gpus and not sees_gpus:
+            found = "the container does not see the GPUs of the job"
+            yield Finding(command.line, RISKY, found, f"{program} exec --nv ...")
+
+
+def blocking_steps(script: UserScript) -> Iterator[Finding]:
+    """Steps in the background that keep the processors of the job."""
+    for command in script.training:
+        if command.launchers[:1] != ["srun"]:
+            continue
+        for other in script.before(command):
+            is_step = other.launchers == ["srun"] and other.position.in_background and not other.trains
+            if is_step and not other.position.loop and other.option("srun", "--overlap") is None:
+                found = f"line {command.line} may wait until this step ends: steps do not share processors"
+                yield Finding(other.line, RISKY, found, "srun --overlap ...")
 
 
 def _number(script: UserScript, command: Command, launcher: str, *names: str) -> int | None:
@@ -127,9 +169,27 @@ def _number(script: UserScript, command: Command, launcher: str, *names: str) ->
     return script.count(option.text, command) if option else None
 
 
-def _per_node(inner: list[str], gpus: int) -> str:
+def _per_node(script: UserScript, inner: list[str], gpus: int) -> str:
     """Returns the option for one process per GPU."""
-    return f"--nproc-per-node={gpus}" if "torchrun" in inner else f"#SBATCH --ntasks-per-node={gpus}"
+    if "torchrun" in inner:
+        return f"--nproc-per-node={gpus}"
+    return f"#SBATCH --ntasks-per-node={gpus}" + (", without --ntasks" if script.directive("ntasks") else "")
+
+
+def exported_environment(script: UserScript) -> Iterator[Finding]:
+    """Tasks that do not get the variables of the job script, such as PATH."""
+    directive = script.directive("export")
+    for command in script.training:
+        if command.launchers[:1] != ["srun"] or "SLURM_EXPORT_ENV" in script.code:
+            continue
+        option = command.option("srun", "--export")
+        inherited = "NONE" if directive and directive.value == "NONE" else "ALL"
+        value = inherited if option is None else option.text
+        if "ALL" not in value.upper().split(",") and "$" not in value.partition("=")[0]:
+            name = value.partition("=")[0]
+            found = f"with --export={name}, the tasks do not get PATH and the variables of this script"
+            instead = "srun --export=ALL ..." if value == "NONE" else f"srun --export=ALL,{value} ..."
+            yield Finding(command.line, WRONG, found, instead)
 
 
 def _described(nodes: int | None, tasks: int | None) -> str:
@@ -138,4 +198,14 @@ def _described(nodes: int | None, tasks: int | None) -> str:
     return text if tasks in (None, 1) else f"{text} with {tasks} tasks each"
 
 
-RULES = (missing_srun, several_launchers, inherited_cores, failed_task, isolated_gpus, counts)
+RULES = (
+    missing_srun,
+    several_launchers,
+    inherited_cores,
+    failed_task,
+    isolated_gpus,
+    counts,
+    exported_environment,
+    containers,
+    blocking_steps,
+)

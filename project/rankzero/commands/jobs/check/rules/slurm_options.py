@@ -1,5 +1,6 @@
 """Rules about the directives of a batch script of Slurm."""
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ def requeue(script: UserScript) -> Iterator[Finding]:
         return
     line = script.first_directive_line
     if script.directive("time") is None:
-        yield Finding(line, RISKY, "without a time limit, that of the partition applies", "#SBATCH --time=HH:MM:SS")
+        found = "without a time limit, the default of the partition applies"
+        yield Finding(line, RISKY, found, "#SBATCH --time=HH:MM:SS")
     if script.directive("signal") is None:
         found = "no signal precedes the time limit: Slurm kills the run seconds after its SIGTERM"
         uses_srun = any(command.launchers[:1] == ["srun"] for command in script.training)
@@ -45,7 +47,15 @@ def trapped_signal(script: UserScript) -> Iterator[Finding]:
     if traps and "B:" not in directive.value:
         found = f"Slurm sends {name} to the processes of srun only: the trap in line {traps[0].line} never runs"
         yield Finding(directive.line, WRONG, found, f"#SBATCH --signal=B:{directive.value}")
-    for command in script.training if traps and "B:" in directive.value else ():
+    if "B:" not in directive.value:
+        return
+    is_replaced = re.search(r"^\s*exec\s", script.code, re.MULTILINE)  # the program gets the signal
+    if not traps and script.training and not is_replaced:
+        found = f"no trap handles {name}, which Slurm sends to the job script: it ends, and Slurm kills the processes"
+        yield Finding(directive.line, WRONG, found, f"#SBATCH --signal={directive.value.removeprefix('B:')}, or a trap")
+    for command in script.training:
+        if not traps:
+            break
         if not command.position.in_background:
             found = f"bash runs the trap of line {traps[0].line} only after this command has ended"
             yield Finding(command.line, WRONG, found, f"{command.text} &, then wait")
@@ -54,8 +64,8 @@ def trapped_signal(script: UserScript) -> Iterator[Finding]:
 def missing_cores(script: UserScript) -> Iterator[Finding]:
     """Tasks with one core each."""
     names = ("cpus-per-task", "cpus-per-gpu", "exclusive", "mincpus", "cores-per-socket")
-    asks_srun = any(command.option("srun", "--cpus-per-task", "-c") for command in script.training)
-    if script.training and script.directive(*names) is None and not asks_srun:
+    srun_sets_cores = any(command.option("srun", "--cpus-per-task", "-c") for command in script.training)
+    if script.training and script.directive(*names) is None and not srun_sets_cores:
         found = "each task gets one core, unless the site has another default; loader processes share it"
         yield Finding(script.first_directive_line, RISKY, found, "#SBATCH --cpus-per-task=N")
 
@@ -77,11 +87,17 @@ def uneven_tasks(script: UserScript) -> Iterator[Finding]:
 
 def output_folder(script: UserScript) -> Iterator[Finding]:
     """Folders of output files, which Slurm does not create."""
-    folder = script.directive("chdir")
+    folder, array = script.directive("chdir"), script.directive("array")
     for name in ("output", "error"):
         directive = script.directive(name)
         if directive is None:
             continue
+        if variable := re.search(r"\$\w+|\$\{\w+\}", directive.value):
+            found = f"Slurm does not expand {variable[0]} in a directive"
+            yield Finding(directive.line, WRONG, found, f"#SBATCH --{name}=/path/to/FILE, or sbatch --{name}=...")
+        if array is not None and not re.search("%[aAjx]", directive.value) and directive.value != "/dev/null":
+            found = "all members of the job array write to this file"
+            yield Finding(directive.line, RISKY, found, f"#SBATCH --{name}=%x-%A_%a.out")
         parent = Path(directive.value).parent
         if "%" in str(parent) or "$" in str(parent) or str(parent) == "." or (folder and "%" in folder.value):
             continue
@@ -92,4 +108,13 @@ def output_folder(script: UserScript) -> Iterator[Finding]:
             yield Finding(directive.line, RISKY, found, f"mkdir -p {shlex.quote(str(parent))}, before sbatch")
 
 
-RULES = (requeue, trapped_signal, missing_cores, uneven_tasks, output_folder)
+def little_memory(script: UserScript) -> Iterator[Finding]:
+    """An amount of memory without its unit."""
+    for name in ("mem", "mem-per-cpu", "mem-per-gpu"):
+        directive = script.directive(name)
+        if directive is not None and re.fullmatch(r"[1-9][0-9]{0,2}", directive.value):
+            found = f"--{name} without a unit is in megabytes: {directive.value} MB"
+            yield Finding(directive.line, RISKY, found, f"#SBATCH --{name}={directive.value}G")
+
+
+RULES = (requeue, trapped_signal, missing_cores, uneven_tasks, output_folder, little_memory)

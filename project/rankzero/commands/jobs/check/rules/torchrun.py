@@ -5,15 +5,11 @@ from collections.abc import Iterator
 
 from rankzero.commands.jobs.check.command import Command
 from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
-from rankzero.commands.jobs.check.rules.machines import processes_per_chunk, uses_machines
+from rankzero.commands.jobs.check.machines import C10D, LOCAL_ADDRESS, processes_per_chunk, uses_machines
 from rankzero.commands.jobs.check.user_script import UserScript
 
-C10D = "--rdzv-backend=c10d --rdzv-id=JOB_ID --rdzv-endpoint=FIRST_MACHINE:PORT, without --node-rank"
-LOCAL_ADDRESS = r"(localhost|127\.[0-9.]+|\[?::1\]?)(:.*)?"
-"""Addresses at which a machine reaches itself."""
-
 UNKNOWN = "?"
-"""A node rank that the script does not tell."""
+"""A node rank that the script does not state."""
 
 _OUTER = (["srun"], ["pbsdsh"], ["mpirun"])
 """Launchers that start a command on all machines."""
@@ -23,7 +19,7 @@ def rendezvous(script: UserScript) -> Iterator[Finding]:
     """Machines that wait for each other at the wrong place, or that all have the same node rank."""
     for command in _torchruns(script):
         nodes = command.option("torchrun", "--nnodes")
-        if nodes is None or script.resolved(nodes.text, command) == "1":
+        if nodes is None or script.count(nodes.text, command) == 1:
             continue
         endpoint = command.option("torchrun", "--rdzv-endpoint") or command.option("torchrun", "--master-addr")
         address = script.resolved(endpoint.text, command) if endpoint else ""
@@ -46,7 +42,7 @@ def alone(script: UserScript) -> Iterator[Finding]:
         if command.launchers[:1] not in _OUTER or not uses_machines(script, command) or command.is_open("torchrun"):
             continue
         nodes = command.option("torchrun", "--nnodes")
-        if nodes is None or script.resolved(nodes.text, command) == "1":
+        if nodes is None or script.count(nodes.text, command) == 1:
             found = "torchrun without --nnodes: each machine trains alone"
             yield Finding(command.line, WRONG, found, f"torchrun --nnodes=N {C10D}")
 
@@ -83,12 +79,14 @@ def machines_in_sequence(script: UserScript) -> Iterator[Finding]:
     """A loop over machines that waits for each of them."""
     for command in _torchruns(script):
         nodes = command.option("torchrun", "--nnodes")
-        waits = command.position.in_loop and not command.position.in_background
+        loop = command.position.loop
+        ends = any(other.program == "wait" and other.position.loop == loop for other in script.after(command))
+        waits = loop and (not command.position.in_background or ends)
         if not waits or nodes is None or command.launchers[0] == "torchrun":
             continue
         host = command.option("srun", "-w", "--nodelist", "--relative", "-r")
         is_on_one = command.launchers[0] == "ssh" or (host is not None and "$" in host.text)
-        if is_on_one and script.resolved(nodes.text, command) != "1":
+        if is_on_one and script.count(nodes.text, command) != 1:
             found = "the loop starts the machines one after the other, and the first one waits for the others"
             yield Finding(command.line, WRONG, found, "& after this command, and wait after the loop")
 
@@ -124,7 +122,9 @@ def several_per_machine(script: UserScript) -> Iterator[Finding]:
 
 
 def _torchruns(script: UserScript) -> list[Command]:
-    """Returns the training commands with torchrun."""
+    """Returns the training commands with torchrun; none if variables such as PET_NNODES hold its options."""
+    if re.search(r"\bPET_[A-Z]", script.code):
+        return []
     return [command for command in script.training if "torchrun" in command.launchers]
 
 

@@ -1,12 +1,11 @@
-"""Rules about variables and addresses: where they are replaced, and what they contain."""
+"""Rules about variables: where they are expanded, and which of them the tasks get."""
 
 import re
 from collections.abc import Iterator
 
-from rankzero.commands.jobs.check.command import Command
-from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
-from rankzero.commands.jobs.check.rules.machines import uses_machines
-from rankzero.commands.jobs.check.rules.torchrun import LOCAL_ADDRESS
+from rankzero.commands.jobs.check.bash import here_documents
+from rankzero.commands.jobs.check.command import Command, Word
+from rankzero.commands.jobs.check.finding import WRONG, Finding
 from rankzero.commands.jobs.check.user_script import UserScript
 
 _OF_TASKS = {
@@ -19,34 +18,120 @@ _OF_TASKS = {
 _OF_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_RANK", "PMIX_RANK")
 """Variables that only the processes of mpirun have."""
 
-_PORTS = {
-    "slurm": "$((20000 + SLURM_JOB_ID % 12000))",
-    "pbs": "$((20000 + ${PBS_JOBID%%[!0-9]*} % 12000))",
-}
-"""Scheduler -> a port that differs between jobs."""
+_RANKS = ("RANK", "NODEID", "NODE_ID")
+"""Ends of the names of variables for ranks."""
 
-_STARTERS = ("srun", "pbsdsh", "mpirun")
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""Variables that choose the devices of a process."""
+
+_USED = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*))"
+"""Pattern of an expanded variable."""
+
+_ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+"""Variables that `torch.distributed` reads in each task."""
+
+STARTERS = ("srun", "pbsdsh", "mpirun")
 """Launchers that start the same command on all machines."""
 
-DEFAULT_PORT = 29400
-"""Port of torchrun's c10d rendezvous if its endpoint has none."""
+
+def is_in_training(script: UserScript, name: str) -> bool:
+    """Whether a training command contains a variable."""
+    used = re.compile(rf"\$\{{?{name}\b")
+    return any(used.search(command.text) or used.search(_texts(command)) for command in script.training)
+
+
+def _texts(command: Command) -> str:
+    """Returns the values of the variables in a command."""
+    names = re.findall(r"\$\{?(\w+)", command.text)
+    return " ".join(command.values[name].text for name in names if name in command.values)
 
 
 def variables_of_tasks(script: UserScript) -> Iterator[Finding]:
-    """Variables that differ between tasks, but that the job script replaces by its own value."""
+    """Variables that differ between tasks, but that the job script expands itself."""
     values = _OF_TASKS[script.scheduler] | dict.fromkeys(_OF_MPI, "empty")
     for command in script.commands:
         words = []
         if _is_started(script, command) and command.trains:
             words += [*command.words, *(word for item in command.assignments.values() for word in item.words)]
+            backend = command.option("torchrun", "--rdzv-backend")
+            if backend is not None and backend.text != "static":  # torchrun ignores the node rank
+                rank = text_of(command.option("torchrun", "--node-rank"))
+                words = [word for word in words if not rank or not word.text.endswith(rank)]
         if _is_followed_by_launcher(script, command):
             for name, assignment in command.assignments.items():
-                if name.upper().endswith(("RANK", "NODEID", "NODE_ID")) or _is_in_training(script, name):
+                if name.upper().endswith(_RANKS) or name in _DEVICES or is_in_training(script, name):
                     words += assignment.words
         for name in sorted({name for word in words for name in word.expanded & values.keys()}):
-            text = "which is empty there" if values[name] == "empty" else f"{values[name]}: all tasks get the same"
-            found = f"the job script replaces ${name} by its own value, {text}"
-            yield Finding(command.line, WRONG, found, f"{_launcher(script)} bash -c '...', with ${name} in the quotes")
+            value = "an empty text" if values[name] == "empty" else values[name]
+            found = f"the job script expands ${name} itself, to {value}, so that all tasks get the same value"
+            yield Finding(command.line, WRONG, found, _unexpanded(script, command, name))
+
+
+def _unexpanded(script: UserScript, command: Command, name: str) -> str:
+    """Returns how to let each task expand a variable itself."""
+    if command.is_nested:
+        return f"\\${name}, which bash -c expands in each task"
+    own = {variable for word in command.words for variable in word.expanded} & command.values.keys()
+    unexported = sorted(own - _exported(script))
+    export = f"export {' '.join(unexported)}, and " if unexported else ""
+    return f"{export}{_launcher(script)} bash -c '...', with ${name} in the quotes"
+
+
+def _exported(script: UserScript) -> set[str]:
+    """Returns the names of the variables that the script exports."""
+    names = {name for command in script.commands if command.is_export for name in command.assignments}
+    for command in re.findall(r"\b(?:export|declare -x|typeset -x) ([^;&|\n]*)", script.code):
+        names.update(re.findall(r"(?:^|\s)([A-Za-z_]\w*)", command))
+    return names
+
+
+def unexported_variables(script: UserScript) -> Iterator[Finding]:
+    """Variables of the script that its tasks need, and do not get because they are not exported."""
+    if re.search(r"\bset -\w*a|set -o allexport|\b(source|\.) ", script.code):
+        return
+    exported = _exported(script)
+    seen: set[str] = set()
+    for command in script.training:
+        assigned = {
+            name: other
+            for other in script.before(command)
+            for name in other.assignments
+            if not other.words and not other.is_nested
+        }
+        for name in sorted(_needed(command) & assigned.keys() - exported - seen):
+            if any(word.text.startswith((f"{name}=", "--export")) for word in command.words):
+                continue
+            seen.add(name)
+            found = f"{name} is not exported, so that the tasks do not get it"
+            line, text = assigned[name].line, assigned[name].assignments[name].text
+            yield Finding(line, WRONG, found, f"export {name}={text}")
+
+
+def _needed(command: Command) -> set[str]:
+    """Returns the names of the variables that the tasks of a command expand, or that `torch.distributed` reads."""
+    if command.launchers[:1] not in (["srun"], ["mpirun"]):
+        return set()
+    if command.is_nested:
+        used = {(first or second, word) for word in command.words for first, second in re.findall(_USED, word.text)}
+        return {name for name, word in used if name not in word.expanded} - command.assignments.keys()
+    is_given = any(name in word.expanded for word in command.words for name in _ENVIRONMENT)
+    if len(command.launchers) > 1 or is_given or command.is_open(command.launchers[0]):
+        return set()
+    return set(_ENVIRONMENT) if command.script.endswith(".py") else set()
+
+
+def here_document_variables(script: UserScript) -> Iterator[Finding]:
+    """Variables of tasks that bash expands while it writes a here-document."""
+    for document in here_documents(script.text):
+        for name in _OF_TASKS[script.scheduler] if document.is_expanded else ():
+            if re.search(rf"(?<!\\)\$\{{?{name}\b", document.text):
+                found = f"bash expands ${name} here, while it reads the here-document: all tasks get the same value"
+                yield Finding(document.line, WRONG, found, f"<<'EOF', or \\${name}")
+
+
+def text_of(word: Word | None) -> str:
+    """Returns the text of a word; empty without a word."""
+    return "" if word is None else word.text
 
 
 def _is_started(script: UserScript, command: Command) -> bool:
@@ -65,113 +150,7 @@ def _launcher(script: UserScript) -> str:
     """Returns the launcher that starts the first training command."""
     outer = (command.launchers[0] for command in script.training if command.launchers)
     default = "pbsdsh -- /bin/bash" if script.scheduler == "pbs" else "srun"
-    return next((name for name in outer if name in _STARTERS), default)
+    return next((name for name in outer if name in STARTERS), default)
 
 
-def fixed_ports(script: UserScript) -> Iterator[Finding]:
-    """Ports that two jobs on one machine would share."""
-    assigned, seen = set(), set()
-    for command in script.commands:
-        for line, text in _ports(script, command):
-            port = re.search(r"[0-9]+$", text)
-            if port and port[0] not in assigned and (line, port[0]) not in seen:
-                seen.add((line, port[0]))
-                if line != command.line or not command.words:  # the other commands use the same variable
-                    assigned.add(port[0])
-                found = f"two jobs on one machine cannot both use port {port[0]}"
-                instead = "a port that no other job uses"
-                if script.scheduler:
-                    instead = text[: port.start()] + _PORTS[script.scheduler]
-                yield Finding(line, RISKY, found, instead)
-
-
-def _ports(script: UserScript, command: Command) -> Iterator[tuple[int, str]]:
-    """Yields the line and the text of each port or endpoint with a fixed port in a command."""
-    for name, assignment in command.assignments.items():
-        if name == "MASTER_PORT" and assignment.text.isdigit():
-            yield command.line, assignment.text
-    if not command.trains:
-        return
-    for word in command.words:
-        if match := re.search(r"(?:^MASTER_PORT=|tcp://[^/]*:)([0-9]+)$", word.text):
-            yield command.line, match[1]
-    for launcher, name in (("torchrun", "--master-port"), ("accelerate", "--main-process-port")):
-        given = command.option(launcher, name)
-        if given and given.text.isdigit() and given.text != "0":
-            yield command.line, given.text
-    nodes = command.option("torchrun", "--nnodes")
-    endpoint = command.option("torchrun", "--rdzv-endpoint")
-    if endpoint is None or nodes is None or script.resolved(nodes.text, command) == "1":
-        return
-    text = script.resolved(endpoint.text, command)
-    if re.search(r":[0-9]+$", text) and not text.endswith(":0"):
-        variable = re.fullmatch(r"\$\{?(\w+)\}?", endpoint.text.rpartition(":")[2])
-        if variable is None or variable[1] not in command.values:
-            yield command.line, endpoint.text
-        elif variable[1] != "MASTER_PORT":
-            yield command.values[variable[1]].line, command.values[variable[1]].text
-    elif _has_no_port(text):
-        yield command.line, f"{endpoint.text}:{DEFAULT_PORT}"
-
-
-def _has_no_port(endpoint: str) -> bool:
-    """Whether an endpoint certainly has no port: a name, an address, or the output of `hostname`."""
-    return bool(re.fullmatch(r"[\w.-]+|\$\(\s*hostname\b[^()]*\)|`\s*hostname\b[^`]*`", endpoint))
-
-
-def addresses(script: UserScript) -> Iterator[Finding]:
-    """Addresses at which a machine reaches only itself, and addresses that may not be one name."""
-    several = any(uses_machines(script, command) for command in script.training)
-    for command in script.commands:
-        for name, assignment in command.assignments.items():
-            is_local = name == "MASTER_ADDR" and re.fullmatch(LOCAL_ADDRESS, assignment.text)
-            if is_local and several and not any(command.option("torchrun", "--nnodes") for command in script.training):
-                yield _waits_for_itself(command.line, f"MASTER_ADDR={assignment.text}")
-            is_used = name == "MASTER_ADDR" or _is_in_training(script, name)
-            if _is_address_list(assignment.text) and is_used:
-                found = "the output of `hostname` with this option may be 127.0.1.1, or several addresses"
-                yield Finding(command.line, RISKY, found, "the name of the machine")
-    for command in script.training:
-        for word in command.words:
-            local = re.search(r"tcp://(localhost|127\.[0-9.]+)\b", script.resolved(word.text, command))
-            if local and several:
-                yield _waits_for_itself(command.line, local[0])
-        if command.launchers[:1] and command.launchers[0] in _STARTERS:
-            yield from _own_names(command)
-
-
-def _own_names(command: Command) -> Iterator[Finding]:
-    """Yields a finding if each machine inserts its own name as the address of the first machine."""
-    words = [command.option("torchrun", "--rdzv-endpoint"), command.option("torchrun", "--master-addr")]
-    words.append(command.option("accelerate", "--main-process-ip"))
-    words += [word for word in command.words if word.text.startswith(("MASTER_ADDR=", "tcp://"))]
-    if any(word and re.search(r"\$\(\s*hostname|`\s*hostname", word.text) and not word.substituted for word in words):
-        found = "each machine replaces $(hostname) by its own name, and waits for the others on itself"
-        yield Finding(command.line, WRONG, found, "the name of the first machine, from the job script")
-
-
-def _waits_for_itself(line: int, address: str) -> Finding:
-    """Returns the finding for an address of the own machine."""
-    found = f"with {address}, each machine waits for the others on itself"
-    return Finding(line, WRONG, found, "the name of the first machine")
-
-
-def _is_address_list(text: str) -> bool:
-    """Whether a text is the output of `hostname -i`, `-I` or `--ip-address`."""
-    options = r"\bhostname\s+(--ip-address|--all-ip-addresses|-i|-I)\b"
-    return bool(re.search(options, text)) and not re.search(r"\b(awk|cut|head|sed)\b", text)
-
-
-def _is_in_training(script: UserScript, name: str) -> bool:
-    """Whether a training command contains a variable."""
-    used = re.compile(rf"\$\{{?{name}\b")
-    return any(used.search(command.text) or used.search(_texts(command)) for command in script.training)
-
-
-def _texts(command: Command) -> str:
-    """Returns the values of the variables in a command."""
-    names = re.findall(r"\$\{?(\w+)", command.text)
-    return " ".join(command.values[name].text for name in names if name in command.values)
-
-
-RULES = (variables_of_tasks, fixed_ports, addresses)
+RULES = (variables_of_tasks, unexported_variables, here_document_variables)

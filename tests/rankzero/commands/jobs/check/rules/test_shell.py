@@ -34,7 +34,7 @@ def test_other_comments_are_comments(slurm, findings, line):
 
 @pytest.mark.parametrize("last", ["echo done", "date\ncp -r runs /archive"])
 def test_an_exit_code_is_lost_if_other_commands_follow(slurm, only, last):
-    only(slurm(SRUN, last), 9, "risky", f"the exit code of the job is that of line {10 + last.count(chr(10))}")
+    only(slurm(SRUN, last), 9, "risky", f"the job ends with the exit code of line {10 + last.count(chr(10))}")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,9 @@ def test_an_exit_code_that_the_script_handles(slurm, findings, lines):
 
 
 def test_the_exit_code_of_a_pipeline_is_that_of_its_last_command(slurm, only, findings):
-    assert only(slurm(f"{SRUN} | tee log"), 9, "risky", "that of its last command").startswith("set -o pipefail")
+    assert only(slurm(f"{SRUN} | tee log"), 9, "risky", "with the exit code of its last command").startswith(
+        "set -o pipefail"
+    )
     assert findings(slurm("set -o pipefail", f"{SRUN} 2>&1 | tee log")) == []
     assert findings(slurm(f"{SRUN} | tee log", "exit ${PIPESTATUS[0]}")) == []
 

@@ -88,9 +88,9 @@ def test_a_process_for_each_gpu(slurm, only, findings, request_of_gpus):
 @pytest.mark.parametrize(
     ("command", "found"),
     [
-        (f"srun {OPTIONS} {TORCHRUN.replace('nnodes=2', 'nnodes=4')}", "--nnodes 4 does not fit the job (nodes: 2)"),
-        (f"{SRUN} --num_nodes 4", "--nodes 4 does not fit the job (nodes: 2)"),
-        (f"{SRUN} --nodes=2 --devices=4", "--devices 4 does not fit the job (tasks per node: 1)"),
+        (f"srun {OPTIONS} {TORCHRUN.replace('nnodes=2', 'nnodes=4')}", "--nnodes 4 does not match the job (nodes: 2)"),
+        (f"{SRUN} --num_nodes 4", "--num_nodes 4 does not match the job (nodes: 2)"),
+        (f"{SRUN} --nodes=2 --devices=4", "--devices 4 does not match the job (tasks per node: 1)"),
     ],
 )
 def test_counts_that_contradict_the_job(slurm, only, command, found):

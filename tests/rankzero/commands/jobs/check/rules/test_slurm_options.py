@@ -7,7 +7,7 @@ SRUN = f"srun {OPTIONS} python train.py"
 @pytest.mark.parametrize(
     ("option", "found"),
     [
-        ("time", "without a time limit, that of the partition applies"),
+        ("time", "without a time limit, the default of the partition applies"),
         ("signal", "no signal precedes the time limit"),
         ("requeue", "whether the job is requeued after the loss of a node depends on the site"),
         ("open_mode", "a requeued job overwrites the output of its earlier attempt"),

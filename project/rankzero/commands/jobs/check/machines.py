@@ -6,9 +6,15 @@ from typing import NamedTuple
 from rankzero.commands.jobs.check.command import Command
 from rankzero.commands.jobs.check.user_script import UserScript
 
+C10D = "--rdzv-backend=c10d --rdzv-id=JOB_ID --rdzv-endpoint=FIRST_MACHINE:PORT, without --node-rank"
+"""Options of torchrun with which machines find each other."""
+
+LOCAL_ADDRESS = r"(localhost|127\.[0-9.]+|\[?::1\]?)(:.*)?"
+"""Addresses at which a machine reaches itself."""
+
 
 class Shape(NamedTuple):
-    """The tasks that a command of a Slurm job starts; None where the script does not tell.
+    """The tasks that a command of a Slurm job starts; None if the script does not state it.
 
     Args:
         nodes: Number of nodes.
@@ -36,9 +42,15 @@ def shape(script: UserScript, command: Command) -> Shape:
     has_total, total = number("ntasks", "--ntasks", "-n")
     if not has_nodes:
         nodes = 1 if not has_total or total == 1 else None
-    tasks = per_node if has_per_node else 1
-    if has_total and not has_per_node:
-        tasks = max(total // nodes, 1) if total and nodes else None
+    own_total = command.option("srun", "--ntasks", "-n") is not None
+    if own_total and command.option("srun", "--nodes", "-N") is None and total and nodes:
+        nodes = min(nodes, total)
+    if has_total:  # --ntasks-per-node is then a maximum
+        share = max(total // nodes, 1) if total and nodes else None
+        has_maximum = has_per_node and not (own_total and command.option("srun", "--ntasks-per-node") is None)
+        tasks = min(filter(None, (share, per_node)), default=None) if has_maximum else share
+    else:
+        tasks = per_node if has_per_node else 1
     return Shape(nodes, tasks, _gpus_per_node(script, nodes, tasks))
 
 
@@ -57,19 +69,17 @@ def _gpus_per_node(script: UserScript, nodes: int | None, tasks: int | None) -> 
     return 0
 
 
-def chunks_of(script: UserScript) -> int | None:
-    """Returns the number of chunks of a PBS job; None if the script does not tell."""
+def chunks_of(script: UserScript) -> int:
+    """Returns the number of chunks of a PBS job."""
     select = script.directive("select", "nodes")
     if select is None:
         return 1
-    numbers = [part.partition(":")[0] for part in select.value.split("+")]
-    if not all(re.fullmatch("[0-9]{1,9}", number) for number in numbers):
-        return None
-    return sum(map(int, numbers))
+    numbers = [re.match(r"[0-9]{1,9}(?=:|$)", part) for part in select.value.split("+")]
+    return sum(int(number[0]) if number else 1 for number in numbers)  # without a number, one chunk
 
 
 def processes_per_chunk(script: UserScript) -> int | None:
-    """Returns the lines per chunk in the node file of a PBS job; None if the script does not tell."""
+    """Returns the lines per chunk in the node file of a PBS job; None if the chunks differ."""
     select = script.directive("select", "nodes")
     if select is None or "+" in select.value:
         return None
