@@ -47,7 +47,7 @@ class HereDocument(NamedTuple):
 def here_documents(text: str) -> list[HereDocument]:
     """Returns the here-documents of a script."""
     found = []
-    for node in _descendants(_PARSER.parse(text.encode()).root_node):
+    for node in _descendants(_parse(text)):
         if node.type == "heredoc_redirect":
             start = next((child for child in node.children if child.type == "heredoc_start"), None)
             is_expanded = start is not None and not re.search(r"[\"'\\]", _source(start))
@@ -58,7 +58,7 @@ def here_documents(text: str) -> list[HereDocument]:
 def changing_names(text: str) -> set[str]:
     """Returns the names of variables that a loop or a command such as `read` changes."""
     found: set[str] = set()
-    for node in _descendants(_PARSER.parse(text.encode()).root_node):
+    for node in _descendants(_parse(text)):
         source = _source(node)
         if node.type in _LOOPS:
             found.update(re.findall(r"\bfor\s+(\w+)\s+in\b", source))
@@ -74,7 +74,7 @@ def changing_names(text: str) -> set[str]:
 
 def functions_of(text: str) -> set[str]:
     """Returns the names of the functions that a script defines."""
-    nodes = _descendants(_PARSER.parse(text.encode()).root_node)
+    nodes = _descendants(_parse(text))
     names = (node.child_by_field_name("name") for node in nodes if node.type == "function_definition")
     return {_source(name) for name in names if name is not None}
 
@@ -82,7 +82,7 @@ def functions_of(text: str) -> set[str]:
 def here_document_lines(text: str) -> set[int]:
     """Returns the numbers of the lines, from 1, that are the text of here-documents."""
     found: set[int] = set()
-    for node in _descendants(_PARSER.parse(text.encode()).root_node):
+    for node in _descendants(_parse(text)):
         if node.type == "heredoc_body":
             found.update(range(node.start_point.row + 1, node.end_point.row + 1))
     return found
@@ -90,7 +90,14 @@ def here_document_lines(text: str) -> set[int]:
 
 def commands_of(text: str) -> list[Command]:
     """Returns the commands of a script in their order, without those in command substitutions and here-documents."""
-    return list(_statements(_PARSER.parse(text.encode()).root_node, Position()))
+    return list(_statements(_parse(text), Position()))
+
+
+def _parse(text: str) -> Node:
+    """Returns the syntax tree of a script."""
+    # The grammar (0.25.1) splits words such as $A/$B/x, but not ${A}/${B}/x. `_without_braces` removes the braces.
+    text = re.sub(r"(?<![\\$])\$([A-Za-z_]\w*)", r"${\1}", text)
+    return _PARSER.parse(text.encode()).root_node
 
 
 def _statements(node: Node, position: Position) -> Iterator[Command]:
@@ -123,27 +130,20 @@ def _command(node: Node, position: Position) -> Command:
     parts = [node] if node.type == "variable_assignment" else node.named_children
     assignments: dict[str, Assignment] = {}
     words: list[Word] = []
-    end = -1  # of the last word
     for part in parts:
         if part.type == "variable_assignment":
             name, value = part.child_by_field_name("name"), part.child_by_field_name("value")
             if name is not None:
                 assignments[_source(name)] = _assignment(part, value)
         elif not part.type.endswith("_redirect"):
-            word = _word(part)
-            if part.start_byte == end:  # the grammar (0.25.1) splits a word such as $A/$B/x before the second variable
-                last = words.pop()
-                expanded, substituted = last.expanded | word.expanded, last.substituted or word.substituted
-                word = Word(last.text + word.text, expanded, substituted)
-            words.append(word)
-            end = part.end_byte
+            words.append(_word(part))
     while words and words[0].text in _PREFIXES:
         del words[0]
     declares = node.type == "declaration_command"
     source = _source(node)
     return Command(
         line=node.start_point.row + 1,
-        text=re.sub(r"\s*\\\n\s*", " ", source),
+        text=_without_braces(re.sub(r"\s*\\\n\s*", " ", source)),
         words=() if declares else tuple(words),
         assignments=assignments,
         is_export=declares and source.startswith(("export", "declare -x")),
@@ -155,7 +155,7 @@ def _assignment(node: Node, value: Node | None) -> Assignment:
     """Returns what a node assigns."""
     is_array = value is not None and value.type == "array"
     words = tuple(map(_word, value.named_children)) if value and is_array else (_word(value) if value else Word(""),)
-    text = _source(value) if value and is_array else words[0].text
+    text = _without_braces(_source(value)) if value and is_array else words[0].text
     return Assignment(text, words, is_array, any(child.type == "+=" for child in node.children))
 
 
@@ -163,7 +163,7 @@ def _word(node: Node) -> Word:
     """Returns a word of a command."""
     names = {_source(part) for part in _descendants(node) if part.type == "variable_name"}
     is_substituted = any(part.type == "command_substitution" for part in _descendants(node))
-    return Word(_text(node), frozenset(names), is_substituted)
+    return Word(_without_braces(_text(node)), frozenset(names), is_substituted)
 
 
 def _text(node: Node) -> str:
@@ -248,5 +248,10 @@ def _descendants(node: Node) -> Iterator[Node]:
 
 
 def _source(node: Node) -> str:
-    """Returns the text of a node as written."""
+    """Returns the text of a node."""
     return (node.text or b"").decode()
+
+
+def _without_braces(text: str) -> str:
+    """Returns a text with braces of variables only where they are needed."""
+    return re.sub(r"\$\{([A-Za-z_]\w*)\}(?![\w\[])", r"$\1", text)

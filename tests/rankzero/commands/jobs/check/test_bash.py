@@ -1,6 +1,10 @@
+import random
+import re
+import subprocess
+
 import pytest
 
-from rankzero.commands.jobs.check.bash import commands_of
+from rankzero.commands.jobs.check.bash import changing_names, commands_of
 
 
 def only(text):
@@ -107,3 +111,35 @@ def test_where_a_command_stands_is_known(text, name):
     position = commands_of(text)[0].position
     assert {field for field, value in position._asdict().items() if value} == {name}
     assert not any(commands_of("a\n")[0].position)
+
+
+def test_words_are_those_of_bash():
+    """Compares with bash itself, for words of random parts."""
+    generator = random.Random(0)
+    parts = ("$A", "${B}", "/", "a", ".py", "'x y'", '"$C z"', "-", "=", ":", "x", "${A}_b", "[0]")
+
+    def value(match):
+        return {"A": "1", "B": "2", "C": "3"}.get(match[1] or match[2], "")
+
+    for _ in range(150):
+        word = "".join(generator.choices(parts, k=generator.randint(1, 6)))
+        if re.match(r"[\w]+=", word):
+            continue  # an assignment
+        script = f"A=1 B=2 C=3\nprintf '%s\\0' {word}\n"
+        printed = subprocess.run(["bash", "-f", "-c", script], capture_output=True, text=True).stdout.split("\0")[:-1]
+        found = [item.text for item in commands_of(f"printf {word}")[0].words[1:]]
+        assert [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, text) for text in found] == printed, word
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("for i in 1 2; do a=$i; done", {"i", "a"}),
+        ("while read -r host; do ((n++)); done <f", {"host", "n"}),
+        ("read -r a b <f; let c+=1; mapfile -t d", {"a", "b", "c", "d"}),
+        ("x=$((y += 2)); z=$((y + 1))", {"y"}),
+        ("a=1; b=$a", set()),
+    ],
+)
+def test_names_that_change_are_found(text, names):
+    assert names <= changing_names(text) and not {"z", "x"} & changing_names(text)

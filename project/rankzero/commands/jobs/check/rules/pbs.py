@@ -86,7 +86,7 @@ def tasks_of_pbsdsh(script: UserScript) -> Iterator[Finding]:
             continue
         program = _program(command)
         is_found = program in ("sh", "bash", "env") or program.startswith(("/", "$"))
-        if program and not is_found and " bash " not in f" {command.text} ":
+        if program and not is_found and not command.is_nested:
             found = f"the tasks of pbsdsh have PATH=/bin:/usr/bin, where {program} is not found, or is another one"
             instead = re.sub(rf"(?<=\s){re.escape(program)}(?=\s|$)", f"/path/to/{program}", command.text, count=1)
             yield Finding(command.line, WRONG, found, instead)

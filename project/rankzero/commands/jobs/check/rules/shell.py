@@ -44,10 +44,8 @@ def broken_lines(script: UserScript) -> Iterator[Finding]:
             yield Finding(number, WRONG, found, "-" if match[1] else "\" or '")
     for command in script.commands:
         text = lines[command.line - 1].strip()
-        if command.program.startswith("-") and re.match(r"--?[A-Za-z]", text) and command.line > 1:
-            earlier = lines[command.line - 2]
-            if earlier.rstrip().endswith("\\"):
-                continue  # reported above
+        earlier = lines[command.line - 2] if command.line > 1 else "\\"
+        if re.match(r"--?[A-Za-z]", text) and not earlier.rstrip().endswith("\\"):
             reason = "a comment" if earlier.lstrip().startswith("#") else "a missing backslash"
             found = f"this line begins with an option: {reason} in line {command.line - 1} has ended the command"
             yield Finding(command.line, WRONG, found, "a backslash at the end of each line but the last")

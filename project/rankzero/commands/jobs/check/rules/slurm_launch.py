@@ -157,6 +157,8 @@ def blocking_steps(script: UserScript) -> Iterator[Finding]:
         if command.launchers[:1] != ["srun"]:
             continue
         for other in script.before(command):
+            if any(later.program == "wait" and later.line < command.line for later in script.after(other)):
+                continue
             is_step = other.launchers == ["srun"] and other.position.in_background and not other.trains
             if is_step and not other.position.loop and other.option("srun", "--overlap") is None:
                 found = f"line {command.line} may wait until this step ends: steps do not share processors"

@@ -33,3 +33,15 @@ def test_each_machine_of_deepspeed_trains_alone(slurm, only, findings):
     only(slurm(f"{SRUN} deepspeed --num_gpus 4 train.py"), 9, "wrong", "srun starts deepspeed on each node")
     assert findings(slurm(f"{SRUN} deepspeed --no_ssh --node_rank $X train.py")) == []
     assert findings(slurm("deepspeed --hostfile hosts train.py")) == []
+
+
+def test_the_number_of_processes_of_accelerate_is_the_total(slurm, only, findings):
+    options = "--num_machines=2 --num_processes={} --rdzv_backend=c10d --main_process_ip=n1 --main_process_port=$P"
+    text = f"srun -c 4 -K accelerate launch {options} train.py"
+    found = only(slurm(text.format(4), gpus_per_node=4), 10, "risky", "--num_processes is the total: 4 processes")
+    assert found == "--num_processes=8" and findings(slurm(text.format(8), gpus_per_node=4)) == []
+
+
+def test_srun_starts_deepspeed_with_a_host_file_on_each_node(slurm, only):
+    text = slurm("srun -c 4 -K deepspeed --hostfile hosts train.py")
+    only(text, 9, "wrong", "each of them starts the processes of all nodes")

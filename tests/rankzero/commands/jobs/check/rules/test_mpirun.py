@@ -54,3 +54,13 @@ def test_more_processes_than_tasks_of_slurm(slurm, only, findings):
     command = "mpirun -np {} --bind-to none python train.py"
     only(slurm(command.format(8)), 9, "risky", "the job has 2 tasks: Open MPI refuses 8 processes")
     assert findings(slurm(command.format(8), ntasks_per_node=4)) == []
+
+
+def test_options_of_the_script_do_not_name_the_mpi(only):
+    only("mpirun -np 2 python train.py --depth 50 --env X\n", 1, "risky", "Open MPI binds each process to one core")
+
+
+def test_the_old_form_of_a_pbs_request_is_read(only):
+    text = "#!/bin/bash\n#PBS -l nodes=2:ppn=4\n#PBS -l walltime=1:00:00,place=scatter\n"
+    command = 'mpirun --bind-to none --hostfile "$PBS_NODEFILE" -np 16 python /x/train.py\n'
+    assert only(text + command, 4, "risky", "the node file has 8 lines") == ":ppn=8 in line 2"

@@ -88,3 +88,20 @@ def test_tasks_of_pbsdsh_start_in_the_home_folder(pbs, only, findings):
     instead = only(pbs(TRAP, "pbsdsh -- /env/bin/python train.py"), 7, "wrong", found)
     assert instead == '"$PBS_O_WORKDIR/train.py"'
     assert findings(pbs(TRAP, "pbsdsh -- /bin/bash -lc 'cd /x && /env/bin/python train.py'")) == []
+
+
+@pytest.mark.parametrize("select", ["ncpus=4", "1:ncpus=4"])
+def test_a_select_without_a_number_is_one_chunk(pbs, findings, select):
+    assert findings(pbs("python train.py", select=select)) == []
+
+
+def test_the_shell_is_on_the_path_of_pbsdsh(pbs, findings, only):
+    trap = "trap : TERM"
+    assert findings(pbs(trap, "pbsdsh -- sh /x/train.sh")) == []
+    instead = only(pbs(trap, "pbsdsh -- python /x/python/train.py"), 7, "wrong", "where python is not found")
+    assert instead == "pbsdsh -- /path/to/python /x/python/train.py"
+
+
+def test_a_module_that_the_tasks_load_has_no_finding(pbs, findings):
+    lines = ("trap : TERM", "module load torch", "pbsdsh -- /bin/bash -lc 'module load torch; python /x/train.py'")
+    assert findings(pbs(*lines)) == []

@@ -1,5 +1,7 @@
 import pytest
 
+from rankzero.commands.jobs.check.checker import check
+
 SRUN = "srun --cpus-per-task=4 --kill-on-bad-exit=1 python train.py"
 
 
@@ -125,3 +127,51 @@ def test_two_runs_in_one_job_may_share_its_gpus(slurm, findings):
 @pytest.mark.parametrize("launcher", ["ibrun", "horovodrun -np 8", "jsrun -n 8", "run"])
 def test_a_launcher_that_the_rules_do_not_know(slurm, findings, launcher):
     assert findings(slurm('run() { srun -c 4 -K "$@"; }', f"{launcher} python train.py", "exit $?")) == []
+
+
+def test_a_space_after_the_backslash_ends_the_command(slurm, only):
+    text = slurm("srun -c 4 -K torchrun --nnodes=2 \\ ", "  --rdzv_backend=c10d --rdzv_endpoint=n1:$P train.py")
+    only(text, 9, "wrong", "a space follows the backslash")
+
+
+@pytest.mark.parametrize(
+    ("middle", "line", "reason"),
+    [((), 10, "a missing backslash in line 9"), (("# comment",), 11, "a comment in line 10")],
+)
+def test_a_line_that_begins_with_an_option_is_wrong(slurm, findings, middle, line, reason):
+    end = " \\" if middle else ""
+    options = "  --rdzv_backend=c10d --rdzv_endpoint=n1:1 train.py"
+    text = slurm(f"srun -c 4 -K torchrun --nnodes=2{end}", *middle, options)
+    assert [item for item in findings(text) if reason in item[2]] == [
+        (line, "wrong", f"this line begins with an option: {reason} has ended the command")
+    ]
+    assert not any("without an address" in item[2] for item in findings(text))
+
+
+@pytest.mark.parametrize("command", ["srun \u2013c 4 python a.py", "srun -K python a.py \u2014x", "srun \u201ca.py"])
+def test_a_character_of_a_word_processor_is_wrong(slurm, only, command):
+    only(slurm(command), 9, "wrong", "has no meaning for bash and the scheduler")
+
+
+def test_other_characters_in_texts_have_no_finding(slurm, findings):
+    assert findings(slurm("# a \u2013 b", "echo \u201cdone\u201d \u2013 now", SRUN)) == []
+
+
+def test_wait_belongs_after_a_loop(slurm, findings):
+    loop = ("for i in 0 1; do", "  srun -c 4 -K -N1 -w n$i python train.py &", "done")
+    (found,) = [item for item in check(slurm(*loop)) if "does not wait" in item.found]
+    assert (found.line, found.instead) == (10, "wait, after the loop")
+    assert not [item for item in findings(slurm(*loop, "until [ -e done ]; do sleep 9; done")) if "not wait" in item[2]]
+
+
+def test_exit_0_after_training_is_risky(slurm, only, findings):
+    only(slurm(SRUN, "exit 0"), 9, "risky", "the job ends with the exit code of line 10")
+    assert findings(slurm(SRUN, "exit $code")) == []
+
+
+def test_a_name_in_a_comment_changes_nothing(slurm, only):
+    only(slurm("# pipefail PIPESTATUS $?", "srun -c 4 -K python train.py | tee log"), 10, "risky", "its last command")
+
+
+def test_all_gpus_of_an_exclusive_job_have_no_finding(slurm, findings):
+    assert findings(slurm("export CUDA_VISIBLE_DEVICES=0,1", SRUN, exclusive="")) == []

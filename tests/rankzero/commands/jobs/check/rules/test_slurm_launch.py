@@ -1,5 +1,7 @@
 import pytest
 
+from rankzero.commands.jobs.check.checker import check
+
 OPTIONS = "--cpus-per-task=4 --kill-on-bad-exit=1"
 SRUN = f"srun {OPTIONS} python train.py"
 TORCHRUN = "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=n1:$P train.py"
@@ -119,3 +121,88 @@ def test_one_srun_per_node(slurm, findings):
 def test_a_script_of_the_shell_may_start_any_number_of_processes(slurm, only, findings):
     assert findings(slurm(f"srun {OPTIONS} bash train.sh", gres="gpu:4")) == []
     only(slurm("srun -K ./train.sh"), 9, "wrong", "srun does not inherit --cpus-per-task")
+
+
+@pytest.mark.parametrize("name", ["ray", "dask"])
+def test_the_driver_of_servers_on_all_nodes_is_one_process(slurm, findings, name):
+    server = f"srun -c 4 -N 2 {name} start --block &"
+    assert findings(slurm(server, "python train.py")) == []
+
+
+def test_accelerate_gets_options_of_accelerate(slurm, only):
+    instead = only(slurm("accelerate launch --num_machines=1 train.py"), 9, "wrong", "accelerate starts on the first")
+    assert "--main_process_ip=FIRST_MACHINE" in instead and "--rdzv-endpoint" not in instead
+
+
+def test_a_branch_for_one_machine_has_no_finding(slurm, findings):
+    lines = ('if [ -n "$DEBUG" ]; then', "  torchrun --standalone --nproc_per_node=2 train.py", "else")
+    assert findings(slurm(*lines, f"  srun {OPTIONS} {TORCHRUN.replace('n1:$P', '$HEAD:$P')}", "fi")) == []
+
+
+def test_an_elastic_job_may_lose_a_node(slurm, findings):
+    torchrun = "torchrun --nnodes=1:2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=n1:$P train.py"
+    assert findings(slurm(f"srun -c 4 {torchrun}")) == []
+
+
+def test_settings_of_srun_in_variables_are_read(slurm, findings, only):
+    assert findings(slurm("export SLURM_KILL_BAD_EXIT=1", "srun -c 4 python train.py")) == []
+    only(slurm("# SRUN_CPUS_PER_TASK", "srun -K python train.py"), 10, "wrong", "srun does not inherit")
+    gpus = {"ntasks_per_node": 2, "gpus_per_task": 1}
+    assert findings(slurm(f"srun {OPTIONS} python train.py", **gpus, gpu_bind="none")) == []
+
+
+@pytest.mark.parametrize("binding", ["single:1", "closest", "map_gpu:0,1", "per_task:1"])
+def test_each_binding_that_hides_gpus_is_risky(slurm, only, binding):
+    text = slurm(f"srun {OPTIONS} --gpu-bind={binding} python train.py", ntasks_per_node=2)
+    only(text, 9, "risky", "each task sees only its own GPU")
+
+
+def test_a_single_task_waits_for_no_other(slurm, findings):
+    assert findings(slurm("srun -n1 -c 4 python prepare.py", ntasks_per_node=4)) == []
+
+
+def test_a_total_number_of_tasks_takes_precedence(slurm, findings):
+    text = slurm(f"srun {OPTIONS} python train.py", nodes=4, ntasks_per_node=8, ntasks=4, gpus_per_node=8)
+    (found,) = [item for item in check(text) if "GPUs per node" in item.found]
+    assert "of 8 GPUs per node, 1 is used" in found.found
+    assert found.instead == "#SBATCH --ntasks-per-node=8, without --ntasks"
+
+
+@pytest.mark.parametrize(
+    ("option", "directives", "instead"),
+    [
+        ("", {"export": "NONE"}, "srun --export=ALL ..."),
+        ("--export=NONE", {}, "srun --export=ALL ..."),
+        ("--export=A=1,B", {}, "srun --export=ALL,A=1,B ..."),
+    ],
+)
+def test_tasks_need_the_variables_of_the_script(slurm, findings, option, directives, instead):
+    text = slurm(f"srun {OPTIONS} {option} python train.py", **directives)
+    (found,) = check(text)
+    assert found.level == "wrong" and "the tasks do not get PATH" in found.found and found.instead == instead
+    assert findings(slurm(f"srun {OPTIONS} --export=ALL,A=1 python train.py")) == []
+    assert findings(slurm("unset SLURM_EXPORT_ENV", f"srun {OPTIONS} python train.py", export="NONE")) == []
+
+
+def test_a_container_needs_an_option_for_gpus(slurm, only, findings):
+    command = f"srun {OPTIONS} apptainer exec {{}} x.sif python train.py"
+    assert only(slurm(command.format(""), gpus_per_node=1), 10, "risky", "does not see the GPUs") == (
+        "apptainer exec --nv ..."
+    )
+    assert findings(slurm(command.format("--nv"), gpus_per_node=1)) == findings(slurm(command.format(""))) == []
+
+
+def test_a_step_in_the_background_keeps_the_processors(slurm, only, findings):
+    train = f"srun {OPTIONS} python train.py"
+    only(slurm("srun nvidia-smi dmon >gpu.log &", train), 9, "risky", "line 10 may wait until this step ends")
+    assert findings(slurm("srun --overlap nvidia-smi dmon >gpu.log &", train)) == []
+    assert findings(slurm("srun cp data /tmp &", "wait || exit", train)) == []
+
+
+@pytest.mark.parametrize(
+    ("directives", "value"), [({"gres": "gpu:4"}, "is not set"), ({"gpus_per_node": "a100:4"}, "is a100:4")]
+)
+def test_the_number_of_gpus_is_not_in_slurm_gpus_per_node(slurm, findings, directives, value):
+    torchrun = TORCHRUN.replace("=4", "=$SLURM_GPUS_PER_NODE")
+    (found,) = check(slurm(f"srun {OPTIONS} {torchrun}", **directives))
+    assert value in found.found and found.instead == "$SLURM_GPUS_ON_NODE"

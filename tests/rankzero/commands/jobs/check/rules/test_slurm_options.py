@@ -1,5 +1,7 @@
 import pytest
 
+from rankzero.commands.jobs.check.checker import check
+
 OPTIONS = "--cpus-per-task=4 --kill-on-bad-exit=1"
 SRUN = f"srun {OPTIONS} python train.py"
 
@@ -63,3 +65,28 @@ def test_a_signal_that_the_trap_of_the_script_does_not_get(slurm, only, findings
 
 def test_without_srun_a_signal_needs_a_trap(slurm, only):
     assert only(slurm("python train.py", nodes=1, signal=None), 2, "risky", "no signal").endswith("passes it on")
+
+
+def test_a_signal_for_the_script_needs_a_trap(slurm, only, findings):
+    text = slurm(SRUN, signal="B:USR1@120")
+    assert only(text, 6, "wrong", "no trap handles USR1") == "#SBATCH --signal=USR1@120, or a trap"
+    assert findings(slurm(f"exec {SRUN}", signal="B:USR1@120")) == []
+
+
+@pytest.mark.parametrize("name", ["output", "error"])
+def test_a_variable_in_a_directive_is_wrong(slurm, findings, name):
+    (found,) = check(slurm(SRUN, **{name: "$HOME/%j.out"}))
+    assert (found.line, found.level) == (9, "wrong") and "does not expand $HOME" in found.found
+
+
+def test_members_of_an_array_need_files_of_their_own(slurm, only, findings):
+    only(slurm(SRUN, array="0-3", output="sweep.out"), 10, "risky", "all members of the job array write to this file")
+    assert findings(slurm(SRUN, array="0-3", output="%A_%a.out")) == []
+
+
+@pytest.mark.parametrize("name", ["mem", "mem_per_gpu"])
+def test_memory_without_a_unit_is_in_megabytes(slurm, only, findings, name):
+    option = name.replace("_", "-")
+    assert only(slurm(SRUN, **{name: "64"}), 9, "risky", "megabytes: 64 MB") == f"#SBATCH --{option}=64G"
+    assert findings(slurm(SRUN, **{name: "64G"})) == findings(slurm(SRUN, **{name: "64000"})) == []
+    assert findings(slurm(SRUN, **{name: "0"})) == []

@@ -112,3 +112,31 @@ def test_one_torchrun_per_machine_of_pbs(pbs, only, findings):
     mpirun = f"{start} torchrun {options} train.py"
     only(pbs(mpirun.format(4)), 6, "wrong", "mpirun starts torchrun 4 times, for 2 machines")
     assert findings(pbs(mpirun.format(2), select="2:ncpus=8")) == []
+
+
+def loop(*end):
+    """Returns a loop over machines, with these lines at its end."""
+    options = "--nnodes=2 --node_rank=$rank --master_addr=n1 --master_port=$P"
+    srun = f"srun -c 4 -K -N1 -n1 -w $host torchrun {options} train.py &"
+    return ("rank=0", "for host in $(scontrol show hostnames); do", srun, *end, "done")
+
+
+@pytest.mark.parametrize("change", ["rank=$((rank + 1))", "((rank++))", "let rank++", "((rank += 1))"])
+def test_a_rank_that_a_loop_changes_is_not_fixed(slurm, findings, change):
+    wait = 'for pid in "${pids[@]}"; do wait "$pid" || exit; done'
+    assert findings(slurm(*loop(change, "pids+=($!)"), wait)) == []
+
+
+def test_a_wait_in_the_loop_starts_the_machines_in_sequence(slurm, findings):
+    assert "one after the other" in str(findings(slurm(*loop("wait $! || exit", "((rank++))"))))
+
+
+@pytest.mark.parametrize("nodes", ["1", "$SLURM_NNODES", "$SLURM_JOB_NUM_NODES"])
+def test_a_job_of_one_node_needs_no_address(slurm, findings, nodes):
+    text = f"srun -c 4 -K torchrun --standalone --nnodes={nodes} --nproc_per_node=4 train.py"
+    assert findings(slurm(text, nodes=1)) == []
+
+
+def test_options_of_torchrun_in_variables_are_not_missing(slurm, findings):
+    lines = ("export PET_NNODES=2 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=n1:$P", "srun -c 4 -K torchrun train.py")
+    assert findings(slurm(*lines)) == []
