@@ -1,4 +1,4 @@
-"""Prints the installed version of each package that Rankzero needs, directly or not, as requirements for pip."""
+"""Prints the installed version of each package that Rankzero needs, directly or indirectly, as requirements for pip."""
 
 from importlib.metadata import requires, version
 

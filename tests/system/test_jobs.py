@@ -1,4 +1,4 @@
-"""`submit` with real parts: a Slurm of two nodes, Open MPI, MPICH, sshd on two hosts; PBS is a replacement."""
+"""`submit` with a real Slurm of two nodes, Open MPI, MPICH and sshd, and with a stand-in for PBS."""
 
 import json
 import os

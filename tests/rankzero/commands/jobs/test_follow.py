@@ -6,7 +6,7 @@ import time
 import pytest
 
 from rankzero.commands.jobs import follow as module
-from rankzero.commands.jobs.follow import LogReader, array_indices, follow
+from rankzero.commands.jobs.follow import LogReader, follow
 from rankzero.commands.jobs.record import Record, record_path, write_record
 from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.schedulers.state import State
@@ -185,13 +185,6 @@ def test_an_attempt_without_a_summary_has_failed(tmp_path, states):
     os.utime(tmp_path / "x" / "run.json", (moment, moment))
     states.append(State("FAILED", False, has_failed=True))
     assert follow(tmp_path, RECORD, LogReader(tmp_path, "x", False), STOP) == Exit.FAILED
-
-
-@pytest.mark.parametrize(
-    ("array", "indices"), [("3", [3]), ("0-3", [0, 1, 2, 3]), ("1,5-9:2%2", [1, 5, 7, 9]), ("0-5:2", [0, 2, 4])]
-)
-def test_the_indices_of_an_array(array, indices):
-    assert array_indices(array) == indices
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]"])

@@ -107,7 +107,7 @@ def test_a_command_on_another_machine_is_found(line):
         ("case x in x) a;; esac\n", "is_conditional"),
     ],
 )
-def test_where_a_command_stands_is_known(text, name):
+def test_the_position_of_a_command_is_read(text, name):
     position = commands_of(text)[0].position
     assert {field for field, value in position._asdict().items() if value} == {name}
     assert not any(commands_of("a\n")[0].position)

@@ -22,7 +22,7 @@ def words(text):
         'A=""\nA+="a b"',
     ],
 )
-def test_a_variable_holds_several_words(assignments):
+def test_a_variable_with_several_words_is_split(assignments):
     assert words(f"{assignments}\necho $A\n") == ["echo", "a", "b"]
 
 

@@ -59,7 +59,7 @@ def test_everything_after_two_dashes_is_an_argument_of_fit():
     assert parse([*SLURM]).arguments is None and parse([*SLURM, "--"]).arguments == []
 
 
-def test_words_and_switches_are_kept_apart():
+def test_switches_take_no_value():
     line = parse(["my-run", "--follow", "--dry_run", "other", "-h"])
     assert list(line.positional) == ["my-run", "other"] and line.switches == {"follow", "dry_run", "help"}
     assert not line.values and line.site is None
@@ -300,7 +300,7 @@ def test_hosts_and_a_hostfile_together_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["--exclusive", "-x n7"])
-def test_a_bare_option_is_no_line_of_a_script(line):
+def test_extra_refuses_a_bare_option(line):
     assert "a whole line of the script" in refusal(*SLURM, f"--extra={line}")[1]
 
 

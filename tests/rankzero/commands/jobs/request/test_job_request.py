@@ -3,7 +3,7 @@ from dataclasses import MISSING, fields
 
 import pytest
 
-from rankzero.commands.jobs.request.job_request import FORMS, QUEUING, JobRequest
+from rankzero.commands.jobs.request.job_request import FORMS, QUEUING, JobRequest, array_indices
 from rankzero.commands.jobs.request.options import LISTS, SUBMIT_FLAGS
 from rankzero.commands.jobs.script import TEMPLATES
 
@@ -50,3 +50,10 @@ def test_each_form_has_a_template_and_each_template_belongs_to_a_form():
 
 def test_schedulers_with_a_queue_are_schedulers():
     assert set(QUEUING) <= set(FORMS)
+
+
+@pytest.mark.parametrize(
+    ("array", "indices"), [("3", [3]), ("0-3", [0, 1, 2, 3]), ("1,5-9:2%2", [1, 5, 7, 9]), ("0-5:2", [0, 2, 4])]
+)
+def test_an_array_is_expanded_to_its_indices(array, indices):
+    assert array_indices(array) == indices

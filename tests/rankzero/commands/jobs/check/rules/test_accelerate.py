@@ -4,7 +4,7 @@ SRUN = "srun --cpus-per-task=4 --kill-on-bad-exit=1"
 C10D = "--rdzv_backend=c10d --main_process_ip=$host"
 
 
-def test_machines_of_accelerate_that_know_of_each_other(slurm, findings):
+def test_a_correct_accelerate_launch_has_no_findings(slurm, findings):
     for options in (f"--num_machines=2 {C10D}", "--config_file x.yaml", "$OPTIONS", '"${OPTIONS[@]}"'):
         assert findings(slurm(f"{SRUN} accelerate launch {options} train.py")) == []
     assert findings(slurm(f"{SRUN} accelerate launch --num_processes=4 train.py", nodes=1)) == []

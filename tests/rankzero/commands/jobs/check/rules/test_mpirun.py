@@ -10,7 +10,7 @@ def test_a_correct_mpirun_has_no_findings(pbs, findings):
     assert findings("mpirun -np 4 --map-by slot:PE=4 python train.py\n") == []
 
 
-def test_machines_of_the_job_for_mpirun(pbs, only):
+def test_mpirun_without_a_hostfile_is_risky_under_pbs(pbs, only):
     found = "an mpirun that was built without support for PBS starts all processes on the first machine"
     instead = only(pbs("mpirun -np 4 --bind-to none python train.py"), 6, "risky", found)
     assert instead == 'mpirun --hostfile "$PBS_NODEFILE" ...'

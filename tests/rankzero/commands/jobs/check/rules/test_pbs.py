@@ -15,7 +15,7 @@ def test_several_chunks_may_be_on_one_machine(pbs, only, place):
     assert only(text, 2, "risky", "PBS may put several chunks on one machine") == "#PBS -l place=scatter"
 
 
-def test_chunks_on_different_machines(pbs, findings):
+def test_scattered_chunks_have_no_finding(pbs, findings):
     text = pbs(TRAP, PBSDSH)
     for line in ("#PBS -l place=scatter:excl", "#PBS -l nodes=2:ppn=2"):
         other = text.replace("#PBS -l place=scatter", line)
@@ -65,7 +65,7 @@ def test_one_process_starts_on_the_first_machine(pbs, only):
 
 
 @pytest.mark.parametrize("options", ["", "--", "-n 1 --", "-v"])
-def test_tasks_of_pbsdsh_have_another_path(pbs, only, options):
+def test_a_program_of_pbsdsh_without_a_path_is_wrong(pbs, only, options):
     command = f"pbsdsh {options} python /x/train.py".replace("  ", " ")
     instead = only(pbs(TRAP, command), 7, "wrong", "have PATH=/bin:/usr/bin, where python is not found, or is another")
     assert instead == command.replace("python", "/path/to/python")

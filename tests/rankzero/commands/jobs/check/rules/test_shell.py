@@ -14,7 +14,7 @@ def test_a_script_without_an_interpreter_is_refused_by_sbatch(slurm, only):
     assert only(text, 1, "wrong", "sbatch refuses a script whose first line is not #!") == "#!/bin/bash"
 
 
-def test_line_ends_of_windows(slurm, only):
+def test_line_ends_of_windows_are_wrong(slurm, only):
     only(slurm(SRUN).replace("\n", "\r\n"), 1, "wrong", "lines end with CR LF")
     only(slurm("# text\r", SRUN), 9, "wrong", "lines end with CR LF")
 
@@ -105,7 +105,7 @@ def test_the_gpus_of_the_job_are_the_schedulers_choice(slurm, only, findings):
     assert findings("export CUDA_VISIBLE_DEVICES=0,1\npython train.py\n") == []
 
 
-def test_a_byte_order_mark(slurm, only):
+def test_a_byte_order_mark_is_wrong(slurm, only):
     only("\ufeff" + slurm(SRUN), 1, "wrong", "the file begins with a byte order mark")
 
 

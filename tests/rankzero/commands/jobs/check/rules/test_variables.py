@@ -17,7 +17,7 @@ C10D = "--nnodes=2 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID"
         ),
     ],
 )
-def test_the_job_script_replaces_variables_of_tasks(slurm, only, lines, name):
+def test_a_task_variable_that_the_job_script_expands_is_wrong(slurm, only, lines, name):
     text = f"the job script expands ${name} itself, to 0, so that all tasks get the same value"
     instead = only(slurm(*lines), 9, "wrong", text)
     assert instead == f"srun bash -c '...', with ${name} in the quotes"
@@ -33,7 +33,7 @@ def test_the_job_script_replaces_variables_of_tasks(slurm, only, lines, name):
         ("task() { export RANK=$SLURM_PROCID; }", SRUN),
     ],
 )
-def test_variables_that_the_tasks_replace(slurm, findings, lines):
+def test_variables_that_the_tasks_expand_have_no_finding(slurm, findings, lines):
     assert findings(slurm(*lines)) == []
 
 
