@@ -186,7 +186,7 @@ def test_an_unexpected_argument_is_refused(launch):
     assert rows["asked"] == "ResNet" and rows["type"].startswith("leave ResNet out")
     assert all(action in rows["found"] for action in ACTIONS)
     assert refused(launch("cancel", "x"))["type"] == "python launch/submit.py stop x"
-    assert refused(launch("statu", "x"))["type"] == "python launch/submit.py status x"
+    assert refused(launch("ststus", "x"))["type"] == "python launch/submit.py status x"
     assert refused(launch("--root", "runs", "status", "x"))["type"] == "python launch/submit.py status x"
     assert refused(launch("slurm", "--name", "x"))["type"] == "--scheduler slurm"
     assert "quote a value" in refused(launch(*SLURM, "--time", "2", "hours"))["type"]
@@ -264,8 +264,8 @@ def test_a_rejected_job_exits_with_2_and_leaves_no_file(launch, programs, cwd):
 def test_an_action_on_an_unknown_run_lists_the_known_runs(launch, cwd, action):
     write_record(cwd / "runs", Record("one", "slurm", "srun", "1"))
     write_record(cwd / "runs", Record("two", "slurm", "srun", "2"))
-    rows = message_of(launch(action, "twoo"))
-    assert rows["asked"] == f"{action} twoo"
+    rows = message_of(launch(action, "two_"))
+    assert rows["asked"] == f"{action} two_"
     assert rows["found"].endswith(f"submitted from {cwd}/runs; submitted runs: one, two")
     assert rows["type"] == f"python {script('submit')} {action} two"
     assert message_of(launch(action, "zzz"))["type"] == "--root DIR"  # no similar name: never another run
