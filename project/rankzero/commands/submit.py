@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rankzero.commands.jobs.follow import LogReader, follow, is_finished, run_re
 from rankzero.commands.jobs.record import Record, read_record
 from rankzero.commands.jobs.request.combined import job_request
 from rankzero.commands.jobs.request.command_line import CommandLine, parse
-from rankzero.commands.jobs.request.job_request import FORMS
+from rankzero.commands.jobs.request.job_request import FORMS, array_indices
 from rankzero.commands.jobs.request.options import help_text, is_queuing
 from rankzero.commands.jobs.request.site_file import read_site
 from rankzero.commands.jobs.schedulers import slurm
@@ -164,10 +165,14 @@ def _act(action: str, command_line: CommandLine) -> int:
 
 def _unknown_run(action: str, name: str, root: Path) -> RequestError:
     """Returns the error for a run without a job in this folder."""
-    records = filter(None, (read_record(root, path.name.removesuffix(".job.json")) for path in root.glob("*.job.json")))
-    known = {record.name: record for record in sorted(records, key=lambda record: record.name)}
+    known: dict[str, Record] = {}
+    for path in sorted(root.glob("*.job.json")):
+        with suppress(RequestError):  # not a record
+            if record := read_record(root, path.name.removesuffix(".job.json")):
+                known[record.name] = record
     array, _, index = name.rpartition("-")
-    if array in known and known[array].array is not None:
+    indices = known[array].array if array in known else None
+    if indices is not None and index in map(str, array_indices(indices)):
         found = f"member {index} of the job array {array}, which is job {known[array].id}"
         return RequestError(f"{action} {name}", found, _command(action, known[array], root))
     found = f"no run of this name was submitted from {root}; submitted runs: {', '.join(known) or 'none'}"

@@ -31,7 +31,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks.stop import NoSignalConnector
 
 STEPS, SECONDS = 30, 1.0
-"""A trial has at least this many steps and takes this time, unless its run is shorter or its steps are slow."""
+"""A trial runs at least this many steps and seconds, unless its run is shorter or its steps are slow."""
 
 SLOW_STEPS, SLOW_SECONDS = 4, 5.0
 """A trial with slow steps ends after this time, but has at least this many steps."""

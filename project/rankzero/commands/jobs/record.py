@@ -92,14 +92,17 @@ def logs_of(root: Path, name: str, is_array: bool) -> list[Path]:
     return [path for *_, path in sorted(found)]
 
 
-def archive_logs(root: Path, record: Record) -> dict[Path, Path]:
+def archive_logs(root: Path, record: Record, archived: dict[Path, Path]) -> None:
     """Renames the logs of an ended PBS job, because PBS would overwrite them.
 
-    Returns:
-        Each log -> the file it was renamed to.
+    Args:
+        root: Folder of the runs.
+        record: The ended job.
+        archived: Receives each log -> the file it was renamed to.
     """
-    logs = [path for path in logs_of(root, record.name, record.array is not None) if path.suffix == ".log"]
-    return {path: path.rename(path.with_name(f"{path.name}.{record.id}")) for path in logs}
+    for path in logs_of(root, record.name, record.array is not None):
+        if path.suffix == ".log":
+            archived[path] = path.rename(path.with_name(f"{path.name}.{record.id}"))
 
 
 def stop_path(root: Path, name: str) -> Path:

@@ -150,8 +150,10 @@ def _enqueue(queue: ModuleType, script: Path, root: Path, record: Record) -> str
     """Submits a script to a queue; returns the id of the job."""
     asked = f"to submit run {record.name} with {queue.SUBMIT}"
     earlier = read_record(root, record.name)
-    archived = archive_logs(root, earlier) if record.scheduler == "pbs" and earlier is not None else {}
+    archived: dict[Path, Path] = {}
     try:
+        if record.scheduler == "pbs" and earlier is not None:
+            archive_logs(root, earlier, archived)
         process = _run(queue.submit_command(script), root, asked)
         job: str | None = queue.job_id(process.stdout.strip())
         if process.returncode or job is None:
@@ -165,7 +167,7 @@ def _enqueue(queue: ModuleType, script: Path, root: Path, record: Record) -> str
 
 
 def _reason(process: "subprocess.CompletedProcess[str]") -> str:
-    """Returns why a program of a scheduler has failed, in its own words if it printed any."""
+    """Returns the error output of a failed program, or its exit code if it printed nothing."""
     return process.stderr.strip() or process.stdout.strip() or f"exit code {process.returncode}"
 
 
@@ -181,7 +183,7 @@ def _refuse_active(root: Path, record: Record, asked: str, alternative: str) -> 
     found = f"its job {record.id} ({record.scheduler}) is {state}"
     if state.is_active is None:
         path = shlex.quote(str(record_path(root, record.name)))
-        instead = f"the same command when its state is known, or rm {path}, if the job has ended"
+        instead = f"the same command later; if you know that the job has ended: rm {path}"
         raise RequestError(asked, found, instead)
     if state.is_active:
         raise RequestError(asked, found, f"python launch/submit.py stop {record.name}, {alternative}")

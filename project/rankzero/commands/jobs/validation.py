@@ -50,8 +50,8 @@ def check_fit_arguments(request: JobRequest, root: Path) -> None:
 def check_with_fit(request: JobRequest, command: Sequence[str]) -> None:
     """Lets `fit` itself check its arguments, with the Python of the job; this imports torch and takes some seconds.
 
-    Prints a warning if the check itself fails, and if `fit` refuses without the modules and set-up commands of the job,
-    which are not run here: they belong to the machines of the job.
+    Prints a warning if the check itself fails. A refusal is also only a warning if the job has modules or set-up
+    commands, because these are run only in the job.
 
     Raises:
         RequestError: `fit` refuses the arguments, and the job has neither modules nor set-up commands.
@@ -104,7 +104,9 @@ def _first_member(request: JobRequest, argument: str) -> str:
 
 
 def check_syntax(text: str) -> None:
-    """Raises an error if bash cannot parse a script; its other parts are correct, so a line of the user is the cause.
+    """Raises an error if bash cannot parse a script.
+
+    The template is correct, so the cause is a line of `--setup` or `--extra`.
 
     Raises:
         RequestError: There is a syntax error.

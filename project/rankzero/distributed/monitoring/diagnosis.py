@@ -18,8 +18,8 @@ With the default time limit of 5 minutes, this is less than torch's time limit f
 SILENCE_SECONDS = 12.0
 """Time without a report after which a connected rank counts as blocked.
 
-A suspended rank sends its last report up to two seconds before, and the watchdog kills it after nine: it is reported
-as suspended.
+Longer than the watchdog waits: it kills a suspended process after 9 s, and the last report may be 2 s older. So the
+message names a suspended rank as such.
 """
 
 BLOCKED = "its Python interpreter is blocked or suspended"

@@ -28,9 +28,9 @@ MAX_CHECK_STEPS = 256
 class HeldCheckpoint(LoopHooks):
     """Holds a checkpoint in memory before each slow step, and writes it when a stop is requested.
 
-    A run stops and saves after a step. If the step, with a validation after it, takes longer than the time between
-    SIGTERM and SIGKILL, the run is killed before it can save. Without slow steps nothing is copied. All ranks must have
-    this subscriber, after the callback that stops the run.
+    A run stops and saves after a step. If the step, including the validation after it, takes longer than the time
+    between SIGTERM and SIGKILL, the run is killed before it can save. Without slow steps nothing is copied. All ranks
+    must have this subscriber, after the callback that stops the run.
 
     Args:
         control_channel: Reports a stop request to rank zero.

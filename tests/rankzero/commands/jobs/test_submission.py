@@ -142,7 +142,7 @@ def test_a_run_whose_job_has_an_unknown_state_is_not_submitted_again(programs, c
     for call, *arguments in ((submit, SLURM, "second", folder), (resubmit, folder / "runs", record)):
         error = refusal(call, *arguments)
         assert error.found == "its job 123 (slurm) is UNKNOWN (squeue: error: no controller)"
-        assert error.instead.endswith(f"or rm '{folder}/runs/x.job.json', if the job has ended")
+        assert error.instead.endswith(f"rm '{folder}/runs/x.job.json'")
     assert content(folder) == before and len(calls("sbatch")) == 1
 
 

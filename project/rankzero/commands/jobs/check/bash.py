@@ -4,7 +4,6 @@ The grammar is that of tree-sitter-bash, so that quotes, loops, functions, here-
 as bash reads them.
 """
 
-import operator
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +25,7 @@ _PREFIXES = ("exec", "time", "nohup", "command")
 """Programs that run the rest of the command."""
 
 
-_READERS = ("read", "let", "unset", "mapfile", "readarray", "getopts")
+_READERS = ("read", "let", "unset", "mapfile", "readarray", "getopts", "printf -v")
 """Commands that change the variables in their arguments."""
 
 
@@ -35,7 +34,7 @@ class HereDocument(NamedTuple):
 
     Args:
         line: Number of the line, from 1, of its command.
-        text: The command and the text.
+        text: The text.
         is_expanded: Whether bash expands variables in the text.
     """
 
@@ -51,7 +50,8 @@ def here_documents(text: str) -> list[HereDocument]:
         if node.type == "heredoc_redirect":
             start = next((child for child in node.children if child.type == "heredoc_start"), None)
             is_expanded = start is not None and not re.search(r"[\"'\\]", _source(start))
-            found.append(HereDocument(node.start_point.row + 1, _source(node.parent or node), is_expanded))
+            body = next((_source(child) for child in node.children if child.type == "heredoc_body"), "")
+            found.append(HereDocument(node.start_point.row + 1, body, is_expanded))
     return found
 
 
@@ -64,7 +64,7 @@ def changing_names(text: str) -> set[str]:
             found.update(re.findall(r"\bfor\s+(\w+)\s+in\b", source))
             assigned = [part.child_by_field_name("name") for part in _descendants(node) if "assignment" in part.type]
             found.update(_source(name) for name in assigned if name is not None)
-        if node.type == "command" and source.split()[:1] and source.split()[0] in _READERS:
+        if node.type.endswith("command") and re.match(rf"(\w+=\S* )*({'|'.join(_READERS)})\s", source):
             found.update(re.findall(r"[A-Za-z_]\w*", source))
         if source.startswith(("((", "$((")):
             found.update(re.findall(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))", source))
@@ -202,8 +202,14 @@ def _nested(command: Command) -> Iterator[Command]:
 
 def _combined(outer: Position, inner: Position) -> Position:
     """Returns the position of an inner command; an `&` in the inner text affects the inner shell only."""
-    either = Position(*map(operator.or_, outer, inner))
-    return either._replace(in_background=outer.in_background, loop=outer.loop or inner.loop)
+    return Position(
+        handled=outer.handled or inner.handled,
+        in_background=outer.in_background,
+        piped=outer.piped or inner.piped,
+        in_function=outer.in_function or inner.in_function,
+        loop=outer.loop,
+        is_conditional=outer.is_conditional or inner.is_conditional,
+    )
 
 
 def _as_expanded(word: Word, outer: Word) -> Word:
@@ -253,5 +259,5 @@ def _source(node: Node) -> str:
 
 
 def _without_braces(text: str) -> str:
-    """Returns a text with braces of variables only where they are needed."""
+    """Removes the braces of `${NAME}` where bash does not need them."""
     return re.sub(r"\$\{([A-Za-z_]\w*)\}(?![\w\[])", r"$\1", text)

@@ -55,7 +55,7 @@ def read_script(path: str) -> str:
     except UnicodeDecodeError:
         text = content.decode("latin-1")
     if len(text) > MAX_CHARACTERS or "\0" in text:
-        reason = "contains NUL" if "\0" in text else f"has more than {MAX_CHARACTERS:,} characters"
+        reason = "contains a NUL byte" if "\0" in text else f"has more than {MAX_CHARACTERS:,} characters"
         raise RequestError(f"--check {path}", f"not a job script: it {reason}", "--check FILE")
     interpreter = text.splitlines()[0] if text.startswith("#!") else "#!/bin/bash"
     if not re.search(r"(^|[/ ])(ba|da|k)?sh( |$)", interpreter):

@@ -1,1 +1,1 @@
-"""The request for a job: the command line, the site file, and what they result in."""
+"""Reads the command line and the site file, and combines them into a `JobRequest`."""

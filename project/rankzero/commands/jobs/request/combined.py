@@ -14,10 +14,10 @@ from rankzero.commands.jobs.request.site_file import read_site
 from rankzero.messages import RequestError
 
 _SET_BY_SCRIPT = {
-    "slurm": r"\s*#SBATCH\s+(-N|--nodes|--ntasks-per-node|-a|--array|-J|--job-name|--cpus-per-task|-c)\b",
-    "pbs": r"\s*#PBS\s+(-J|-N|-l\s*['\"]?(select|nodes|place))\b",
+    "slurm": r"\s*#SBATCH\b.*?\s(-[NaJc]|--(?:nodes|ntasks-per-node|array|job-name|cpus-per-task)\b)",
+    "pbs": r"\s*#PBS\b.*?\s(-[JN]|-l\s*['\"]?(?:[^\s]*,)?(?:select|nodes|place)\b)",
 }
-"""Scheduler -> lines that contradict what the script passes to `fit`."""
+"""Scheduler -> options that contradict the arguments that the script passes to `fit`."""
 
 
 def job_request(command_line: CommandLine) -> JobRequest:
@@ -46,7 +46,7 @@ def job_request(command_line: CommandLine) -> JobRequest:
         raise RequestError(f"--scheduler {scheduler}", "the container image is missing", "--image IMAGE")
     accepted = accepted_flags(scheduler, image is not None)
     _refuse_ignored(given, accepted, scheduler)
-    _check_extra(given.get("extra", ()), scheduler)
+    _check_extra((*site.get("extra", ()), *given.get("extra", ())) if is_queuing(scheduler) else (), scheduler)
     _refuse_home(given)
     values = {name: value for name, value in {**site, **given}.items() if name in accepted}
     for name in LISTS:
@@ -63,7 +63,7 @@ def _refuse_ignored(given: Mapping[str, Any], accepted: Sequence[str], scheduler
         if name in accepted:
             continue
         if name == "venv":
-            raise RequestError("--venv with --image", "the image has a Python of its own", "leave --venv out")
+            raise RequestError("--venv with --image", "the image contains its own Python", "leave --venv out")
         if name == "gpus_per_device":
             found = "the processes use the GPUs that they find"
             instead = "leave --gpus_per_device out; CUDA_VISIBLE_DEVICES= hides all GPUs"
@@ -77,7 +77,7 @@ def _refuse_ignored(given: Mapping[str, Any], accepted: Sequence[str], scheduler
 
 def _refuse_home(given: Mapping[str, Any]) -> None:
     """Raises an error for a path that begins with `~`, which a shell does not expand after `=` or in quotes."""
-    for name in ("root", "venv", "hostfile"):
+    for name in ("root", "venv", "hostfile", "image"):
         path = given.get(name) or ""
         if path == "~" or path.startswith("~/"):
             full = shlex.quote(str(Path(path).expanduser()))
@@ -90,7 +90,8 @@ def _check_extra(lines: Sequence[str], scheduler: str) -> None:
         other = {"slurm": "#PBS", "pbs": "#SBATCH"}.get(scheduler, "#")
         if line.lstrip().startswith(other):
             found = f"{scheduler} ignores a line that begins with {other}"
-            raise RequestError(f"--extra {shlex.quote(line)}", found, "a line for this scheduler")
+            example = "'#SBATCH --qos=high'" if scheduler == "slurm" else "'#PBS -m n'"
+            raise RequestError(f"--extra {shlex.quote(line)}", found, f"--extra {example}")
         if match := re.match(_SET_BY_SCRIPT[scheduler], line):
             raise RequestError(
                 f"--extra {shlex.quote(line)}",
@@ -100,7 +101,7 @@ def _check_extra(lines: Sequence[str], scheduler: str) -> None:
 
 
 def _form(scheduler: str, given: str | None, of_site: str | None) -> str | None:
-    """Returns the form of a job: the given one, that of the site if the scheduler has it, or the default."""
+    """Returns the form of a job: the given one, the site's form if the scheduler has it, or the default."""
     forms = FORMS[scheduler]
     if given is not None and given not in forms:
         raise RequestError(

@@ -4,15 +4,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
 from rankzero.cli.foreign_flags import quoted, similar_names
-from rankzero.commands.jobs.request.options import (
-    FLAGS,
-    SUBMIT_FLAGS,
-    add_value,
-)
+from rankzero.commands.jobs.request.options import FLAGS, SUBMIT_FLAGS, add_value, is_queuing
 from rankzero.commands.jobs.request.site_file import read_site
 from rankzero.messages import RequestError
 
@@ -99,8 +96,8 @@ def parse(tokens: Sequence[str]) -> CommandLine:
             if not tokens or tokens[0].startswith("--"):
                 raise RequestError(f"--{name}", "it has no value", f"--{name}=VALUE")
             text = tokens.pop(0)
-        if name == "gpus_per_device" and text not in ("0", "1"):
-            raise _request_for_gpus(token, text)
+        if name == "gpus_per_device" and re.fullmatch("[0-9]+", text) and text not in ("0", "1"):
+            raise _request_for_gpus(f"--{name}", text)
         if name in FLAGS:
             add_value(values, FLAGS[name], text)
         else:
@@ -110,7 +107,7 @@ def parse(tokens: Sequence[str]) -> CommandLine:
 
 def _scheduler_in(tokens: Sequence[str], site: str | None) -> str | None:
     """Returns the scheduler that tokens or the site file name, without an error if they are invalid."""
-    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+    for token, following in pairwise([*tokens, ""]):
         if token.partition("=")[0] == "--scheduler":
             return token.partition("=")[2] or following
     with suppress(RequestError):
@@ -132,7 +129,7 @@ def _unknown_flag(typed: str, value: str, scheduler: str | None) -> RequestError
         return _request_for_gpus(typed, value)
     legal = (*(flag.name for flag in SUBMIT_FLAGS), *FILES, *SWITCHES)
     listing = f"the flags are {', '.join(f'--{flag}' for flag in legal)}"
-    if name in _EXTRA:
+    if name in _EXTRA and (scheduler is None or is_queuing(scheduler)):
         option = f"--{name.replace('_', '-')}" + (f"={value}" if value else "")
         line = "#PBS OPTION" if scheduler == "pbs" else f"#SBATCH {option}"
         return RequestError(typed, f"there is no flag of that name; {listing}", f"--extra {shlex.quote(line)}")
@@ -152,7 +149,8 @@ def _request_for_gpus(typed: str, value: str) -> RequestError:
     """Returns the error for a request of several GPUs; there is a process for each."""
     count = (re.findall(r"[1-9][0-9]*$", value) or ["N"])[0]
     found = "each process has one GPU; --devices is the number of processes per machine"
-    return RequestError(f"{typed} {value}".rstrip(), found, f"--devices {count} --gpus_per_device 1")
+    devices = "" if count == "1" else f"--devices {count} "
+    return RequestError(f"{typed} {value}".rstrip(), found, f"{devices}--gpus_per_device 1")
 
 
 _FIT_NAMES = {

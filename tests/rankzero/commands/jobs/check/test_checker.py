@@ -100,7 +100,7 @@ def test_the_report_names_file_and_line_and_what_to_write(tmp_path):
         (b"\xff\xfe", "neither #SBATCH, #PBS nor a command that trains was found"),
         (b"", "neither #SBATCH, #PBS nor a command that trains was found"),
         (b"#BSUB -n 4\njsrun ./a.out\n", "neither #SBATCH, #PBS nor a command that trains was found"),
-        (b"\0", "not a job script: it contains NUL"),
+        (b"\0", "not a job script: it contains a NUL byte"),
         (b"#" * 100_001, "not a job script: it has more than 100,000 characters"),
         (b"srun python train.py " + b"${A:-" * 5_000 + b"}" * 5_000, "its commands are nested too deeply"),
         (b"$(" * 3_000 + b")" * 3_000, "bash finds an error"),

@@ -186,7 +186,7 @@ def test_an_option_that_the_scheduler_does_not_have_is_refused(scheduler, flag, 
 @pytest.mark.parametrize("scheduler", ["slurm", "ssh", "docker"])
 def test_a_virtual_environment_is_refused_with_an_image(scheduler):
     tokens = ("--scheduler", scheduler, "--name", "x", "--image", "i", "--venv", ".venv")
-    assert refusal(*tokens) == ("--venv with --image", "the image has a Python of its own", "leave --venv out")
+    assert refusal(*tokens) == ("--venv with --image", "the image contains its own Python", "leave --venv out")
 
 
 @pytest.mark.parametrize("scheduler", ["local", "ssh", "mpirun"])
@@ -212,7 +212,11 @@ def test_a_number_of_gpus_is_answered_with_a_number_of_processes(tokens, count):
         ("pbs", "#SBATCH --qos=x", "pbs ignores a line that begins with #SBATCH"),
         ("slurm", "#SBATCH --nodes=8", "the script itself sets --nodes"),
         ("slurm", "#SBATCH -a 0-3", "the script itself sets -a"),
+        ("slurm", "#SBATCH -N4", "the script itself sets -N"),
+        ("slurm", "#SBATCH --qos=high --nodes=4", "the script itself sets --nodes"),
         ("pbs", "#PBS -l select=4", "the script itself sets -l select"),
+        ("pbs", "#PBS -Nfoo", "the script itself sets -N"),
+        ("pbs", "#PBS -l walltime=1:00:00,select=4", "the script itself sets -l walltime=1:00:00,select"),
     ],
 )
 def test_an_extra_line_that_is_ignored_or_contradicts_the_script_is_refused(scheduler, line, found):
@@ -220,7 +224,18 @@ def test_an_extra_line_that_is_ignored_or_contradicts_the_script_is_refused(sche
     assert asked[:2] == (f"--extra {shlex.quote(line)}", found)
 
 
-@pytest.mark.parametrize("flag", ["root", "venv", "hostfile"])
+@pytest.mark.parametrize("tokens", [("--dry-run",), ("--name", "a", "--bogus"), ("my-run", "-f")])
+def test_an_unknown_flag_at_the_end_is_refused(tokens):
+    assert refusal(*tokens)[0].startswith("-")
+
+
+def test_a_wrong_number_of_gpus_is_shown_once():
+    assert refusal(*SLURM, "--gpus_per_device=2")[0] == "--gpus_per_device 2"
+    assert refusal(*SLURM, "--gpus-per-task", "1")[2] == "--gpus_per_device 1"
+    assert "whole number" in refusal(*SLURM, "--gpus_per_device", "off")[1]
+
+
+@pytest.mark.parametrize("flag", ["root", "venv", "hostfile", "image"])
 def test_a_path_that_the_shell_has_not_expanded_is_refused(flag):
     scheduler = MPIRUN if flag == "hostfile" else SLURM
     asked, found, typed = refusal(*scheduler, f"--{flag}=~/my runs")

@@ -30,24 +30,26 @@ def compressed_lists(script: UserScript) -> Iterator[Finding]:
                 continue
             is_address = name == "MASTER_ADDR" or re.search(r"ADDR|HEAD|HOST(?!S|_?LIST)|MASTER", name.upper())
             expands = re.search(r"scontrol|hostlist|nodeset|python|expand|genders", assignment.text)
-            if is_address and re.search(r"SLURM_(JOB_|STEP_)?NODELIST", assignment.text) and not expands:
-                found = "the list of nodes is compressed, such as n[1-4], and is no name of a machine"
+            several = any(uses_machines(script, other) for other in script.training)
+            is_list = re.search(r"SLURM_(JOB_|STEP_)?NODELIST", assignment.text)
+            if is_address and several and is_list and not expands:
+                found = "the list of nodes is compressed, such as n[1-4]; it is not the name of a machine"
                 yield Finding(command.line, WRONG, found, f"{name}={head}")
             has_all = is_address and re.fullmatch(r"[$(`]+\s*scontrol show hostnames?[^|]*", assignment.text)
-            if has_all and any(uses_machines(script, other) for other in script.training):
+            if has_all and several:
                 yield Finding(command.line, WRONG, f"{name} contains the names of all machines", f"{name}={head}")
 
 
 def random_values(script: UserScript) -> Iterator[Finding]:
     """A random value in each task, where all tasks need the same."""
     for command in script.training:
-        if command.launchers[:1] == [] or command.launchers[0] not in STARTERS or not command.is_nested:
+        if not (command.is_nested and command.launchers and command.launchers[0] in STARTERS):
             continue
         names = ("--rdzv-id", "--rdzv-endpoint", "--master-port")
         values = [text_of(command.option("torchrun", *names)), *(item.text for item in command.assignments.values())]
         is_random = any(re.search(r"\bRANDOM\b|\bshuf\b|\$\$", value) for value in values)
         if is_random and not any("RANDOM" in word.expanded or word.substituted for word in command.words):
-            found = "each task computes a random value of its own, and waits for the others elsewhere"
+            found = "each task computes its own random value, so that the tasks never find each other"
             yield Finding(command.line, WRONG, found, "a value that the job script computes once, and exports")
 
 
@@ -56,9 +58,14 @@ def fixed_ports(script: UserScript) -> Iterator[Finding]:
     for command in script.commands:
         for assignment in command.assignments.values():
             if re.fullmatch(r"\$\(\(\s*[0-9]{4,}\s*\+\s*\$?\{?SLURM_JOB_?ID\}?\s*\)\)", assignment.text):
-                yield Finding(command.line, WRONG, "ports end at 65535, ids of jobs do not", _PORTS["slurm"])
+                yield Finding(
+                    command.line,
+                    WRONG,
+                    "the sum exceeds 65535, the highest port, if the id of the job is large",
+                    _PORTS["slurm"],
+                )
     assigned, seen = set(), set()
-    if script.directive("exclusive"):  # no other job is on the machines
+    if script.is_exclusive:  # no other job is on the machines
         return
     for command in script.commands:
         for line, text in _ports(script, command):
@@ -142,7 +149,7 @@ def _own_names(command: Command) -> Iterator[Finding]:
 
 
 def _own_name(line: int) -> Finding:
-    found = "each machine runs $(hostname) itself, gets its own name, and waits for the others on itself"
+    found = "each machine runs $(hostname) itself, and gets its own name as the address of the first machine"
     return Finding(line, WRONG, found, "the name of the first machine, from the job script")
 
 
@@ -153,7 +160,7 @@ def _starts_tasks(script: UserScript, line: int) -> bool:
 
 
 def _waits_for_itself(line: int, address: str) -> Finding:
-    """Returns the finding for an address of the own machine."""
+    """Returns the finding for an address at which each machine reaches only itself."""
     found = f"with {address}, each machine waits for the others on itself"
     return Finding(line, WRONG, found, "the name of the first machine")
 

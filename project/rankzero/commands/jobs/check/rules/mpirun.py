@@ -37,7 +37,9 @@ def machines(script: UserScript) -> Iterator[Finding]:
                 f"the node file has {lines} line{'s' * (lines != 1)}, one per chunk and mpiprocs: "
                 f"Open MPI refuses {number} processes"
             )
-            instead = f":{'ppn' if select.name == 'nodes' else 'mpiprocs'}={number // chunks} in line {select.line}"
+            instead = (
+                f":{'ppn' if select.name == 'nodes' else 'mpiprocs'}={number // (chunks or 1)} in line {select.line}"
+            )
             yield Finding(command.line, RISKY, found, instead)
         elif lines == chunks and chunks > 1 and command.option("mpirun", *_MAPPING) is None:
             found = "the node file names each machine once: Open MPI may fill the cores of the first machine first"

@@ -38,15 +38,20 @@ def broken_lines(script: UserScript) -> Iterator[Finding]:
             found = "a space follows the backslash, so that the command ends here"
             yield Finding(number, WRONG, found, f"{line.split()[0]} ... \\, without a space at the end")
         is_read = line.startswith(tuple(PREFIXES.values())) or (not is_comment and re.search(_PROGRAMS, line))
-        match = re.search(r"(?:^|\s)([\u2013\u2014])-?\w|([\u201c\u201d\u2018\u2019])", line)
+        text = re.sub(r"'[^']*'|\"[^\"]*\"", "", line if is_comment else re.sub(r"\s#.*", "", line))
+        match = re.search(r"(?:^|\s)([\u2013\u2014])-?\w|(?:^|[\s=])([\u201c\u201d\u2018\u2019])", text)
         if match and is_read:
-            found = f"{match[1] or match[2]} has no meaning for bash and the scheduler"
+            meaning = "hyphen" if match[1] else "quote"
+            found = f"{match[1] or match[2]} is a typographic character, which is not read as a {meaning}"
             yield Finding(number, WRONG, found, "-" if match[1] else "\" or '")
     for command in script.commands:
         text = lines[command.line - 1].strip()
         earlier = lines[command.line - 2] if command.line > 1 else "\\"
-        if re.match(r"--?[A-Za-z]", text) and not earlier.rstrip().endswith("\\"):
-            reason = "a comment" if earlier.lstrip().startswith("#") else "a missing backslash"
+        is_comment = earlier.lstrip().startswith("#")
+        is_pattern = re.match(r"\S+\)", text)  # of `case`
+        continues = earlier.rstrip().endswith("\\") and not is_comment
+        if re.match(r"--?[A-Za-z]", text) and not is_pattern and not continues:
+            reason = "a comment" if is_comment else "a missing backslash"
             found = f"this line begins with an option: {reason} in line {command.line - 1} has ended the command"
             yield Finding(command.line, WRONG, found, "a backslash at the end of each line but the last")
 
@@ -147,7 +152,7 @@ def visible_devices(script: UserScript) -> Iterator[Finding]:
     for command in script.commands:
         value = command.assignments.get("CUDA_VISIBLE_DEVICES")
         is_fixed = value and not command.words and re.fullmatch(r"[0-9][0-9,]*", value.text)
-        if script.scheduler and value and is_fixed and not script.directive("exclusive"):
+        if script.scheduler and value and is_fixed and not script.is_exclusive:
             found = f"CUDA_VISIBLE_DEVICES={value.text} replaces the GPUs that the scheduler has chosen for the job"
             yield Finding(command.line, RISKY, found, "leave CUDA_VISIBLE_DEVICES out")
 

@@ -109,8 +109,8 @@ def counts(script: UserScript) -> Iterator[Finding]:
             processes = None if starts_others or command.option("srun", "--ntasks", "-n") else tasks
             for flag in ("--nodes", "--num-nodes"):
                 machines = _number(script, command, "script", flag)
-                typed = re.search(rf"{flag.replace('-n', '[-_]n')}", command.text)
-                yield from _contradiction(command, typed[0] if typed else flag, machines, nodes, "nodes")
+                typed = "--num_nodes" if flag == "--num-nodes" and "--num_nodes" in command.text else flag
+                yield from _contradiction(command, typed, machines, nodes, "nodes")
             devices = _number(script, command, "script", "--devices")
             yield from _contradiction(command, "--devices", devices, tasks, "tasks per node")
         else:
@@ -135,7 +135,8 @@ def _contradiction(
 def _unset_gpus(script: UserScript, command: Command) -> Iterator[Finding]:
     """Yields a finding for $SLURM_GPUS_PER_NODE, which is what --gpus-per-node requests, such as a100:4."""
     option, request = command.option("torchrun", "--nproc-per-node"), script.directive("gpus-per-node")
-    if option and "SLURM_GPUS_PER_NODE" in option.text and (request is None or not request.value.isdigit()):
+    is_used = option is not None and re.fullmatch(r"\$\{?SLURM_GPUS_PER_NODE\}?", option.text)
+    if is_used and (request is None or not request.value.isdigit()):
         value = f"is {request.value}" if request else "is not set without --gpus-per-node"
         yield Finding(command.line, WRONG, f"$SLURM_GPUS_PER_NODE {value}", "$SLURM_GPUS_ON_NODE")
 
@@ -145,7 +146,8 @@ def containers(script: UserScript) -> Iterator[Finding]:
     for command in script.training:
         words = [word.text for word in command.words]
         program = next((word for word in words if word in ("apptainer", "singularity")), None)
-        sees_gpus = {"--nv", "--rocm", "--nvccli"} & set(words) or command.is_open("srun")
+        has_option = bool({"--nv", "--rocm", "--nvccli"} & set(words)) or command.is_open("srun")
+        sees_gpus = has_option or re.search(r"(APPTAINER|SINGULARITY)_NV", script.code)
         if program and shape(script, command).gpus and not sees_gpus:
             found = "the container does not see the GPUs of the job"
             yield Finding(command.line, RISKY, found, f"{program} exec --nv ...")
@@ -187,10 +189,11 @@ def exported_environment(script: UserScript) -> Iterator[Finding]:
         option = command.option("srun", "--export")
         inherited = "NONE" if directive and directive.value == "NONE" else "ALL"
         value = inherited if option is None else option.text
-        if "ALL" not in value.upper().split(",") and "$" not in value.partition("=")[0]:
-            name = value.partition("=")[0]
+        names = [item.partition("=")[0] for item in value.split(",")]
+        if not {"ALL", "PATH"} & {name.upper() for name in names} and "$" not in names[0]:
+            name = names[0]
             found = f"with --export={name}, the tasks do not get PATH and the variables of this script"
-            instead = "srun --export=ALL ..." if value == "NONE" else f"srun --export=ALL,{value} ..."
+            instead = "srun --export=ALL ..." if value.upper() == "NONE" else f"srun --export=ALL,{value} ..."
             yield Finding(command.line, WRONG, found, instead)
 
 

@@ -95,7 +95,7 @@ def output_folder(script: UserScript) -> Iterator[Finding]:
         if variable := re.search(r"\$\w+|\$\{\w+\}", directive.value):
             found = f"Slurm does not expand {variable[0]} in a directive"
             yield Finding(directive.line, WRONG, found, f"#SBATCH --{name}=/path/to/FILE, or sbatch --{name}=...")
-        if array is not None and not re.search("%[aAjx]", directive.value) and directive.value != "/dev/null":
+        if array is not None and not re.search("%[0-9]*[aj]", directive.value) and directive.value != "/dev/null":
             found = "all members of the job array write to this file"
             yield Finding(directive.line, RISKY, found, f"#SBATCH --{name}=%x-%A_%a.out")
         parent = Path(directive.value).parent

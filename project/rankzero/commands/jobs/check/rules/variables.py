@@ -19,13 +19,16 @@ _OF_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORL
 """Variables that only the processes of mpirun have."""
 
 _RANKS = ("RANK", "NODEID", "NODE_ID")
-"""Ends of the names of variables for ranks."""
+"""Suffixes of variables that contain a rank."""
 
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that choose the devices of a process."""
 
 _USED = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*))"
 """Pattern of an expanded variable."""
+
+_INHERITED = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TMPDIR", "USER", "CUDA_VISIBLE_DEVICES"}
+"""Variables that usually are exported before the script begins."""
 
 _ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Variables that `torch.distributed` reads in each task."""
@@ -56,13 +59,14 @@ def variables_of_tasks(script: UserScript) -> Iterator[Finding]:
             backend = command.option("torchrun", "--rdzv-backend")
             if backend is not None and backend.text != "static":  # torchrun ignores the node rank
                 rank = text_of(command.option("torchrun", "--node-rank"))
-                words = [word for word in words if not rank or not word.text.endswith(rank)]
+                given = (rank, f"--node-rank={rank}", f"--node_rank={rank}")
+                words = [word for word in words if not rank or word.text not in given]
         if _is_followed_by_launcher(script, command):
             for name, assignment in command.assignments.items():
                 if name.upper().endswith(_RANKS) or name in _DEVICES or is_in_training(script, name):
                     words += assignment.words
         for name in sorted({name for word in words for name in word.expanded & values.keys()}):
-            value = "an empty text" if values[name] == "empty" else values[name]
+            value = "an empty string" if values[name] == "empty" else values[name]
             found = f"the job script expands ${name} itself, to {value}, so that all tasks get the same value"
             yield Finding(command.line, WRONG, found, _unexpanded(script, command, name))
 
@@ -98,7 +102,13 @@ def unexported_variables(script: UserScript) -> Iterator[Finding]:
             for name in other.assignments
             if not other.words and not other.is_nested
         }
-        for name in sorted(_needed(command) & assigned.keys() - exported - seen):
+        inside = {
+            name
+            for other in script.commands
+            for name in other.assignments
+            if other.is_nested and other.line == command.line
+        }
+        for name in sorted(_needed(command) & assigned.keys() - exported - seen - inside - _INHERITED):
             if any(word.text.startswith((f"{name}=", "--export")) for word in command.words):
                 continue
             seen.add(name)

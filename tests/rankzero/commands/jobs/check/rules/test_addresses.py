@@ -25,7 +25,7 @@ def test_a_list_of_names_is_no_address(slurm, only, findings):
 @pytest.mark.parametrize("value", ["$RANDOM", "$((20000 + RANDOM % 10000))", "$(shuf -i 20000-30000 -n 1)"])
 def test_a_random_value_in_each_task_is_wrong(slurm, only, findings, value):
     torchrun = "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-id={} --rdzv-endpoint=n1:$P train.py"
-    only(slurm(f"srun {OPTIONS} bash -c '{torchrun.format(value)}'"), 9, "wrong", "a random value of its own")
+    only(slurm(f"srun {OPTIONS} bash -c '{torchrun.format(value)}'"), 9, "wrong", "its own random value")
     assert findings(slurm(f"srun {OPTIONS} {torchrun.format(value)}")) == []
 
 
@@ -35,7 +35,7 @@ def test_the_name_of_each_machine_as_its_master_is_wrong(slurm, only):
 
 
 def test_a_port_above_65535_is_wrong(slurm, only):
-    only(slurm("export MASTER_PORT=$((20000 + SLURM_JOB_ID))", SRUN), 9, "wrong", "ports end at 65535")
+    only(slurm("export MASTER_PORT=$((20000 + SLURM_JOB_ID))", SRUN), 9, "wrong", "the sum exceeds 65535")
 
 
 def test_a_fixed_port_in_an_exclusive_job_has_no_finding(slurm, findings):

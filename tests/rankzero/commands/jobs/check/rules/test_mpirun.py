@@ -64,3 +64,7 @@ def test_the_old_form_of_a_pbs_request_is_read(only):
     text = "#!/bin/bash\n#PBS -l nodes=2:ppn=4\n#PBS -l walltime=1:00:00,place=scatter\n"
     command = 'mpirun --bind-to none --hostfile "$PBS_NODEFILE" -np 16 python /x/train.py\n'
     assert only(text + command, 4, "risky", "the node file has 8 lines") == ":ppn=8 in line 2"
+
+
+def test_a_select_of_no_chunk_is_no_error(pbs, findings):
+    findings(pbs("mpirun -np 4 --hostfile $PBS_NODEFILE python /x/train.py", select="0:ncpus=4:mpiprocs=2"))

@@ -136,7 +136,11 @@ def test_a_space_after_the_backslash_ends_the_command(slurm, only):
 
 @pytest.mark.parametrize(
     ("middle", "line", "reason"),
-    [((), 10, "a missing backslash in line 9"), (("# comment",), 11, "a comment in line 10")],
+    [
+        ((), 10, "a missing backslash in line 9"),
+        (("# comment",), 11, "a comment in line 10"),
+        (("# --lr 1 \\",), 11, "a comment in line 10"),
+    ],
 )
 def test_a_line_that_begins_with_an_option_is_wrong(slurm, findings, middle, line, reason):
     end = " \\" if middle else ""
@@ -150,11 +154,17 @@ def test_a_line_that_begins_with_an_option_is_wrong(slurm, findings, middle, lin
 
 @pytest.mark.parametrize("command", ["srun \u2013c 4 python a.py", "srun -K python a.py \u2014x", "srun \u201ca.py"])
 def test_a_character_of_a_word_processor_is_wrong(slurm, only, command):
-    only(slurm(command), 9, "wrong", "has no meaning for bash and the scheduler")
+    only(slurm(command), 9, "wrong", "is a typographic character")
 
 
 def test_other_characters_in_texts_have_no_finding(slurm, findings):
     assert findings(slurm("# a \u2013 b", "echo \u201cdone\u201d \u2013 now", SRUN)) == []
+    assert findings(slurm(f'{SRUN} "don\u2019t"  # it\u2019s the default')) == []
+
+
+def test_a_pattern_of_case_has_no_finding(slurm, findings):
+    lines = ("case $1 in", "  --nodes) N=$2 ;;", "  -h) usage ;;", "esac", "set -e")
+    assert findings(slurm(*lines, SRUN)) == []
 
 
 def test_wait_belongs_after_a_loop(slurm, findings):

@@ -81,7 +81,8 @@ def test_a_variable_in_a_directive_is_wrong(slurm, findings, name):
 
 def test_members_of_an_array_need_files_of_their_own(slurm, only, findings):
     only(slurm(SRUN, array="0-3", output="sweep.out"), 10, "risky", "all members of the job array write to this file")
-    assert findings(slurm(SRUN, array="0-3", output="%A_%a.out")) == []
+    assert findings(slurm(SRUN, array="0-3", output="%A_%4a.out")) == []
+    only(slurm(SRUN, array="0-3", output="%x-%A.out"), 10, "risky", "all members of the job array")
 
 
 @pytest.mark.parametrize("name", ["mem", "mem_per_gpu"])

@@ -52,7 +52,7 @@ def test_pbs_numbers_the_tasks_only_in_the_tasks(pbs, only):
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "PMI_RANK"])
 def test_variables_of_mpi_exist_in_its_processes_only(only, findings, name):
     command = "mpirun -np 2 --bind-to none bash -c {0}RANK=${1} python train.py{0}\n"
-    only(command.format('"', name), 1, "wrong", f"the job script expands ${name} itself, to an empty text")
+    only(command.format('"', name), 1, "wrong", f"the job script expands ${name} itself, to an empty string")
     assert findings(command.format("'", name)) == []
 
 
@@ -113,3 +113,18 @@ def test_a_here_document_expands_variables_unless_its_end_is_quoted(slurm, findi
     assert [item[:2] for item in found] == ([(9, "wrong")] if end == "EOF" else [])
     escaped = [line.replace("$", "\\$") for line in lines]
     assert findings(slurm(*escaped)) == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("PATH=$HOME/bin:$PATH", f"srun {OPTIONS} bash -c 'python train.py --path $PATH'"),
+        ("SEED=1", f"srun {OPTIONS} bash -c 'SEED=3; python train.py --seed $SEED'"),
+    ],
+)
+def test_inherited_and_inner_variables_need_no_export(slurm, findings, lines):
+    assert findings(slurm(*lines)) == []
+
+
+def test_the_command_of_a_here_document_is_not_its_text(slurm, findings):
+    assert findings(slurm(f"srun {OPTIONS} bash -c 'python train.py --rank $SLURM_PROCID' <<EOF", "x", "EOF")) == []
