@@ -227,8 +227,9 @@ def test_a_job_of_pbs_ends_with_its_launcher(tmp_path, machine, form):
 def test_the_exit_code_of_a_job_on_several_hosts_is_that_of_the_failed_host(tmp_path, machine):
     fit = tmp_path / "fit"
     fit.write_text(
-        '#!/bin/sh\ntrap "touch stopped; exit 75" TERM\ncase $* in *node_rank=1*) exit 3 ;; esac\n'
-        "while :; do sleep 0.02; done\n"
+        '#!/bin/sh\ntrap "touch stopped; exit 75" TERM\n'
+        "case $* in *node_rank=1*) until [ -e begun ]; do sleep 0.02; done; exit 3 ;; esac\n"
+        "touch begun; while :; do sleep 0.02; done\n"
     )
     fit.chmod(0o755)
     script = script_path(tmp_path, "x")
