@@ -1,0 +1,188 @@
+import shlex
+from pathlib import Path
+
+import pytest
+
+from job_requests import MPIRUN, SLURM, refusal, request
+from rankzero.commands.jobs.request.combined import hosts_in
+from rankzero.commands.jobs.request.job_request import FORMS, JobRequest
+
+
+def test_a_minimal_job_has_the_defaults_of_the_request():
+    assert request(*SLURM) == JobRequest("slurm", "x", "srun")
+    assert request("--scheduler=local", "--name=x") == JobRequest("local", "x")
+
+
+@pytest.mark.parametrize(("scheduler", "form"), [("slurm", "srun"), ("pbs", "pbsdsh"), ("mpirun", "openmpi")])
+def test_the_first_form_of_a_scheduler_is_the_default(scheduler, form):
+    assert request("--scheduler", scheduler, "--name", "x").form == form
+
+
+def test_a_job_without_scheduler_or_name_is_refused():
+    asked, found, instead = refusal("--name", "x")
+    assert asked == "a job without --scheduler" and instead == "--scheduler slurm"
+    assert all(scheduler in found for scheduler in FORMS)
+    assert refusal("--scheduler", "slurm")[::2] == ("a job without --name", "--name my-run")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found", "instead"),
+    [
+        (("--scheduler", "slurm", "--form", "pbsdsh"), "its forms are srun, torchrun", "--form srun"),
+        (("--scheduler", "pbs", "--form", "srun"), "its forms are pbsdsh, torchrun, mpirun", "--form pbsdsh"),
+        (("--scheduler", "local", "--form", "srun"), "local has only one form", "leave --form out"),
+    ],
+)
+def test_a_form_of_another_scheduler_is_refused(tokens, found, instead):
+    asked = f"--form {tokens[3]} with --scheduler {tokens[1]}"
+    assert refusal(*tokens, "--name", "x") == (asked, found, instead)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "flag", "value", "instead"),
+    [
+        ("slurm", "hosts", "n1", "--extra"),
+        ("pbs", "exclude", "n1", "--extra"),
+        ("local", "partition", "gpu", "leave --partition out"),
+        ("ssh", "hostfile", "f", "leave --hostfile out"),
+        ("mpirun", "array", "0-3", "leave --array out"),
+        ("apptainer", "memory", "1G", "leave --memory out"),
+    ],
+)
+def test_an_option_that_the_scheduler_does_not_have_is_refused(scheduler, flag, value, instead):
+    image = ("--image", "x") if scheduler == "apptainer" else ()
+    asked, found, typed = refusal("--scheduler", scheduler, "--name", "x", *image, f"--{flag}", value)
+    assert (asked, found) == (f"--{flag} with --scheduler {scheduler}", f"{scheduler} has no such option")
+    assert typed.startswith(instead)
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "ssh", "docker"])
+def test_a_virtual_environment_is_refused_with_an_image(scheduler):
+    tokens = ("--scheduler", scheduler, "--name", "x", "--image", "i", "--venv", ".venv")
+    assert refusal(*tokens) == ("--venv with --image", "the image contains its own Python", "leave --venv out")
+
+
+@pytest.mark.parametrize("scheduler", ["local", "ssh", "mpirun"])
+def test_gpus_are_requested_from_a_queue_or_for_a_container_only(scheduler):
+    tokens = ("--scheduler", scheduler, "--name", "x", "--hosts" if scheduler != "local" else "--setup", "n1")
+    asked, found, _ = refusal(*tokens, "--gpus_per_device", "1")
+    assert asked == f"--gpus_per_device with --scheduler {scheduler}" and "the GPUs that they find" in found
+    assert request(*tokens, "--gpus_per_device", "1", "--image", "i").gpus_per_device == 1
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "line", "found"),
+    [
+        ("slurm", "#PBS -q x", "slurm ignores a line that begins with #PBS"),
+        ("pbs", "#SBATCH --qos=x", "pbs ignores a line that begins with #SBATCH"),
+        ("slurm", "#SBATCH --nodes=8", "the script itself sets --nodes"),
+        ("slurm", "#SBATCH -a 0-3", "the script itself sets -a"),
+        ("slurm", "#SBATCH -N4", "the script itself sets -N"),
+        ("slurm", "#SBATCH --qos=high --nodes=4", "the script itself sets --nodes"),
+        ("pbs", "#PBS -l select=4", "the script itself sets -l select"),
+        ("pbs", "#PBS -Nfoo", "the script itself sets -N"),
+        ("pbs", "#PBS -l walltime=1:00:00,select=4", "the script itself sets -l walltime=1:00:00,select"),
+    ],
+)
+def test_an_extra_line_that_is_ignored_or_contradicts_the_script_is_refused(scheduler, line, found):
+    asked = refusal("--scheduler", scheduler, "--name", "x", "--extra", line)
+    assert asked[:2] == (f"--extra {shlex.quote(line)}", found)
+
+
+@pytest.mark.parametrize("flag", ["root", "venv", "hostfile", "image"])
+def test_a_path_that_the_shell_has_not_expanded_is_refused(flag):
+    scheduler = MPIRUN if flag == "hostfile" else SLURM
+    asked, found, typed = refusal(*scheduler, f"--{flag}=~/my runs")
+    assert (asked, found) == (f"--{flag} ~/my runs", "the shell has not expanded ~")
+    assert typed == f"--{flag} {shlex.quote(str(Path.home() / 'my runs'))}"
+
+
+def test_the_number_of_nodes_is_the_number_of_hosts():
+    job = request("--scheduler", "ssh", "--name", "x", "--hosts", "n1,n2,n3")
+    assert (job.nodes, job.hosts) == (3, ("n1", "n2", "n3"))
+
+
+def test_the_first_hosts_are_used_if_fewer_nodes_are_requested():
+    job = request("--scheduler", "ssh", "--name", "x", "--hosts", "n1,n2,n3", "--nodes", "2")
+    assert (job.nodes, job.hosts) == (2, ("n1", "n2"))
+
+
+@pytest.mark.parametrize("scheduler", ["ssh", "mpirun", "docker", "apptainer"])
+def test_too_few_hosts_are_refused(scheduler):
+    image = () if scheduler in ("ssh", "mpirun") else ("--image", "i")
+    tokens = ("--scheduler", scheduler, "--name", "x", "--nodes", "3", *image)
+    asked, found, instead = refusal(*tokens, "--hosts", "n1,n2")
+    assert (asked, found) == ("3 machines (--nodes 3)", "--hosts lists 2: n1, n2") and instead == "--hosts n1,n2,n3"
+    assert refusal(*tokens)[1] == f"{scheduler} does not choose machines"
+
+
+def test_ssh_without_hosts_is_refused():
+    assert refusal("--scheduler", "ssh", "--name", "x")[1:] == ("ssh does not choose machines", "--hosts n1")
+
+
+def test_one_machine_without_a_list_of_hosts_is_this_one():
+    for scheduler in ("mpirun", "docker", "apptainer", "local"):
+        image = ("--image", "i") if scheduler in ("docker", "apptainer") else ()
+        job = request("--scheduler", scheduler, "--name", "x", "--devices", "2", *image)
+        assert (job.nodes, job.hosts) == (1, ())
+
+
+def test_local_with_two_nodes_is_refused():
+    asked, found, instead = refusal("--scheduler", "local", "--name", "x", "--nodes", "2")
+    assert (asked, found) == ("--nodes 2 with --scheduler local", "it is one machine") and "ssh" in instead
+
+
+@pytest.mark.parametrize("scheduler", ["docker", "apptainer"])
+def test_a_container_without_an_image_is_refused(scheduler):
+    found = ("--scheduler " + scheduler, "the container image is missing", "--image IMAGE")
+    assert refusal("--scheduler", scheduler, "--name", "x") == found
+
+
+def test_a_hostfile_lists_machines_in_order_and_once(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# two machines\nn2 slots=4\n\n  n1:4  # fast\nn2 slots=2\n#n3\n")
+    assert hosts_in(file) == ("n2", "n1")
+    job = request(*MPIRUN, "--hostfile", str(file))
+    assert (job.nodes, job.hosts, job.hostfile) == (2, ("n2", "n1"), str(file))
+    assert request(*MPIRUN, "--hostfile", str(file), "--nodes", "1").hosts == ("n2",)
+    assert refusal(*MPIRUN, "--hostfile", str(file), "--nodes", "3")[1] == "--hostfile lists 2: n2, n1"
+
+
+def test_a_missing_or_empty_hostfile_is_refused(tmp_path):
+    file = tmp_path / "hosts"
+    assert refusal(*MPIRUN, "--hostfile", str(file)) == (
+        f"--hostfile {file}",
+        "cannot read this file: No such file or directory",
+        "--hosts n1,n2",
+    )
+    assert refusal(*MPIRUN, "--hostfile", str(tmp_path))[1] == "cannot read this file: Is a directory"
+    file.write_bytes(b"\xff\xfe")
+    assert refusal(*MPIRUN, "--hostfile", str(file))[1] == "cannot read this file: not a text file"
+    file.write_text("# nothing\n\n")
+    assert refusal(*MPIRUN, "--hostfile", str(file))[1] == "it names no machine"
+
+
+def test_hosts_and_a_hostfile_together_are_refused(tmp_path):
+    (tmp_path / "hosts").write_text("n1\n")
+    found = refusal(*MPIRUN, "--hosts", "n1", "--hostfile", str(tmp_path / "hosts"))
+    assert found[:2] == ("--hosts and --hostfile", "both list machines")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "instead"),
+    [
+        (("--array", "1,5,9"), "--array 0-3"),
+        (("--array", "3"), "--array 0-3"),
+        (("--constraint", "a100"), "--constraint gpu_type=a100"),
+    ],
+)
+def test_values_that_pbs_does_not_accept_are_refused(tokens, instead):
+    assert refusal("--scheduler", "pbs", "--name", "x", *tokens)[2] == instead
+    assert request(*SLURM, *tokens)
+
+
+@pytest.mark.parametrize("content", ["n1\n$(touch PWNED)\n", "-x\n", "a b;c\nn1/x\n"])
+def test_a_host_file_with_an_invalid_name_is_refused(tmp_path, content):
+    (tmp_path / "hosts").write_text(content)
+    asked = refusal("--scheduler", "mpirun", "--name", "x", "--hostfile", str(tmp_path / "hosts"))
+    assert asked[1] == "a line does not begin with a host name"
