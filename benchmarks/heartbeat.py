@@ -22,7 +22,7 @@ from contest import ROOT, Comparison, parser, run
 
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.heartbeat import Heartbeat
-from rankzero.training.callbacks.slow_ranks import SlowRanks
+from rankzero.tracking.measurements.slow_ranks import SlowRanks
 from rankzero.training.hooks import LoopCallback
 
 

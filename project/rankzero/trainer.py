@@ -24,20 +24,20 @@ from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import Config, as_json, describe_config, flattened
 from rankzero.runs.summary import Figures, metrics_of
-from rankzero.runs.tensorboard import loggers
+from rankzero.runs.tensorboard.logger import loggers
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.tracking.measurements.learning_rate import LearningRate
+from rankzero.tracking.measurements.slow_ranks import SlowRanks
+from rankzero.tracking.measurements.throughput import Throughput
+from rankzero.tracking.progress import progress_callbacks
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from rankzero.training.callbacks.failure import ReportFailure
 from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes
 from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
-from rankzero.training.callbacks.learning_rate import LearningRate
-from rankzero.training.callbacks.progress import progress_callbacks
 from rankzero.training.callbacks.sample_ledger import SampleLedger
-from rankzero.training.callbacks.slow_ranks import SlowRanks
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
-from rankzero.training.callbacks.throughput import Throughput
 from rankzero.training.callbacks.time_limit import TimeLimit, attempt_deadline
 from rankzero.training.callbacks.wall_time import WallTime
 from rankzero.training.ddp import strategy_for

@@ -32,16 +32,16 @@ from rankzero.messages import (
     spelled,
     user_message,
 )
-from rankzero.runs import report
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.crash_log import CrashLog
 from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
 from rankzero.runs.next_attempt import objection_to_next_attempt, request_next_attempt
+from rankzero.runs.reports import terminal
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
 from rankzero.runs.summary import Figures, computed_metrics_of, summarize
-from rankzero.runs.tensorboard import DurableTensorBoardLogger
+from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
 
@@ -182,7 +182,7 @@ class Attempt:
         monitor, stops_run = self.control_channel.monitor, self.options.hang_action == "stop"
         monitor.on_hang = self._record_hang
         monitor.start(self.options.hang_timeout, stops_run, partial(collective_in_flight, self.world.backend))
-        line = report.start_line(self.run, self.world, self.launch, self.checkpoint)
+        line = terminal.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._print_on_rank_zero(line)
         self.outcome.has_started = True
@@ -223,11 +223,11 @@ class Attempt:
             return
         if not isinstance(error, Stopped):
             status = "finished" if error is None else "failed"
-            report.print_table(self._summarize(status), self.run, self.world, self._log_folders())
+            terminal.print_table(self._summarize(status), self.run, self.world, self._log_folders())
             return
         objection = objection_to_next_attempt(self.run, error, self.options.max_attempts, self.outcome.has_trained)
         summary = self._summarize("stopped", another_attempt=not objection)
-        report.print_table(summary, self.run, self.world, self._log_folders())
+        terminal.print_table(summary, self.run, self.world, self._log_folders())
         if self.options.requeue != "never" and (line := request_next_attempt(self.run, self.launch, objection)):
             print_error(line)
 

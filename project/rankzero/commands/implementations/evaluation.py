@@ -12,11 +12,11 @@ from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, as_user_errors, nearest, print_line
-from rankzero.runs import report
 from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.reports import terminal
 from rankzero.runs.resume import requested_checkpoint
 from rankzero.runs.stored_config import dump_config, read_config
 from rankzero.runs.summary import finite_or_none
@@ -58,7 +58,7 @@ def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
         file = output_file(flags, checkpoint)
         session.coordinator.run_on_rank_zero(lambda: write_result(file, result))
         if trainer.global_rank == 0:
-            report.print_evaluation({**result, "metrics": metrics}, file)
+            terminal.print_evaluation({**result, "metrics": metrics}, file)
         return Exit.FINISHED
 
 

@@ -24,8 +24,8 @@ from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, as_user_errors
-from rankzero.runs import report
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.reports import terminal
 from rankzero.runs.resume import run_on_rank_zero
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.loader import ManagedLoader
@@ -77,7 +77,7 @@ def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
         result |= {"world_size": trainer.world_size, "samples": samples}
         coordinator.run_on_rank_zero(lambda: write_result(folder / "predictions.json", result))
         if coordinator.launch.rank == 0:
-            report.print_predictions(result, folder)
+            terminal.print_predictions(result, folder)
         return Exit.FINISHED
 
 

@@ -23,7 +23,7 @@ from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.checkpoints.signature import key_problem
 from rankzero.runs.checkpoints.write import remove_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard import DurableTensorBoardLogger
+from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 

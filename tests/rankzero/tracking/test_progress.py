@@ -5,7 +5,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rich import reconfigure
 
-from rankzero.training.callbacks.progress import BarProgress, PlainProgress, progress_callbacks
+from rankzero.tracking.progress import BarProgress, PlainProgress, progress_callbacks
 from running import train_in_process
 
 

@@ -14,7 +14,7 @@ from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import print_line, spelled
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.shown_metrics import unique_metrics
+from rankzero.runs.reports.shown_metrics import unique_metrics
 
 
 def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | None) -> str:

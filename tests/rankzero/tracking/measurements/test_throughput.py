@@ -7,7 +7,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.callbacks.throughput import Throughput
+from rankzero.tracking.measurements.throughput import Throughput
 from running import train_in_process
 
 

@@ -2,7 +2,7 @@ from rich.table import Table
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.report import _print, print_table
+from rankzero.runs.reports.terminal import _print, print_table
 from running import fit_in_process
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich.text import Text
 
 from rankzero.messages import print_line
-from rankzero.runs.shown_metrics import metrics_line
+from rankzero.runs.reports.shown_metrics import metrics_line
 from rankzero.training.hooks import LoopCallback
 
 INTERVAL_SECONDS = 10.0

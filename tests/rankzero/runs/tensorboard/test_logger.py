@@ -3,9 +3,9 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rankzero.runs import tensorboard
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard import DurableTensorBoardLogger
+from rankzero.runs.tensorboard import logger as logger_module
+from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from running import disk_at
 
 
@@ -16,7 +16,7 @@ def small_disk(tmp_path):
 
 
 def test_events_are_written_once_a_full_disk_has_space_again(small_disk, monkeypatch, recwarn):
-    monkeypatch.setattr(tensorboard, "RETRY_SECONDS", 1.1)  # TensorBoard sorts files by the second in their names
+    monkeypatch.setattr(logger_module, "RETRY_SECONDS", 1.1)  # TensorBoard sorts files by the second in their names
     logger = DurableTensorBoardLogger(RunDirectory(small_disk))
     logger.purge_from(0)
     logger.log_metrics({"loss": 1.0}, 0)

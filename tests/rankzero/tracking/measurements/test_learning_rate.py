@@ -4,7 +4,7 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
-from rankzero.training.callbacks.learning_rate import LearningRate
+from rankzero.tracking.measurements.learning_rate import LearningRate
 from running import train_in_process
 
 

@@ -1,7 +1,7 @@
 import pytest
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from rankzero.runs.shown_metrics import metrics_line, unique_metrics
+from rankzero.runs.reports.shown_metrics import metrics_line, unique_metrics
 from running import train_in_process
 
 CASES = {

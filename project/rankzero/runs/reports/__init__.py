@@ -1,0 +1,1 @@
+"""Reports on a run: in the terminal and as a file."""

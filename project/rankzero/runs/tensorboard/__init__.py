@@ -1,0 +1,1 @@
+"""TensorBoard files of a run: writing and reading."""

@@ -1,0 +1,1 @@
+"""Measurements of training, which are logged at the logging interval."""
