@@ -68,7 +68,8 @@ class Supervised(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         inputs, targets = batch
         loss = self.loss(self(inputs), targets)
-        self.log("train/loss", loss, prog_bar=True, batch_size=inputs.shape[0])
+        # Rankzero logs `train/loss` for every model, as the mean over all samples since the last logging step.
+        self.log("train/loss", loss, prog_bar=True, logger=False, batch_size=inputs.shape[0])
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:

@@ -27,6 +27,7 @@ from rankzero.runs.summary import Figures, metrics_of
 from rankzero.runs.tensorboard.logger import loggers
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
 from rankzero.tracking.measurements.learning_rate import LearningRate
 from rankzero.tracking.measurements.slow_ranks import SlowRanks
 from rankzero.tracking.measurements.throughput import Throughput
@@ -182,6 +183,7 @@ class Trainer(pl.Trainer):
             self._throughput,
             LearningRate(),
             SlowRanks(channel.monitor),
+            IntervalMeasurements(self.run, self._throughput, channel.monitor, self._checkpointing),
             RankStates(plan),
             OptimizerOverrides(),
             LiveSettings(),

@@ -148,6 +148,13 @@ class DataParallel(RunStrategy, DDPStrategy):
         torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, operation.upper()))
         return torch.distributed.get_world_size()
 
+    def gather_rows(self, row: Tensor) -> Tensor:
+        ranks = self.coordinator.launch.world_size
+        row = row.to(self.root_device if self._process_group_backend == "nccl" else "cpu")
+        rows = row.new_empty(ranks * len(row))
+        torch.distributed.all_gather_into_tensor(rows, row)
+        return rows.view(ranks, len(row))
+
     def sum_over_ranks(self, numbers: Sequence[int]) -> list[int]:
         sums = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64)).to(self.root_device)
         torch.distributed.all_reduce(sums)

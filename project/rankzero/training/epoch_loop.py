@@ -5,6 +5,7 @@ A step ends after its validation, its logging and its schedules. At that point a
 reason is printed.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -20,6 +21,7 @@ from rankzero.training.fast.conditions import fallback_reason
 from rankzero.training.fast.epoch import FastEpoch
 from rankzero.training.hooks import Subscribers
 from rankzero.training.metrics.epoch_averages import Results
+from rankzero.training.metrics.interval_record import IntervalRecord
 from rankzero.training.metrics.step_averages import StepAverages
 from rankzero.training.strategies import RunStrategy
 
@@ -35,6 +37,10 @@ class EpochLoop(_TrainingEpochLoop):
         self._results = self.results = Results(StepAverages(trainer))
         self.activity = Activity()
         """What the main thread is doing."""
+        self.record = IntervalRecord(trainer)
+        """What this rank records in the steps of a logging interval."""
+        self.around_next_batch: AbstractContextManager[Any] | None = None
+        """Context in which the next batch is trained on."""
         self.between_steps = False
         """True between steps."""
         self.has_validated = False
@@ -124,6 +130,14 @@ class EpochLoop(_TrainingEpochLoop):
         self.between_steps = self._metrics_are_current = False
         if self._fast_epoch is not None and not self._fast_epoch.is_current:
             self._fast_epoch = self._fast_epoch_or_none(data_fetcher)
+        if self.around_next_batch is not None:
+            context, self.around_next_batch = self.around_next_batch, None
+            with context:
+                self._train_on_next(data_fetcher)
+        else:
+            self._train_on_next(data_fetcher)
+
+    def _train_on_next(self, data_fetcher: _DataFetcher) -> None:
         if self._fast_epoch is not None and not self.restarting:
             self._fast_epoch.train_on_next()
         else:

@@ -45,6 +45,9 @@ class LoopHooks:
     def on_logging_step(self, trainer: Trainer) -> None:
         """Called before `on_train_batch_start` of each batch whose step is logged."""
 
+    def on_interval_end(self, trainer: Trainer) -> None:
+        """Called after Lightning has logged the metrics of every `log_every_n_steps`-th step."""
+
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         """Called after each batch, before `on_train_batch_end`."""
 
@@ -80,8 +83,8 @@ class Subscribers:
     """
 
     HOOKS = (
-        *("on_ready", "on_logging_step", "on_batch_done", "on_tick", "on_step_done", "on_epoch_done"),
-        "on_safe_point",
+        *("on_ready", "on_logging_step", "on_batch_done", "on_tick", "on_interval_end"),
+        *("on_step_done", "on_epoch_done", "on_safe_point"),
     )
 
     def __init__(self, trainer: Trainer, extra_subscribers: list[LoopHooks]) -> None:
@@ -134,11 +137,15 @@ class HookBridge(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         self._activity.enter(OPTIMIZER)
+        record = trainer.fit_loop.epoch_loop.record  # type: ignore[attr-defined]
+        if record.is_enabled and record.is_due:
+            record.measure_gradients(pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._activity.enter(HOOK)
+        trainer.fit_loop.epoch_loop.record.add_outputs(outputs, batch)  # type: ignore[attr-defined]
         self._call("on_batch_done", batch, batch_idx)
         now = time.monotonic()
         if now >= self._next_tick or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:

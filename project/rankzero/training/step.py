@@ -54,6 +54,7 @@ class OptimizerStep:
         self._overrides_clipping = overrides(self.module, "configure_gradient_clipping", LightningModule)
         self._inspected_function: Any = None
         self._takes_batch_idx = False
+        self._record = loop.record  # type: ignore[attr-defined]
         self._optimizer: Optimizer | None = None
         self._batch: tuple[Any, ...] = ()
         self._batch_idx = 0
@@ -102,7 +103,7 @@ class OptimizerStep:
         return self._takes_batch_idx
 
     def _outputs(self) -> dict[str, Any]:
-        result, output = self._result, self._output
+        result, output, batch = self._result, self._output, self._batch
         self._batch, self._result, self._output = (), None, None
         if result is None:
             raise MisconfigurationException(
@@ -110,15 +111,26 @@ class OptimizerStep:
                 " hook? It could also happen because the `optimizer.step(optimizer_closure)` call did not execute it"
                 " internally."
             )
+        if self._record.is_enabled:
+            self._record_loss(output if result is _UNOBSERVED else result.loss, batch[0])
         if result is _UNOBSERVED:
             if not self.hooks.has_observers("on_train_batch_end"):
                 return {}
             result = ClosureResult.from_training_step_output(output)  # a callback was added during this batch
         return {} if result.loss is None else result.asdict()
 
+    def _record_loss(self, loss: Tensor | None, batch: Any) -> None:
+        batches_per_step: int = self.trainer.accumulate_grad_batches
+        if loss is not None:  # Lightning has divided it by the number of micro-batches
+            self._record.add_loss(
+                loss if batches_per_step == 1 else loss * batches_per_step, self._record.samples_in(batch)
+            )
+
     def _closure(self) -> Tensor | None:
         loss = self._run_passes()
         self.activity.enter(OPTIMIZER)
+        if self._record.is_enabled and self._record.is_due:
+            self._record.measure_gradients(self.module)
         if not self._is_unobserved:
             self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])
         if self._overrides_clipping or self.trainer.gradient_clip_val:

@@ -146,6 +146,14 @@ class RunStrategy(Strategy):
         """
         return 1
 
+    def gather_rows(self, row: Tensor) -> Tensor:
+        """Returns the rows of all ranks, of shape `(ranks, columns)`. All ranks must call.
+
+        Args:
+            row: This rank's row, of shape `(columns,)`, which has the same length on all ranks.
+        """
+        return row.unsqueeze(0)
+
     def sum_over_ranks(self, numbers: Sequence[int]) -> list[int]:
         """Returns the sum of each number over all ranks, modulo 2^64. All ranks must call."""
         return list(numbers)

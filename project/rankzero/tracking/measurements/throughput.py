@@ -31,8 +31,13 @@ class Throughput(LoopCallback):
     @property
     def samples_per_second(self) -> float:
         """Training speed of this attempt over all ranks."""
-        seconds = self.seconds + (time.perf_counter() - self._started_at if self._started_at is not None else 0.0)
+        seconds = self.training_seconds
         return self.attempt_samples / seconds if seconds > 0 else 0.0
+
+    @property
+    def training_seconds(self) -> float:
+        """Training time of this attempt."""
+        return self.seconds + (time.perf_counter() - self._started_at if self._started_at is not None else 0.0)
 
     @property
     def samples(self) -> int:
@@ -97,10 +102,6 @@ class Throughput(LoopCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._count_trained_batches(at_end=True)
         self._pause()
-        # Lightning logs the epoch's other metrics at this step too. A resumed run keeps it, but hides later steps.
-        step = max(0, trainer.global_step - 1)
-        for logger in trainer.loggers:
-            logger.log_metrics({"train/samples_per_second": self.samples_per_second}, step)
 
     def state_dict(self) -> dict[str, Any]:
         return {"samples": self.samples}

@@ -66,6 +66,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
 
     Attributes:
         last_seconds: Seconds that the last save took until it was on disk; None before the first save.
+        last_bytes: Size of the last checkpoint on disk; None before the first save.
         error: Error of the newest save; None if the save succeeded.
     """
 
@@ -80,6 +81,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         self.run, self.interval, self.record = run, interval, record
         self.retention, self.request_stop = retention or Retention(), request_stop
         self.last_seconds: float | None = None
+        self.last_bytes: int | None = None
         self.error: str | None = None
         self.saved_position: Any = None
         self.checked_step = 0
@@ -228,6 +230,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         """Deletes surplus checkpoints after a save; called in the writer thread."""
         self.last_seconds, self.error = self._io.last_seconds, None
         try:
+            self.last_bytes = sum(file.stat().st_size for file in saved.iterdir())
             self.run.assert_owner()
             for path in self.retention.surplus(self.folder):
                 if path != saved:

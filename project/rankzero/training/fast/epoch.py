@@ -76,6 +76,7 @@ class FastEpoch:
             subscribers.methods["on_batch_done"],
         )
         self._on_tick, self._next_tick = subscribers.methods["on_tick"], 0.0
+        self._on_interval_end = subscribers.methods["on_interval_end"]
         self._needs_transfer = needs_transfer(self.trainer)
         self._overrides_scheduler_step = overrides(self.module, "lr_scheduler_step", LightningModule)
         self._dependencies = dependencies_of(self.trainer)
@@ -143,6 +144,9 @@ class FastEpoch:
         total.completed += 1
         if self._logs():
             connector.log_metrics(self.loop.update_trainer_metrics()["log"])
+            if self._on_interval_end and self.loop.record.is_due:
+                for method in self._on_interval_end:
+                    method(trainer)
         elif max(map(getrefcount, trainer_metrics_of(connector))) > UNSHARED_REFCOUNT:
             results.averages.record_read()
             self.loop.update_trainer_metrics(reduces=False)
@@ -163,9 +167,12 @@ class FastEpoch:
             return self.step.run(batch, batch_idx, self.accumulates)
         self.activity.enter(FORWARD)
         arguments = self.loop._build_kwargs(OrderedDict(), batch, batch_idx)
-        if not self.module.automatic_optimization:
-            return self.loop.manual_optimization.run(arguments)
-        return self.loop.automatic_optimization.run(self.trainer.optimizers[0], batch_idx, arguments)
+        if self.module.automatic_optimization:
+            outputs = self.loop.automatic_optimization.run(self.trainer.optimizers[0], batch_idx, arguments)
+        else:
+            outputs = self.loop.manual_optimization.run(arguments)
+        self.loop.record.add_outputs(outputs, batch)
+        return outputs
 
     @property
     def accumulates(self) -> bool:

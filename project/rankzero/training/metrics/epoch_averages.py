@@ -120,6 +120,9 @@ class LoggerConnector(_LoggerConnector):
             results.reduce()
         with _without_recording_reads(self.trainer):
             super().update_train_step_metrics()
+        loop = self.trainer.fit_loop
+        if isinstance(results, Results) and not loop._should_accumulate() and loop.epoch_loop.record.is_due:  # type: ignore[attr-defined]
+            loop.call("on_interval_end")  # type: ignore[attr-defined]
 
     def epoch_end_reached(self) -> None:
         """Combines the epoch's metrics over ranks; Lightning calls this after the last batch. All ranks must call."""

@@ -46,6 +46,7 @@ class RankStates(LoopCallback):
                 "shown": {name: dict(getattr(trainer._logger_connector, name)) for name in _SHOWN},
                 "gathered": epoch_averages.gathered_values(epoch_loop.results),
                 "metrics": save_metrics(pl_module),
+                "interval": epoch_loop.record.state(),
             }
         )
 
@@ -68,9 +69,11 @@ class RankStates(LoopCallback):
             load_generators(rank_state["generators"], trainer.strategy.root_device)
         else:
             self._reseed(trainer.global_step)
+        # If the world size has changed, rank zero continues with all ranks' metrics; the other ranks start empty.
+        inherited_states = [rank_state] if is_same_world else states if self.plan.rank == 0 else []
+        intervals = [state["interval"] for state in inherited_states if "interval" in state]  # since 0.3
+        fit_loop_of(trainer).epoch_loop.record.load_states(intervals)
         if fit_loop_of(trainer).is_within_epoch:
-            # If the world size has changed, rank zero continues with all ranks' metrics; the other ranks start empty.
-            inherited_states = [rank_state] if is_same_world else states if self.plan.rank == 0 else []
             resumed_values = epoch_averages.merge([state["gathered"] for state in inherited_states])
             fit_loop_of(trainer).epoch_loop.results.resumed_values = resumed_values
             load_metrics(trainer.lightning_module, [state["metrics"] for state in inherited_states])

@@ -1,0 +1,105 @@
+"""The series that Rankzero logs for every model, beside those of the model itself."""
+
+from collections.abc import Sequence
+from math import isnan, nan
+from typing import NamedTuple
+
+
+class Series(NamedTuple):
+    """A series of values.
+
+    Args:
+        description: What the values are, with their unit.
+        reduction: How the values of ranks are combined: `mean`, `sum` or `max`. Empty for values of rank zero.
+    """
+
+    description: str
+    reduction: str = ""
+
+
+LOSS_SUM, LOSS_SAMPLES = "loss_sum", "loss_samples"
+"""Values of a rank from which `train/loss` is computed; not logged themselves."""
+
+FIRST_GRADIENT = "world/first_gradient_ms"
+DATA_WAIT = "wall_time/data_wait_ms"
+GRADIENT_NORM = "weights/gradient_norm"
+
+SERIES = {
+    LOSS_SUM: Series("", "sum"),
+    LOSS_SAMPLES: Series("", "sum"),
+    "train/loss": Series("Mean loss of all samples of the interval, over all ranks"),
+    "train/samples_per_second": Series("Training samples per second over all ranks, without validation"),
+    DATA_WAIT: Series("Milliseconds per step: waiting for a batch and moving it to the device", "mean"),
+    "wall_time/forward_ms": Series("Milliseconds per step: forward pass", "mean"),
+    "wall_time/backward_ms": Series("Milliseconds per step: backward pass, without exposed communication", "mean"),
+    "wall_time/exposed_communication_ms": Series(
+        "Milliseconds per step: waiting for gradients of other ranks after the backward pass", "mean"
+    ),
+    "wall_time/optimizer_ms": Series("Milliseconds per step: optimizer", "mean"),
+    "wall_time/other_ms": Series("Milliseconds per step: hooks, callbacks, logging", "mean"),
+    "wall_time/step_ms": Series("Milliseconds per step, without validation and checkpoints", "mean"),
+    "wall_time/checkpoint_blocked_s": Series("Seconds of the interval in which saving blocked training", "max"),
+    "wall_time/checkpoint_s": Series("Seconds from the copy of the last checkpoint until it was on disk"),
+    GRADIENT_NORM: Series("2-norm of all gradients before clipping, in the last step of the interval", "max"),
+    "workload/samples_per_second_per_device": Series("Training samples per second and device, without validation"),
+    "workload/teraflops_per_second": Series(
+        "TFLOP/s of a device: 10^12 floating-point operations of forward and backward passes per second"
+    ),
+    "workload/mfu_percent": Series("Model FLOP/s utilization: percentage of the published peak of the device"),
+    "workload/device_memory_gib": Series("GiB of device memory in use, largest amount since the start", "max"),
+    "workload/host_memory_gib": Series("GiB of host memory of a rank's process; the largest of all ranks", "max"),
+    "workload/loader_queue_batches": Series("Batches that the loader processes of a rank hold ready", "mean"),
+    "workload/checkpoint_mib": Series("MiB of the last checkpoint"),
+    FIRST_GRADIENT: Series("Milliseconds from the start of a step to its first gradient, by rank", "max"),
+    "x_axis/epoch": Series("Epochs that are done, with the fraction of the current one"),
+    "x_axis/samples": Series("Training samples of all attempts and ranks"),
+    "x_axis/attempt": Series("Number of the attempt, from 1"),
+}
+"""Tag -> series. TensorBoard shows the groups in alphabetical order, those of the model (`train`, `val`) first."""
+
+RANK_SERIES = {DATA_WAIT: "world/data_wait_ms", FIRST_GRADIENT: FIRST_GRADIENT}
+"""Tag of a value -> tag under which the values of single ranks are logged."""
+
+REDUCED = tuple(tag for tag, series in SERIES.items() if series.reduction)
+"""Tags of the values that ranks exchange, in this order."""
+
+MAX_RANKS = 16
+"""Largest number of ranks with a series of their own; of more ranks, the slowest ones are logged."""
+
+
+def combine(rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Returns the values over all ranks, by tag; NaN if no rank has a value.
+
+    Args:
+        rows: Values of each rank, in the order of `REDUCED`; NaN for a value that a rank does not have. The sum of
+            losses is the exception: there NaN is the value.
+    """
+    combined = {}
+    for tag, column in zip(REDUCED, zip(*rows, strict=True), strict=True):
+        values = column if tag == LOSS_SUM else [value for value in column if not isnan(value)]
+        reduction = SERIES[tag].reduction
+        if not values:
+            combined[tag] = nan
+        elif reduction == "max":
+            combined[tag] = max(values)
+        else:
+            combined[tag] = sum(values) / (len(values) if reduction == "mean" else 1)
+    return combined
+
+
+def values_of_ranks(rows: Sequence[Sequence[float]], slow_ranks: Sequence[int]) -> dict[str, float]:
+    """Returns values of single ranks in one group per chart, and those of slow ranks a second time, as marks.
+
+    Args:
+        rows: As in `combine`.
+        slow_ranks: Ranks that are slow.
+    """
+    values: dict[str, float] = {}
+    for tag, group in RANK_SERIES.items():
+        column = [row[REDUCED.index(tag)] for row in rows]
+        ranks = [rank for rank, value in enumerate(column) if not isnan(value)]
+        slowest = sorted(ranks, key=lambda rank: column[rank], reverse=True)[:MAX_RANKS]
+        values |= {f"{group}/rank_{rank:03d}": column[rank] for rank in sorted(slowest)}
+        if group == FIRST_GRADIENT:
+            values |= {f"{group}/slow_rank_{rank:03d}": column[rank] for rank in slow_ranks if rank in slowest}
+    return values

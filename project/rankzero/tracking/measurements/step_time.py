@@ -1,0 +1,113 @@
+"""Measures which parts of a step take how long."""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch.nn.parallel import DistributedDataParallel
+
+from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, DATA, FORWARD, HOOK, OPTIMIZER, Activity
+
+STEP_PHASES = {
+    DATA: "data_wait",
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    OPTIMIZER: "optimizer",
+    HOOK: "other",
+}
+"""Phase of a step -> name of its part in the charts."""
+
+DEVICE_PHASES = (FORWARD, BACKWARD, OPTIMIZER)
+
+
+class StepTime:
+    """Splits the time of a step into parts, as means over the steps since the previous call of `take`.
+
+    On a CPU, the times are those of the main thread. An accelerator runs behind the main thread; there, CUDA events
+    measure forward pass, backward pass and optimizer in the first step of each interval.
+
+    Args:
+        activity: What the main thread is doing.
+        trainer: The trainer.
+    """
+
+    def __init__(self, activity: Activity, trainer: Trainer) -> None:
+        self._activity, self._trainer = activity, trainer
+        self._device_times = DeviceTimes(activity) if trainer.strategy.root_device.type == "cuda" else None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a new interval."""
+        self._seconds, self._step = dict(self._activity.seconds), self._trainer.global_step
+
+    def measure_next_step(self) -> None:
+        """Begins to measure the step in progress on the device, if that is no CPU."""
+        if self._device_times is not None:
+            self._device_times.begin()
+
+    def take(self) -> dict[str, float]:
+        """Returns the parts of a step in milliseconds, and the seconds in which checkpoints blocked training."""
+        seconds = {phase: total - self._seconds[phase] for phase, total in self._activity.seconds.items()}
+        steps = max(1, self._trainer.global_step - self._step)
+        self.restart()
+        parts = {name: 1e3 * seconds[phase] / steps for phase, name in STEP_PHASES.items()}
+        total = sum(parts.values())
+        if self._device_times is not None and (on_device := self._device_times.take()):
+            parts |= on_device
+            parts["other"] = max(0.0, total - sum(parts.values()) + parts["other"])
+        exposed = min(exposed_communication_ms(self._trainer.strategy.model), parts["backward"])
+        parts["backward"] -= exposed
+        times = {f"wall_time/{name}_ms": value for name, value in parts.items()}
+        times |= {"wall_time/step_ms": total, "wall_time/exposed_communication_ms": exposed}
+        return {**times, "wall_time/checkpoint_blocked_s": seconds[CHECKPOINT]}
+
+
+def exposed_communication_ms(model: Any) -> float:
+    """Returns the time that a backward pass waits for gradients of other ranks, after its own computation has ended.
+
+    DistributedDataParallel measures it in its first ten steps and every hundredth step (torch 2.15); 0 before.
+
+    Args:
+        model: The model as the strategy runs it.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return 0.0
+    times: dict[str, Any] = model._get_ddp_logging_data()
+    waited: int = times.get("backward_comm_time_end", 0) - times.get("backward_compute_time_end", 0)  # nanoseconds
+    return 1e-6 * max(0, waited)
+
+
+class DeviceTimes:
+    """Measures the phases of single steps on a CUDA device by events, without waiting for the device.
+
+    Args:
+        activity: What the main thread is doing.
+    """
+
+    def __init__(self, activity: Activity) -> None:
+        self._activity = activity
+        self._events: list[tuple[str, torch.cuda.Event]] = []
+
+    def begin(self) -> None:
+        """Measures from here to the beginning of the next step."""
+        self._events = []
+        self._activity.on_phase = self._record
+
+    def _record(self, phase: str) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append((phase, event))
+        if phase == DATA:
+            self._activity.on_phase = None
+
+    def take(self) -> dict[str, float]:
+        """Returns the milliseconds of the phases of the last measured step; empty if it is not complete."""
+        events, self._events = self._events, []
+        if not events or events[-1][0] != DATA or not events[-1][1].query():
+            return {}
+        parts = dict.fromkeys((STEP_PHASES[phase] for phase in DEVICE_PHASES), 0.0)
+        for (phase, begin), (_, end) in pairwise(events):
+            if phase in DEVICE_PHASES:
+                parts[STEP_PHASES[phase]] += begin.elapsed_time(end)
+        return parts

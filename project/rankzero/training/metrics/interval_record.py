@@ -1,0 +1,101 @@
+"""What this rank records in training steps between two logging steps."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.data import _extract_batch_size
+from torch import Tensor
+
+from rankzero.sampling.batch_sampler import EVEN_SHARE
+
+
+class IntervalRecord:
+    """Losses, samples and gradient norm of the current logging interval, on this rank.
+
+    Recording costs about 0.6 us per step of a CPU, and one kernel per step of another device. Nothing is recorded
+    before `is_enabled` is set.
+
+    Args:
+        trainer: The trainer.
+
+    Attributes:
+        is_enabled: Whether steps are recorded.
+        samples: Number of samples whose loss is recorded.
+        gradient_norm: 2-norm of all gradients before clipping in the last step of the interval; None if unknown.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.is_enabled = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins a new interval."""
+        self._loss_sum = 0.0
+        self._loss_sum_on_device: Tensor | None = None
+        self.samples = 0
+        self.gradient_norm: Tensor | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the step in progress ends the interval. Lightning logs the metrics of the same steps."""
+        interval: int = self._trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return bool(interval) and (self._trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % interval == 0
+
+    def add_loss(self, loss: Tensor, samples: int) -> None:
+        """Adds the loss of a batch.
+
+        Args:
+            loss: Mean loss of the samples, with one element.
+            samples: Number of samples on this rank; 0 for a batch that only keeps ranks in step.
+        """
+        if not samples:
+            return
+        self.samples += samples
+        if loss.is_cpu:
+            self._loss_sum += loss.item() * samples
+            return
+        if self._loss_sum_on_device is None:
+            dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no float64
+            self._loss_sum_on_device = torch.zeros((), dtype=dtype, device=loss.device)
+        self._loss_sum_on_device.add_(loss.detach().reshape(()), alpha=samples)
+
+    def add_outputs(self, outputs: Any, batch: Any) -> None:
+        """Adds the loss in the outputs of Lightning's own optimization, if they contain one."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+        if not self.is_enabled or not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
+            return
+        if self._trainer.lightning_module.automatic_optimization:  # Lightning has divided the loss by the micro-batches
+            loss = loss * self._trainer.accumulate_grad_batches
+        self.add_loss(loss, self.samples_in(batch))
+
+    def samples_in(self, batch: Any) -> int:
+        """Returns the number of this rank's samples in the batch of the step in progress."""
+        share = getattr(self._trainer.strategy, "share", EVEN_SHARE)
+        return share.samples if share is not EVEN_SHARE else (next(_extract_batch_size(batch), 1) or 1)
+
+    def measure_gradients(self, module: LightningModule) -> None:
+        """Measures the norm of the gradients, which are averaged over ranks and not clipped yet."""
+        gradients = [
+            parameter.grad
+            for parameter in module.parameters()
+            if parameter.grad is not None and not parameter.grad.is_sparse
+        ]
+        self.gradient_norm = torch.nn.utils.get_total_norm(gradients) if gradients else None
+
+    @property
+    def loss_sum(self) -> float | Tensor:
+        """Sum of the losses of all samples; on the device of the losses, so that reading it does not wait."""
+        return self._loss_sum if self._loss_sum_on_device is None else self._loss_sum_on_device + self._loss_sum
+
+    def state(self) -> dict[str, float]:
+        """Returns the recorded losses as plain numbers, for a checkpoint in the middle of an interval."""
+        return {"loss_sum": float(self.loss_sum), "samples": self.samples}
+
+    def load_states(self, states: Sequence[Mapping[str, float]]) -> None:
+        """Continues the intervals of these ranks."""
+        self.reset()
+        self._loss_sum = sum(state["loss_sum"] for state in states)
+        self.samples = int(sum(state["samples"] for state in states))
