@@ -139,7 +139,7 @@ class HookBridge(Callback):
         self._activity.enter(OPTIMIZER)
         record = trainer.fit_loop.epoch_loop.record  # type: ignore[attr-defined]
         if record.is_enabled and record.is_due:
-            record.measure_gradients(pl_module)
+            record.measure_gradients(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -130,7 +130,7 @@ class OptimizerStep:
         loss = self._run_passes()
         self.activity.enter(OPTIMIZER)
         if self._record.is_enabled and self._record.is_due:
-            self._record.measure_gradients(self.module)
+            self._record.measure_gradients(self.strategy.optimizers[0])
         if not self._is_unobserved:
             self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])
         if self._overrides_clipping or self.trainer.gradient_clip_val:

@@ -1,17 +1,21 @@
 """Logs the loss, the speed and the resources of training at the logging interval."""
 
 import math
+import time
 from collections.abc import Callable, Mapping
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
 from rankzero.tracking.measurements.flop_count import FlopCount, can_count, peak_flops_per_second
 from rankzero.tracking.measurements.resources import memory_in_use, prepared_batches
 from rankzero.tracking.measurements.series import (
+    ALWAYS_REDUCED,
+    DETAILS_REQUESTED,
     FIRST_GRADIENT,
     GRADIENT_NORM,
     LOSS_SAMPLES,
@@ -32,8 +36,16 @@ OTHER_LOSS = "train/mean_loss"
 """Tag of the loss if the module itself logs a value as `train/loss`."""
 
 
+DETAIL_SECONDS = 1.0
+"""Minimum time between two logged values of the series that are not logged at every logging step."""
+
+
 class IntervalMeasurements(LoopCallback):
     """Logs the series of `SERIES`, after one exchange between ranks per logging interval.
+
+    Loss and gradient norm are logged at every logging step, the others at most once per `DETAIL_SECONDS`: for a model
+    with steps of 0.1 ms, they would take longer than the steps. Rank zero requests these details in the exchange of one
+    interval, and all ranks add them to the exchange of the next interval.
 
     Args:
         run: Directory of the run, which knows the number of the attempt.
@@ -50,9 +62,11 @@ class IntervalMeasurements(LoopCallback):
         self._flop_count: FlopCount | None = None
         self._peak: float | None = None
         self._logged_checkpoint = 0.0, 0
+        self._detailed_at = 0.0
+        self._request = Request()
 
     def needs(self, hook: str) -> bool:
-        return self._is_enabled
+        return self._is_enabled and (hook != "on_logging_step" or self._step_time.measures_device)
 
     def on_ready(self, trainer: Trainer) -> None:
         """Begins to measure if rank zero has loggers. All ranks must call."""
@@ -72,41 +86,52 @@ class IntervalMeasurements(LoopCallback):
 
     def on_interval_end(self, trainer: Trainer) -> None:
         """Exchanges the values of all ranks and logs them. All ranks must call."""
-        record = fit_loop_of(trainer).epoch_loop.record
-        values = {
-            LOSS_SAMPLES: float(record.samples),
+        record, strategy = fit_loop_of(trainer).epoch_loop.record, strategy_of(trainer)
+        has_details = self._request.is_set
+        values = self._details(trainer) if has_details else {}
+        values[LOSS_SAMPLES] = float(record.samples)
+        values[DETAILS_REQUESTED] = float(time.monotonic() - self._detailed_at >= DETAIL_SECONDS)
+        tags = REDUCED if has_details else REDUCED[:ALWAYS_REDUCED]
+        row = torch.tensor([values.get(tag, math.nan) for tag in tags], dtype=torch.float64)
+        if strategy.root_device.type == "cuda":
+            row = row.to(strategy.root_device)  # where the next two values are; only rank zero waits for them
+        row[REDUCED.index(LOSS_SUM)] = record.loss_sum
+        if record.gradient_norm is not None:
+            row[REDUCED.index(GRADIENT_NORM)] = record.gradient_norm
+        record.reset()
+        rows = strategy.gather_rows(row)
+        self._request.read(rows[0, REDUCED.index(DETAILS_REQUESTED)])
+        if trainer.is_global_zero:
+            self._log(trainer, rows.tolist(), has_details)
+
+    def _details(self, trainer: Trainer) -> dict[str, float]:
+        """Returns this rank's values of the series that are not logged at every logging step."""
+        self._detailed_at = time.monotonic()
+        return {
             FIRST_GRADIENT: 1e3 * self.monitor.activity.first_gradient or math.nan,
             **self._guarded(self._step_time.take),
             **self._guarded(lambda: memory_in_use(trainer.strategy.root_device)),
             **self._guarded(lambda: {"workload/loader_queue_batches": prepared_batches(trainer)}),
         }
-        row = torch.tensor([values.get(tag, math.nan) for tag in REDUCED], dtype=torch.float64)
-        if trainer.strategy.root_device.type == "cuda":
-            row = row.to(trainer.strategy.root_device)  # where the next two values are; only rank zero waits for them
-        row[REDUCED.index(LOSS_SUM)] = record.loss_sum
-        if record.gradient_norm is not None:
-            row[REDUCED.index(GRADIENT_NORM)] = record.gradient_norm
-        record.reset()
-        rows = strategy_of(trainer).gather_rows(row)
-        if not trainer.is_global_zero:
-            return
-        numbers = rows.tolist()
-        totals = combine(numbers)
-        totals |= self._loss(trainer, totals.pop(LOSS_SUM), totals.pop(LOSS_SAMPLES)) | self._speed(trainer)
-        totals |= self._position(trainer) | self._guarded(self._checkpoint)
-        if trainer.world_size > 1:
-            totals |= values_of_ranks(numbers, list(self.monitor.slow_ranks))
-        totals.pop(FIRST_GRADIENT)
-        finite = {tag: value for tag, value in totals.items() if tag.startswith("train/") or not math.isnan(value)}
+
+    def _log(self, trainer: Trainer, rows: list[list[float]], has_details: bool) -> None:
+        """Logs the values of all ranks; only rank zero calls this."""
+        values = combine(rows)
+        del values[DETAILS_REQUESTED]
+        values |= self._loss(trainer, values.pop(LOSS_SUM), values.pop(LOSS_SAMPLES))
+        if has_details:
+            values |= self._speed(trainer) | self._position(trainer) | self._guarded(self._checkpoint)
+            if trainer.world_size > 1:
+                values |= values_of_ranks(rows, list(self.monitor.slow_ranks))
+            del values[FIRST_GRADIENT]
+        known = {tag: value for tag, value in values.items() if tag in (LOSS, OTHER_LOSS) or not math.isnan(value)}
         for logger in trainer.loggers:
-            logger.log_metrics(finite, trainer.fit_loop.epoch_loop._batches_that_stepped)
+            logger.log_metrics(known, trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def _loss(self, trainer: Trainer, loss_sum: float, samples: float) -> dict[str, float]:
         """Returns the mean loss under a name that the module does not use; empty if no step returned a loss."""
-        metrics = fit_loop_of(trainer).epoch_loop.results.values()
-        is_taken = LOSS in trainer.logged_metrics or any(
-            metric.meta.name == LOSS and metric.meta.logger for metric in metrics
-        )
+        metric = fit_loop_of(trainer).epoch_loop.results.get(f"training_step.{LOSS}")
+        is_taken = LOSS in trainer._logger_connector._logged_metrics or (metric is not None and metric.meta.logger)
         return {OTHER_LOSS if is_taken else LOSS: loss_sum / samples} if samples else {}
 
     def _speed(self, trainer: Trainer) -> dict[str, float]:
@@ -154,3 +179,27 @@ class IntervalMeasurements(LoopCallback):
                 self._has_warned = True
                 rank_zero_warn(f"rankzero: some values cannot be measured, and are missing in the charts: {error!r}")
             return {}
+
+
+class Request:
+    """Whether rank zero has requested something in the last exchange; the first exchange is preceded by a request."""
+
+    def __init__(self) -> None:
+        self._value = torch.ones(())
+        self._copied: torch.cuda.Event | None = None
+
+    def read(self, value: Tensor) -> None:
+        """Reads a value that is not 0 if there is a request, without waiting for the device."""
+        if value.is_cuda:
+            self._value, self._copied = value.new_empty((), device="cpu", pin_memory=True), torch.cuda.Event()
+            self._value.copy_(value, non_blocking=True)
+            self._copied.record()
+        else:
+            self._value = value
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a request; waits until the device has run the last exchange."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return bool(self._value)

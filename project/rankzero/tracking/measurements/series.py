@@ -20,6 +20,9 @@ class Series(NamedTuple):
 LOSS_SUM, LOSS_SAMPLES = "loss_sum", "loss_samples"
 """Values of a rank from which `train/loss` is computed; not logged themselves."""
 
+DETAILS_REQUESTED = "details_requested"
+"""1 if rank zero wants more values in the next exchange."""
+
 FIRST_GRADIENT = "world/first_gradient_ms"
 DATA_WAIT = "wall_time/data_wait_ms"
 GRADIENT_NORM = "weights/gradient_norm"
@@ -27,6 +30,8 @@ GRADIENT_NORM = "weights/gradient_norm"
 SERIES = {
     LOSS_SUM: Series("", "sum"),
     LOSS_SAMPLES: Series("", "sum"),
+    DETAILS_REQUESTED: Series("", "max"),
+    GRADIENT_NORM: Series("2-norm of all gradients before clipping, in the last step of the interval", "max"),
     "train/loss": Series("Mean loss of all samples of the interval, over all ranks"),
     "train/samples_per_second": Series("Training samples per second over all ranks, without validation"),
     DATA_WAIT: Series("Milliseconds per step: waiting for a batch and moving it to the device", "mean"),
@@ -40,7 +45,6 @@ SERIES = {
     "wall_time/step_ms": Series("Milliseconds per step, without validation and checkpoints", "mean"),
     "wall_time/checkpoint_blocked_s": Series("Seconds of the interval in which saving blocked training", "max"),
     "wall_time/checkpoint_s": Series("Seconds from the copy of the last checkpoint until it was on disk"),
-    GRADIENT_NORM: Series("2-norm of all gradients before clipping, in the last step of the interval", "max"),
     "workload/samples_per_second_per_device": Series("Training samples per second and device, without validation"),
     "workload/teraflops_per_second": Series(
         "TFLOP/s of a device: 10^12 floating-point operations of forward and backward passes per second"
@@ -63,6 +67,9 @@ RANK_SERIES = {DATA_WAIT: "world/data_wait_ms", FIRST_GRADIENT: FIRST_GRADIENT}
 REDUCED = tuple(tag for tag, series in SERIES.items() if series.reduction)
 """Tags of the values that ranks exchange, in this order."""
 
+ALWAYS_REDUCED = REDUCED.index(GRADIENT_NORM) + 1
+"""Number of values that ranks exchange at every logging step; the others are details."""
+
 MAX_RANKS = 16
 """Largest number of ranks with a series of their own; of more ranks, the slowest ones are logged."""
 
@@ -71,11 +78,11 @@ def combine(rows: Sequence[Sequence[float]]) -> dict[str, float]:
     """Returns the values over all ranks, by tag; NaN if no rank has a value.
 
     Args:
-        rows: Values of each rank, in the order of `REDUCED`; NaN for a value that a rank does not have. The sum of
-            losses is the exception: there NaN is the value.
+        rows: Values of each rank, in the order of `REDUCED`; the last ones may be missing. NaN is a value that a rank
+            does not have, except for the sum of losses.
     """
     combined = {}
-    for tag, column in zip(REDUCED, zip(*rows, strict=True), strict=True):
+    for tag, column in zip(REDUCED, zip(*rows, strict=True), strict=False):
         values = column if tag == LOSS_SUM else [value for value in column if not isnan(value)]
         reduction = SERIES[tag].reduction
         if not values:

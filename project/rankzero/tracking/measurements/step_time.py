@@ -41,6 +41,11 @@ class StepTime:
         """Begins a new interval."""
         self._seconds, self._step = dict(self._activity.seconds), self._trainer.global_step
 
+    @property
+    def measures_device(self) -> bool:
+        """Whether steps are measured on a device other than the CPU."""
+        return self._device_times is not None
+
     def measure_next_step(self) -> None:
         """Begins to measure the step in progress on the device, if that is no CPU."""
         if self._device_times is not None:
