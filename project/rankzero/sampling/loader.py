@@ -1,6 +1,7 @@
 """DataLoader that reads a user's data in the run's order of samples."""
 
 import copy
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -23,7 +24,7 @@ AHEAD_BYTES = 2**18
 """Approximate limit (bytes) for small batches that are read together: they fit in a processor's nearest caches."""
 
 
-_OWN = ("_user_loader", "_reader", "_broadcast", "_shares", "batch_sampler", "_iterator", "__class__")
+_OWN = ("_user_loader", "_reader", "_broadcast", "_shares", "_reading", "batch_sampler", "_iterator", "__class__")
 
 
 class ManagedLoader(DataLoader[Any]):
@@ -44,6 +45,7 @@ class ManagedLoader(DataLoader[Any]):
     _reader: DataLoader[Any]
     _broadcast: Callable[[Any], Any]
     _shares: deque[Share]
+    _reading: Callable[[], Any]
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class ManagedLoader(DataLoader[Any]):
             "batch_sampler": batches,
             "_broadcast": broadcast,
             "_shares": deque(),
+            "_reading": lambda: None,
         }
         vars(self).update({**vars(loader), **attributes})
         self.__class__ = _managed_class(type(loader))  # type: ignore[arg-type]
@@ -114,7 +117,18 @@ class ManagedLoader(DataLoader[Any]):
             return self._batches(self._read_in_process())
         with blocked_signals():
             reader = iter(self._reader)
+        if self._reader.num_workers:
+            self._reading = weakref.ref(reader)  # a plain reference would keep the loader processes alive
         return self._batches(reader)
+
+    @property
+    def prepared_batches(self) -> int | None:
+        """Number of batches that the loader processes hold ready; None without loader processes (torch 2.15)."""
+        reader = self._reading()
+        if reader is None:
+            return None
+        out_of_order = sum(len(task) == 2 for task in reader._task_info.values())
+        return out_of_order + int(reader._data_queue.qsize())
 
     def next_share(self) -> Share:
         """Returns this rank's share of the next batch, in the order in which batches were read."""

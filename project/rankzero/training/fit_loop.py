@@ -36,7 +36,7 @@ def install(trainer: Trainer, plan: SamplingPlan, activity: Activity | None = No
     trainer.fit_loop = loop
     if isinstance(trainer.strategy, RunStrategy):
         trainer.strategy.before_step_with_empty_rank = loop.epoch_loop.results.reduce
-    loop.hook_bridge = HookBridge(loop.call, activity)
+    loop.hook_bridge = HookBridge(loop.call, activity, loop.epoch_loop.record)
     return loop.hook_bridge
 
 

@@ -18,6 +18,7 @@ from rankzero.distributed.monitoring.activity import (
     VALIDATION,
     Activity,
 )
+from rankzero.training.metrics.interval_record import IntervalRecord
 
 
 class LoopHooks:
@@ -120,10 +121,13 @@ class HookBridge(Callback):
     Args:
         call: Calls a hook of `LoopHooks`, given its name and arguments.
         activity: Receives the phases.
+        record: Receives losses and gradients.
     """
 
-    def __init__(self, call: Callable[..., None], activity: Activity | None = None) -> None:
-        self._call, self._activity = call, activity or Activity()
+    def __init__(
+        self, call: Callable[..., None], activity: Activity | None = None, record: IntervalRecord | None = None
+    ) -> None:
+        self._call, self._activity, self._record = call, activity or Activity(), record
         self._next_tick = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -137,15 +141,15 @@ class HookBridge(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         self._activity.enter(OPTIMIZER)
-        record = trainer.fit_loop.epoch_loop.record  # type: ignore[attr-defined]
-        if record.is_enabled and record.is_due:
-            record.measure_gradients(optimizer)
+        if self._record is not None and self._record.is_enabled and self._record.is_due:
+            self._record.measure_gradients(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._activity.enter(HOOK)
-        trainer.fit_loop.epoch_loop.record.add_outputs(outputs, batch)  # type: ignore[attr-defined]
+        if self._record is not None:
+            self._record.add_outputs(outputs, batch)
         self._call("on_batch_done", batch, batch_idx)
         now = time.monotonic()
         if now >= self._next_tick or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:

@@ -66,6 +66,7 @@ def test_a_hook_without_an_implementation_has_no_subscriber():
         "on_logging_step": 0,
         "on_batch_done": 1,
         "on_tick": 0,
+        "on_interval_end": 0,
         "on_step_done": 2,
         "on_epoch_done": 0,
         "on_safe_point": 0,

@@ -1,8 +1,8 @@
 """Logs the loss, the speed and the resources of training at the logging interval."""
 
 import math
-import time
 from collections.abc import Callable, Mapping
+from time import monotonic
 
 import torch
 from lightning.pytorch import Trainer
@@ -90,7 +90,7 @@ class IntervalMeasurements(LoopCallback):
         has_details = self._request.is_set
         values = self._details(trainer) if has_details else {}
         values[LOSS_SAMPLES] = float(record.samples)
-        values[DETAILS_REQUESTED] = float(time.monotonic() - self._detailed_at >= DETAIL_SECONDS)
+        values[DETAILS_REQUESTED] = float(monotonic() - self._detailed_at >= DETAIL_SECONDS)
         tags = REDUCED if has_details else REDUCED[:ALWAYS_REDUCED]
         row = torch.tensor([values.get(tag, math.nan) for tag in tags], dtype=torch.float64)
         if strategy.root_device.type == "cuda":
@@ -106,7 +106,7 @@ class IntervalMeasurements(LoopCallback):
 
     def _details(self, trainer: Trainer) -> dict[str, float]:
         """Returns this rank's values of the series that are not logged at every logging step."""
-        self._detailed_at = time.monotonic()
+        self._detailed_at = monotonic()
         return {
             FIRST_GRADIENT: 1e3 * self.monitor.activity.first_gradient or math.nan,
             **self._guarded(self._step_time.take),

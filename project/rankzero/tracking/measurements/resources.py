@@ -1,11 +1,12 @@
 """Measures the memory of this rank and the batches that its loader processes have prepared."""
 
 import math
-from typing import Any
 
 import psutil
 import torch
 from lightning.pytorch import Trainer
+
+from rankzero.sampling.loader import ManagedLoader
 
 GIB = 2**30
 
@@ -22,11 +23,9 @@ def memory_in_use(device: torch.device) -> dict[str, float]:
 
 
 def prepared_batches(trainer: Trainer) -> float:
-    """Returns the number of batches that loader processes hold ready; NaN without loader processes (torch 2.15)."""
+    """Returns the number of batches that this rank's loader processes hold ready; NaN without loader processes."""
     combined = trainer.fit_loop._combined_loader
-    iterators = [getattr(loader, "_iterator", None) for loader in (combined.flattened if combined else ())]
-    queues: list[Any] = [iterator for iterator in iterators if hasattr(iterator, "_data_queue")]
-    if not queues:
-        return math.nan
-    out_of_order = sum(len(info) == 2 for queue in queues for info in queue._task_info.values())
-    return float(out_of_order + sum(queue._data_queue.qsize() for queue in queues))
+    loaders = combined.flattened if combined is not None else []
+    counts = [loader.prepared_batches for loader in loaders if isinstance(loader, ManagedLoader)]
+    known = [count for count in counts if count is not None]
+    return float(sum(known)) if known else math.nan

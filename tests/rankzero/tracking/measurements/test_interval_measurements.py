@@ -1,0 +1,228 @@
+import json
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.loggers import CSVLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankzero import Trainer
+from rankzero.tracking.measurements import interval_measurements
+
+SAMPLES, BATCH, INTERVAL = 45, 4, 5
+"""An epoch has 12 steps, the last one with a single sample."""
+
+
+class Net(LightningModule):
+    """Records the losses of all samples by step."""
+
+    def __init__(self, manual=False, name=None, outputs="tensor"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.name, self.outputs = nn.Linear(3, 1), name, outputs
+        self.automatic_optimization = not manual
+        self.losses = defaultdict(list)
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        losses = (self.layer(inputs) - targets).square().squeeze(1)
+        self.losses[self.trainer.fit_loop.epoch_loop._batches_that_stepped] += losses.tolist()
+        loss = losses.mean()
+        if self.name:
+            self.log(self.name, loss)
+        if not self.automatic_optimization:
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+        return {"none": None, "tensor": loss, "mapping": {"loss": loss}}[self.outputs]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def train_dataloader(self):
+        inputs = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1))
+        return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=BATCH, shuffle=True)
+
+
+def fit(module, name="x", epochs=3, **settings):
+    quiet = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "seed": 7}
+    Trainer(max_epochs=epochs, log_every_n_steps=INTERVAL, name=name, **quiet, **settings).fit(module)
+    return module
+
+
+def scalars(folder):
+    """Returns tag -> step -> value."""
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    points = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    for tag, values in points.items():
+        steps = [step for step, _ in values]
+        assert steps == sorted(set(steps)), f"{tag}: {steps}"
+    return {tag: dict(values) for tag, values in points.items()}
+
+
+def means_of(losses):
+    """Returns the mean loss of each whole interval, by the step at which the interval is logged."""
+    ends = range(INTERVAL - 1, max(losses) + 1, INTERVAL)
+    samples = {end: [loss for step in range(end - INTERVAL + 1, end + 1) for loss in losses[step]] for end in ends}
+    return {end: sum(values) / len(values) for end, values in samples.items()}
+
+
+@pytest.mark.parametrize(
+    ("module", "settings"),
+    [
+        ({}, {}),
+        ({"outputs": "mapping"}, {}),
+        ({"manual": True}, {}),
+        ({}, {"accumulate_grad_batches": 2}),
+        ({}, {"global_batch_size": 8, "max_device_batch_size": 3}),
+        ({}, {"profiler": "simple"}),  # Lightning's own loop
+        ({"outputs": "mapping"}, {"profiler": "simple", "accumulate_grad_batches": 2}),
+    ],
+)
+def test_the_logged_loss_is_the_mean_over_all_samples_of_the_interval(script_folder, module, settings):
+    net = fit(Net(**module), **settings)
+    expected = means_of(net.losses)
+    assert len(expected) >= 3
+    assert scalars(script_folder / "runs/x")["train/loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_module_that_logs_the_loss_itself_keeps_its_own_values(script_folder):
+    net = fit(Net(name="train/loss"))
+    logged = scalars(script_folder / "runs/x")
+    assert logged["train/mean_loss"] == pytest.approx(means_of(net.losses), rel=1e-6)
+    last_batches = {step: sum(net.losses[step]) / len(net.losses[step]) for step in logged["train/loss"]}
+    assert logged["train/loss"] == pytest.approx(last_batches, rel=1e-6)
+
+
+def test_a_module_without_a_loss_has_no_curve_of_the_loss(script_folder):
+    fit(Net(manual=True, outputs="none"))
+    assert not {"train/loss", "train/mean_loss"} & scalars(script_folder / "runs/x").keys()
+
+
+def test_the_curves_of_three_attempts_are_those_of_an_uninterrupted_run(script_folder):
+    fit(Net(), name="whole")
+    for steps in (8, 22):  # in the middle of an interval, and of an epoch
+        fit(Net(), name="parts", max_steps=steps)
+    fit(Net(), name="parts")
+    whole, parts = scalars(script_folder / "runs/whole"), scalars(script_folder / "runs/parts")
+    for tag in ("train/loss", "train/lr", "weights/gradient_norm"):
+        assert parts[tag] == pytest.approx(whole[tag], rel=1e-6) and len(parts[tag]) >= 7, tag
+    assert sorted(set(parts["x_axis/attempt"].values())) == [1, 2, 3]
+
+
+def test_a_lost_attempt_leaves_no_point(script_folder):
+    class Crash(Callback):
+        def on_train_batch_end(self, trainer, *arguments):
+            if trainer.global_step == 21:
+                raise RuntimeError("crash")
+
+    fit(Net(), name="whole")
+    with pytest.raises(RuntimeError, match="crash"):
+        fit(Net(), name="parts", callbacks=[Crash()])  # saved last at step 12, within an interval
+    fit(Net(), name="parts")
+    whole, parts = scalars(script_folder / "runs/whole"), scalars(script_folder / "runs/parts")
+    assert parts["train/loss"] == pytest.approx(whole["train/loss"], rel=1e-6)
+
+
+def test_the_gradient_norm_is_that_before_clipping(script_folder):
+    norms = {}
+
+    class Recording(Net):
+        def on_before_optimizer_step(self, optimizer):
+            step = self.trainer.fit_loop.epoch_loop._batches_that_stepped
+            norms[step] = math.sqrt(sum(float(parameter.grad.square().sum()) for parameter in self.parameters()))
+
+    for name, base, settings in (
+        ("observed", Recording, {}),
+        ("unobserved", Net, {}),
+        ("stock", Net, {"profiler": "simple"}),
+    ):
+        fit(base(), name=name, gradient_clip_val=0.01, **settings)
+        logged = scalars(script_folder / "runs" / name)["weights/gradient_norm"]
+        assert logged == pytest.approx({step: norms[step] for step in logged}, rel=1e-5) and len(logged) >= 7
+
+
+def test_measuring_changes_no_weights(script_folder, monkeypatch):
+    measured = fit(Net(), name="measured")
+    monkeypatch.setattr(interval_measurements.IntervalMeasurements, "on_ready", lambda *arguments: None)
+    plain = fit(Net(), name="plain")
+    assert "weights/gradient_norm" not in scalars(script_folder / "runs/plain")
+    assert all(map(torch.equal, measured.parameters(), plain.parameters()))
+
+
+def test_details_are_logged_at_most_once_per_second(script_folder, monkeypatch):
+    net = Net()
+    monkeypatch.setattr(interval_measurements, "monotonic", lambda: 100 + net.global_step * 0.06)  # 0.3 s per interval
+    fit(net, epochs=9)
+    logged = scalars(script_folder / "runs/x")
+    assert len(logged["train/loss"]) == 21
+    assert list(logged["wall_time/step_ms"]) == [4, 29, 54, 79, 104]  # requested after a second, one interval before
+
+
+def test_samples_and_epochs_are_logged_as_other_axes(script_folder, monkeypatch):
+    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
+    fit(Net(), epochs=2)
+    logged = scalars(script_folder / "runs/x")
+    assert logged["x_axis/samples"] == {4: 20, 9: 40, 14: 45 + 12, 19: 45 + 32}
+    assert logged["x_axis/epoch"] == pytest.approx({4: 5 / 12, 9: 10 / 12, 14: 1 + 3 / 12, 19: 1 + 8 / 12})
+
+
+def test_parts_of_a_step_add_up(script_folder, monkeypatch):
+    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
+    fit(Net())
+    logged = scalars(script_folder / "runs/x")
+    parts = ("data_wait", "forward", "backward", "exposed_communication", "optimizer", "other")
+    for step, total in logged["wall_time/step_ms"].items():
+        assert sum(logged[f"wall_time/{part}_ms"][step] for part in parts) == pytest.approx(total, rel=1e-5)
+
+
+def test_speed_and_operations_are_logged(script_folder):
+    fit(Net())
+    logged = scalars(script_folder / "runs/x")
+    (flops,) = {logged["workload/teraflops_per_second"][4] * 1e12 / logged["train/samples_per_second"][4]}
+    assert flops == pytest.approx(2 * 2 * 3, rel=1e-4)  # forward, and the weights' gradient; the inputs need none
+    assert "workload/mfu_percent" not in logged  # no published peak of a CPU
+
+
+def test_duration_and_size_of_checkpoints_are_logged(script_folder, monkeypatch):
+    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
+    fit(Net(), save_every="5steps")
+    logged = scalars(script_folder / "runs/x")
+    checkpoint = next((script_folder / "runs/x/checkpoints").iterdir())
+    size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**20
+    assert list(logged["workload/checkpoint_mib"].values())[-1] == pytest.approx(size, rel=0.1)
+    assert all(seconds > 0 for seconds in logged["wall_time/checkpoint_s"].values())
+
+
+def test_every_logger_receives_the_values(script_folder):
+    loggers = [CSVLogger(script_folder / name, name="", version="") for name in ("first", "second")]
+    fit(Net(), logger=loggers)
+    for name in ("first", "second"):
+        header = (script_folder / name / "metrics.csv").read_text().splitlines()[0].split(",")
+        assert {"train/loss", "wall_time/step_ms", "x_axis/samples", "weights/gradient_norm"} <= set(header)
+
+
+def test_nothing_is_measured_without_a_logger(script_folder):
+    net = Net()
+    fit(net, logger=False)
+    assert not net.trainer.fit_loop.epoch_loop.record.is_enabled
+    assert net.trainer.fit_loop.epoch_loop.record.samples == 0
+
+
+def test_training_continues_if_a_value_cannot_be_measured(script_folder, monkeypatch, recwarn):
+    def fail(device):
+        raise OSError("/proc is not mounted")
+
+    monkeypatch.setattr(interval_measurements, "memory_in_use", fail)
+    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
+    fit(Net())
+    warnings = [str(warning.message) for warning in recwarn if "/proc is not mounted" in str(warning.message)]
+    assert len(warnings) == 1 and "missing in the charts" in warnings[0]
+    logged = scalars(script_folder / "runs/x")
+    assert "workload/host_memory_gib" not in logged and len(logged["wall_time/step_ms"]) == 7
+    assert json.loads((script_folder / "runs/x/summary.json").read_text())["status"] == "finished"

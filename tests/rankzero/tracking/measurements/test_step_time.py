@@ -1,0 +1,138 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rankzero.distributed.monitoring import activity as activity_module
+from rankzero.distributed.monitoring.activity import (
+    BACKWARD,
+    CHECKPOINT,
+    FORWARD,
+    HOOK,
+    OPTIMIZER,
+    VALIDATION,
+    Activity,
+)
+from rankzero.tracking.measurements.step_time import StepTime
+
+
+class Clock:
+    """Clock that a test moves."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(activity_module, "monotonic", clock)
+    return clock
+
+
+def trainer_on(device):
+    return SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device), model=None), global_step=0)
+
+
+def take_step(activity, clock, trainer, **milliseconds):
+    phases = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER, "other": HOOK}
+    activity.begin_batch(trainer.global_step)
+    clock.now += milliseconds.pop("data_wait") / 1e3
+    for name, duration in milliseconds.items():
+        activity.enter(phases[name])
+        clock.now += duration / 1e3
+    trainer.global_step += 1
+
+
+PARTS = {"data_wait": 5.0, "forward": 10.0, "backward": 20.0, "optimizer": 3.0, "other": 2.0}
+
+
+def test_parts_of_a_step_are_means_over_the_steps_of_the_interval(clock):
+    activity, trainer = Activity(), trainer_on("cpu")
+    step_time = StepTime(activity, trainer)
+    for factor in (1, 3):
+        take_step(activity, clock, trainer, **{name: factor * duration for name, duration in PARTS.items()})
+    activity.enter(HOOK)
+    times = step_time.take()
+    assert {name: times[f"wall_time/{name}_ms"] for name in PARTS} == pytest.approx(
+        {name: 2 * duration for name, duration in PARTS.items()}
+    )
+    assert times["wall_time/step_ms"] == pytest.approx(80)
+    assert times["wall_time/exposed_communication_ms"] == 0
+
+
+def test_validation_and_checkpoints_are_no_part_of_a_step(clock):
+    activity, trainer = Activity(), trainer_on("cpu")
+    step_time = StepTime(activity, trainer)
+    take_step(activity, clock, trainer, **PARTS)
+    for phase in (VALIDATION, CHECKPOINT, HOOK):
+        activity.enter(phase)
+        clock.now += 7
+    times = step_time.take()
+    assert times["wall_time/step_ms"] == pytest.approx(40)
+    assert times["wall_time/checkpoint_blocked_s"] == pytest.approx(7)
+
+
+def test_each_interval_counts_only_its_own_steps(clock):
+    activity, trainer = Activity(), trainer_on("cpu")
+    step_time = StepTime(activity, trainer)
+    take_step(activity, clock, trainer, **PARTS)
+    activity.enter(HOOK)
+    step_time.take()
+    take_step(activity, clock, trainer, **{**PARTS, "forward": 1.0})
+    activity.enter(HOOK)
+    assert step_time.take()["wall_time/forward_ms"] == pytest.approx(1)
+
+
+def test_communication_after_the_backward_pass_is_a_part_of_its_own(clock, monkeypatch):
+    class Wrapped(torch.nn.Module):
+        def _get_ddp_logging_data(self):
+            return {"backward_comm_time_end": 9_000_000, "backward_compute_time_end": 3_000_000}
+
+    from rankzero.tracking.measurements import step_time as step_time_module
+
+    monkeypatch.setattr(step_time_module, "DistributedDataParallel", Wrapped)
+    activity, trainer = Activity(), trainer_on("cpu")
+    trainer.strategy.model = Wrapped()
+    step_time = StepTime(activity, trainer)
+    take_step(activity, clock, trainer, **PARTS)
+    activity.enter(HOOK)
+    times = step_time.take()
+    assert times["wall_time/exposed_communication_ms"] == pytest.approx(6)
+    assert times["wall_time/backward_ms"] == pytest.approx(14)
+
+
+def test_an_accelerators_phases_are_measured_by_events(clock, monkeypatch):
+    """The events are simulated: no test of this project has run on CUDA."""
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.time = clock.now + 50  # the device runs behind the main thread
+
+        def query(self):
+            return True
+
+        def elapsed_time(self, end):
+            return 1e3 * (end.time - self.time)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    activity, trainer = Activity(), trainer_on("cuda:0")
+    step_time = StepTime(activity, trainer)
+    step_time.measure_next_step()
+    for phase, duration in ((FORWARD, 0.01), (BACKWARD, 0.02), (OPTIMIZER, 0.003), (HOOK, 0.5)):
+        activity.enter(phase)
+        clock.now += duration
+    activity.begin_batch(1)
+    trainer.global_step = 1
+    assert activity.on_phase is None
+    times = step_time.take()
+    assert times["wall_time/forward_ms"] == pytest.approx(10)
+    assert times["wall_time/backward_ms"] == pytest.approx(20)
+    assert times["wall_time/optimizer_ms"] == pytest.approx(3)
+    assert times["wall_time/step_ms"] == pytest.approx(533)
