@@ -30,7 +30,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.learning_rate import LearningRate
 from rankzero.tracking.measurements.slow_ranks import SlowRanks
 from rankzero.tracking.measurements.throughput import Throughput
-from rankzero.tracking.progress import progress_callbacks
+from rankzero.tracking.progress.choice import progress_callbacks
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from rankzero.training.callbacks.failure import ReportFailure

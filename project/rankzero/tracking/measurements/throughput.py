@@ -31,8 +31,13 @@ class Throughput(LoopCallback):
     @property
     def samples_per_second(self) -> float:
         """Training speed of this attempt over all ranks."""
-        seconds = self.seconds + (time.perf_counter() - self._started_at if self._started_at is not None else 0.0)
+        seconds = self.training_seconds
         return self.attempt_samples / seconds if seconds > 0 else 0.0
+
+    @property
+    def training_seconds(self) -> float:
+        """Training time of this attempt, with the interval that is being measured."""
+        return self.seconds + (time.perf_counter() - self._started_at if self._started_at is not None else 0.0)
 
     @property
     def samples(self) -> int:
