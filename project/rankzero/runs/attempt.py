@@ -1,6 +1,7 @@
 """One attempt at a run: its files, the checkpoint that it resumes from, and its summary."""
 
 import logging
+import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -251,7 +252,8 @@ class Attempt:
     def _open_log(self) -> None:
         self._handler = handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
         handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk is reported elsewhere
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        origin = f"rank {self.launch.rank or 0} on {socket.gethostname()}".replace("%", "%%")
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {origin} %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._crash_log.enable(cast(TextIO, handler.stream))
         self.control_channel.describe_exit = self._crash_log.describe_crash
