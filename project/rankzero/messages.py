@@ -219,6 +219,25 @@ def print_line(text: str) -> None:
     print_text(f"{text}\n")
 
 
+_quiet: list[bool] = []
+
+
+def set_quiet(quiet: bool) -> None:
+    """Sets whether this process prints only results, warnings and errors (`--quiet`)."""
+    _quiet[:] = [True] * quiet
+
+
+def is_quiet() -> bool:
+    """Returns whether this process prints only results, warnings and errors."""
+    return bool(_quiet)
+
+
+def print_notice(text: str) -> None:
+    """Prints a line of information that requires no action on stdout, unless `--quiet` is set."""
+    if not is_quiet():
+        print_line(f"rankzero: {spelled(text)}")
+
+
 def print_text(text: str) -> None:
     """Prints a text on stdout, without adding a line break."""
     with contextlib.suppress(*_WRITE_ERRORS):

@@ -16,7 +16,7 @@ from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, 
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.session import Session, report_uncaught_errors
-from rankzero.messages import RequestError, print_line, set_spelling
+from rankzero.messages import RequestError, is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
@@ -31,7 +31,7 @@ from rankzero.tracking.measurements.interval_measurements import IntervalMeasure
 from rankzero.tracking.measurements.learning_rate import LearningRate
 from rankzero.tracking.measurements.slow_ranks import SlowRanks
 from rankzero.tracking.measurements.throughput import Throughput
-from rankzero.tracking.progress import progress_callbacks
+from rankzero.tracking.progress.choice import progress_callbacks, without_progress
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from rankzero.training.callbacks.failure import ReportFailure
@@ -87,6 +87,7 @@ class Trainer(pl.Trainer):
         hang_timeout: Time without progress after which a run hangs: 300 (seconds), `5min` or a timedelta.
         hang_action: Whether a hang ends the run (`stop`) or is only reported (`report`).
         preflight: Checks before training: `quick` compares the ranks, `full` runs all checks, `off` runs none.
+        quiet: Whether to print only the result, warnings and errors.
         lightning: Arguments of `lightning.pytorch.Trainer`.
 
     Attributes:
@@ -128,6 +129,7 @@ class Trainer(pl.Trainer):
         hang_timeout: str | int | timedelta = 300,
         hang_action: str = "stop",
         preflight: str = "quick",
+        quiet: bool | str = False,
         **lightning: Any,
     ) -> None:
         own_arguments = {key: value for key, value in locals().items() if key in TRAINER_FLAGS}
@@ -149,6 +151,8 @@ class Trainer(pl.Trainer):
         self._explicit_arguments = explicit_arguments(arguments) | lightning
         self.outcome, self._options, self._keep = Outcome(), RunOptions.read(arguments), arguments["keep"]
         user_callbacks = as_list(lightning.get("callbacks"))
+        set_quiet(arguments["quiet"] == "yes")
+        lightning = without_progress(lightning, user_callbacks) if is_quiet() else lightning
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
         own = [global_seed(), arguments["fast"] == "yes", arguments["preflight"]]
@@ -209,9 +213,8 @@ class Trainer(pl.Trainer):
             },
         )
         self._signal_connector = NoSignalConnector(self)
-        self._checkpoint_connector = self._checkpoint_choice = ChosenCheckpoint(
-            self, self.run, self._checkpointing, coordinator
-        )
+        choice = ChosenCheckpoint(self, self.run, self._checkpointing, coordinator)
+        self._checkpoint_connector = self._checkpoint_choice = choice
         self.predict_loop = PredictionLoop(self)
         self._found_settings = KeepFound()
         # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
@@ -263,7 +266,7 @@ class Trainer(pl.Trainer):
         if not attempt.already_finished:
             text = layout.apply_layout(model, self.session.world.accelerator) if self._is_fast else ""
             if text and self.is_global_zero:
-                print_line(f"rankzero: --fast: {text}; {self._precision_reason}")
+                print_notice(f"--fast: {text}; {self._precision_reason}")
             train = partial(super().fit, model, **settings, ckpt_path=attempt.checkpoint)
             attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:

@@ -85,7 +85,9 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     for name in ("model", "data"):
         parser.add_argument(f"--{name}")
     for flag in command.flags:
-        parser.add_argument(f"--{flag.name}", *(f"--{alias}" for alias in flag.aliases), dest=flag.name)
+        names = [f"--{name}" for name in (flag.name, *flag.aliases)]
+        optional_value: dict[str, Any] = {"nargs": "?", "const": flag.bare_value} if flag.bare_value is not None else {}
+        parser.add_argument(*names, dest=flag.name, **optional_value)
     parsed, rest = parser.parse_known_args(list(arguments))
     if parsed.help:
         print_line(command.help())

@@ -16,7 +16,7 @@ from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import is_reporting_rank, refuse, report_error
-from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error
+from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error, set_quiet
 from rankzero.sampling.workers import end_workers
 
 
@@ -46,6 +46,7 @@ def start(
         SIGNALS.install()
     try:
         flags = parse_arguments(command, arguments)
+        set_quiet(flags.get("quiet") == "yes")
         if flags.explain:
             return explain(flags)
         requested = flags.requested_world

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rankzero.messages import Exit, print_error, print_line, spelled
+from rankzero.messages import Exit, is_quiet, print_error, print_line, spelled
 from rankzero.preflight.check import CHECK_NAMES, FAIL, SKIPPED, WARN, Check
 from rankzero.runs.checkpoints.atomic_files import write_text
 
@@ -27,12 +27,17 @@ class Report:
     def add(self, check: Check) -> Check:
         """Adds and prints a check."""
         self.checks[check.name] = check
-        self.notify("\n".join(check.lines()))
+        if not is_quiet() or check.status in (WARN, FAIL):
+            self._print("\n".join(check.lines()))
         self.write(complete=False)
         return check
 
     def notify(self, text: str) -> None:
-        """Prints a line of a check that is still in progress."""
+        """Prints a line of a check that is still in progress, unless `--quiet` is set."""
+        if not is_quiet():
+            self._print(text)
+
+    def _print(self, text: str) -> None:
         if self.prints:
             print_line(spelled(text))
 
@@ -46,7 +51,7 @@ class Report:
         if warned:
             text += f"; warnings: {', '.join(warned)}"
         advice = dict.fromkeys(line for check in self.checks.values() for line in check.advice)
-        self.notify("\n".join([f"verdict: {text}", *(f"  - {line}" for line in advice)]))
+        self._print("\n".join([f"verdict: {text}", *(f"  - {line}" for line in advice)]))
         self.write(complete=True)
         return Exit.FAILED if failed else Exit.FINISHED
 

@@ -1,6 +1,7 @@
 """One attempt at a run: its files, the checkpoint that it resumes from, and its summary."""
 
 import logging
+import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from rankzero.messages import (
     LeftEarlyError,
     Stopped,
     TakenOverError,
+    is_quiet,
     mark_place,
     print_error,
     print_line,
@@ -119,6 +121,8 @@ class Attempt:
                 logger.purge_from(self.resume_plan.step)
         self._log = logging.getLogger("rankzero")
         self._crash_log = CrashLog(run)
+        for notice in self.resume_plan.notices:
+            self._print_on_rank_zero(notice, requires_no_action=True)
         for note in self.resume_plan.notes:
             self._print_on_rank_zero(note)
 
@@ -184,7 +188,7 @@ class Attempt:
         monitor.start(self.options.hang_timeout, stops_run, partial(collective_in_flight, self.world.backend))
         line = terminal.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
-        self._print_on_rank_zero(line)
+        self._print_on_rank_zero(line, requires_no_action=True)
         self.outcome.has_started = True
         return self
 
@@ -241,14 +245,15 @@ class Attempt:
             return True
         return False
 
-    def _print_on_rank_zero(self, text: str) -> None:
-        if self.launch.rank == 0:
+    def _print_on_rank_zero(self, text: str, requires_no_action: bool = False) -> None:
+        if self.launch.rank == 0 and not (requires_no_action and is_quiet()):
             print_line(f"rankzero: {spelled(text)}")
 
     def _open_log(self) -> None:
         self._handler = handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
         handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk is reported elsewhere
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        origin = f"rank {self.launch.rank or 0} on {socket.gethostname()}".replace("%", "%%")
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {origin} %(levelname)s %(message)s"))
         self._log.addHandler(handler)
         self._crash_log.enable(cast(TextIO, handler.stream))
         self.control_channel.describe_exit = self._crash_log.describe_crash

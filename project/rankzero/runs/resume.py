@@ -69,7 +69,8 @@ class ResumePlan:
         run: Directory of the run.
         checkpoint: Checkpoint to resume from; None to start from the beginning.
         manifest: Manifest of that checkpoint; empty without a checkpoint.
-        notes: Lines to print for the user.
+        notes: Lines to print for the user: what differs from the request or from the previous attempt.
+        notices: Lines to print that require no action, which `--quiet` omits.
         already_finished: Whether nothing is left to train.
         trusted_sha256: sha256 of a state that may run code because a run of this user wrote it; otherwise empty.
     """
@@ -78,6 +79,7 @@ class ResumePlan:
     checkpoint: Path | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
     already_finished: bool = False
     trusted_sha256: str = ""
 
@@ -128,8 +130,7 @@ def choose_resume_point(
 def _choose_resume_point(
     run: RunDirectory, options: RunOptions, config: Config, trainer: Trainer, launch: Launch
 ) -> ResumePlan:
-    plan = ResumePlan(run)
-    resume = options.resume
+    plan, resume = ResumePlan(run), options.resume
     clean(run.checkpoints)
     is_restart = launch.restarts and launch.job_id and run.was_started_by(launch.job_id)
     if resume != "auto" and is_restart and (resume == "never" or newest_valid(run.checkpoints)[0]):
@@ -137,7 +138,7 @@ def _choose_resume_point(
         resume = "auto"
     if resume == "never":
         if run.exists:
-            plan.notes.append(f"the earlier run {run.name} is kept as {run.archive()}")
+            plan.notices.append(f"the earlier run {run.name} is kept as {run.archive()}")
     elif resume == "auto":
         plan.checkpoint, refusals = newest_valid(run.checkpoints)
         plan.notes += [f"skipped: {reason}" for reason in refusals]
@@ -150,9 +151,8 @@ def _choose_resume_point(
             if not plan.trusted_sha256:
                 raise needs_trust_error(plan.checkpoint, names)
         if plan.manifest.get("rankzero") is None:
-            plan.notes.append(
-                f"{plan.checkpoint} was not written by Rankzero: its last epoch restarts from the beginning"
-            )
+            note = "was not written by Rankzero: its last epoch restarts from the beginning"
+            plan.notes.append(f"{plan.checkpoint} {note}")
     _check_same_training(plan, config)
     if stored := _stored_config(plan):
         plan.notes += changes(read_config(stored), config)
@@ -216,7 +216,7 @@ def archive_newer(plan: ResumePlan) -> None:
     if not unused:
         return
     archive_folder = plan.run.archive_checkpoints(unused)
-    plan.notes.append(f"checkpoints from which the run does not resume are kept in {archive_folder}")
+    plan.notices.append(f"checkpoints from which the run does not resume are kept in {archive_folder}")
 
 
 def requested_checkpoint(text: str) -> Path:

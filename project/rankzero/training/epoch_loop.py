@@ -14,7 +14,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from rankzero.distributed.monitoring.activity import Activity
-from rankzero.messages import print_line
+from rankzero.messages import print_notice
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fast import replaced
 from rankzero.training.fast.conditions import fallback_reason
@@ -221,7 +221,7 @@ class EpochLoop(_TrainingEpochLoop):
             if replaced.changed_in_lightning():
                 rank_zero_warn(f"rankzero: using Lightning's slower training loop: {reason}")
             elif self.trainer.is_global_zero:
-                print_line(f"rankzero: using Lightning's slower training loop: {reason}")
+                print_notice(f"using Lightning's slower training loop: {reason}")
         return None if reason else FastEpoch(self, self.subscribers, data_fetcher)
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:

@@ -1,7 +1,15 @@
 """The flags of all commands. Does not import torch."""
 
 from rankzero.cli.flags.flag import Flag
-from rankzero.cli.flags.values import choice, file_path, hostname, non_negative_int, port_number, positive_int
+from rankzero.cli.flags.values import (
+    choice,
+    file_path,
+    hostname,
+    non_negative_int,
+    port_number,
+    positive_int,
+    yes_or_no,
+)
 from rankzero.distributed.environments.launchers import LAUNCHERS
 
 COMMON_FLAGS = (
@@ -79,6 +87,15 @@ COMMON_FLAGS = (
         positive_int,
         "accumulate gradients over micro-batches of at most N samples per device [no limit]",
         "32",
+    ),
+    Flag(
+        "quiet",
+        "[yes]",
+        yes_or_no,
+        "print only the result, warnings and errors: no progress, no line at the start [no]",
+        "yes",
+        default="no",
+        bare_value="yes",
     ),
     Flag("root", "DIR", file_path, "keep runs in DIR [runs]", "runs", default="runs"),
 )

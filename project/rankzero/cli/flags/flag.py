@@ -18,6 +18,7 @@ class Flag(NamedTuple):
         lightning_key: LightningCLI key that has the same meaning, if any.
         aliases: Further names.
         default: Value without the flag.
+        bare_value: Value of the flag if it is typed without a value; None if it needs one.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Flag(NamedTuple):
     lightning_key: str | None = None
     aliases: tuple[str, ...] = ()
     default: Any = None
+    bare_value: str | None = None
 
     def value(self, text: str) -> Any:
         """Reads the value.

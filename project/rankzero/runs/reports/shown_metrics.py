@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping
 
+LINE_COLUMNS = 120
+"""Maximum length of a line of output."""
+
 _PARTS = re.compile(r"(?P<base>.+)_(?P<kind>step|epoch)(?P<loader>/dataloader_idx_\d+)?")
 _LOADER = re.compile(r"(/dataloader_idx_\d+)?$")
 
@@ -26,21 +29,28 @@ def unique_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return shown
 
 
-def metrics_line(head: str, metrics: Mapping[str, float], preferred: Iterable[str], tail: str, width: int) -> str:
+def metrics_line(
+    head: str,
+    metrics: Mapping[str, float],
+    preferred: Iterable[str],
+    tail: str,
+    width: int = LINE_COLUMNS,
+    separator: str = "  ",
+) -> str:
     """Returns a line of at most `width` columns with as many metrics as fit, those in `preferred` first."""
     shown, preferred_names = unique_metrics(metrics), [name for name in preferred if name in metrics]
     names = sorted(shown, key=lambda name: (name not in preferred_names, name))
-    available_columns = width - len(head) - len(tail) - 4
+    available_columns = width - len(head) - len(tail) - 2 * len(separator)
     pieces: list[str] = []
     for number, name in enumerate(names):
         piece = f"{name} {shown[name]:.4g}"
         omitted = len(names) - number - 1
         omission = f"+{omitted} more" if omitted else ""
-        if len("  ".join([*pieces, piece, *filter(None, [omission])])) > available_columns:
+        if len(separator.join([*pieces, piece, *filter(None, [omission])])) > available_columns:
             pieces.append(f"+{omitted + 1} more")
             break
         pieces.append(piece)
-    return "  ".join([head, *pieces, tail])
+    return separator.join([head, *pieces, tail])
 
 
 def _is_forked(name: str, metrics: Mapping[str, float]) -> bool:

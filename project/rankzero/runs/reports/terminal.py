@@ -12,9 +12,9 @@ from rich.table import Table
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
-from rankzero.messages import print_line, spelled
+from rankzero.messages import is_quiet, print_line, spelled
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.shown_metrics import unique_metrics
+from rankzero.runs.reports.shown_metrics import metrics_line, unique_metrics
 
 
 def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | None) -> str:
@@ -28,7 +28,17 @@ def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: 
 
 
 def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, log_folders: Iterable[str] = ()) -> None:
-    """Prints the table of an attempt that has ended; `log_folders` are the folders of the Trainer's loggers."""
+    """Prints the result of an attempt that has ended: a table, or one line if `--quiet` is set.
+
+    Args:
+        summary: Summary of the attempt.
+        run: Directory of the run.
+        world: The processes.
+        log_folders: Folders of the Trainer's loggers.
+    """
+    if is_quiet():
+        print_line(result_line(summary, run))
+        return
     table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
     backend = f", {world.backend}" if world.size > 1 else ""
     table.add_row("ran on", f"{summary['launcher']}: {world.nodes} x {world.devices} {_device(world)}{backend}")
@@ -49,6 +59,15 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, lo
     for label, location in log_locations(run, log_folders):
         table.add_row(label, location)
     _print(table)
+
+
+def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:
+    """Returns the result of an attempt in one line: status, metrics and directory, and how to resume."""
+    head, metrics = f"run {run.name}: {summary['status']}", _nan_for_none(summary["metrics"])
+    line = metrics_line(head, metrics, (), str(run.path), separator=", ")
+    if summary["status"] == "finished":
+        return line
+    return f"{line}; {spelled(f'to resume: the same command with --name {run.name}')}"
 
 
 def log_locations(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
@@ -73,7 +92,11 @@ def _nan_for_none(metrics: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def print_evaluation(result: dict[str, Any], file: Path) -> None:
-    """Prints the metrics of an evaluation."""
+    """Prints the metrics of an evaluation: a table, or one line if `--quiet` is set."""
+    if is_quiet():
+        head = f"{result['split']} split of {result['run']}: {result['samples'] or 'uncounted'} samples"
+        print_line(metrics_line(head, result["metrics"], (), str(file), separator=", "))
+        return
     table = Table(show_header=False, title=f"{result['split']} split of {result['run']}", title_justify="left")
     table.add_row("checkpoint", result["checkpoint"])
     samples = result["samples"]
@@ -86,8 +109,11 @@ def print_evaluation(result: dict[str, Any], file: Path) -> None:
 
 
 def print_predictions(result: dict[str, Any], folder: Path) -> None:
-    """Prints the number of predictions in each file, and the line that loads them."""
+    """Prints the number of predictions in each file, and the line that loads them; one line if `--quiet` is set."""
     title = f"predictions of {result['run']} for its {result['split']} samples"
+    if is_quiet():
+        print_line(f"{title}: {sum(result['samples'].values())} samples, {folder}")
+        return
     table = Table(show_header=False, title=title, title_justify="left")
     table.add_row("checkpoint", result["checkpoint"])
     for file, samples in result["samples"].items():

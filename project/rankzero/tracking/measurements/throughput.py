@@ -36,7 +36,7 @@ class Throughput(LoopCallback):
 
     @property
     def training_seconds(self) -> float:
-        """Training time of this attempt."""
+        """Training time of this attempt, with the interval that is being measured."""
         return self.seconds + (time.perf_counter() - self._started_at if self._started_at is not None else 0.0)
 
     @property

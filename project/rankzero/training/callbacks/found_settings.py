@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name
 from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 
-from rankzero.messages import RequestError, print_line
+from rankzero.messages import RequestError, print_notice
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
@@ -58,7 +58,7 @@ class KeepFound(LoopCallback):
                 if isinstance(callback, kind) and type(callback).on_fit_start is kind.on_fit_start:
                     vars(callback).update(setup=_do_nothing, on_fit_start=_do_nothing)
                     if trainer.is_global_zero:
-                        print_line(f"rankzero: {kind.__name__} does not run again: a resumed run keeps its {setting}")
+                        print_notice(f"{kind.__name__} does not run again: a resumed run keeps its {setting}")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if found := _found_settings(trainer, pl_module):

@@ -5,7 +5,9 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rich import reconfigure
 
-from rankzero.tracking.progress import BarProgress, PlainProgress, progress_callbacks
+from rankzero.tracking.progress.bar import BarProgress
+from rankzero.tracking.progress.choice import progress_callbacks
+from rankzero.tracking.progress.plain_lines import PlainProgress
 from running import train_in_process
 
 

@@ -1,0 +1,239 @@
+"""Progress bar in a terminal: one line, however narrow the terminal is."""
+
+import time
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.trainer.states import TrainerFn
+
+from rankzero.messages import printable
+from rankzero.runs.reports.shown_metrics import unique_metrics
+from rankzero.tracking.progress.fit_figures import FitFigures, epoch_text
+from rankzero.tracking.progress.one_line import Line, LineColumn, Part
+from rankzero.tracking.progress.recent_rate import rate_text
+from rankzero.tracking.progress.time_left import duration_text
+from rankzero.training.hooks import TICK_SECONDS, LoopCallback
+
+LABEL, TIME_LEFT, BAR, STEP, METRIC, SPEED, MORE_METRICS, BATCH = range(8)
+"""Parts of the line, the most important first."""
+
+
+class BarProgress(LoopCallback, RichProgressBar):
+    """Bar with epoch, step, metrics, training speed and time left, which replaces the content of Lightning's bar.
+
+    The line shows the metrics that are logged with `prog_bar=True` as Lightning's bar does, then all others. It is
+    redrawn at most ten times per second, since reading a metric waits for the device.
+
+    Args:
+        arguments: Arguments of `RichProgressBar`.
+        settings: Further arguments of `RichProgressBar`.
+    """
+
+    on_train_batch_end = Callback.on_train_batch_end
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        if not arguments:
+            settings = {"refresh_rate": round(1 / TICK_SECONDS), **settings}
+        super().__init__(*arguments, **settings)
+        self._figures: FitFigures | None = None
+        self._column = LineColumn()
+        self._metrics: list[Part] = []
+        self._batches = 0
+        self._next_evaluation_tick = 0.0
+
+    def configure_columns(self, trainer: Trainer) -> list[Any]:
+        return [self._column]
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)  # the logger's version, which is always "tensorboard"
+        return metrics
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._figures = None if self.is_disabled else FitFigures(trainer)
+        super().on_train_start(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._figures is not None:
+            self._figures.begin_epoch()
+        self._batches = 0
+        super().on_train_epoch_start(trainer, pl_module)
+        self._update_metrics(trainer, pl_module)
+
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        if self._figures is not None:
+            self._figures.tick()
+            self._batches = batch_idx + 1
+            super().on_train_batch_end(trainer, trainer.lightning_module, None, batch, batch_idx)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._figures is not None and trainer.state.fn is TrainerFn.FITTING:
+            self._figures.begin_validation()
+        super().on_validation_start(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn is TrainerFn.FITTING and not trainer.sanity_checking:
+            if self._figures is not None:
+                self._figures.end_validation()
+            self._remove(self.val_progress_bar_id)
+            self.val_progress_bar_id = None
+            self._set_visible(self.train_progress_bar_id, True)
+        super().on_validation_end(trainer, pl_module)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        previous = self.val_progress_bar_id
+        super().on_validation_batch_start(trainer, pl_module, batch, batch_idx, dataloader_idx)
+        if self.val_progress_bar_id != previous and not trainer.sanity_checking:
+            self._remove(previous)
+            self._set_visible(self.train_progress_bar_id, False)
+            self._show_evaluation(trainer, self.val_progress_bar_id, self._validation_label, 0, dataloader_idx)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        task = self.val_sanity_progress_bar_id if trainer.sanity_checking else self.val_progress_bar_id
+        self._show_evaluation(trainer, task, self._validation_label, batch_idx + 1, dataloader_idx)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._show_evaluation(trainer, self.test_progress_bar_id, "test", batch_idx + 1, dataloader_idx)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._show_evaluation(trainer, self.predict_progress_bar_id, "prediction", batch_idx + 1, dataloader_idx)
+
+    def _init_progress(self, trainer: Trainer) -> None:
+        previous = self.progress
+        super()._init_progress(trainer)
+        if self.progress is not None and self.progress is not previous and self._column in self.progress.columns:
+            self._column.lines.clear()
+            self.progress.columns = (self._column,)
+
+    def _update_metrics(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Sets the line of the training; Lightning's class calls this method after batches, validations and epochs."""
+        task = self.train_progress_bar_id
+        if self.is_disabled or task is None or self._figures is None:
+            return
+        self._metrics = self._read_metrics(trainer, pl_module)
+        batches, total = self._batches, trainer.num_training_batches
+        self._column.lines[task] = self._line(
+            [Part(epoch_text(trainer), LABEL), Part("", BAR), Part(f"step {trainer.global_step}", STEP)],
+            [Part(f"batch {batches}/{total}" if isfinite(total) else f"batch {batches}", BATCH, self._style("time"))],
+            self._fraction(trainer, batches, total),
+        )
+
+    def _show_evaluation(self, trainer: Trainer, task: Any, label: str, batches: int, loader: int) -> None:
+        """Sets the line of a validation, a test or a prediction."""
+        if self.is_disabled or task is None or self.progress is None:
+            return
+        totals: Any = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        if trainer.state.fn is TrainerFn.TESTING:
+            totals = trainer.num_test_batches
+        elif trainer.state.fn is TrainerFn.PREDICTING:
+            totals = trainer.num_predict_batches
+        total, now = totals[loader], time.monotonic()
+        if 0 < batches < total and now < self._next_evaluation_tick:
+            return
+        self._next_evaluation_tick = now + TICK_SECONDS
+        count = f"batch {batches}/{total}" if isfinite(total) else f"batch {batches}"
+        of_loader = f" of loader {loader + 1}/{len(totals)}" if len(totals) > 1 else ""
+        fraction = batches / total if isfinite(total) and total else None
+        self._column.lines[task] = self._line(
+            [Part(label, LABEL), Part("", BAR), Part(f"{count}{of_loader}", STEP)], [], fraction
+        )
+        self._update(task, batches)
+
+    @property
+    def _validation_label(self) -> str:
+        trainer = self.trainer
+        if trainer.sanity_checking:
+            return "validation before training"
+        return f"{epoch_text(trainer)} validation" if trainer.state.fn is TrainerFn.FITTING else "validation"
+
+    def _line(self, first: list[Part], last: list[Part], fraction: float | None) -> Line:
+        """Returns a line with the metrics between the first and the last parts, then speed and time left."""
+        ends = []
+        if self._figures is not None:
+            if (rate := self._figures.samples_per_second) is not None:
+                ends.append(Part(rate_text(rate), SPEED, self._style("time")))
+            if (seconds := self._figures.seconds_left) is not None:
+                ends.append(Part(f"{duration_text(seconds)} left", TIME_LEFT, self._style("time")))
+        return Line([*first, *self._metrics, *last, *ends], fraction, self._style("progress_bar"))
+
+    def _style(self, name: str) -> str:
+        return str(getattr(self.theme, name))
+
+    def _read_metrics(self, trainer: Trainer, pl_module: LightningModule) -> list[Part]:
+        """Returns the metrics as parts of a line: those of the bar as in Lightning's class, then the others."""
+        shown = self.get_metrics(trainer, pl_module)
+        others = unique_metrics({name: float(value) for name, value in trainer.callback_metrics.items()})
+        metrics = {**shown, **{name: value for name, value in others.items() if not _is_shown(name, shown)}}
+        important = important_names(list(metrics))
+        return [
+            Part(self._metric_text(name, value), METRIC if name in important else MORE_METRICS, self._style("metrics"))
+            for name, value in metrics.items()
+        ]
+
+    def _metric_text(self, name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            try:
+                value = f"{value:{self.theme.metrics_format}}"
+            except (TypeError, ValueError):
+                value = str(value)
+        return printable(f"{name}: {value}").replace("\n", " ")
+
+    def _fraction(self, trainer: Trainer, batches: int, total: float) -> float | None:
+        """Returns the fraction of the epoch, or of `max_steps` if the length of the epoch is unknown."""
+        if isfinite(total) and total:
+            return batches / total
+        return trainer.global_step / trainer.max_steps if trainer.max_steps > 0 else None
+
+    def _remove(self, task: Any) -> None:
+        """Removes a validation that has ended; Lightning's class (2.6) would keep each one until the end of the run."""
+        if self.progress is not None and task is not None and task in self.progress.task_ids:
+            self.progress.remove_task(task)
+            self._column.lines.pop(task, None)
+
+    def _set_visible(self, task: Any, visible: bool) -> None:
+        if self.progress is not None and task is not None:
+            self.progress.update(task, visible=visible)
+
+
+def _is_shown(name: str, shown: Mapping[str, Any]) -> bool:
+    """Returns whether a metric is shown, under its own name or as the value of a step or an epoch."""
+    return any(candidate in shown for candidate in (name, f"{name}_step", f"{name}_epoch"))
+
+
+def important_names(names: Sequence[str]) -> list[str]:
+    """Returns up to two names: the first, and the first that measures something else.
+
+    For `train/loss`, `val/loss`, `val/accuracy` these are `train/loss` and `val/accuracy`.
+    """
+    first = names[:1]
+    others = [name for name in names[1:] if name.rpartition("/")[2] != first[0].rpartition("/")[2]]
+    return [*first, *(others or names[1:])[:1]]

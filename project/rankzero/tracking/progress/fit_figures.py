@@ -1,0 +1,107 @@
+"""Figures of a fit in progress for display: samples per second and time left."""
+
+import time
+from collections.abc import Callable, Iterable
+from math import inf, isfinite
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Timer
+
+from rankzero.tracking.measurements.throughput import Throughput
+from rankzero.tracking.progress.recent_rate import RecentRate
+from rankzero.tracking.progress.time_left import Limits, Pace, Position
+from rankzero.training.callbacks.time_limit import TimeLimit
+from rankzero.training.fit_loop import FitLoop
+
+
+class FitFigures:
+    """Measures a fit. A progress callback creates it at the start of training, and calls it in the hooks named below.
+
+    Args:
+        trainer: The Trainer.
+        clock: Returns the current time in seconds.
+    """
+
+    def __init__(self, trainer: Trainer, clock: Callable[[], float] = time.monotonic) -> None:
+        callbacks: Iterable[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        self._trainer, self._progress = trainer, trainer.fit_loop.epoch_loop.batch_progress
+        self._throughput = next((callback for callback in callbacks if isinstance(callback, Throughput)), None)
+        self._timers = [callback for callback in callbacks if isinstance(callback, Timer)]
+        loop = trainer.fit_loop
+        subscribers = loop.extra_subscribers if isinstance(loop, FitLoop) else []
+        self._time_limits = [item.wall_time for item in subscribers if isinstance(item, TimeLimit)]
+        self._samples = RecentRate()
+        self._validated_batches = -1
+        self._epoch_batches = inf
+        self._pace = Pace(self._position, clock)
+
+    def begin_epoch(self) -> None:
+        """Called in `on_train_epoch_start`."""
+        self._pace.begin_epoch()
+
+    def tick(self) -> None:
+        """Called in `on_tick`."""
+        if self._progress.is_last_batch:
+            self._epoch_batches = self._progress.current.processed  # type: ignore[attr-defined]
+            self._pace.end_batches(self._position)
+        else:
+            self._pace.record(self._position)
+        if self._throughput is not None:
+            self._samples.record(self._throughput.training_seconds, self._throughput.attempt_samples)
+
+    def begin_validation(self) -> None:
+        """Called in `on_validation_start`."""
+        self._pace.begin_validation(self._position)
+
+    def end_validation(self) -> None:
+        """Called in `on_validation_end`."""
+        self._pace.end_validation()
+        self._validated_batches = self._position.total_batches
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Recent training speed over all ranks, without validation; None if it is not known."""
+        return self._samples.per_second
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the run ends; None if the run has no end, or if too little is known."""
+        return self._pace.seconds_left(self._position, self._limits)
+
+    @property
+    def _position(self) -> Position:
+        current, total = self._progress.current, self._progress.total
+        return Position(
+            epochs=self._trainer.current_epoch,
+            batches=current.processed,  # type: ignore[attr-defined]
+            total_batches=total.processed,  # type: ignore[attr-defined]
+            steps=self._trainer.global_step,
+            has_validated=self._validated_batches == total.processed,  # type: ignore[attr-defined]
+        )
+
+    @property
+    def _limits(self) -> Limits:
+        trainer = self._trainer
+        max_epochs, epoch_batches = trainer.max_epochs, trainer.num_training_batches
+        return Limits(
+            epochs=inf if max_epochs is None or max_epochs < 0 else max_epochs,
+            steps=inf if trainer.max_steps < 0 else trainer.max_steps,
+            epoch_batches=epoch_batches if isfinite(epoch_batches) else self._epoch_batches,
+            validates=trainer.enable_validation,
+            validation_interval=trainer.val_check_batch,
+            validation_epochs=trainer.check_val_every_n_epoch,
+            validation_batches=sum(trainer.num_val_batches),
+            seconds=min(self._seconds_to_time_limits()),
+        )
+
+    def _seconds_to_time_limits(self) -> list[float]:
+        """Returns the seconds until `max_time` and until the run must stop for its time limit; infinity without any."""
+        timers = [timer.time_remaining() for timer in self._timers]
+        limits = [limit.seconds_left - limit.save_seconds - limit.margin_seconds for limit in self._time_limits]
+        return [inf, *limits, *(seconds for seconds in timers if seconds is not None)]
+
+
+def epoch_text(trainer: Trainer) -> str:
+    """Returns the number of the current epoch, from 1, as `epoch 3/20`; without a limit of epochs as `epoch 3`."""
+    total = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
+    return f"epoch {trainer.current_epoch + 1}{total}"

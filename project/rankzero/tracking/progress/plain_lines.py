@@ -1,0 +1,175 @@
+"""Progress lines for files, pipes and jobs: few, short and complete."""
+
+import time
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.trainer.states import TrainerFn
+
+from rankzero.messages import print_line
+from rankzero.runs.reports.shown_metrics import metrics_line
+from rankzero.tracking.progress.fit_figures import FitFigures, epoch_text
+from rankzero.tracking.progress.recent_rate import rate_text
+from rankzero.tracking.progress.time_left import duration_text
+from rankzero.training.hooks import LoopCallback
+
+INTERVAL_SECONDS = 10.0
+"""Minimum time between two lines."""
+
+INTERVAL_FRACTION = 0.02
+"""Minimum time between two lines, as a fraction of the time since the start. It bounds the number of lines: about 50 in
+the first 500 s, then 35 each time that the duration doubles; fewer than 500 in a month."""
+
+
+class PlainProgress(LoopCallback, ProgressBar):
+    """Prints lines at the end of epochs and during long epochs, at intervals that grow with the duration of the run.
+
+    The ends of the first and the last epoch always get a line. A long validation, test or prediction gets lines too.
+
+    Args:
+        interval_seconds: Minimum time between two lines, in seconds.
+        interval_fraction: Minimum time between two lines, as a fraction of the time since the start.
+        clock: Returns the current time in seconds.
+    """
+
+    def __init__(
+        self,
+        interval_seconds: float = INTERVAL_SECONDS,
+        interval_fraction: float = INTERVAL_FRACTION,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self.interval_seconds, self.interval_fraction, self.clock = interval_seconds, interval_fraction, clock
+        self.enabled = True
+        self._started_at = self._due_at = 0.0
+        self._figures: FitFigures | None = None
+        self._is_first_epoch = True
+        self._unprinted_epoch: str | None = None
+
+    def enable(self) -> None:
+        """Enables printing, only on rank zero; a finder calls this method on all ranks."""
+        self.enabled = self._trainer is None or self._trainer.is_global_zero
+
+    def disable(self) -> None:
+        """Disables printing: on all ranks but zero, and during a finder's trials."""
+        self.enabled = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._start()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start()
+        self._figures = FitFigures(trainer, self.clock) if self.enabled else None
+        self._is_first_epoch, self._unprinted_epoch = True, None
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._figures is not None:
+            self._figures.begin_epoch()
+
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        if self._figures is None:
+            return
+        self._figures.tick()
+        if self._is_due:
+            total = trainer.num_training_batches
+            of_total = f"/{total}" if isfinite(total) else ""
+            self._print(trainer, f"{epoch_text(trainer)} batch {batch_idx + 1}{of_total}  step {trainer.global_step}")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        head = f"{epoch_text(trainer)} done  step {trainer.global_step}"
+        if self._is_first_epoch or self._is_due:
+            self._print(trainer, head)
+            head = ""
+        self._is_first_epoch, self._unprinted_epoch = False, head or None
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prints the end of the last epoch. Which epoch is the last, is known only now: limits and callbacks decide."""
+        if self._unprinted_epoch is not None:
+            self._print(trainer, self._unprinted_epoch, has_ended=True)
+            self._unprinted_epoch = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._figures is not None and trainer.state.fn is TrainerFn.FITTING:
+            self._figures.begin_validation()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._figures is not None and trainer.state.fn is TrainerFn.FITTING:
+            self._figures.end_validation()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        label, batches = "validation", trainer.num_val_batches
+        if trainer.sanity_checking:
+            label, batches = "validation before training,", trainer.num_sanity_val_batches
+        elif trainer.state.fn is TrainerFn.FITTING:
+            label = f"{epoch_text(trainer)} validation"
+        self._print_batch(label, batch_idx, dataloader_idx, batches)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._print_batch("test", batch_idx, dataloader_idx, trainer.num_test_batches)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._print_batch("prediction", batch_idx, dataloader_idx, trainer.num_predict_batches)
+
+    @property
+    def _is_due(self) -> bool:
+        return self.enabled and self.clock() >= self._due_at
+
+    def _start(self) -> None:
+        self._started_at = self.clock()
+        self._schedule_next()
+
+    def _schedule_next(self) -> float:
+        """Determines when the next line is due; returns the seconds since the start."""
+        now = self.clock()
+        elapsed = now - self._started_at
+        self._due_at = now + max(self.interval_seconds, self.interval_fraction * elapsed)
+        return elapsed
+
+    def _print_batch(self, label: str, batch: int, loader: int, batches: Sequence[float]) -> None:
+        if not self._is_due:
+            return
+        of_batches = f"/{batches[loader]}" if isfinite(batches[loader]) else ""
+        of_loader = f" of loader {loader + 1}/{len(batches)}" if len(batches) > 1 else ""
+        print_line(f"{label} batch {batch + 1}{of_batches}{of_loader}  {self._times()}")
+
+    def _print(self, trainer: Trainer, head: str, has_ended: bool = False) -> None:
+        if not self.enabled:
+            return
+        rate = self._figures.samples_per_second if self._figures is not None else None
+        tail = (f"{rate_text(rate)}  " if rate is not None else "") + self._times(has_ended)
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        print_line(metrics_line(head, metrics, trainer.progress_bar_metrics, tail))
+
+    def _times(self, has_ended: bool = False) -> str:
+        """Returns the time since the start and the time left."""
+        text = duration_text(self._schedule_next())
+        seconds_left = self._figures.seconds_left if self._figures is not None and not has_ended else None
+        return text if seconds_left is None else f"{text}, {duration_text(seconds_left)} left"
