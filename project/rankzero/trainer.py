@@ -27,9 +27,7 @@ from rankzero.runs.summary import Figures, metrics_of
 from rankzero.runs.tensorboard.logger import loggers
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
-from rankzero.tracking.measurements.learning_rate import LearningRate
-from rankzero.tracking.measurements.slow_ranks import SlowRanks
+from rankzero.tracking.callbacks import tracking_callbacks
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.choice import progress_callbacks, without_progress
 from rankzero.training import fit_loop
@@ -185,9 +183,7 @@ class Trainer(pl.Trainer):
             self._ledger,
             *user_callbacks,
             self._throughput,
-            LearningRate(),
-            SlowRanks(channel.monitor),
-            IntervalMeasurements(self.run, self._throughput, channel.monitor, self._checkpointing),
+            *tracking_callbacks(self.run, self._throughput, channel.monitor, self._checkpointing),
             RankStates(plan),
             OptimizerOverrides(),
             LiveSettings(),

@@ -1,0 +1,25 @@
+"""List of the callbacks that measure and log a run."""
+
+from lightning.pytorch import Callback
+
+from rankzero.distributed.monitoring.monitor import Monitor
+from rankzero.runs.directory import RunDirectory
+from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
+from rankzero.tracking.measurements.learning_rate import LearningRate
+from rankzero.tracking.measurements.slow_ranks import SlowRanks
+from rankzero.tracking.measurements.throughput import Throughput
+from rankzero.training.callbacks.checkpointing import CheckpointCallback
+
+
+def tracking_callbacks(
+    run: RunDirectory, throughput: Throughput, monitor: Monitor, checkpointing: CheckpointCallback | None
+) -> list[Callback]:
+    """Returns the callbacks, in the order in which they are called.
+
+    Args:
+        run: Directory of the run.
+        throughput: Counts samples and training time; already a callback of the Trainer.
+        monitor: Knows what the main thread is doing, and which ranks are slow.
+        checkpointing: Saves checkpoints; None if nothing is saved.
+    """
+    return [LearningRate(), SlowRanks(monitor), IntervalMeasurements(run, throughput, monitor, checkpointing)]
