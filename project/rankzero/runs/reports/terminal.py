@@ -73,6 +73,8 @@ def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:
 def log_locations(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
     """Returns the table rows that locate logged metrics: only folders that contain files, each once.
 
+    TensorBoard shows all runs of the root. It listens on this machine only, since it has no password.
+
     Args:
         run: Directory of the run.
         folders: Folders that the Trainer's loggers write to.
@@ -80,7 +82,8 @@ def log_locations(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, 
     rows = []
     for folder in dict.fromkeys([*map(Path, folders), run.path / "tensorboard"]):
         if any(folder.glob("events.out.tfevents.*")):
-            rows.append(("TensorBoard", f"tensorboard --logdir {folder}"))
+            shown = run.path.parent if folder == run.path / "tensorboard" else folder
+            rows.append(("TensorBoard", f"tensorboard --logdir {shown} --host localhost"))
         if (folder / "metrics.csv").is_file():
             rows.append(("metrics", str(folder / "metrics.csv")))
     return rows

@@ -39,12 +39,17 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     Args:
         run: Directory of the run, which the logger writes to.
+
+    Attributes:
+        descriptions: Tag -> description of the series, which TensorBoard shows.
     """
 
     def __init__(self, run: RunDirectory) -> None:
         # With the default max_queue of 10, a call waits for the writer's thread as soon as 10 values are queued.
         super().__init__(run.path, name="", version="tensorboard", default_hp_metric=False, max_queue=MAX_QUEUED_CALLS)
         self.run = run
+        self.descriptions: dict[str, str] = {}
+        self._described: set[str] = set()
         self._retry_at = self._flushed_at = 0.0
         self._queued: deque[tuple[dict[str, float], int | None, float]] = deque(maxlen=MAX_QUEUED_CALLS)
 
@@ -62,6 +67,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        # Lightning (2.6) adds the epoch to all metrics; `x_axis/epoch` shows it, with the fraction of the epoch.
+        metrics = {name: value for name, value in metrics.items() if name != "epoch"}
         try:
             self._queued.append(({name: float(value) for name, value in metrics.items()}, step, time.time()))
         except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
@@ -71,7 +78,12 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     @rank_zero_only
     def log_text(self, tag: str, text: str, step: int) -> None:
         """Logs a text; it is lost if it cannot be written now."""
-        self._try_to_write(lambda: self.experiment.add_text(tag, text, step))
+        self.log_with(lambda writer: writer.add_text(tag, text, step))
+
+    @rank_zero_only
+    def log_with(self, add: Callable[[Any], object]) -> None:
+        """Logs what is no scalar, by methods of torch's `SummaryWriter`; it is lost if it cannot be written now."""
+        self._try_to_write(lambda: add(self.experiment))
 
     def save(self) -> None:
         if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
@@ -99,7 +111,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         records = RecordWriter(buffer)
         for metrics, step, seconds in self._queued:
             prefixed = _add_prefix(metrics, self._prefix, self.LOGGER_JOIN_CHAR)
-            values = [Summary.Value(tag=name, simple_value=number) for name, number in prefixed.items()]
+            values = [
+                Summary.Value(tag=name, simple_value=number, metadata=self._new_metadata(name))
+                for name, number in prefixed.items()
+            ]
             event = Event(wall_time=seconds, step=None if step is None else int(step), summary=Summary(value=values))
             records.write(event.SerializeToString())
         writer = self.experiment._get_file_writer().event_writer
@@ -107,7 +122,16 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         writer._general_file_writer.write(buffer.getvalue())
         self._queued.clear()
 
-    def _try_to_write(self, write: Callable[[], None]) -> None:
+    def _new_metadata(self, tag: str) -> Any:
+        """Returns the description of a series before its first value; None before further values."""
+        from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
+
+        if tag not in self.descriptions or tag in self._described:
+            return None
+        self._described.add(tag)
+        return SummaryMetadata(summary_description=self.descriptions[tag])
+
+    def _try_to_write(self, write: Callable[[], object]) -> None:
         if time.monotonic() < self._retry_at:
             return
         try:
@@ -121,4 +145,5 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             rank_zero_warn(f"rankzero: TensorBoard's curves cannot be written now, and are kept in memory: {error}")
             self._retry_at = time.monotonic() + RETRY_SECONDS
             self._experiment = None
+            self._described.clear()
             self._kwargs.pop("purge_step", None)  # in a new writer, it would hide the values already written
