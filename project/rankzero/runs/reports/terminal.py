@@ -27,8 +27,22 @@ def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: 
     return f"{launch.launcher} ({evidence}): {processes}{threads}{backend}; run {run.path}{resumed}"
 
 
-def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, log_folders: Iterable[str] = ()) -> None:
-    """Prints the table of an attempt that has ended; `log_folders` are the folders of the Trainer's loggers."""
+def print_table(
+    summary: dict[str, Any],
+    run: RunDirectory,
+    world: WorldInfo,
+    log_folders: Iterable[str] = (),
+    report: Path | None = None,
+) -> None:
+    """Prints the table of an attempt that has ended.
+
+    Args:
+        summary: Summary of the attempt.
+        run: Directory of the run.
+        world: Number of processes and their devices.
+        log_folders: Folders of the Trainer's loggers.
+        report: File of the report; None if it was not written.
+    """
     table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
     backend = f", {world.backend}" if world.size > 1 else ""
     table.add_row("ran on", f"{summary['launcher']}: {world.nodes} x {world.devices} {_device(world)}{backend}")
@@ -46,6 +60,8 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, lo
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
         table.add_row("to resume", spelled(f"the same command with --name {run.name}"))
+    if report:
+        table.add_row("report", str(report))
     for label, location in log_locations(run, log_folders):
         table.add_row(label, location)
     _print(table)

@@ -1,0 +1,40 @@
+"""Describes how an attempt was started and the machines, devices and versions that it runs with."""
+
+import platform
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+
+from rankzero import __version__
+from rankzero.distributed.process.spawn import own_command
+from rankzero.distributed.session import Session
+
+
+def describe_environment(session: Session) -> dict[str, Any]:
+    """Returns the environment of an attempt as JSON can represent it.
+
+    Args:
+        session: The processes.
+    """
+    world, launch = session.world, session.coordinator.launch
+    is_cuda = world.accelerator == "cuda"
+    return {
+        "command": own_command(),
+        "is_script": session.is_script,
+        "folder": str(Path.cwd()),
+        "launcher": launch.launcher,
+        "launcher_evidence": launch.evidence,
+        "hosts": dict(Counter(session.coordinator.hosts)),
+        "device": torch.cuda.get_device_name(world.index) if is_cuda else f"{world.accelerator} ({platform.machine()})",
+        "backend": world.backend if world.size > 1 else None,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "lightning": lightning.__version__,
+        "rankzero": __version__,
+        "platform": platform.platform(),
+    }
