@@ -26,7 +26,6 @@ from rankzero.messages import (
     CannotStart,
     LeftEarlyError,
     Stopped,
-    TakenOverError,
     is_quiet,
     mark_place,
     print_error,
@@ -40,9 +39,11 @@ from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
 from rankzero.runs.next_attempt import objection_to_next_attempt, request_next_attempt
 from rankzero.runs.reports import terminal
+from rankzero.runs.reports.environment import describe_environment
+from rankzero.runs.reports.report import write_report
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
-from rankzero.runs.summary import Figures, computed_metrics_of, summarize
+from rankzero.runs.summary import Figures, computed_metrics_of, reason_of, summarize
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
@@ -103,7 +104,7 @@ class Attempt:
         session: Session,
     ) -> None:
         self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
-        self.outcome, self.figures, self.world = outcome, figures, session.world
+        self.outcome, self.figures, self.world, self._session = outcome, figures, session.world, session
         self._coordinator, self.control_channel = session.coordinator, session.coordinator.control_channel
         self.launch = launch = session.coordinator.launch
         trainer.strategy.setup_environment()
@@ -189,6 +190,8 @@ class Attempt:
         line = terminal.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._print_on_rank_zero(line, requires_no_action=True)
+        if self.launch.rank == 0:
+            self.run.write_environment(describe_environment(self._session))
         self.outcome.has_started = True
         return self
 
@@ -220,30 +223,23 @@ class Attempt:
         self._log.setLevel(level)
         with suppress(OSError):  # a full disk
             self._handler.close()
-        if self.launch.rank != 0 or self._is_taken_over():
+        if self.launch.rank != 0 or self.run.is_taken_over:
             return
         if is_impossible:
             self.run.discard_attempt()
             return
+        reason = reason_of(error, self.control_channel)
         if not isinstance(error, Stopped):
-            status = "finished" if error is None else "failed"
-            terminal.print_table(self._summarize(status), self.run, self.world, self._log_folders())
+            self._report(self._summarize("finished" if error is None else "failed", reason))
             return
         objection = objection_to_next_attempt(self.run, error, self.options.max_attempts, self.outcome.has_trained)
-        summary = self._summarize("stopped", another_attempt=not objection)
-        terminal.print_table(summary, self.run, self.world, self._log_folders())
+        self._report(self._summarize("stopped", reason, another_attempt=not objection))
         if self.options.requeue != "never" and (line := request_next_attempt(self.run, self.launch, objection)):
             print_error(line)
 
-    def _log_folders(self) -> list[str]:
-        return [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
-
-    def _is_taken_over(self) -> bool:
-        try:
-            self.run.assert_owner()
-        except TakenOverError:
-            return True
-        return False
+    def _report(self, summary: dict[str, Any]) -> None:
+        folders = [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
+        terminal.print_table(summary, self.run, self.world, folders, write_report(self.run, summary))
 
     def _print_on_rank_zero(self, text: str, requires_no_action: bool = False) -> None:
         if self.launch.rank == 0 and not (requires_no_action and is_quiet()):
@@ -266,9 +262,12 @@ class Attempt:
         self._log.error(cause)
         if self.launch.rank == 0:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
-            if not self._is_taken_over():
-                self._summarize("failed", metrics=computed_metrics_of(self.trainer))
+            is_taken_over = self.run.is_taken_over
+            if not is_taken_over:
+                summary = self._summarize("failed", cause, metrics=computed_metrics_of(self.trainer))
             self._lock.release()
+            if not is_taken_over:  # last, because this process may be terminated while it reads long curves
+                write_report(self.run, summary)
 
     def _record_hang(self, description: str) -> None:
         """Writes a hang and the stacks of this process to the log; the run may end later, or continue."""
@@ -276,7 +275,11 @@ class Attempt:
         self._log.error(f"{description}\n{all_stacks()}{workers}")
 
     def _summarize(
-        self, status: str, another_attempt: bool = False, metrics: Mapping[str, float | None] | None = None
+        self,
+        status: str,
+        reason: str | None,
+        another_attempt: bool = False,
+        metrics: Mapping[str, float | None] | None = None,
     ) -> dict[str, Any]:
         summary = summarize(
             status,
@@ -290,6 +293,7 @@ class Attempt:
             another_attempt,
             list(self.control_channel.monitor.slow_ranks.values()),
             metrics,
+            reason,
         )
         try:
             self.run.write_summary(summary)

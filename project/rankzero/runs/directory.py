@@ -3,9 +3,12 @@
 runs/<name>/
   run.json                id, creation time, attempts so far
   summary.json            written at the end of every attempt
-  config.yaml             configuration of the newest attempt; attempts/0001/config.yaml, ... store all of them
+  report.html             the same as a page, with curves; written at the end of every attempt that has trained
+  config.yaml             configuration of the newest attempt
+  attempts/0001/          config.yaml, environment.json and summary.json of each attempt
   checkpoints/step-00001234/
   tensorboard/            one directory for all attempts
+  figures/                images (PNG) for the report, if there are any
   logs/                   rank-000.log ...
 """
 
@@ -64,6 +67,11 @@ class RunDirectory:
         """Copies all fields of the `RunDirectory` that rank zero has broadcast."""
         vars(self).update(vars(source))
 
+    @property
+    def attempt_folder(self) -> Path:
+        """Folder of the current attempt."""
+        return self.path / "attempts" / f"{self.attempt:04d}"
+
     def log(self, rank: int) -> Path:
         """Returns the path of one rank's log."""
         return self.path / "logs" / f"rank-{rank:03d}.log"
@@ -116,9 +124,8 @@ class RunDirectory:
             attempt = {"number": self.attempt, "started": _now(), "host": socket.gethostname(), "job": job_id}
             attempt["step"] = step
             record["attempts"].append(attempt)
-            attempt_folder = self.path / "attempts" / f"{self.attempt:04d}"
-            attempt_folder.mkdir(parents=True, exist_ok=True)
-            write_text(attempt_folder / "config.yaml", config)
+            self.attempt_folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.attempt_folder / "config.yaml", config)
             write_text(self.path / "config.yaml", config)
             write_text(self.path / "run.json", json.dumps(record, indent=2) + "\n")
         except OSError as error:
@@ -139,6 +146,15 @@ class RunDirectory:
             raise TakenOverError(
                 f"attempt {newer['number']} at run {self.name} has started on {newer['host']}; this attempt ends"
             )
+
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether a newer attempt has begun, see `assert_owner`."""
+        try:
+            self.assert_owner()
+        except TakenOverError:
+            return True
+        return False
 
     def _create(self) -> None:
         """Creates the directory; concurrent starts of unnamed runs never get the same number."""
@@ -162,7 +178,7 @@ class RunDirectory:
                 self.path.parent.rmdir()  # the root, if it is empty
             return
         self._restore_archived()
-        shutil.rmtree(self.path / "attempts" / f"{self.attempt:04d}", ignore_errors=True)
+        shutil.rmtree(self.attempt_folder, ignore_errors=True)
         record = self.read("run.json")
         if len(record.get("attempts", [])) >= self.attempt > 0:
             record["attempts"] = record["attempts"][: self.attempt - 1]
@@ -172,8 +188,15 @@ class RunDirectory:
             write_text(self.path / "config.yaml", previous_config.read_text())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Writes `summary.json` atomically."""
-        write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        """Writes `summary.json` atomically, and a copy that later attempts do not replace."""
+        text = json.dumps(summary, indent=2) + "\n"
+        write_text(self.path / "summary.json", text)
+        write_text(self.attempt_folder / "summary.json", text)
+
+    def write_environment(self, environment: dict[str, Any]) -> None:
+        """Writes `environment.json` of the current attempt, unless the disk refuses it."""
+        with contextlib.suppress(OSError):
+            write_text(self.attempt_folder / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def archive(self) -> Path:
         """Renames an earlier run of this name, so that a new one can begin; returns the new path."""

@@ -11,9 +11,15 @@ from torch import Tensor
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.user_traceback import user_frames
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.messages import Stopped, is_peer_failure, place_of, user_message
 from rankzero.runs.checkpoints.manifest import checkpoints_in, has_valid_manifest
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.directory import RunDirectory
+
+CAUSE_SECONDS = 1.0
+"""How long to wait for the cause of another rank's failure, which usually arrives before the error that it causes."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ def summarize(
     another_attempt: bool,
     slow_ranks: Sequence[str] = (),
     metrics: Mapping[str, float | None] | None = None,
+    reason: str | None = None,
 ) -> dict[str, Any]:
     """Returns the summary of the whole run; only `seconds` and `samples_per_second` are of this attempt alone.
 
@@ -58,6 +65,7 @@ def summarize(
         another_attempt: Whether another attempt would help, see `objection_to_next_attempt`.
         slow_ranks: Descriptions of the ranks that were slower than the others.
         metrics: Metrics to write; None for those of the Trainer, which it may compute over all ranks.
+        reason: Why the attempt has stopped or failed; None if it has finished.
     """
 
     def relative_path(checkpoint: Path | None) -> str | None:
@@ -66,6 +74,7 @@ def summarize(
     return {
         "run": run.name,
         "status": status,
+        "reason": reason,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
         "samples": figures.samples,
@@ -87,6 +96,23 @@ def summarize(
         "max_epochs": trainer.max_epochs,
         "max_steps": trainer.max_steps,
     }
+
+
+def reason_of(error: BaseException | None, channel: ControlChannel) -> str | None:
+    """Returns why an attempt has stopped or failed, as it was printed; None if it has finished.
+
+    Args:
+        error: Error of the attempt on rank zero.
+        channel: Knows the cause if another rank has failed.
+    """
+    if error is None:
+        return None
+    if isinstance(error, Stopped):
+        return error.reason
+    if is_peer_failure(error) and (cause := channel.failure_cause(CAUSE_SECONDS)):
+        return cause
+    place = f"\nin {place_of(error)}" if place_of(error) else ""
+    return (user_message(error) or "".join(user_frames(error)).strip()) + place
 
 
 def metrics_of(trainer: Trainer) -> dict[str, float | None]:

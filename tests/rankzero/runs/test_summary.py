@@ -49,6 +49,7 @@ def test_the_summary_of_a_run_has_all_fields(trainer, run):
     assert summary_of(trainer, run) == {
         "run": "x",
         "status": "finished",
+        "reason": None,
         "epochs": 2,
         "steps": 6,
         "samples": 1234,

@@ -27,14 +27,21 @@ def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: 
     return f"{launch.launcher} ({evidence}): {processes}{threads}{backend}; run {run.path}{resumed}"
 
 
-def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, log_folders: Iterable[str] = ()) -> None:
+def print_table(
+    summary: dict[str, Any],
+    run: RunDirectory,
+    world: WorldInfo,
+    log_folders: Iterable[str] = (),
+    report: Path | None = None,
+) -> None:
     """Prints the result of an attempt that has ended: a table, or one line if `--quiet` is set.
 
     Args:
         summary: Summary of the attempt.
         run: Directory of the run.
-        world: The processes.
+        world: Number of processes and their devices.
         log_folders: Folders of the Trainer's loggers.
+        report: File of the report; None if it was not written.
     """
     if is_quiet():
         print_line(result_line(summary, run))
@@ -56,6 +63,8 @@ def print_table(summary: dict[str, Any], run: RunDirectory, world: WorldInfo, lo
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
         table.add_row("to resume", spelled(f"the same command with --name {run.name}"))
+    if report:
+        table.add_row("report", str(report))
     for label, location in log_locations(run, log_folders):
         table.add_row(label, location)
     _print(table)

@@ -1,0 +1,292 @@
+"""Chooses the charts of a report from the curves of a run. Does not import torch."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from rankzero.runs.reports import plot
+from rankzero.runs.reports.plot import Scale, Tick
+from rankzero.runs.tensorboard.curves import Curve
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Colors by Okabe and Ito, which people with color-vision deficiency can distinguish."""
+
+STEP_PARTS = {
+    "wall_time/data_wait_ms": "waiting for data",
+    "wall_time/forward_ms": "forward pass",
+    "wall_time/backward_ms": "backward pass",
+    "wall_time/exposed_communication_ms": "communication",
+    "wall_time/optimizer_ms": "optimizer",
+    "wall_time/other_ms": "other",
+}
+"""Tag -> name of each part of a step, from the bottom of the chart."""
+
+TITLES = {
+    "lr": "learning rate",
+    "samples_per_second": "speed",
+    "weights/gradient_norm": "gradient norm",
+    "workload/teraflops_per_second": "compute speed per device",
+    "workload/mfu_percent": "model FLOP/s utilization",
+    "workload/samples_per_second_per_device": "speed per device",
+    "workload/device_memory_gib": "device memory",
+    "workload/host_memory_gib": "host memory of a rank",
+    "workload/loader_queue_batches": "prepared batches of a rank",
+    "workload/checkpoint_mib": "checkpoint size",
+    "wall_time/checkpoint_s": "time to save a checkpoint",
+    "wall_time/checkpoint_blocked_s": "training blocked by saves",
+    "world/first_gradient_ms": "time to the first gradient",
+    "world/data_wait_ms": "waiting for data",
+}
+"""Quantity -> title of its chart; other quantities are titles themselves."""
+
+UNITS = {
+    "samples_per_second": "samples/s",
+    "samples_per_second_per_device": "samples/s",
+    "teraflops_per_second": "TFLOP/s",
+    "percent": "%",
+    "gib": "GiB",
+    "mib": "MiB",
+    "ms": "ms",
+    "s": "s",
+    "batches": "batches",
+}
+"""End of a quantity's name -> its unit."""
+
+MEASURED = ("wall_time/", "workload/", "weights/", "world/", "x_axis/")
+MAX_CHARTS, MAX_LINES = 24, len(COLORS)
+MAX_AREA_POINTS = 150
+
+_SPLIT = re.compile(r"^(train|training|val|valid|validation|test)[/_.-](?=.)")
+_VARIANT = re.compile(r"(_step|_epoch)?(/dataloader_idx_\d+)?$")
+_RANK = re.compile(r"(world/.+)/(rank_\d+)")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a chart: its name, color, polylines, and its last, lowest and highest value as text."""
+
+    name: str
+    color: str
+    paths: Sequence[str]
+    has_dots: bool
+    last: str
+    low: str
+    high: str
+
+
+@dataclass(frozen=True)
+class Area:
+    """One layer of a stacked chart: its name, color, polygon, and its mean and share as text."""
+
+    name: str
+    color: str
+    points: str
+    mean: str
+    percent: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: title, unit, curves or layers, ticks of the vertical axis, and remarks on values that it omits."""
+
+    title: str
+    unit: str
+    ticks: Sequence[Tick]
+    lines: Sequence[Line] = ()
+    areas: Sequence[Area] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A horizontal axis, which all charts share: its name and ticks."""
+
+    name: str
+    ticks: Sequence[Tick]
+
+
+@dataclass
+class Charts:
+    """All charts of a report.
+
+    Attributes:
+        training: Losses, metrics, learning rate and speed.
+        step_time: The parts of a step; None if they were not logged.
+        resources: Memory, compute speed, checkpoints.
+        ranks: Times of single ranks.
+        axes: The horizontal axes that a reader can choose from: steps, samples, epochs.
+        attempts: Position and number of each attempt that began after the first step.
+        omitted: Names of quantities that have no chart.
+    """
+
+    training: list[Chart] = field(default_factory=list)
+    step_time: Chart | None = None
+    resources: list[Chart] = field(default_factory=list)
+    ranks: list[Chart] = field(default_factory=list)
+    axes: list[Axis] = field(default_factory=list)
+    attempts: list[Tick] = field(default_factory=list)
+    omitted: list[str] = field(default_factory=list)
+
+
+def charts_of(curves: Mapping[str, Curve], attempt_steps: Iterable[int]) -> Charts:
+    """Returns the charts of a run.
+
+    Args:
+        curves: Curves by tag.
+        attempt_steps: Number of steps before each attempt.
+    """
+    charts = Charts()
+    groups, ranks = _grouped(curves)
+    shown = [curve for tag, curve in curves.items() if not tag.startswith("x_axis/")]
+    if not shown:
+        return charts
+    x = plot.step_scale([step for curve in shown for step in (curve.steps[0], curve.steps[-1])])
+    charts.axes = _axes(curves, x)
+    charts.attempts = _attempts(attempt_steps, x)
+    for quantity, group in groups.items():
+        chart = _line_chart(quantity, group, x)
+        if quantity.startswith(("workload/", "wall_time/")):
+            charts.resources.append(chart)
+        elif len(charts.training) < MAX_CHARTS:
+            charts.training.append(chart)
+        else:
+            charts.omitted.append(quantity)
+    charts.ranks = [_line_chart(quantity, _slowest(group), x) for quantity, group in ranks.items()]
+    charts.step_time = _step_time(curves, x)
+    return charts
+
+
+def _grouped(curves: Mapping[str, Curve]) -> tuple[dict[str, dict[str, Curve]], dict[str, dict[str, Curve]]]:
+    """Groups curves by quantity (`train/loss` and `val_loss` are one chart) and, separately, those of single ranks."""
+    groups: dict[str, dict[str, Curve]] = {}
+    ranks: dict[str, dict[str, Curve]] = {}
+    for tag, curve in curves.items():
+        if match := _RANK.fullmatch(tag):
+            ranks.setdefault(match[1], {})[match[2].replace("_", " ")] = curve
+        elif not _is_hidden(tag, curves):
+            groups.setdefault(_quantity(tag), {})[tag] = curve
+    return {quantity: groups[quantity] for quantity in sorted(groups, key=_order)}, ranks
+
+
+def _is_hidden(tag: str, curves: Mapping[str, Curve]) -> bool:
+    """Returns whether a tag gets no line of its own: axes, parts of a step, copies of other values."""
+    is_part = tag in STEP_PARTS or tag == "wall_time/step_ms"
+    is_copy = tag in ("epoch", "hp_metric") or (tag == "train/loss" and "train/mean_loss" in curves)
+    return is_part or is_copy or tag.startswith(("x_axis/", "world/"))
+
+
+def _quantity(tag: str) -> str:
+    """Returns what a tag measures: `val/loss_epoch/dataloader_idx_0` -> `loss`."""
+    if tag.startswith(MEASURED):
+        return tag
+    name = _VARIANT.sub("", _SPLIT.sub("", tag), count=1) or tag
+    return "loss" if name == "mean_loss" else "lr" if re.fullmatch(r"lr-\d+", name) else name
+
+
+def _order(quantity: str) -> tuple[int, str]:
+    last = ("lr", "samples_per_second", "weights/gradient_norm")
+    rank = last.index(quantity) + 2 if quantity in last else 0 if quantity == "loss" else 1
+    return rank, quantity
+
+
+def _line_chart(quantity: str, group: Mapping[str, Curve], x: Scale) -> Chart:
+    shown = dict(list(group.items())[:MAX_LINES])
+    unit = next((text for end, text in UNITS.items() if re.search(rf"(^|[_/]){end}$", quantity)), "")
+    finite = [value for curve in shown.values() for value in curve.values if math.isfinite(value)]
+    y = plot.value_scale(
+        finite or [0.0, 1.0], bool(unit), any(word in quantity for word in ("loss", "norm", "perplexity"))
+    )
+    lost = sum(len(curve.values) for curve in shown.values()) - len(finite)
+    notes = [f"{lost:,} value{'s are' if lost > 1 else ' is'} not finite (NaN or infinity)"] if lost else []
+    if len(group) > len(shown):
+        notes.append(f"{len(group) - len(shown):,} more in TensorBoard")
+    unit_text = unit or "no unit"
+    return Chart(
+        TITLES.get(quantity, quantity),
+        f"{unit_text}, logarithmic scale" if y.is_log else unit_text,
+        y.ticks(),
+        [_line(name, curve, color, x, y) for (name, curve), color in zip(shown.items(), COLORS, strict=False)],
+        notes=notes,
+    )
+
+
+def _line(name: str, curve: Curve, color: str, x: Scale, y: Scale) -> Line:
+    kept = plot.reduced(curve.values)
+    finite = [value for value in curve.values if math.isfinite(value)] or [math.nan]
+    return Line(
+        name,
+        color,
+        plot.paths([curve.steps[index] for index in kept], [curve.values[index] for index in kept], x, y),
+        len(kept) <= 40,
+        *(number(value) for value in (curve.values[-1], min(finite), max(finite))),
+    )
+
+
+def _step_time(curves: Mapping[str, Curve], x: Scale) -> Chart | None:
+    """Returns the stacked parts of a step, averaged over at most `MAX_AREA_POINTS` intervals."""
+    parts = {tag: dict(zip(curves[tag].steps, curves[tag].values, strict=True)) for tag in STEP_PARTS if tag in curves}
+    steps = sorted(set.intersection(*(set(points) for points in parts.values()))) if parts else []
+    steps = [step for step in steps if all(math.isfinite(points[step]) for points in parts.values())]
+    if len(steps) < 2:
+        return None
+    size = math.ceil(len(steps) / MAX_AREA_POINTS)
+    buckets = [steps[start : start + size] for start in range(0, len(steps), size)]
+    middles = [bucket[0] if bucket is buckets[0] else bucket[-1] for bucket in buckets]
+    layers = [[fmean(points[step] for step in bucket) for bucket in buckets] for points in parts.values()]
+    means = [fmean(points[step] for step in steps) for points in parts.values()]
+    total = sum(means)
+    if total <= 0:
+        return None
+    y = plot.value_scale([sum(column) for column in zip(*layers, strict=True)], True, False)
+    polygons = plot.areas(middles, layers, x, y)
+    areas = [
+        Area(STEP_PARTS[tag], color, points, number(mean), round(100 * mean / total, 1))
+        for tag, color, points, mean in zip(parts, COLORS, polygons, means, strict=False)
+    ]
+    return Chart(f"{number(total)} ms per step", "ms per step", y.ticks(), areas=areas)
+
+
+def _slowest(group: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Returns the curves of a few ranks: all, or the slowest ones, and the median of all ranks."""
+    if len(group) <= MAX_LINES:
+        return dict(group)
+    means = {
+        name: fmean([value for value in curve.values if math.isfinite(value)] or [0.0]) for name, curve in group.items()
+    }
+    slowest = sorted(means, key=lambda name: -means[name])[: MAX_LINES - 1]
+    by_step: dict[int, list[float]] = {}
+    for curve in group.values():
+        for step, value in zip(curve.steps, curve.values, strict=True):
+            by_step.setdefault(step, []).append(value)
+    middle = Curve(sorted(by_step), [], [median(by_step[step]) for step in sorted(by_step)])
+    return {f"median of {len(group)} ranks": middle, **{name: group[name] for name in slowest}}
+
+
+def _axes(curves: Mapping[str, Curve], x: Scale) -> list[Axis]:
+    axes = [Axis("steps", x.ticks())]
+    for name, tag in (("samples", "x_axis/samples"), ("epochs", "x_axis/epoch")):
+        if curve := curves.get(tag):
+            axes.append(Axis(name, plot.mapped_ticks(curve.steps, curve.values, x)))
+    return [axis for axis in axes if axis.ticks]
+
+
+def _attempts(steps: Iterable[int], x: Scale) -> list[Tick]:
+    """Returns where each attempt but the first began; labels that would overlap an earlier one are empty."""
+    marks: list[Tick] = []
+    labeled = -100.0
+    for attempt, step in enumerate(steps, 1):
+        position = round(100 * x(step), 2)
+        if attempt > 1 and 0 <= position <= 100:
+            text = str(attempt) if position - labeled >= 5 else ""
+            labeled = position if text else labeled
+            marks.append(Tick(position, text))
+    return marks
+
+
+def number(value: float) -> str:
+    """Returns a number as text with four significant digits, or all digits of a large one."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "\N{INFINITY}" if value > 0 else "-\N{INFINITY}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

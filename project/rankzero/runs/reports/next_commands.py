@@ -1,0 +1,100 @@
+"""Commands that a user may type after a run. Does not import torch."""
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rankzero.messages import spelled
+from rankzero.runs.directory import RunDirectory
+
+_NAME_FLAGS = ("--name", "--run", "--run_name")
+_SECRET = re.compile(r"(^|.*[-_.])(api[-_]?key|access[-_]?key|token|secret|password)", re.IGNORECASE)
+
+
+class NextCommand(NamedTuple):
+    """A command for the user.
+
+    Args:
+        purpose: What the command does.
+        command: The command line; empty if only the user knows it.
+    """
+
+    purpose: str
+    command: str = ""
+
+
+def next_commands(
+    run: RunDirectory, summary: Mapping[str, Any], environment: Mapping[str, Any], has_curves: bool
+) -> list[NextCommand]:
+    """Returns the commands that resume or evaluate a run, and show its curves.
+
+    Args:
+        run: Directory of the run.
+        summary: Summary of the run.
+        environment: Result of `describe_environment`, or {} if it is unknown.
+        has_curves: Whether the run has TensorBoard files.
+    """
+    root = [] if str(run.path.parent) == "runs" else ["--root", str(run.path.parent)]
+    name = ["--name", run.name]
+    commands = []
+    if summary.get("status") != "finished":
+        commands.append(_resume(run, environment, root))
+    elif summary.get("checkpoint") and environment and not environment.get("is_script"):
+        evaluate = spelled("python launch/evaluate.py")
+        commands.append(NextCommand("Evaluate the newest checkpoint", f"{evaluate} {shlex.join([*name, *root])}"))
+    if has_curves:
+        command = ["tensorboard", "--logdir", str(run.path.parent), "--host", "localhost"]
+        commands.append(NextCommand("Show all curves", shlex.join(command)))
+    return commands
+
+
+def launch_line(environment: Mapping[str, Any]) -> str:
+    """Returns the command line of each process of an attempt, without secrets; empty if it is unknown."""
+    return shlex.join(without_secrets(environment.get("command") or []))
+
+
+def is_secret(name: str) -> bool:
+    """Returns whether the name of a setting indicates a password or the like, which a report must not contain."""
+    return _SECRET.fullmatch(name) is not None
+
+
+def without_secrets(tokens: Iterable[str]) -> list[str]:
+    """Returns the words of a command line with `...` in place of the values of secret flags."""
+    shown: list[str] = []
+    for token in tokens:
+        flag, equals, _ = token.partition("=")
+        if shown and is_secret(shown[-1]) and shown[-1].startswith("--"):
+            shown.append("...")
+        else:
+            shown.append(f"{flag}=..." if equals and is_secret(flag) else token)
+    return shown
+
+
+def _resume(run: RunDirectory, environment: Mapping[str, Any], root: Sequence[str]) -> NextCommand:
+    if (run.path.parent / f"{run.name}.job.sh").is_file():
+        return NextCommand("Resume", f"{spelled('python launch/submit.py')} {shlex.join(['resume', run.name, *root])}")
+    same_command = spelled(f"the same command with --name {run.name}")
+    tokens = _without_resume(without_secrets(environment.get("command") or []))
+    if not tokens:
+        return NextCommand(f"Resume: {same_command}")
+    if environment.get("is_script"):
+        purpose = f"Resume: {same_command}"
+    else:
+        if not any(token.partition("=")[0] in _NAME_FLAGS for token in tokens):
+            tokens += ["--name", run.name]
+        purpose = "Resume"
+    if environment.get("launcher") != "local":
+        purpose += f", with the launch line of {environment.get('launcher')}; each process runs"
+    return NextCommand(purpose, shlex.join(tokens))
+
+
+def _without_resume(tokens: Sequence[str]) -> list[str]:
+    """Returns a command line without `--resume`: `--resume never` would start the run from the beginning again."""
+    kept: list[str] = []
+    previous = ""
+    for token in tokens:
+        if token.partition("=")[0] not in ("--resume", "--ckpt_path") and previous not in ("--resume", "--ckpt_path"):
+            kept.append(token)
+        previous = token
+    return kept

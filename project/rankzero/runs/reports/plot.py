@@ -1,0 +1,199 @@
+"""Geometry of charts: scales, ticks, reduced curves and SVG paths. Does not import torch."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+WIDTH, HEIGHT = 1000, 400
+"""Size of the coordinate system of a chart; the page stretches it to the width of the screen."""
+
+MAX_POINTS = 1000
+"""Longer curves are reduced to about this number of points, which is more than a screen shows."""
+
+
+class Tick(NamedTuple):
+    """A tick of an axis.
+
+    Args:
+        position: Position as a percentage of the axis.
+        label: Text of the tick.
+    """
+
+    position: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps values to positions between 0 and 1.
+
+    Args:
+        low: Value at position 0.
+        high: Value at position 1, above `low`.
+        is_log: Whether the scale is logarithmic.
+    """
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = (math.log(self.low), math.log(self.high)) if self.is_log else (self.low, self.high)
+        return ((math.log(value) if self.is_log else value) - low) / (high - low)
+
+    def ticks(self, count: int = 5) -> list[Tick]:
+        """Returns about `count` ticks at round values."""
+        values, step = (
+            _log_values(self.low, self.high, count) if self.is_log else round_values(self.low, self.high, count)
+        )
+        return [Tick(round(100 * self(value), 2), label(value, step)) for value in values]
+
+
+def value_scale(values: Sequence[float], from_zero: bool, may_be_log: bool) -> Scale:
+    """Returns a scale for finite values, with a margin.
+
+    Args:
+        values: All values that the chart shows.
+        from_zero: Whether the scale begins at zero.
+        may_be_log: Whether the scale is logarithmic if the values differ by a factor of 50 or more.
+    """
+    low, high = min(values), max(values)
+    if may_be_log and low > 0 and high / low >= 50:
+        margin = (high / low) ** 0.04
+        return Scale(low / margin, high * margin, True)
+    if from_zero and low >= 0:
+        return Scale(0.0, high * 1.06 or 1.0)
+    margin = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
+    return Scale(low - margin, high + margin)
+
+
+def step_scale(steps: Sequence[int]) -> Scale:
+    """Returns the scale of the horizontal axis, which begins at zero unless the first step is far from it."""
+    low, high = min(steps), max(steps)
+    low = low if low > 0.3 * high else 0
+    return Scale(low, high if high > low else low + 1)
+
+
+def reduced(values: Sequence[float]) -> list[int]:
+    """Returns the indices of the points to draw: first, last and extreme values, and gaps where a value is not finite.
+
+    Args:
+        values: Values of a curve, by step.
+    """
+    count = len(values)
+    if count <= MAX_POINTS:
+        return list(range(count))
+    kept = {0, count - 1}
+    size = math.ceil(count / (MAX_POINTS // 2))
+    for start in range(0, count, size):
+        bucket = range(start, min(start + size, count))
+        finite = [index for index in bucket if math.isfinite(values[index])]
+        if finite:
+            kept |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
+        if len(finite) < len(bucket):
+            kept.add(next(index for index in bucket if not math.isfinite(values[index])))
+    return sorted(kept)
+
+
+def paths(steps: Sequence[int], values: Sequence[float], x: Scale, y: Scale) -> list[str]:
+    """Returns the points of one polyline for each part of a curve without gaps."""
+    parts = groupby(zip(steps, values, strict=True), key=lambda point: math.isfinite(point[1]))
+    polylines = [[_point(x(step), y(value)) for step, value in part] for is_finite, part in parts if is_finite]
+    return [" ".join(points * 2 if len(points) == 1 else points) for points in polylines]  # one point draws no line
+
+
+def areas(steps: Sequence[int], layers: Sequence[Sequence[float]], x: Scale, y: Scale) -> list[str]:
+    """Returns the points of one polygon for each layer; each layer lies on the one before.
+
+    Args:
+        steps: Steps of the values.
+        layers: Values of each layer, from bottom to top.
+        x: Horizontal scale.
+        y: Vertical scale.
+    """
+    sums = [[0.0] * len(steps)]
+    for layer in layers:
+        sums.append([below + value for below, value in zip(sums[-1], layer, strict=True)])
+    return [
+        " ".join(
+            [_point(x(step), y(value)) for step, value in zip(steps, upper, strict=True)]
+            + [_point(x(step), y(value)) for step, value in reversed(list(zip(steps, lower, strict=True)))]
+        )
+        for lower, upper in pairwise(sums)
+    ]
+
+
+def mapped_ticks(steps: Sequence[int], values: Sequence[float], x: Scale) -> list[Tick]:
+    """Returns ticks for another quantity on the axis of steps, such as samples; empty if it does not grow.
+
+    Args:
+        steps: Steps at which the quantity is known.
+        values: The quantity at these steps.
+        x: Scale of the steps.
+    """
+    known: list[tuple[float, float]] = []
+    for step, value in zip(steps, values, strict=True):
+        if math.isfinite(value) and (not known or value > known[-1][1]):
+            known.append((step, value))
+    if len(known) < 2:
+        return []
+    low, high = (_interpolated(known, end) for end in (x.low, x.high))
+    swapped = [(value, step) for step, value in known]
+    ticks, distance = round_values(max(low, 0.0), high)
+    return [Tick(round(100 * x(_interpolated(swapped, tick)), 2), label(tick, distance)) for tick in ticks]
+
+
+def _interpolated(known: Sequence[tuple[float, float]], at: float) -> float:
+    """Interpolates between known points, which are sorted; beyond them, the line through the nearest two continues."""
+    index = min(max(bisect_left([position for position, _ in known], at), 1), len(known) - 1)
+    (x0, y0), (x1, y1) = known[index - 1], known[index]
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+
+
+def round_values(low: float, high: float, count: int = 5) -> tuple[list[float], float]:
+    """Returns about `count` round values from `low` to `high`, and the distance between them."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = min((factor * power for factor in (1, 2, 5, 10)), key=lambda size: abs(math.log(size / rough)))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)], step
+
+
+def _log_values(low: float, high: float, count: int) -> tuple[list[float], float]:
+    values: list[float] = []
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        if len(values) < 3:
+            values = list(_multiples_of_powers(low, high, factors))
+    return values[:: math.ceil(len(values) / (count + 1))], 0.0
+
+
+def _multiples_of_powers(low: float, high: float, factors: Sequence[int]) -> Iterator[float]:
+    for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
+        yield from (value for factor in factors if low <= (value := factor * 10.0**exponent) <= high)
+
+
+def label(value: float, step: float) -> str:
+    """Returns the text of a tick.
+
+    Args:
+        value: The value.
+        step: Distance to the next tick, which determines the number of decimals; 0 on a logarithmic scale.
+    """
+    if abs(value) < step * 1e-6:
+        return "0"
+    for unit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * unit or (abs(value) >= unit and (suffix != "k" or step >= unit)):
+            return f"{value / unit:.6g}{suffix}"
+    if max(abs(value), step) < 1e-3:
+        mantissa, _, exponent = f"{value:.2e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    if not step:
+        return f"{value:g}"
+    return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
+
+
+def _point(x: float, y: float) -> str:
+    return f"{WIDTH * x:.1f},{HEIGHT * (1 - y):.1f}"

@@ -1,0 +1,189 @@
+"""Writes `report.html`, a page on a run that needs no network and no program. Does not import torch."""
+
+import base64
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from rankzero.messages import print_error, printable
+from rankzero.runs.checkpoints.atomic_files import write_text
+from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.reports.charts import charts_of, number
+from rankzero.runs.reports.next_commands import is_secret, launch_line, next_commands
+from rankzero.runs.reports.plot import HEIGHT, WIDTH
+from rankzero.runs.reports.shown_metrics import unique_metrics
+from rankzero.runs.stored_config import flattened
+from rankzero.runs.tensorboard.curves import read_curves
+
+REPORT = "report.html"
+TEMPLATES = Path(__file__).parent / "templates"
+
+MAX_CHECKPOINTS, MAX_LEDGER_LINES, MAX_ATTEMPTS = 20, 12, 50
+MAX_REASON = 12_000
+"""Characters of an error that the page shows: its beginning and its end."""
+
+MAX_FIGURES, MAX_FIGURE_BYTES = 24, 1 << 21
+
+
+def write_report(run: RunDirectory, summary: Mapping[str, Any]) -> Path | None:
+    """Writes the report of a run that has trained at least one step; returns its path, or None if it was not written.
+
+    Never raises: the result of a run does not depend on its report.
+
+    Args:
+        run: Directory of the run.
+        summary: Summary of the newest attempt.
+    """
+    try:
+        attempts = run.read("run.json").get("attempts") or []
+        if not summary["steps"] and not any(attempt.get("step") for attempt in attempts):
+            return None
+        write_text(run.path / REPORT, render(run, summary))
+    except Exception as error:
+        print_error(f"{run.path / REPORT} could not be written: {error!r}")
+        return None
+    return run.path / REPORT
+
+
+def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
+    """Returns the report of a run.
+
+    Args:
+        run: Directory of the run.
+        summary: Summary of the newest attempt.
+    """
+    curves = read_curves(run.path / "tensorboard")
+    attempts = list(_attempts(run, summary))
+    environment = attempts[-1]["environment"] if attempts else {}
+    page = (
+        _environment()
+        .get_template(REPORT)
+        .render(
+            summary=summary,
+            reason=_shortened(str(summary.get("reason") or "")),
+            metrics={name: number(value) for name, value in unique_metrics(_nan_for_none(summary["metrics"])).items()},
+            commands=next_commands(run, summary, environment, bool(curves)),
+            charts=charts_of(curves, [attempt["step"] for attempt in attempts]),
+            attempts=attempts[-MAX_ATTEMPTS:],
+            omitted_attempts=max(0, len(attempts) - MAX_ATTEMPTS),
+            ledger=summary["ledger"][-MAX_LEDGER_LINES:],
+            omitted_epochs=max(0, len(summary["ledger"]) - MAX_LEDGER_LINES),
+            checkpoints=list(_checkpoints(run, summary)),
+            configuration=_configuration(run),
+            environment=environment,
+            figures=list(_figures(run.path / "figures")),
+            written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+            width=WIDTH,
+            height=HEIGHT,
+        )
+    )
+    return page.encode(errors="replace").decode()
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+        finalize=_visible,
+    )
+    environment.filters.update(duration=_duration, mebibytes=lambda size: f"{size / 2**20:,.1f} MiB")
+    return environment
+
+
+def _visible(value: Any) -> Any:
+    """Replaces control characters and characters that change the direction of text."""
+    return printable(value.expandtabs(4)) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _attempts(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the attempts, oldest first, with what each of them has stored."""
+    records = run.read("run.json").get("attempts") or []
+    for number_of_attempt, record in enumerate(records, 1):
+        folder = f"attempts/{number_of_attempt:04d}"
+        is_newest = number_of_attempt == len(records)
+        own = summary if is_newest else run.read(f"{folder}/summary.json")
+        environment = run.read(f"{folder}/environment.json")
+        yield {
+            "number": number_of_attempt,
+            "started": _date(str(record.get("started"))),
+            "host": record.get("host"),
+            "job": record.get("job"),
+            "step": int(record.get("step") or 0),
+            "last_step": own.get("steps"),
+            "seconds": own.get("seconds"),
+            "status": own.get("status") or "ended without a summary",
+            "environment": environment,
+            "launch_line": launch_line(environment),
+        }
+
+
+def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the newest checkpoints, newest first."""
+    for path in reversed(checkpoints_in(run.checkpoints)[-MAX_CHECKPOINTS:]):
+        try:
+            manifest = read_manifest(path)
+        except ValueError:
+            continue
+        relative_path = str(path.relative_to(run.path))
+        metrics = manifest["rankzero"].get("metrics")
+        yield {
+            "path": relative_path,
+            "step": manifest["step"],
+            "epoch": manifest["epoch"],
+            "bytes": sum(file["bytes"] for file in manifest["files"].values()),
+            "metrics": {
+                name: number(value)
+                for name, value in unique_metrics(_nan_for_none(metrics if isinstance(metrics, dict) else {})).items()
+            },
+            "marks": [
+                mark for mark, key in (("newest", "checkpoint"), ("best", "best")) if summary.get(key) == relative_path
+            ],
+        }
+
+
+def _configuration(run: RunDirectory) -> dict[str, Any]:
+    """Returns the settings of the newest attempt without those that are not set; {} if they cannot be read."""
+    try:
+        settings = flattened(yaml.safe_load((run.path / "config.yaml").read_text()))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return {name: "..." if is_secret(name) else value for name, value in settings.items() if value is not None and name}
+
+
+def _figures(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields the name and the data URI of each image in a folder, such as a confusion matrix."""
+    files = sorted(path for path in folder.glob("*.png") if path.stat().st_size <= MAX_FIGURE_BYTES)
+    for path in files[-MAX_FIGURES:]:
+        yield path.stem, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _nan_for_none(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
+
+
+def _shortened(text: str) -> str:
+    half = MAX_REASON // 2
+    return text if len(text) <= MAX_REASON else f"{text[:half]}\n...\n{text[-half:]}"
+
+
+def _date(text: str) -> str:
+    """Returns a time of `run.json` without seconds."""
+    return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
+
+
+def _duration(seconds: float) -> str:
+    """Returns a duration as text, such as `2 h 5 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
