@@ -183,7 +183,9 @@ class Trainer(pl.Trainer):
             self._ledger,
             *user_callbacks,
             self._throughput,
-            *tracking_callbacks(self.run, self._throughput, channel.monitor, self._checkpointing),
+            *tracking_callbacks(
+                self.run, lambda: self._stored_config or {}, self._throughput, channel.monitor, self._checkpointing
+            ),
             RankStates(plan),
             OptimizerOverrides(),
             LiveSettings(),

@@ -1,25 +1,39 @@
 """List of the callbacks that measure and log a run."""
 
+from collections.abc import Callable
+
 from lightning.pytorch import Callback
 
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.stored_config import Config
 from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
 from rankzero.tracking.measurements.learning_rate import LearningRate
 from rankzero.tracking.measurements.slow_ranks import SlowRanks
 from rankzero.tracking.measurements.throughput import Throughput
+from rankzero.tracking.tensorboard_page import TensorBoardPage
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 
 
 def tracking_callbacks(
-    run: RunDirectory, throughput: Throughput, monitor: Monitor, checkpointing: CheckpointCallback | None
+    run: RunDirectory,
+    config: Callable[[], Config],
+    throughput: Throughput,
+    monitor: Monitor,
+    checkpointing: CheckpointCallback | None,
 ) -> list[Callback]:
     """Returns the callbacks, in the order in which they are called.
 
     Args:
         run: Directory of the run.
+        config: Returns the configuration of the run, once training begins.
         throughput: Counts samples and training time; already a callback of the Trainer.
         monitor: Knows what the main thread is doing, and which ranks are slow.
         checkpointing: Saves checkpoints; None if nothing is saved.
     """
-    return [LearningRate(), SlowRanks(monitor), IntervalMeasurements(run, throughput, monitor, checkpointing)]
+    return [
+        TensorBoardPage(run, config, throughput.plan),
+        LearningRate(),
+        SlowRanks(monitor),
+        IntervalMeasurements(run, throughput, monitor, checkpointing),
+    ]

@@ -36,8 +36,8 @@ OTHER_LOSS = "train/mean_loss"
 """Tag of the loss if the module itself logs a value as `train/loss`."""
 
 
-DETAIL_SECONDS = 1.0
-"""Minimum time between two logged values of the series that are not logged at every logging step."""
+DETAIL_SECONDS = 0.3
+"""Minimum time between two values of the series that are not logged at every logging step; about 1 ms each time."""
 
 
 class IntervalMeasurements(LoopCallback):

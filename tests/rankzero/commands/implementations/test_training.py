@@ -87,7 +87,7 @@ def test_a_run_writes_its_files_and_its_summary(cwd, capsys):
     assert 0 < found["metrics"]["val/loss"] < 1
     out = capsys.readouterr().out
     assert "rankzero: local (no launcher's variables are set): 1 node x 1 process on cpu" in out
-    assert "tensorboard --logdir runs/x/tensorboard" in out and "run x: finished" in out
+    assert "tensorboard --logdir runs --host localhost" in out and "run x: finished" in out
 
 
 def test_tensorboard_receives_the_metrics_of_the_run(cwd):

@@ -19,7 +19,7 @@ TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
 
 def test_the_table_offers_tensorboard_only_for_event_files(cwd, capsys):
     fit_in_process(*TOY)
-    assert "tensorboard --logdir runs/x/tensorboard" in capsys.readouterr().out
+    assert "tensorboard --logdir runs --host localhost" in capsys.readouterr().out
     logger = ("--trainer.logger", "lightning.pytorch.loggers.CSVLogger", "--trainer.logger.save_dir", "csv")
     fit_in_process(*TOY[:-1], "y", *logger)
     out = capsys.readouterr().out

@@ -1,0 +1,122 @@
+import re
+
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams import metadata
+from tensorboard.util.tensor_util import make_ndarray
+
+from rankzero import Trainer
+from rankzero.tracking.measurements.series import SERIES
+from rankzero.tracking.tensorboard_page import LAYOUT, attempt_text, hyper_parameters_of, table_text, without_secrets
+
+QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "log_every_n_steps": 2}
+
+
+class Net(BoringModel):
+    def __init__(self):
+        super().__init__()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/accuracy", 0.5)
+
+
+def fit(epochs, **settings):
+    torch.manual_seed(0)  # the data of all attempts is the same
+    Trainer(max_epochs=epochs, limit_train_batches=4, limit_val_batches=1, name="x", **QUIET, **settings).fit(Net())
+
+
+def events_in(folder):
+    events = EventAccumulator(str(folder / "runs/x/tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    return events
+
+
+def texts(events, tag):
+    return [make_ndarray(event.tensor_proto).item().decode() for event in events.Tensors(f"{tag}/text_summary")]
+
+
+def test_a_run_shows_its_configuration_its_environment_and_each_attempt(script_folder):
+    fit(1)
+    fit(2)
+    events = events_in(script_folder)
+    first, second = texts(events, "run/attempts")
+    assert first.startswith("Attempt 1 began after step 0 on ") and "```sh\n" in first
+    assert second.startswith("Attempt 2 began after step 4 on ")
+    assert "max_epochs: 2" in texts(events, "run/configuration")[-1]
+    assert re.search(r"\| torch \| 2\.", texts(events, "run/environment")[-1])
+
+
+def test_hyperparameters_are_stored_beside_the_curves_without_a_second_directory(script_folder):
+    fit(1, gradient_clip_val=0.5)
+    events = events_in(script_folder)
+    content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    values = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert values["gradient_clip_val"].number_value == 0.5 and values["processes"].number_value == 1
+    assert values["global_batch_size"].number_value == 1
+    assert "Net" in values["model.class_path"].string_value
+    assert metadata.EXPERIMENT_TAG not in events.summary_metadata  # it would hide those of other models
+    folder = script_folder / "runs/x/tensorboard"
+    assert all(path.is_file() for path in folder.iterdir())
+
+
+def test_series_have_descriptions(script_folder):
+    fit(1)
+    metadata_of = events_in(script_folder).summary_metadata
+    assert metadata_of["train/loss"].summary_description == SERIES["train/loss"].description
+    assert metadata_of["wall_time/step_ms"].summary_description.startswith("Milliseconds")
+
+
+def test_no_group_precedes_those_of_the_model(script_folder):
+    fit(1)
+    tags = sorted(events_in(script_folder).Tags()["scalars"])
+    assert tags[0] == "train/loss" and "epoch" not in tags
+    groups = list(dict.fromkeys(tag.partition("/")[0] for tag in tags))
+    assert groups == ["train", "val", "wall_time", "weights", "workload", "x_axis"]
+
+
+def test_the_layout_of_the_charts_is_stored(script_folder):
+    fit(1)
+    (event,) = events_in(script_folder).Tensors("custom_scalars__config__")
+    layout = Layout.FromString(make_ndarray(event.tensor_proto).item())
+    assert [category.title for category in layout.category] == list(LAYOUT)
+
+
+def tags_in(chart):
+    """Returns the tags that a chart contains, of all series and of typical tags of users' modules."""
+    patterns = next(kinds[1] for charts in LAYOUT.values() for title, kinds in charts.items() if title == chart)
+    users = ("val_loss", "val/loss", "accuracy", "val/accuracy", "loss_step", "train_acc", "train/f1")
+    ranks = ("world/first_gradient_ms/rank_001", "world/data_wait_ms/rank_001")
+    tags = [*(tag for tag in SERIES if "/" in tag), "train/mean_loss", "train/lr", "train/lr-1", *ranks, *users]
+    return {tag for tag in tags if any(re.match(pattern, tag) for pattern in patterns)}
+
+
+def test_charts_contain_the_series_of_any_module():
+    assert tags_in("loss") == {"train/loss", "train/mean_loss", "val_loss", "val/loss", "loss_step"}
+    assert tags_in("metrics") == {"accuracy", "val/accuracy", "train_acc", "train/f1"}
+    assert tags_in("learning rate") == {"train/lr", "train/lr-1"}
+    assert tags_in("samples per second") == {"train/samples_per_second"}
+    assert len(tags_in("parts of a step (ms)")) == 6
+    assert tags_in("waiting for data (ms per step)") == {"world/data_wait_ms/rank_001"}
+
+
+def test_secrets_are_not_logged():
+    config = {"model": {"init_args": {"api_key": "hidden", "depth": 3}}, "trainer": {"logger": [{"token": "hidden"}]}}
+    assert without_secrets(config) == {
+        "model": {"init_args": {"api_key": "...", "depth": 3}},
+        "trainer": {"logger": [{"token": "..."}]},
+    }
+    assert hyper_parameters_of(config) == {"model.depth": 3}
+    assert "hidden" not in attempt_text(1, 0, {"command": ["fit.py", "--model.api_key", "hidden"]})
+
+
+@pytest.mark.parametrize("environment", [{}, {"hosts": {"a": 1}, "commit": "abc"}])
+def test_an_attempt_is_described_without_a_known_command(environment):
+    expected = "a, commit abc." if environment else "an unknown host."
+    assert attempt_text(2, 7, environment) == f"Attempt 2 began after step 7 on {expected}"
+
+
+def test_values_with_a_vertical_bar_stay_in_their_row_of_a_table():
+    assert table_text({"a": "x|y", "b": None}).splitlines()[2:] == ["| a | x\\|y |"]
