@@ -78,7 +78,7 @@ starts: install                   ## starts and ends, counted: 100 under torchru
 
 system-tools:                     ## the Debian packages that system tests use (as root)
 	apt-get update
-	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge openmpi-bin mpich iproute2 strace shellcheck openssh-server dataset-fashion-mnist
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends slurm-wlm munge openmpi-bin mpich iproute2 strace shellcheck openssh-server chromium fonts-dejavu-core dataset-fashion-mnist
 
 image-tools:                      ## the Debian packages that `make test-image` uses (as root)
 	apt-get update

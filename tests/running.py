@@ -39,6 +39,7 @@ REQUIREMENTS = {
     "strace": ("strace", "make system-tools"),
     "shellcheck": ("shellcheck", "make system-tools"),
     "ssh": ("sshd", "make system-tools"),
+    "chromium": ("chromium", "make system-tools"),
     "buildah": ("buildah", "make image-tools"),
     "fashion-mnist": ("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz", "make system-tools"),
 }

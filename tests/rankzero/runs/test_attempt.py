@@ -310,6 +310,13 @@ def test_an_attempt_aborted_by_another_rank_is_logged_saved_and_unlocked(attempt
         assert "ERROR rank 1 on a failed" in log() and read("summary.json")["status"] == "failed" and is_free()
 
 
+def test_an_aborted_attempt_writes_the_report_of_a_run_that_has_trained(attempt):
+    save(5)
+    with attempt() as run_attempt:
+        run_attempt.control_channel.on_abort("rank 1 on a failed: <IndexError>")
+        assert "rank 1 on a failed: &lt;IndexError&gt;</pre>" in Path("runs/x/report.html").read_text() and is_free()
+
+
 @pytest.mark.parametrize("error", [None, Stopped("SIGTERM"), RuntimeError("no such layer")])
 def test_a_later_failure_does_not_change_the_summary_of_an_attempt_that_ended(attempt, error):
     run_attempt = attempt()

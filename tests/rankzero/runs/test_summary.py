@@ -8,10 +8,11 @@ from torchmetrics import MeanMetric
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
+from rankzero.messages import AnotherRankFailed, RunError, Stopped, mark_place
 from rankzero.runs.checkpoints.manifest import MANIFEST
 from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.summary import Figures, computed_metrics_of, metrics_of, summarize
+from rankzero.runs.summary import Figures, computed_metrics_of, metrics_of, reason_of, summarize
 from running import train_in_process
 
 LOGGED = {"val/b": 1.5, "a": math.nan, "c": math.inf, "d": -math.inf, "count": 3}
@@ -133,6 +134,40 @@ def test_metrics_on_an_accelerator_are_not_waited_for(trainer, monkeypatch):
 
 def test_given_metrics_replace_those_of_the_trainer(trainer, run):
     assert summary_of(trainer, run, metrics={"a": 1.0})["metrics"] == {"a": 1.0}
+
+
+class Channel:
+    """Control channel that knows why the run has failed, or that knows nothing."""
+
+    def __init__(self, cause=None):
+        self.cause = cause
+
+    def failure_cause(self, seconds):
+        return self.cause
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "expected"),
+    [
+        (None, None, None),
+        (Stopped("SIGTERM"), None, "SIGTERM"),
+        (RunError("the disk is full"), "rank 1 failed", "the disk is full"),
+        (AnotherRankFailed("lost"), "rank 1 on a failed: IndexError()", "rank 1 on a failed: IndexError()"),
+        (RuntimeError("Connection closed by peer"), "rank 1 was lost", "rank 1 was lost"),
+    ],
+)
+def test_the_reason_is_the_one_that_was_printed(error, cause, expected):
+    assert reason_of(error, Channel(cause)) == expected
+
+
+def test_the_reason_of_an_unexpected_error_is_its_traceback_and_what_the_rank_was_doing():
+    try:
+        raise IndexError("no such layer")
+    except IndexError as error:
+        mark_place(error, "forward at step 7")
+        reason = reason_of(error, Channel())
+    assert reason.startswith("Traceback") and reason.endswith("IndexError: no such layer\nin forward at step 7")
+    assert "AnotherRankFailed: lost" in reason_of(AnotherRankFailed("lost"), Channel())
 
 
 def save(run, step, loss):

@@ -8,64 +8,32 @@ from statistics import fmean, median
 
 from rankzero.runs.reports import plot
 from rankzero.runs.reports.plot import Scale, Tick
+from rankzero.runs.reports.quantities import (
+    STEP_PARTS,
+    TITLES,
+    chart_order,
+    is_hidden,
+    may_be_logarithmic,
+    quantity_of,
+    unit_of,
+)
 from rankzero.runs.tensorboard.curves import Curve
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colors by Okabe and Ito, which people with color-vision deficiency can distinguish."""
 
-STEP_PARTS = {
-    "wall_time/data_wait_ms": "waiting for data",
-    "wall_time/forward_ms": "forward pass",
-    "wall_time/backward_ms": "backward pass",
-    "wall_time/exposed_communication_ms": "communication",
-    "wall_time/optimizer_ms": "optimizer",
-    "wall_time/other_ms": "other",
-}
-"""Tag -> name of each part of a step, from the bottom of the chart."""
-
-TITLES = {
-    "lr": "learning rate",
-    "samples_per_second": "speed",
-    "weights/gradient_norm": "gradient norm",
-    "workload/teraflops_per_second": "compute speed per device",
-    "workload/mfu_percent": "model FLOP/s utilization",
-    "workload/samples_per_second_per_device": "speed per device",
-    "workload/device_memory_gib": "device memory",
-    "workload/host_memory_gib": "host memory of a rank",
-    "workload/loader_queue_batches": "prepared batches of a rank",
-    "workload/checkpoint_mib": "checkpoint size",
-    "wall_time/checkpoint_s": "time to save a checkpoint",
-    "wall_time/checkpoint_blocked_s": "training blocked by saves",
-    "world/first_gradient_ms": "time to the first gradient",
-    "world/data_wait_ms": "waiting for data",
-}
-"""Quantity -> title of its chart; other quantities are titles themselves."""
-
-UNITS = {
-    "samples_per_second": "samples/s",
-    "samples_per_second_per_device": "samples/s",
-    "teraflops_per_second": "TFLOP/s",
-    "percent": "%",
-    "gib": "GiB",
-    "mib": "MiB",
-    "ms": "ms",
-    "s": "s",
-    "batches": "batches",
-}
-"""End of a quantity's name -> its unit."""
-
-MEASURED = ("wall_time/", "workload/", "weights/", "world/", "x_axis/")
 MAX_CHARTS, MAX_LINES = 24, len(COLORS)
 MAX_AREA_POINTS = 150
 
-_SPLIT = re.compile(r"^(train|training|val|valid|validation|test)[/_.-](?=.)")
-_VARIANT = re.compile(r"(_step|_epoch)?(/dataloader_idx_\d+)?$")
 _RANK = re.compile(r"(world/.+)/(rank_\d+)")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a chart: its name, color, polylines, and its last, lowest and highest value as text."""
+    """One curve of a chart: its name, color, polylines, and its last, lowest and highest value as text.
+
+    The name is empty if the title of the chart says the same.
+    """
 
     name: str
     color: str
@@ -165,49 +133,30 @@ def _grouped(curves: Mapping[str, Curve]) -> tuple[dict[str, dict[str, Curve]], 
     for tag, curve in curves.items():
         if match := _RANK.fullmatch(tag):
             ranks.setdefault(match[1], {})[match[2].replace("_", " ")] = curve
-        elif not _is_hidden(tag, curves):
-            groups.setdefault(_quantity(tag), {})[tag] = curve
-    return {quantity: groups[quantity] for quantity in sorted(groups, key=_order)}, ranks
-
-
-def _is_hidden(tag: str, curves: Mapping[str, Curve]) -> bool:
-    """Returns whether a tag gets no line of its own: axes, parts of a step, copies of other values."""
-    is_part = tag in STEP_PARTS or tag == "wall_time/step_ms"
-    is_copy = tag in ("epoch", "hp_metric") or (tag == "train/loss" and "train/mean_loss" in curves)
-    return is_part or is_copy or tag.startswith(("x_axis/", "world/"))
-
-
-def _quantity(tag: str) -> str:
-    """Returns what a tag measures: `val/loss_epoch/dataloader_idx_0` -> `loss`."""
-    if tag.startswith(MEASURED):
-        return tag
-    name = _VARIANT.sub("", _SPLIT.sub("", tag), count=1) or tag
-    return "loss" if name == "mean_loss" else "lr" if re.fullmatch(r"lr-\d+", name) else name
-
-
-def _order(quantity: str) -> tuple[int, str]:
-    last = ("lr", "samples_per_second", "weights/gradient_norm")
-    rank = last.index(quantity) + 2 if quantity in last else 0 if quantity == "loss" else 1
-    return rank, quantity
+        elif not is_hidden(tag, curves):
+            groups.setdefault(quantity_of(tag), {})[tag] = curve
+    return {quantity: groups[quantity] for quantity in sorted(groups, key=chart_order)}, ranks
 
 
 def _line_chart(quantity: str, group: Mapping[str, Curve], x: Scale) -> Chart:
     shown = dict(list(group.items())[:MAX_LINES])
-    unit = next((text for end, text in UNITS.items() if re.search(rf"(^|[_/]){end}$", quantity)), "")
+    unit = unit_of(quantity)
     finite = [value for curve in shown.values() for value in curve.values if math.isfinite(value)]
-    y = plot.value_scale(
-        finite or [0.0, 1.0], bool(unit), any(word in quantity for word in ("loss", "norm", "perplexity"))
-    )
+    y = plot.value_scale(finite or [0.0, 1.0], bool(unit), may_be_logarithmic(quantity))
     lost = sum(len(curve.values) for curve in shown.values()) - len(finite)
     notes = [f"{lost:,} value{'s are' if lost > 1 else ' is'} not finite (NaN or infinity)"] if lost else []
     if len(group) > len(shown):
         notes.append(f"{len(group) - len(shown):,} more in TensorBoard")
     unit_text = unit or "no unit"
+    is_named_by_title = len(group) == 1 and quantity in TITLES
     return Chart(
         TITLES.get(quantity, quantity),
         f"{unit_text}, logarithmic scale" if y.is_log else unit_text,
         y.ticks(),
-        [_line(name, curve, color, x, y) for (name, curve), color in zip(shown.items(), COLORS, strict=False)],
+        [
+            _line("" if is_named_by_title else name, curve, color, x, y)
+            for (name, curve), color in zip(shown.items(), COLORS, strict=False)
+        ],
         notes=notes,
     )
 
@@ -228,8 +177,9 @@ def _step_time(curves: Mapping[str, Curve], x: Scale) -> Chart | None:
     """Returns the stacked parts of a step, averaged over at most `MAX_AREA_POINTS` intervals."""
     parts = {tag: dict(zip(curves[tag].steps, curves[tag].values, strict=True)) for tag in STEP_PARTS if tag in curves}
     steps = sorted(set.intersection(*(set(points) for points in parts.values()))) if parts else []
+    parts = {tag: points for tag, points in parts.items() if any(points.values())}
     steps = [step for step in steps if all(math.isfinite(points[step]) for points in parts.values())]
-    if len(steps) < 2:
+    if len(steps) < 2 or not parts:
         return None
     size = math.ceil(len(steps) / MAX_AREA_POINTS)
     buckets = [steps[start : start + size] for start in range(0, len(steps), size)]
@@ -243,7 +193,8 @@ def _step_time(curves: Mapping[str, Curve], x: Scale) -> Chart | None:
     polygons = plot.areas(middles, layers, x, y)
     areas = [
         Area(STEP_PARTS[tag], color, points, number(mean), round(100 * mean / total, 1))
-        for tag, color, points, mean in zip(parts, COLORS, polygons, means, strict=False)
+        for tag, points, mean in zip(parts, polygons, means, strict=True)
+        for color in [COLORS[list(STEP_PARTS).index(tag)]]
     ]
     return Chart(f"{number(total)} ms per step", "ms per step", y.ticks(), areas=areas)
 

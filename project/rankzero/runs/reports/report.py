@@ -95,7 +95,7 @@ def _environment() -> jinja2.Environment:
         autoescape=True,
         finalize=_visible,
     )
-    environment.filters.update(duration=_duration, mebibytes=lambda size: f"{size / 2**20:,.1f} MiB")
+    environment.filters.update(duration=_duration, size=_size, count=_count)
     return environment
 
 
@@ -178,6 +178,16 @@ def _shortened(text: str) -> str:
 def _date(text: str) -> str:
     """Returns a time of `run.json` without seconds."""
     return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
+
+
+def _count(count: int) -> str:
+    """Returns a number of epochs, steps or samples as text."""
+    return f"{count:,}" if count < 1e9 else f"{count / 1e9:,.2f} billion"
+
+
+def _size(count: int) -> str:
+    """Returns a number of bytes as text."""
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
 
 
 def _duration(seconds: float) -> str:

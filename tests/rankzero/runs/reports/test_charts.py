@@ -1,0 +1,112 @@
+import math
+
+import pytest
+
+from rankzero.runs.reports.charts import MAX_CHARTS, MAX_LINES, charts_of, number
+from rankzero.runs.tensorboard.curves import Curve
+
+
+def curve(*values, every=10):
+    return Curve([every * index for index in range(len(values))], [0.0] * len(values), list(values))
+
+
+def titles(charts):
+    return [(chart.title, chart.unit, [line.name for line in chart.lines]) for chart in charts]
+
+
+def test_curves_of_the_same_quantity_share_a_chart_and_the_loss_comes_first():
+    tags = (
+        *("acc_epoch", "train_acc", "val/acc_epoch", "val_acc_step", "train/mean_loss", "train/loss", "val_loss"),
+        *("val/loss/dataloader_idx_1", "train/lr", "train/lr-1", "train/samples_per_second", "test_mix", "tests"),
+        *("weights/gradient_norm", "epoch", "hp_metric", "x_axis/epoch", "world/first_gradient_ms/slow_rank_001"),
+    )
+    charts = charts_of({tag: curve(1.0, 2.0) for tag in tags}, [0])
+    assert titles(charts.training) == [
+        ("loss", "no unit", ["train/mean_loss", "val_loss", "val/loss/dataloader_idx_1"]),
+        ("acc", "no unit", ["acc_epoch", "train_acc", "val/acc_epoch", "val_acc_step"]),
+        ("mix", "no unit", ["test_mix"]),
+        ("tests", "no unit", ["tests"]),
+        ("learning rate", "no unit", ["train/lr", "train/lr-1"]),
+        ("speed", "samples/s", [""]),
+        ("gradient norm", "no unit", [""]),
+    ]
+    assert not charts.resources and not charts.ranks and charts.step_time is None
+
+
+def test_resources_have_units():
+    tags = ("workload/mfu_percent", "workload/host_memory_gib", "wall_time/checkpoint_s", "workload/mine")
+    assert titles(charts_of({tag: curve(1.0, 2.0) for tag in tags}, [0]).resources) == [
+        ("time to save a checkpoint", "s", [""]),
+        ("host memory of a rank", "GiB", [""]),
+        ("model FLOP/s utilization", "%", [""]),
+        ("workload/mine", "no unit", ["workload/mine"]),
+    ]
+
+
+def test_parts_of_a_step_are_stacked_and_parts_without_time_are_left_out():
+    parts = {"data_wait": (1.0, 3.0), "backward": (6.0, 6.0), "exposed_communication": (0.0, 0.0)}
+    charts = charts_of({f"wall_time/{name}_ms": curve(*values) for name, values in parts.items()}, [0])
+    assert charts.step_time.title == "8 ms per step"
+    assert [(area.name, area.mean, area.percent) for area in charts.step_time.areas] == [
+        ("waiting for data", "2", 25.0),
+        ("backward pass", "6", 75.0),
+    ]
+    assert charts_of({"wall_time/forward_ms": curve(0.0, 0.0)}, [0]).step_time is None
+
+
+@pytest.mark.parametrize("count", [2, 200, 20_000])
+def test_the_parts_of_many_steps_are_averaged(count):
+    charts = charts_of({"wall_time/forward_ms": curve(*[1.0, 3.0] * (count // 2))}, [0])
+    (area,) = charts.step_time.areas
+    assert (area.mean, area.percent) == ("2", 100.0) and len(area.points.split()) <= 300
+
+
+def test_of_many_ranks_the_slowest_are_shown_beside_the_median():
+    ranks = {f"world/data_wait_ms/rank_{rank:03d}": curve(float(rank), float(rank)) for rank in range(32)}
+    (chart,) = charts_of(ranks, [0]).ranks
+    assert [line.name for line in chart.lines] == [
+        "median of 32 ranks",
+        *(f"rank {rank:03d}" for rank in (31, 30, 29, 28, 27)),
+    ]
+    assert chart.lines[0].last == "15.5" and chart.title == "waiting for data"
+
+
+def test_axes_of_samples_and_epochs_are_offered_if_they_were_logged():
+    curves = {"loss": curve(1.0, 2.0, 3.0), "x_axis/samples": curve(0.0, 100.0, 200.0), "x_axis/epoch": curve(1.0)}
+    charts = charts_of(curves, [0])
+    assert [axis.name for axis in charts.axes] == ["steps", "samples"]
+    assert [tick.label for tick in charts.axes[1].ticks] == ["0", "50", "100", "150", "200"]
+
+
+def test_attempts_are_marked_and_their_labels_do_not_overlap():
+    charts = charts_of({"loss": curve(*[1.0] * 11)}, [0, 0, 50, 51, 52, 90, 900])
+    assert [tuple(mark) for mark in charts.attempts] == [(0, "2"), (50, "3"), (51, ""), (52, ""), (90, "6")]
+
+
+def test_values_that_are_not_finite_are_counted():
+    (chart,) = charts_of({"loss": curve(1.0, math.nan, math.inf, 2.0)}, [0]).training
+    assert chart.notes == ["2 values are not finite (NaN or infinity)"]
+    (chart,) = charts_of({"loss": curve(math.nan)}, [0]).training
+    assert chart.notes == ["1 value is not finite (NaN or infinity)"] and chart.lines[0].last == "NaN"
+
+
+def test_charts_and_lines_are_limited():
+    many = {f"metric_{number:03d}": curve(1.0, 2.0) for number in range(40)}
+    charts = charts_of(many, [0])
+    assert len(charts.training) == MAX_CHARTS and len(charts.omitted) == 40 - MAX_CHARTS
+    many = {f"loss/dataloader_idx_{number}": curve(1.0, 2.0) for number in range(9)}
+    (chart,) = charts_of(many, [0]).training
+    assert len(chart.lines) == MAX_LINES and chart.notes == [f"{9 - MAX_LINES} more in TensorBoard"]
+
+
+def test_a_run_without_curves_has_no_charts():
+    charts = charts_of({"x_axis/epoch": curve(1.0, 2.0)}, [0, 5])
+    assert not charts.training and not charts.axes and not charts.attempts
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.25, "0.25"), (1234.5, "1,234"), (9.513e-5, "9.513e-05"), (2e12, "2e+12"), (-math.inf, "-∞"), (0.0, "0")],
+)
+def test_numbers_have_four_digits(value, text):
+    assert number(value) == text

@@ -1,0 +1,116 @@
+import math
+
+import pytest
+
+from rankzero.runs.reports.plot import (
+    HEIGHT,
+    WIDTH,
+    Scale,
+    areas,
+    mapped_ticks,
+    paths,
+    reduced,
+    step_scale,
+    value_scale,
+)
+
+UNIT = Scale(0.0, 1.0)
+
+
+def labels(scale, count=5):
+    return [tick.label for tick in scale.ticks(count)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 144, ["0", "20", "40", "60", "80", "100", "120", "140"]),
+        (0, 1, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        (-0.3, 0.7, ["-0.2", "0", "0.2", "0.4", "0.6"]),
+        (0, 27_000, ["0", "5k", "10k", "15k", "20k", "25k"]),
+        (9e5, 1.4e6, ["900k", "1M", "1.1M", "1.2M", "1.3M", "1.4M"]),
+        (0, 5e-5, ["0", "1e-5", "2e-5", "3e-5", "4e-5", "5e-5"]),
+        (12.301, 12.306, ["12.301", "12.302", "12.303", "12.304", "12.305", "12.306"]),
+    ],
+)
+def test_ticks_are_round_values_with_as_many_decimals_as_they_need(low, high, expected):
+    assert labels(Scale(low, high)) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.005, 3.0, ["0.01", "0.1", "1"]),
+        (1, 60, ["1", "3", "10", "30"]),
+        (1e-9, 1e9, ["1e-9", "1e-5", "0.1", "1000", "10M"]),
+    ],
+)
+def test_ticks_of_a_logarithmic_scale_are_powers_of_ten_if_there_are_enough(low, high, expected):
+    assert labels(Scale(low, high, True)) == expected
+
+
+@pytest.mark.parametrize("exponent", range(-300, 300, 7))
+@pytest.mark.parametrize("factors", [(0, 1), (1, 1.0001), (-1, 1), (1, 100)])
+def test_every_range_has_a_few_ticks_inside_the_axis(exponent, factors):
+    low, high = (factor * 10.0**exponent for factor in factors)
+    ticks = Scale(low, high).ticks()
+    assert 3 <= len(ticks) <= 9
+    assert all(-0.1 <= tick.position <= 100.1 for tick in ticks)
+    assert len({tick.label for tick in ticks}) == len(ticks) or factors == (1, 1.0001)
+
+
+def test_values_with_a_unit_begin_at_zero_and_a_wide_range_of_losses_is_logarithmic():
+    assert value_scale([8.0, 10.0], from_zero=True, may_be_log=False).low == 0
+    assert value_scale([8.0, 10.0], from_zero=False, may_be_log=True) == Scale(8.0 - 0.12, 10.0 + 0.12)
+    assert value_scale([0.01, 10.0], from_zero=False, may_be_log=True).is_log
+    assert not value_scale([0.0, 10.0], from_zero=False, may_be_log=True).is_log
+
+
+@pytest.mark.parametrize("value", [0.0, 5.0, -5.0, 1e-300])
+@pytest.mark.parametrize("from_zero", [False, True])
+def test_a_constant_curve_has_a_scale(value, from_zero):
+    scale = value_scale([value, value], from_zero, may_be_log=True)
+    assert scale.low <= value < scale.high
+
+
+def test_steps_begin_at_zero_unless_the_first_step_is_far_from_it():
+    assert step_scale([9, 300]) == Scale(0, 300) and step_scale([900, 1000]) == Scale(900, 1000)
+    assert step_scale([0]) == Scale(0, 1)
+
+
+def test_a_reduced_curve_keeps_first_last_extreme_and_missing_values():
+    values = [math.sin(index / 1000) for index in range(100_000)]
+    values[31_234], values[77_777], values[50_000] = 9.0, -9.0, math.nan
+    kept = reduced(values)
+    assert {0, 31_234, 50_000, 77_777, 99_999} <= set(kept) and len(kept) < 1100 and kept == sorted(set(kept))
+    assert reduced([1.0] * 1000) == list(range(1000))
+
+
+def test_a_value_that_is_not_finite_interrupts_the_line():
+    values = [0.0, 1.0, math.nan, 0.5, math.inf, 0.0, 0.25]
+    x = Scale(0, 10)
+    assert paths(range(7), values, x, UNIT) == [
+        f"0.0,{HEIGHT:.1f} {WIDTH / 10:.1f},0.0",
+        "300.0,200.0 300.0,200.0",
+        "500.0,400.0 600.0,300.0",
+    ]
+    assert paths([1], [math.nan], x, UNIT) == []
+
+
+def test_layers_lie_on_each_other():
+    lower, upper = areas([0, 10], [[0.25, 0.5], [0.25, 0.25]], Scale(0, 10), UNIT)
+    assert lower == "0.0,300.0 1000.0,200.0 1000.0,400.0 0.0,400.0"
+    assert upper == "0.0,200.0 1000.0,100.0 1000.0,200.0 0.0,300.0"
+
+
+def test_ticks_of_samples_lie_at_the_steps_that_have_used_them():
+    ticks = mapped_ticks([10, 20, 30], [100.0, 200.0, 600.0], Scale(0, 40))  # a larger batch from step 20 on
+    assert [(tick.label, tick.position) for tick in ticks] == [
+        ("0", 0),
+        ("200", 50),
+        ("400", 62.5),
+        ("600", 75),
+        ("800", 87.5),
+        ("1000", 100),
+    ]
+    assert mapped_ticks([10], [100.0], UNIT) == [] and mapped_ticks([1, 2], [5.0, 5.0], UNIT) == []

@@ -1,0 +1,269 @@
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from reported import ENVIRONMENT, SUMMARY, make_run, read_json, write_curves
+
+from rankzero.messages import Exit, Stopped
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.reports import report as report_module
+from rankzero.runs.reports.report import REPORT, render, write_report
+from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from running import disk_at, fit_in_process
+
+HOSTILE = "<script>alert(1)</script><img src=http://x/y onerror=alert(1)>\"'&{{7*7}}\x1b[31m\u202e\udcff"
+VOID = {"meta", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Collects the visible text and all tags of a page, and checks that elements are nested correctly."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.words, self.tags, self.attributes, self._open = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self.words += data.split()
+
+    @property
+    def text(self):
+        return " ".join(self.words)
+
+
+def page_of(run, summary):
+    return Page(render(run, summary))
+
+
+def test_the_report_of_a_finished_run_contains_everything(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, summary = make_run(Path("runs/x"))
+    assert write_report(run, summary) == Path("runs/x/report.html")
+    page = Page(Path("runs/x/report.html").read_text())
+    for text in (
+        "x finished 2 nodes, 2 processes on NVIDIA H100 80GB HBM3, without a launcher",
+        "val/loss 0.25 val/accuracy 0.9167 epochs 3 steps 300 samples 4,311 samples/s 19,459 duration 2 h 2 min",
+        "Evaluate the newest checkpoint: python launch/evaluate.py --name x",
+        "tensorboard --logdir runs/x/tensorboard Folder of the commands: /home/user/work",
+        "Curves Horizontal axis steps samples epochs",
+        "loss no unit train/loss 0.123 0.0425 to 2.013 val/loss 0.22 0.22 to 1.021",
+        "learning rate no unit",
+        "speed samples/s",
+        "gradient norm no unit",
+        "ms per step, on average",
+        "backward pass 50.2 %",
+        "No rank of the last attempt was reported as slower than the others.",
+        "time to the first gradient ms rank 000 14 rank 001 19",
+        "device memory GiB 41.5",
+        "0 300 2 h 2 min finished python launch/fit.py --epochs 9 --devices 2",
+        "epoch 3: 1,437 of 1,437 samples, each once",
+        "checkpoints/step-00000300 newest 300 3",
+        "checkpoints/step-00000200 best 200 2",
+        "local (--devices 2) hosts node-1: 1 process, node-2: 1 process",
+        "Python 3.11.9, torch 2.10.0, CUDA 12.8, lightning 2.6.6, rankzero 0.2.0",
+        "2 settings of the last attempt model.class_path MLP seed_everything 7",
+    ):
+        assert text in page.text, text
+    assert "Error" not in page.words and "dashed" not in page.words and "Resume:" not in page.words
+
+
+def test_the_report_needs_no_network_and_no_script(tmp_path):
+    page = render(*make_run(tmp_path / "x"))
+    assert not re.search(r"https?:|//|@import|url\(|<script|<link|<iframe| on\w+=", page)
+    assert "default-src 'none'" in page
+
+
+def test_the_report_of_a_stopped_run_shows_reason_attempts_and_the_command_to_resume(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    slow = "rank 1 on node-2 is slow"
+    changes = {"status": "stopped", "reason": "the time limit", "slow_ranks": [slow]}
+    text = render(*make_run(Path("runs/x"), (0, 120, 210), **changes))
+    page = Page(text)
+    assert "Reason for the stop the time limit" in page.text and slow in page.text
+    assert "Resume: python launch/fit.py --epochs 9 --devices 2 --name x" in page.text
+    assert "A dashed line marks the step at which another attempt began." in page.text
+    charts = page.tags.count("svg")
+    assert charts == 8 and text.count('class="attempt"') == 2 * charts
+    position = 100 * 120 / 299
+    assert text.count(f'<span style="left: {position:.2f}%">2</span>') == charts
+    assert "0 160 1 min 5 s stopped" in page.text and "815.pbs 120 250 1 min 5 s stopped" in page.text
+
+
+def test_a_killed_attempt_is_listed_without_an_end(tmp_path):
+    run, summary = make_run(tmp_path / "x", (0, 120))
+    (run.path / "attempts/0001/summary.json").unlink()
+    assert "0 ended without a summary" in page_of(run, summary).text
+
+
+def test_the_report_of_a_failed_run_shows_the_error(tmp_path):
+    error = 'Traceback:\n  File "train.py", line 3\nIndexError: no such <layer>\nin forward at step 7'
+    text = render(*make_run(tmp_path / "x", status="failed", reason=error, checkpoint=None))
+    assert "IndexError: no such &lt;layer&gt;\nin forward at step 7</pre>" in text
+    assert 'class="status failed"' in text
+
+
+def test_a_long_error_is_shortened(tmp_path):
+    page = page_of(*make_run(tmp_path / "x", status="failed", reason="first " + "word " * 10_000 + "last"))
+    assert "Error first word" in page.text and "word last" in page.text and len(page.text) < 20_000
+
+
+def test_hostile_names_and_texts_are_shown_as_text(tmp_path):
+    environment = {**ENVIRONMENT, "device": HOSTILE, "hosts": {HOSTILE: 1}, "command": [HOSTILE], "folder": HOSTILE}
+    changes = {"metrics": {HOSTILE: 1.0}, "ledger": [HOSTILE], "slow_ranks": [HOSTILE], "reason": HOSTILE}
+    run, summary = make_run(tmp_path / "x", environment={}, status="failed", run=HOSTILE, **changes)
+    run.write_environment(environment)
+    harmless = HOSTILE.replace("\udcff", "")
+    writer = DurableTensorBoardLogger(run)
+    writer.log_metrics({f"val/{harmless}": 1.0, f"world/a/rank_001{harmless}": 1.0}, 5)
+    writer.finalize("success")
+    (run.path / "config.yaml").write_text("'<script>alert(1)</script>': '<script>'\n")
+    (run.path / "figures").mkdir()
+    (run.path / "figures" / '<script>"onload=alert(1).png').write_bytes(b"image")
+    text = render(run, summary)
+    page = Page(text)
+    assert "script" not in page.tags and "alert(1)" in page.text and "<script>" in page.text
+    assert {name for name, _ in page.attributes if name.startswith("on")} == set()
+    assert [value for name, value in page.attributes if name == "src"] == ["data:image/png;base64,aW1hZ2U="]
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e\ud800-\udfff]", text) and "49" not in page.words
+
+
+def test_secrets_are_left_out(tmp_path):
+    command = ["python", "fit.py", "--api_key", "value-1", "--logger.token=value-2", "--model.num_tokens=512"]
+    run, summary = make_run(tmp_path / "x", environment={**ENVIRONMENT, "command": command}, status="stopped")
+    (run.path / "config.yaml").write_text("logger:\n  password: value-3\nmodel:\n  num_tokens: 512\n")
+    text = render(run, summary)
+    assert "value-" not in text and "--model.num_tokens=512" in text and "--api_key ..." in text
+
+
+def test_a_run_without_curves_environment_and_config_has_a_report(tmp_path):
+    run, summary = make_run(tmp_path / "x", environment={}, status="stopped")
+    for path in sorted((run.path / "tensorboard").iterdir()):
+        path.unlink()
+    (run.path / "tensorboard").rmdir()
+    (run.path / "config.yaml").write_text("a: [")
+    page = page_of(run, summary)
+    assert "The TensorBoard folder of this run contains no values." in page.text
+    assert "Resume: the same command with --name x" in page.text
+    assert not {"Environment", "Configuration", "tensorboard"} & set(page.words) and "svg" not in page.tags
+
+
+def test_a_run_that_has_trained_nothing_gets_no_report(tmp_path):
+    run, summary = make_run(tmp_path / "x", steps=0)
+    assert write_report(run, summary) is None and not (run.path / REPORT).exists()
+
+
+def test_a_failure_of_an_attempt_before_its_first_step_is_reported_if_the_run_had_trained(tmp_path):
+    run, summary = make_run(tmp_path / "x", (0, 120), steps=0, status="failed", reason="no such layer")
+    assert write_report(run, summary) == run.path / REPORT
+
+
+def test_figures_are_part_of_the_page(tmp_path):
+    run, summary = make_run(tmp_path / "x")
+    (run.path / "figures").mkdir()
+    (run.path / "figures" / "confusion matrix.png").write_bytes(b"\x89PNG")
+    (run.path / "figures" / "large.png").write_bytes(bytes(report_module.MAX_FIGURE_BYTES + 1))
+    text = render(run, summary)
+    assert '<h3>confusion matrix</h3><img src="data:image/png;base64,iVBORw=="' in text and "large" not in text
+
+
+def test_many_checkpoints_epochs_and_attempts_are_limited(tmp_path):
+    ledger = [f"epoch {epoch}: 10 of 10 samples, each once" for epoch in range(1, 1001)]
+    run, summary = make_run(tmp_path / "x", ledger=ledger)
+    for _ in range(99):
+        run.begin_attempt("", None, 300)
+    page = page_of(run, {**summary, "attempts": 100})
+    assert "988 earlier epochs: each sample once epoch 989:" in page.text
+    assert "50 earlier attempts are not listed" in page.text
+
+
+def test_a_curve_of_many_points_gives_a_small_page(tmp_path):
+    run, summary = make_run(tmp_path / "x")
+    writer = DurableTensorBoardLogger(run)
+    for step in range(100_000):
+        writer._queued.append(({"val/noise": float(step * 7919 % 1000)}, step, 1.0 * step))
+    writer.finalize("success")
+    text = render(run, {**summary, "steps": 100_000})
+    assert "val/noise" in text and len(text) < 200_000
+
+
+def test_a_full_disk_leaves_the_old_report_and_prints_one_warning(tmp_path, capsys):
+    with disk_at(tmp_path / "disk", "2m") as disk:
+        run, summary = make_run(disk / "x")
+        assert write_report(run, summary)
+        before = (run.path / REPORT).read_text()
+        with (disk / "filling").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(1024))
+        assert write_report(run, {**summary, "status": "failed"}) is None
+        assert (run.path / REPORT).read_text() == before and not list(run.path.glob(".*"))
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "report.html could not be written: OSError(28" in err
+
+
+def test_an_unexpected_error_prints_one_warning(tmp_path, capsys):
+    run, _ = make_run(tmp_path / "x")
+    assert write_report(run, {**SUMMARY, "metrics": None}) is None
+    assert capsys.readouterr().err.count("report.html could not be written: AttributeError") == 1
+
+
+TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "2", "--name", "x", "--model.hidden_sizes", "[4]")
+
+
+def test_training_writes_report_environment_and_summary_of_the_attempt(cwd, capsys):
+    fit_in_process(*TOY)
+    run = RunDirectory(cwd / "runs/x")
+    assert "│ report      │ runs/x/report.html  " in capsys.readouterr().out
+    environment = read_json(run, "attempts/0001/environment.json")
+    assert environment["folder"] == str(cwd) and sum(environment["hosts"].values()) == 1
+    assert read_json(run, "attempts/0001/summary.json") == read_json(run, "summary.json")
+    page = Page((run.path / REPORT).read_text())
+    assert "x finished 1 node, 1 process on cpu" in page.text and "train/loss" in page.text
+
+
+def test_stopped_and_failed_attempts_write_a_report_too(cwd, monkeypatch):
+    import lightning_modules
+
+    train = lightning_modules.MLP.training_step
+
+    def end_with(error, step):
+        def training_step(self, batch, batch_idx):
+            if self.global_step == step:
+                raise error
+            return train(self, batch, batch_idx)
+
+        monkeypatch.setattr(lightning_modules.MLP, "training_step", training_step)
+        return fit_in_process(*TOY, "--save_every", "2steps")
+
+    assert end_with(Stopped("SIGUSR1"), 4) == Exit.STOPPED
+    assert "Reason for the stop SIGUSR1" in Page((cwd / "runs/x/report.html").read_text()).text
+    with pytest.raises(RuntimeError, match="no such layer"):
+        end_with(RuntimeError("no such layer"), 7)
+    page = Page((cwd / "runs/x/report.html").read_text())
+    assert "RuntimeError: no such layer" in page.text and "raise error" in page.text
+    assert "4 7" in page.text and "Resume:" in page.text
+
+
+def test_curves_of_an_attempt_continue_those_of_the_one_before(tmp_path):
+    run, summary = make_run(tmp_path / "x", (0, 120))
+    write_curves(run, 200, 300, attempt=3)
+    points = re.findall(r'class="line" points="([^"]+)"', render(run, summary))
+    for line in points:
+        positions = [float(point.split(",")[0]) for point in line.split()]
+        assert positions == sorted(set(positions))
