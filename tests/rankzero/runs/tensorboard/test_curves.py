@@ -1,0 +1,153 @@
+import math
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.util.tensor_util import make_tensor_proto
+
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.tensorboard.curves import Curve, read_curves
+from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from running import SOURCES, run
+
+
+def write(path, *events):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for event in events:
+            RecordWriter(file).write(event.SerializeToString())
+
+
+def opening(seconds):
+    return Event(wall_time=seconds, file_version="brain.Event:2")
+
+
+def scalar(tag, step, value, seconds=0.0):
+    return Event(wall_time=seconds, step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
+
+
+def session_start(step, seconds=0.0):
+    return Event(wall_time=seconds, step=step, session_log=SessionLog(status=SessionLog.START))
+
+
+def log(folder, values, purge_from=None):
+    """Logs values as one attempt does; `values` are pairs of step and value."""
+    logger = DurableTensorBoardLogger(RunDirectory(folder))
+    if purge_from is not None:
+        logger.purge_from(purge_from)
+    for step, value in values:
+        logger.log_metrics({"loss": value, "accuracy": value / 2}, step)
+    logger.finalize("success")
+
+
+def accumulated(folder, tag):
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def test_values_of_the_logger_are_read_with_steps_and_times(tmp_path):
+    log(tmp_path, [(0, 3.0), (50, 2.0), (100, 1.0)])
+    curves = read_curves(tmp_path / "tensorboard")
+    assert list(curves) == ["accuracy", "loss"]
+    assert (curves["loss"].steps, curves["loss"].values) == ([0, 50, 100], [3.0, 2.0, 1.0])
+    assert curves["loss"].times == sorted(curves["loss"].times)
+    assert curves["loss"].times[0] > 1e9
+
+
+def test_a_resumed_attempt_hides_values_of_a_lost_one_as_in_tensorboard(tmp_path, monkeypatch):
+    log(tmp_path, [(step, 1.0) for step in range(0, 60, 10)])
+    log(tmp_path, [(step, 2.0) for step in range(25, 60, 10)], purge_from=20)
+    log(tmp_path, [(step, 3.0) for step in range(48, 60, 10)], purge_from=47)
+    loss = read_curves(tmp_path / "tensorboard")["loss"]
+    assert list(zip(loss.steps, loss.values, strict=True)) == [
+        (0, 1),
+        (10, 1),
+        (25, 2),
+        (35, 2),
+        (45, 2),
+        (48, 3),
+        (58, 3),
+    ]
+    files = sorted((tmp_path / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    for number, path in enumerate(files):  # TensorBoard sorts files by the second in their names
+        path.rename(path.with_name(f"events.out.tfevents.{number}"))
+    assert accumulated(tmp_path / "tensorboard", "loss") == list(zip(loss.steps, loss.values, strict=True))
+
+
+def test_files_created_within_one_second_are_read_in_the_order_of_their_first_events(tmp_path):
+    write(tmp_path / "events.out.tfevents.1.host.9", opening(1.1), scalar("loss", 0, 1.0), scalar("loss", 5, 1.0))
+    write(tmp_path / "events.out.tfevents.1.host.10", opening(1.9), session_start(3), scalar("loss", 3, 2.0))
+    loss = read_curves(tmp_path)["loss"]
+    assert (loss.steps, loss.values) == ([0, 3], [1.0, 2.0])
+
+
+def test_of_several_values_at_one_step_the_last_remains_and_steps_increase(tmp_path):
+    values = [(5, 1.0), (3, 2.0), (5, 3.0), (4, 4.0), (3, 5.0)]
+    write(tmp_path / "events.out.tfevents.1", opening(1.0), *(scalar("loss", step, value) for step, value in values))
+    loss = read_curves(tmp_path)["loss"]
+    assert (loss.steps, loss.values, loss.times) == ([3, 4, 5], [5.0, 4.0, 3.0], [0.0] * 3)
+
+
+def test_values_that_are_not_finite_remain(tmp_path):
+    values = [math.nan, math.inf, -math.inf, 1.0]
+    write(tmp_path / "events.out.tfevents.1", *(scalar("loss", step, value) for step, value in enumerate(values)))
+    assert str(read_curves(tmp_path)["loss"].values) == "[nan, inf, -inf, 1.0]"
+
+
+@pytest.mark.parametrize("lost_bytes", [1, 4, 5, 20, 40])
+def test_an_incomplete_last_record_is_ignored(tmp_path, lost_bytes):
+    path = tmp_path / "events.out.tfevents.1"
+    write(path, opening(1.0), *(scalar("a/long/tag/of/a/user", step, 1.0) for step in range(3)))
+    path.write_bytes(path.read_bytes()[:-lost_bytes])
+    assert read_curves(tmp_path)["a/long/tag/of/a/user"].steps == [0, 1]
+
+
+@pytest.mark.parametrize("damage", [bytes(4096), b"\xff" * 4096, b"text" * 100])
+def test_a_file_is_read_up_to_a_damaged_record(tmp_path, damage):
+    path = tmp_path / "events.out.tfevents.1"
+    write(path, opening(1.0), scalar("loss", 0, 1.0))
+    path.write_bytes(path.read_bytes() + damage)
+    write(tmp_path / "events.out.tfevents.2", opening(2.0), scalar("loss", 1, 2.0))
+    assert read_curves(tmp_path)["loss"].steps == [0, 1]
+
+
+def test_empty_files_other_files_and_subfolders_are_ignored(tmp_path):
+    (tmp_path / "events.out.tfevents.1").touch()
+    (tmp_path / "hparams.yaml").write_text("lr: 0.1\n")
+    (tmp_path / "tfevents").mkdir()
+    write(tmp_path / "loss_train" / "events.out.tfevents.1", scalar("loss", 0, 1.0))
+    assert read_curves(tmp_path) == {}
+    assert read_curves(tmp_path / "missing") == {}
+
+
+def test_scalars_stored_as_tensors_are_read_and_texts_are_not(tmp_path):
+    kinds = {"new": "scalars", "note": "text"}
+    values = [
+        Summary.Value(
+            tag=tag,
+            tensor=make_tensor_proto(2.5 if kind == "scalars" else "words"),
+            metadata=SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=kind)),
+        )
+        for tag, kind in kinds.items()
+    ]
+    write(tmp_path / "events.out.tfevents.1", Event(step=7, summary=Summary(value=values)))
+    assert read_curves(tmp_path) == {"new": Curve([7], [0.0], [2.5])}
+
+
+def test_the_value_at_a_step_is_the_newest_logged_before(tmp_path):
+    curve = Curve([10, 20], [1.0, 2.0], [0.5, 0.25])
+    assert [curve.at(step) for step in (10, 19, 20, 99)] == [0.5, 0.5, 0.25, 0.25]
+    assert math.isnan(curve.at(9))
+
+
+def test_reading_imports_neither_torch_nor_lightning_nor_tensorflow(tmp_path):
+    write(tmp_path / "events.out.tfevents.1", opening(1.0), scalar("loss", 0, 1.0))
+    code = (
+        "import pathlib, sys; from rankzero.runs.tensorboard.curves import read_curves\n"
+        "assert read_curves(pathlib.Path(sys.argv[1]))['loss'].steps == [0]\n"
+        "sys.exit(bool({'torch', 'lightning', 'tensorflow'} & set(sys.modules)))"
+    )
+    run("python", "-c", code, str(tmp_path), folder=tmp_path, environment={"PYTHONPATH": SOURCES})
