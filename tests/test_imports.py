@@ -29,6 +29,7 @@ WITHOUT_TORCH = (
     "rankzero.commands.fast_imports",
     "rankzero.commands.preflight",
     "rankzero.commands.submit",
+    "rankzero.commands.list",
     "rankzero.cli.arguments",
     "rankzero.runs.directory",
     "rankzero.distributed.environments.detect",
