@@ -30,6 +30,7 @@ WITHOUT_TORCH = (
     "rankzero.commands.preflight",
     "rankzero.commands.submit",
     "rankzero.commands.list",
+    "rankzero.commands.compare",
     "rankzero.cli.arguments",
     "rankzero.runs.directory",
     "rankzero.distributed.environments.detect",

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,7 +30,8 @@ class RecordedRun:
     Args:
         path: Directory of the run.
         attempts: Number of attempts.
-        started: Start of the newest attempt in seconds since 1970; None if unknown.
+        starts: Start of each attempt in seconds since 1970, as far as they are known.
+        started: Start of the newest attempt; None if unknown.
         host: Host of the newest attempt; empty if unknown.
         job: Job of the newest attempt, as given by the scheduler or torchrun; empty without one.
         status: Status in the summary: `finished`, `stopped`, `failed`; empty without a summary.
@@ -50,6 +51,7 @@ class RecordedRun:
 
     path: Path
     attempts: int = 0
+    starts: Sequence[float] = ()
     started: float | None = None
     host: str = ""
     job: str = ""
@@ -96,6 +98,7 @@ def read_run(path: Path) -> RecordedRun:
     return RecordedRun(
         path,
         attempts=len(attempts),
+        starts=[start for entry in attempts if (start := _seconds_since_1970(entry.get("started"))) is not None],
         started=_seconds_since_1970(newest.get("started") or record.get("created")),
         host=str(newest.get("host") or ""),
         job=str(newest.get("job") or ""),

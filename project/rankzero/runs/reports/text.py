@@ -37,6 +37,16 @@ def age(seconds: float) -> str:
     return f"{int(seconds / size)} {unit}"
 
 
+def duration(seconds: float | None) -> str:
+    """Returns a duration in its two largest units, such as `12.5 s` or `2 h 5 min`."""
+    if seconds is None:
+        return MISSING
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def compact(number: float | None) -> str:
     """Returns a count in at most five characters, such as `460`, `12.3k` or `1.2M`."""
     if number is None:
