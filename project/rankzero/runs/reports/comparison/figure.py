@@ -33,6 +33,7 @@ _LOG_SCALE_RATIO = 100.0
 """Ratio of the largest to the smallest loss from which the vertical axis is logarithmic."""
 
 _PANEL_INCHES = (5.2, 3.6)
+_LETTER_INCHES, _LEGEND_ROW_INCHES = 0.085, 0.23
 
 
 def draw(labels: Sequence[str], panels: Sequence[Panel], kind: str) -> Figure:
@@ -45,15 +46,19 @@ def draw(labels: Sequence[str], panels: Sequence[Panel], kind: str) -> Figure:
     """
     columns = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(6.4, columns * _PANEL_INCHES[0]), rows * _PANEL_INCHES[1] + 0.6), layout="constrained")
+    drawn = sorted({line.number for panel in panels for line in panel.lines})
+    texts = distinct([labels[number] for number in drawn], MAX_LABEL)
+    width = max(6.4, columns * _PANEL_INCHES[0])
+    legend_columns = min(len(texts), max(1, int(width / (0.8 + _LETTER_INCHES * max(map(len, texts))))))
+    height = rows * _PANEL_INCHES[1] + 0.2 + _LEGEND_ROW_INCHES * -(-len(texts) // legend_columns)
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     scale, x_label = _x_unit(panels, kind)
     for position, panel in enumerate(panels, 1):
         axes = figure.add_subplot(rows, columns, position)
         _draw_panel(axes, panel, scale)
         axes.set_xlabel(x_label)
-    drawn = sorted({line.number for panel in panels for line in panel.lines})
-    _add_legend(figure, [labels[number] for number in drawn], drawn)
+    _add_legend(figure, texts, drawn, legend_columns)
     return figure
 
 
@@ -98,10 +103,7 @@ def _appearance(number: int, points: int) -> dict[str, Any]:
     }
 
 
-def _add_legend(figure: Figure, labels: Sequence[str], numbers: Sequence[int]) -> None:
-    texts = distinct(labels, MAX_LABEL)
-    inches = 0.8 + 0.085 * max(map(len, texts))
-    columns = min(len(texts), max(1, int(figure.get_size_inches()[0] / inches)))
+def _add_legend(figure: Figure, texts: Sequence[str], numbers: Sequence[int], columns: int) -> None:
     handles = [Line2D([], [], **_appearance(number, 1)) for number in numbers]
     names = [str(number) for number in numbers]  # matplotlib leaves out labels that begin with an underscore
     legend = figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.5)

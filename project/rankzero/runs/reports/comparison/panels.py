@@ -111,9 +111,10 @@ def panels(compared: Sequence[ComparedRun], metrics: Sequence[str], kind: str) -
 
 
 def means(values: Sequence[float], size: int) -> list[float]:
-    """Returns the means of each `size` successive values, without values that are not finite; NaN if none is finite."""
-    averages = []
-    for begin in range(0, len(values), size):
-        finite = [value for value in values[begin : begin + size] if math.isfinite(value)]
+    """Returns the means of about `size` successive values each, of the finite ones; NaN if none is finite."""
+    averages, count = [], -(-len(values) // size)
+    for group in range(count):
+        begin, end = group * len(values) // count, (group + 1) * len(values) // count
+        finite = [value for value in values[begin:end] if math.isfinite(value)]
         averages.append(math.fsum(finite) / len(finite) if finite else math.nan)
     return averages
