@@ -83,12 +83,13 @@ def panels(compared: Sequence[ComparedRun], metrics: Sequence[str], kind: str) -
         metrics: The metric of each panel; `TRAIN_LOSS` or a tag.
         kind: The horizontal axis, one of `X_AXES`.
     """
-    axes = [XAxis(kind, entry.curves, entry.run.starts) for entry in compared]
-    notes = [
-        f"{entry.label}: not drawn, because it has not logged its {kind} by step; --x steps draws it"
-        for entry, axis in zip(compared, axes, strict=True)
-        if entry.curves and not axis.is_known
-    ]
+    axes = [XAxis(kind, entry.curves, entry.run) for entry in compared]
+    notes = []
+    for entry, axis in zip(compared, axes, strict=True):
+        if entry.curves and axis.is_estimated:
+            reason = f"{entry.label}: it has not logged its {kind} by step"
+            estimate = f"{reason}; drawn as if each of its steps had equally many {kind}"
+            notes.append(estimate if axis.is_known else f"{reason}, so it is not drawn; --x steps draws it")
     found = []
     for metric in metrics:
         lines, averaged = [], 1

@@ -3,6 +3,7 @@
 import bisect
 from collections.abc import Mapping, Sequence
 
+from rankzero.runs.reports.recorded_run import RecordedRun
 from rankzero.runs.tensorboard.curves import Curve
 
 STEPS, SAMPLES, EPOCHS, SECONDS = "steps", "samples", "epochs", "seconds"
@@ -18,18 +19,21 @@ class XAxis:
     Args:
         kind: One of `X_AXES`.
         curves: All curves of the run.
-        starts: Start of each attempt in seconds since 1970.
+        run: What its files record: the start of each attempt, and the totals of the run.
     """
 
-    def __init__(self, kind: str, curves: Mapping[str, Curve], starts: Sequence[float]) -> None:
+    def __init__(self, kind: str, curves: Mapping[str, Curve], run: RecordedRun) -> None:
         self.kind = kind
-        self._position = curves.get(TAGS.get(kind, ""))
+        logged = curves.get(TAGS.get(kind, ""))
+        self._position = logged or _position_by_totals(run.steps, run.samples if kind == SAMPLES else run.epochs)
+        self.is_estimated = kind in TAGS and logged is None
+        """Whether the run has not logged what the axis needs, so that only the totals of its summary are known."""
         self._times = sorted(time for curve in curves.values() for time in curve.times) if kind == SECONDS else []
-        self._starts = sorted(starts) or self._times[:1]
+        self._starts = sorted(run.starts) or self._times[:1]
 
     @property
     def is_known(self) -> bool:
-        """Whether the run has logged what the axis needs."""
+        """Whether the positions are known, possibly only by the totals of the run."""
         return self.kind not in TAGS or self._position is not None
 
     def values(self, curve: Curve) -> list[float]:
@@ -54,6 +58,11 @@ class XAxis:
             offsets[attempt] + max(0.0, time - self._starts[attempt])
             for attempt, time in zip(attempts, times, strict=True)
         ]
+
+
+def _position_by_totals(steps: int | None, total: int | None) -> Curve | None:
+    """Returns the position at the last step, for a run whose position grows equally in each step; None if unknown."""
+    return Curve([steps - 1], [0.0], [float(total)]) if steps and total else None
 
 
 def interpolated(steps: Sequence[int], known_steps: Sequence[int], known_values: Sequence[float]) -> list[float]:

@@ -70,7 +70,7 @@ def test_a_run_that_has_not_logged_the_axis_is_noted_and_not_drawn(tmp_path):
     new, old = run(tmp_path, "new", loss=[1], x_axis__samples=[32]), run(tmp_path, "old", loss=[1])
     drawn, notes = panels([new, old], [TRAIN_LOSS], "samples")
     assert [line.number for line in drawn[0].lines] == [0]
-    assert notes == ["old: not drawn, because it has not logged its samples by step; --x steps draws it"]
+    assert notes == ["old: it has not logged its samples by step, so it is not drawn; --x steps draws it"]
 
 
 def test_long_curves_are_drawn_as_means_of_successive_values(tmp_path):
