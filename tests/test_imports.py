@@ -29,6 +29,8 @@ WITHOUT_TORCH = (
     "rankzero.commands.fast_imports",
     "rankzero.commands.preflight",
     "rankzero.commands.submit",
+    "rankzero.commands.list",
+    "rankzero.commands.compare",
     "rankzero.cli.arguments",
     "rankzero.runs.directory",
     "rankzero.distributed.environments.detect",

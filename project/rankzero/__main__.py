@@ -14,6 +14,8 @@ COMMANDS = {
     "predict": "write the predictions of a run or a checkpoint, in order",
     "preflight": "check whether all processes can train together",
     "submit": "run fit as a job of a cluster, and watch, stop or resume it",
+    "list": "list runs: status, progress, metric, speed",
+    "compare": "print how runs differ, and draw their curves",
     "explain": "print the detected launcher and the variables that show it; start nothing",
 }
 

@@ -81,6 +81,10 @@ class Owner:
         same_job = launch.job_id is not None and launch.job_id == self.job
         return same_job and (launch.restarts > self.restarts or launch.elastic is not None)
 
+    def is_on_host_of(self, peer: Peer) -> bool:
+        """Returns whether the owner's process id is valid on the peer's host: same boot, same PID namespace."""
+        return (self.boot, self.pids) == (peer.boot, peer.pids) and bool(peer.boot or self.host == peer.host)
+
 
 class RunLock:
     """Lock that rank zero takes on a run.
@@ -109,7 +113,7 @@ class RunLock:
         Raises:
             RequestError: Another process is training the run, or the folder of the runs is not writable.
         """
-        self._run, self._path = run, _lock_path(run)
+        self._run, self._path = run, lock_path(run)
         folder = self._path.parent
         self._may_remove_folder = not folder.exists() or [path.name for path in folder.glob("*")] == [run.name]
         claimant = Owner.this(self.launch)
@@ -135,7 +139,7 @@ class RunLock:
         owner, self._owner = self._owner, None
         self._released.set()
         self._heartbeat_thread.join()
-        claim = self._successor_path(owner)  # while this file exists, no other process changes the lock
+        claim = _successor_path(self._path, owner)  # while this file exists, no other process changes the lock
         with contextlib.suppress(OSError), self._temporary_file(replace(owner, token=secrets.token_hex(16))) as file:
             os.link(file, claim)
             if _read(self._path) == owner:
@@ -151,7 +155,7 @@ class RunLock:
         Raises:
             RequestError: The owner is alive.
         """
-        owner, path = self._current_owner()
+        owner, path = current_owner(self._path)
         if owner is None:
             return self._link(file, self._path, claimant)
         if not owner.is_superseded_by(self.launch):
@@ -160,47 +164,40 @@ class RunLock:
                 return False
             if is_alive:
                 raise self._refusal(owner)
-        claim = self._successor_path(owner)
+        claim = _successor_path(self._path, owner)
         if not self._link(file, claim, claimant):
             return False
-        if self._current_owner()[0] != claimant:  # another process claimed the lock first
+        if current_owner(self._path)[0] != claimant:  # another process claimed the lock first
             claim.unlink(missing_ok=True)
             return False
         claim.rename(self._path)
         sync_folder(self._path.parent)
         return True
 
-    def _current_owner(self) -> tuple[Owner | None, Path]:
-        """Returns the owner, or the process that is taking over from it, and the file that describes it."""
-        path, owner = self._path, _read(self._path)
-        while owner is not None and (successor := _read(self._successor_path(owner))) is not None:
-            path, owner = self._successor_path(owner), successor
-        return owner, path
-
     def _is_alive(self, owner: Owner, path: Path) -> bool | None:
         """Returns whether an owner is alive, or None if the lock changed meanwhile. May wait for `STALE_SECONDS`."""
-        if self._is_on_this_host(owner):
+        if owner.is_on_host_of(Peer.this(self.launch)):
             process = process_state(owner.pid)
             if process is None or process[1] != owner.born or process[0] in ("Z", "X"):
                 return False
             if owner.born:
                 return True
             # Without /proc, another process may have reused the process id: wait for a heartbeat.
-        first_heartbeat, deadline = _heartbeat(path), time.monotonic() + STALE_SECONDS
+        first_heartbeat, deadline = last_heartbeat(path), time.monotonic() + STALE_SECONDS
         line = f"run {self._run.name} belongs to process {owner.pid} on {owner.host} since {owner.since}; "
         self.notify(printable(f"{line}waiting {STALE_SECONDS:g} s for its heartbeat"))
         while time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-            if self._current_owner()[0] != owner:
+            if current_owner(self._path)[0] != owner:
                 return None
-            if _heartbeat(path) != first_heartbeat:
+            if last_heartbeat(path) != first_heartbeat:
                 return True
             if reason := self.received_signal():
                 raise self._refusal(owner, f"; {reason} ended the wait for its heartbeat")
         return False
 
     def _refusal(self, owner: Owner, detail: str = "") -> RequestError:
-        is_on_this_host = self._is_on_this_host(owner)
+        is_on_this_host = owner.is_on_host_of(Peer.this(self.launch))
         process = process_state(owner.pid) if is_on_this_host else None
         if process and process[0] == "T" and not detail:
             detail = f"; it is suspended (SIGSTOP); kill -CONT {owner.pid} resumes it"
@@ -210,14 +207,6 @@ class RunLock:
             f"--name ANOTHER-NAME, or first stop that process: kill {owner.pid}"
             + f" on {owner.host}" * (not is_on_this_host),
         )
-
-    def _is_on_this_host(self, owner: Owner) -> bool:
-        """Returns whether the owner's process id is valid here: same boot of the same kernel, same PID namespace."""
-        peer = Peer.this(self.launch)
-        return (owner.boot, owner.pids) == (peer.boot, peer.pids) and bool(peer.boot or owner.host == peer.host)
-
-    def _successor_path(self, owner: Owner) -> Path:
-        return self._path.with_name(f"{self._path.name}.{owner.token}")
 
     @contextlib.contextmanager
     def _temporary_file(self, owner: Owner) -> Iterator[Path]:
@@ -261,13 +250,25 @@ class RunLock:
                 if not re.fullmatch(re.escape(self._path.name) + "[.-][0-9a-f]{32}", path.name) or not self._owner:
                     continue
                 separator, token = path.name[-33], path.name[-32:]
-                writer = _read(path)
-                was_killed = writer and self._is_on_this_host(writer) and process_state(writer.pid) is None
+                writer, this_peer = _read(path), Peer.this(self.launch)
+                was_killed = writer and writer.is_on_host_of(this_peer) and process_state(writer.pid) is None
                 if token != self._owner.token if separator == "." else was_killed:
                     path.unlink(missing_ok=True)
 
 
-def _lock_path(run: Path) -> Path:
+def current_owner(path: Path) -> tuple[Owner | None, Path]:
+    """Returns the owner, or the process that is taking over from it, and the file that describes it."""
+    file, owner = path, _read(path)
+    while owner is not None and (successor := _read(_successor_path(path, owner))) is not None:
+        file, owner = _successor_path(path, owner), successor
+    return owner, file
+
+
+def _successor_path(path: Path, owner: Owner) -> Path:
+    return path.with_name(f"{path.name}.{owner.token}")
+
+
+def lock_path(run: Path) -> Path:
     """Returns the path of a run's lock, which is the same for every path to the run's directory."""
     real = run.resolve()
     folder = real.parent if os.access(real.parent, os.W_OK | os.X_OK) or not real.parent.exists() else run.parent
@@ -289,7 +290,7 @@ def _read(path: Path) -> Owner | None:
     return Owner(token="0" * 32, host="an unknown host", pid=0, since="an unknown time")  # assume a living owner
 
 
-def _heartbeat(path: Path) -> int | None:
+def last_heartbeat(path: Path) -> int | None:
     """Returns the heartbeat: the modification time in ns. Opening the file bypasses the attribute cache of NFS."""
     try:
         with path.open("rb") as file:

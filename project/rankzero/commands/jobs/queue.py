@@ -1,0 +1,106 @@
+"""Jobs that `submit` has recorded in a root, and what they tell about the status of runs. Does not import torch."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rankzero.commands.jobs.record import Record, next_id_path, read_record, record_path
+from rankzero.commands.jobs.schedulers.state import State
+from rankzero.messages import RequestError
+from rankzero.runs.reports.recorded_run import SUMMARY_FILE, RecordedRun
+from rankzero.runs.reports.run_status import FAILED, KILLED, RUNNING, STOPPED, UNKNOWN, WAITING, Status
+
+MAX_QUERIES = 20
+"""Number of jobs about which the scheduler is asked, the newest first."""
+
+ANSWER_SECONDS = 2.0
+"""Time in which the scheduler has to answer."""
+
+_WAITING_WORDS = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+    | {"QUEUED", "HELD", "WAITING"}
+)
+
+
+def recorded_jobs(root: Path) -> dict[str, Record]:
+    """Returns the jobs that were submitted from a root, by the name of the run; skips files that are no records."""
+    jobs = {}
+    for path in root.glob("*.job.json"):
+        name = path.name.removesuffix(".job.json")
+        with suppress(RequestError):
+            if (record := read_record(root, name)) is not None:
+                jobs[name] = record
+    return jobs
+
+
+def submitted_at(root: Path, record: Record) -> float:
+    """Returns when a job was submitted, in seconds since 1970."""
+    return max(_modified(record_path(root, record.name)), _modified(next_id_path(root, record.name)))
+
+
+def may_change_status(run: RecordedRun, status: Status, record: Record) -> bool:
+    """Returns whether the state of a run's job may show another status than the files of the run."""
+    if status.word == RUNNING:
+        return False
+    if status.word in (KILLED, UNKNOWN) or (status.word == STOPPED and run.awaits_attempt):
+        return True
+    return submitted_at(run.path.parent, record) > _modified(run.path / SUMMARY_FILE)
+
+
+def states_of(records: Sequence[Record]) -> dict[str, State]:
+    """Returns the state of each job by the name of its run, without jobs whose scheduler does not answer in time."""
+    from rankzero.commands.jobs.submission import job_state
+
+    states: dict[str, State] = {}
+
+    def query(record: Record) -> None:
+        states[record.name] = job_state(record)
+
+    threads = [threading.Thread(target=query, args=(record,), daemon=True) for record in records[:MAX_QUERIES]]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + ANSWER_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(states)
+
+
+def status_with_job(run: RecordedRun, status: Status, record: Record, states: Mapping[str, State]) -> Status:
+    """Returns the status of a run whose job was submitted, from its files and from the state of the job.
+
+    Args:
+        run: The run, whose directory need not exist.
+        status: Its status by its files.
+        record: Its job.
+        states: Result of `states_of`.
+    """
+    state = states.get(record.name)
+    job = f"job {record.id} ({record.scheduler})"
+    if state is None or state.is_active is None:
+        answer = "was not asked for, or not answered in time" if state is None else str(state)
+        return status if run.has_newest_summary else Status(UNKNOWN, _joined(status.note, f"{job}: state {answer}"))
+    if state.is_active:
+        words = {part.split()[-1] for part in state.word.split(", ")}
+        if words <= _WAITING_WORDS:
+            return Status(WAITING, f"{job} is {state}")
+        if status.word == KILLED or (status.word == UNKNOWN and run.attempts):
+            return Status(status.word, _joined(status.note, f"{job} is {state}"))
+        return Status(RUNNING, f"{job} is {state}; its attempt has not begun")
+    if not run.attempts:
+        return Status(FAILED, f"{job} has ended before the run began, see {record.name}.job.log")
+    if status.word == UNKNOWN:
+        return Status(KILLED, _joined(status.note, f"{job} has ended"))
+    return status
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,124 @@
+"""The command `list`: prints the runs of a root. Does not import torch."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankzero.cli.flags import Flag
+from rankzero.cli.flags.command_line import help_text, parse
+from rankzero.cli.flags.values import file_path, positive_int
+from rankzero.commands.jobs.queue import (
+    may_change_status,
+    recorded_jobs,
+    states_of,
+    status_with_job,
+    submitted_at,
+)
+from rankzero.commands.jobs.record import Record
+from rankzero.commands.jobs.request.job_request import array_indices
+from rankzero.distributed.stop_and_failure.error_reporter import refuse
+from rankzero.messages import CannotStart, Exit, RequestError, flush_streams, print_line
+from rankzero.runs.reports.live_values import with_live_values
+from rankzero.runs.reports.recorded_run import RecordedRun, read_run
+from rankzero.runs.reports.run_list import ListedRun, as_json, print_list, runs_in
+from rankzero.runs.reports.run_status import UNKNOWN, WAITING, Status, status_of
+
+DEFAULT_COUNT = 50
+
+LIST_FLAGS = (
+    Flag("root", "DIR", file_path, "list the runs in DIR [runs]", "runs", default="runs"),
+    Flag("last", "N", positive_int, f"list the N runs that were started last [{DEFAULT_COUNT}]", "20"),
+    Flag("all", "", file_path, "list all runs, also those that --resume never has archived (NAME.before-1)", ""),
+    Flag("json", "", file_path, "print JSON for scripts, with all metrics", ""),
+)
+
+EXAMPLES = ("python launch/list.py", "python launch/list.py --root runs --last 10 --json")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
+    try:
+        return _list(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        return 130
+    except CannotStart as error:
+        return refuse(error, None)
+    finally:
+        flush_streams()
+
+
+def _list(arguments: Sequence[str]) -> int:
+    command_line = parse("list", LIST_FLAGS, arguments)
+    if command_line.wants_help:
+        title = "python launch/list.py: list runs, the one started last at the end (defaults are in brackets)"
+        print_line(help_text(title, LIST_FLAGS, EXAMPLES))
+        return Exit.FINISHED
+    if command_line.positional:
+        word = command_line.positional[0]
+        instead = f"python launch/list.py --root {word}" if Path(word).is_dir() else "python launch/list.py --help"
+        raise RequestError(word, "unexpected argument; list has only flags", instead)
+    values = command_line.values
+    root = Path(values["root"]).expanduser()
+    count = values["last"] or (sys.maxsize if values["all"] else DEFAULT_COUNT)
+    try:
+        paths = runs_in(root, values["all"])
+        archived = 0 if values["all"] else len(runs_in(root, True)) - len(paths)
+        jobs = recorded_jobs(root)
+    except OSError as error:
+        raise RequestError(f"--root {root}", _reason(root, error), "--root DIR, where DIR contains runs") from None
+    older = max(0, len(paths) - count)
+    listed = _with_jobs([_listed(path, modified) for modified, path in paths[older:]], jobs, root)
+    if values["json"]:
+        print_line(json.dumps([as_json(entry) for entry in listed], indent=2))
+        return Exit.FINISHED
+    hidden = [f"{older:,} older"] * bool(older) + [f"{archived:,} archived"] * bool(archived)
+    omitted = f"{' and '.join(hidden)} runs are not shown; --all lists all" if hidden else ""
+    if listed:
+        print_list(listed, root, omitted)
+    else:
+        print_line(f"{root} contains no runs" + (f"; {omitted}" if omitted else ""))
+    return Exit.FINISHED
+
+
+def _listed(path: Path, modified: float) -> ListedRun:
+    run = read_run(path)
+    return ListedRun(with_live_values(run), status_of(run), modified if run.started is None else run.started)
+
+
+def _with_jobs(listed: list[ListedRun], jobs: dict[str, Record], root: Path) -> list[ListedRun]:
+    """Returns the runs with their status by their jobs, and jobs whose run has not begun; sorted by start."""
+    names = {entry.run.name for entry in listed}
+    own = {name: record for name, record in jobs.items() if record.array is None}
+    not_begun = {
+        name: record
+        for name, record in jobs.items()
+        if not (root / name).exists()
+        and (record.array is None or any(not (root / f"{name}-{i}").exists() for i in array_indices(record.array)))
+    }
+    asked = [
+        own[entry.run.name]
+        for entry in listed
+        if entry.run.name in own and may_change_status(entry.run, entry.status, own[entry.run.name])
+    ]
+    asked = sorted([*asked, *not_begun.values()], key=lambda record: submitted_at(root, record), reverse=True)
+    states = states_of(asked) if asked else {}
+    asked_names = {record.name for record in asked}
+    rows = [
+        ListedRun(entry.run, status_with_job(entry.run, entry.status, own[entry.run.name], states), entry.started)
+        if entry.run.name in asked_names & own.keys()
+        else entry
+        for entry in listed
+    ]
+    for name, record in not_begun.items():
+        run = RecordedRun(root / name)
+        status = status_with_job(run, Status(UNKNOWN), record, states)
+        if name not in names and (record.array is None or status.word == WAITING):
+            rows.append(ListedRun(run, status, submitted_at(root, record)))
+    return sorted(rows, key=lambda entry: (entry.started, entry.run.name))
+
+
+def _reason(root: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"there is no folder {root.absolute()}; fit creates it with the first run"
+    return f"{root.absolute()} cannot be read: {error.strerror}"

@@ -1,0 +1,1 @@
+"""Comparison of runs: settings, results and curves."""

@@ -1,0 +1,194 @@
+"""What the files of a run's directory record about the run. Does not import torch."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
+
+RUN_FILE, SUMMARY_FILE, CONFIG_FILE = "run.json", "summary.json", "config.yaml"
+
+ARCHIVED_NAME = re.compile(r".+\.before-[0-9]+")
+"""Name of a run that `--resume never` has archived."""
+
+_MAX_BYTES = 1 << 24
+"""Larger files are not read: they were not written by Rankzero."""
+
+_KEEP_BEST = re.compile(r"""^ *keep_best: *['"]?(min|max):([^\s'"]+)['"]? *$""", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run, as its files record it. Numbers are those of the newest summary, None if it does not contain them.
+
+    Args:
+        path: Directory of the run.
+        attempts: Number of attempts.
+        starts: Start of each attempt in seconds since 1970, as far as they are known.
+        started: Start of the newest attempt; None if unknown.
+        host: Host of the newest attempt; empty if unknown.
+        job: Job of the newest attempt, as given by the scheduler or torchrun; empty without one.
+        status: Status in the summary: `finished`, `stopped`, `failed`; empty without a summary.
+        summarized_attempt: Number of the attempt that wrote the summary; 0 without a summary.
+        awaits_attempt: Whether the summary expects another attempt.
+        epochs: Completed epochs.
+        max_epochs: Requested epochs.
+        steps: Optimizer steps.
+        samples: Training samples over all ranks and attempts.
+        world_size: Number of processes.
+        samples_per_second: Speed of the attempt that wrote the summary.
+        seconds: Duration of that attempt.
+        metrics: Metrics; NaN for a value that is not finite.
+        kept_best: `min` or `max` and the metric of `--keep_best`; None without the flag.
+        problem: Why a file cannot be read; empty if all can be.
+    """
+
+    path: Path
+    attempts: int = 0
+    starts: Sequence[float] = ()
+    started: float | None = None
+    host: str = ""
+    job: str = ""
+    status: str = ""
+    summarized_attempt: int = 0
+    awaits_attempt: bool = False
+    epochs: int | None = None
+    max_epochs: int | None = None
+    steps: int | None = None
+    samples: int | None = None
+    world_size: int | None = None
+    samples_per_second: float | None = None
+    seconds: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    kept_best: tuple[str, str] | None = None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.path.name
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether `--resume never` has archived the run."""
+        return ARCHIVED_NAME.fullmatch(self.name) is not None
+
+    @property
+    def has_newest_summary(self) -> bool:
+        """Whether the newest attempt has written its summary."""
+        return bool(self.status) and self.summarized_attempt >= self.attempts
+
+
+def read_run(path: Path) -> RecordedRun:
+    """Reads the files of a run. Files that are missing or damaged leave their fields empty."""
+    problems: list[str] = []
+    record, summary = _read_object(path / RUN_FILE, problems), _read_object(path / SUMMARY_FILE, problems)
+    attempts = [attempt for attempt in _as_list(record.get("attempts")) if isinstance(attempt, dict)]
+    newest: Mapping[str, Any] = attempts[-1] if attempts else {}
+    status = summary.get("status")
+    if summary and status not in ("finished", "stopped", "failed"):
+        problems.append(f"{SUMMARY_FILE} has no status")
+    metrics = summary.get("metrics")
+    return RecordedRun(
+        path,
+        attempts=len(attempts),
+        starts=[start for entry in attempts if (start := _seconds_since_1970(entry.get("started"))) is not None],
+        started=_seconds_since_1970(newest.get("started") or record.get("created")),
+        host=str(newest.get("host") or ""),
+        job=str(newest.get("job") or ""),
+        status=str(status) if status in ("finished", "stopped", "failed") else "",
+        summarized_attempt=_count(summary.get("attempts")) or 0,
+        awaits_attempt=summary.get("another_attempt") is True,
+        epochs=_count(summary.get("epochs")),
+        max_epochs=_count(summary.get("max_epochs")),
+        steps=_count(summary.get("steps")),
+        samples=_count(summary.get("samples")),
+        world_size=_count(summary.get("world_size")),
+        samples_per_second=_number(summary.get("samples_per_second")),
+        seconds=_number(summary.get("seconds")),
+        metrics={
+            str(name): math.nan if (number := _number(value)) is None else number
+            for name, value in (metrics.items() if isinstance(metrics, dict) else ())
+        },
+        kept_best=_kept_best(path),
+        problem="; ".join(problems),
+    )
+
+
+def saved_steps(run: RecordedRun) -> int | None:
+    """Returns the step of the run's newest checkpoint; None without one."""
+    try:
+        checkpoints = checkpoints_in(run.path / "checkpoints")
+    except OSError:
+        return None
+    return step_of(checkpoints[-1]) if checkpoints else None
+
+
+def is_run(path: Path) -> bool:
+    """Returns whether a path is the directory of a run. An unreadable directory counts as one."""
+    try:
+        return os.path.lexists(path / RUN_FILE) or (path.is_dir() and not os.access(path, os.X_OK))
+    except OSError:
+        return False
+
+
+def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
+    """Reads a JSON object; if the file cannot be read, returns {} and appends the reason, unless it is missing."""
+    try:
+        with file.open("rb") as stream:
+            content = json.loads(stream.read(_MAX_BYTES))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        problems.append(f"{file.name} cannot be read: {error.strerror}")
+        return {}
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        problems.append(f"{file.name} is damaged")
+        return {}
+    return content
+
+
+def _kept_best(path: Path) -> tuple[str, str] | None:
+    """Returns direction and metric of `--keep_best`. Searches the text, because parsing YAML takes milliseconds."""
+    try:
+        with (path / CONFIG_FILE).open(errors="replace") as file:
+            match = _KEEP_BEST.search(file.read(_MAX_BYTES))
+    except OSError:
+        return None
+    return (match[1], match[2]) if match else None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: Any) -> float | None:
+    """Returns a finite number, or None for any other value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _count(value: Any) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and number >= 0 else None
+
+
+def _seconds_since_1970(text: Any) -> float | None:
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None

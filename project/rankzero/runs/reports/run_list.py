@@ -1,0 +1,151 @@
+"""List of the runs of a root. Does not import torch."""
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankzero.messages import print_line, printable
+from rankzero.runs.reports.metric_choice import main_metric
+from rankzero.runs.reports.recorded_run import ARCHIVED_NAME, RUN_FILE, RecordedRun, is_run
+from rankzero.runs.reports.run_status import FAILED, FINISHED, KILLED, RUNNING, STOPPED, WAITING, Status
+from rankzero.runs.reports.shown_metrics import unique_metrics
+from rankzero.runs.reports.table import Column, Row, print_table
+from rankzero.runs.reports.text import MISSING, age, compact, figure
+
+MAX_NOTES = 12
+"""Number of notes below the table."""
+
+_STYLES = {RUNNING: "green", WAITING: "cyan", FINISHED: "", STOPPED: "yellow", FAILED: "red", KILLED: "red"}
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run in the list.
+
+    Args:
+        run: What its files record.
+        status: Its status.
+        started: Start of its newest attempt, or the time of its submission, in seconds since 1970.
+    """
+
+    run: RecordedRun
+    status: Status
+    started: float
+
+    @property
+    def metric(self) -> str | None:
+        """The metric that matters most; None if the run has none."""
+        return main_metric(unique_metrics(self.run.metrics), self.run.kept_best)
+
+
+def runs_in(root: Path, with_archived: bool) -> list[tuple[float, Path]]:
+    """Returns the runs of a root as pairs of modification time and path, the one started last at the end.
+
+    Args:
+        root: Folder of the runs.
+        with_archived: Whether to return runs that `--resume never` has archived.
+
+    Raises:
+        OSError: The root cannot be read.
+    """
+    runs = []
+    with os.scandir(root) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if (with_archived or not ARCHIVED_NAME.fullmatch(entry.name)) and is_run(path):
+                runs.append((_modified(path), path))
+    return sorted(runs)
+
+
+def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> None:
+    """Prints the table of runs, and what a person needs to know about them.
+
+    Args:
+        listed: The runs, in the order of the table.
+        root: Folder of the runs.
+        omitted: Which runs the table omits; empty if none.
+    """
+    metrics = {entry.metric for entry in listed if entry.metric is not None}
+    common = metrics.pop() if len(metrics) == 1 else None
+    columns = [
+        Column("run", 12),
+        Column("status"),
+        Column("epochs", is_number=True),
+        Column("steps", is_number=True),
+        *([Column(common, 8, is_number=True)] if common else [Column("metric", 6), Column("value", is_number=True)]),
+        Column("samples/s", is_number=True),
+        Column("age", is_number=True),
+        Column("attempt", is_number=True),
+    ]
+    now = time.time()
+    print_table(columns, [_row(entry, common is not None, now) for entry in listed])
+    notes = [f"{entry.run.name}: {entry.status.note}" for entry in listed if entry.status.note]
+    if len(notes) > MAX_NOTES:
+        notes = [*notes[-MAX_NOTES:], f"{len(notes) - MAX_NOTES} more notes about older runs; --json prints all"]
+    lines = [printable(note).replace("\n", "?") for note in notes]
+    if omitted:
+        lines.append(printable(f"{root}: {omitted}"))
+    if lines:
+        print_line("\n".join(["", *lines]))
+
+
+def as_json(entry: ListedRun) -> dict[str, Any]:
+    """Returns a run as an object for JSON, with None in place of values that are unknown or not finite."""
+    run = entry.run
+    metric = entry.metric
+    metrics = {name: value if math.isfinite(value) else None for name, value in run.metrics.items()}
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "status": entry.status.word,
+        "note": entry.status.note,
+        "archived": run.is_archived,
+        "epochs": run.epochs,
+        "max_epochs": run.max_epochs,
+        "steps": run.steps,
+        "samples": run.samples,
+        "world_size": run.world_size,
+        "metric": None if metric is None else {"name": metric, "value": metrics.get(metric)},
+        "metrics": metrics,
+        "samples_per_second": _finite(run.samples_per_second),
+        "seconds": run.seconds,
+        "started": run.started,
+        "attempts": run.attempts,
+        "host": run.host,
+        "job": run.job,
+    }
+
+
+def _row(entry: ListedRun, has_common_metric: bool, now: float) -> Row:
+    run, metric = entry.run, entry.metric
+    values: Mapping[str, float] = unique_metrics(run.metrics)
+    value = figure(None if metric is None else values[metric])
+    of = f"/{run.max_epochs}" if run.max_epochs and run.epochs is not None else ""
+    cells = [
+        run.name,
+        entry.status.word,
+        MISSING if run.epochs is None else f"{run.epochs}{of}",
+        compact(run.steps),
+        *([value] if has_common_metric else [metric or MISSING, value]),
+        compact(run.samples_per_second),
+        age(now - entry.started),
+        str(run.attempts) if run.attempts else MISSING,
+    ]
+    return Row(cells, "dim" if run.is_archived else "", {1: _STYLES.get(entry.status.word, "magenta")})
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _modified(run: Path) -> float:
+    for path in (run / RUN_FILE, run):
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            continue
+    return 0.0

@@ -1,0 +1,84 @@
+"""Status of a run, from its files and its lock. Does not import torch."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.runs.lock import STALE_SECONDS, Owner, current_owner, last_heartbeat, lock_path
+from rankzero.runs.reports.recorded_run import RecordedRun
+from rankzero.runs.reports.text import age
+
+RUNNING, WAITING, FINISHED, STOPPED, FAILED = "running", "waiting", "finished", "stopped", "failed"
+KILLED, UNKNOWN = "killed", "unknown"
+
+
+@dataclass(frozen=True)
+class Status:
+    """Status of a run.
+
+    Args:
+        word: One of the constants of this module.
+        note: What a person needs to know in addition; empty if the word says all.
+    """
+
+    word: str
+    note: str = ""
+
+
+def status_of(run: RecordedRun, now: float | None = None) -> Status:
+    """Returns the status of a run, as far as it can be known on this host.
+
+    An attempt without a summary is running if the owner of the run's lock is alive. A process on this host can be
+    inspected. A process on another host counts as running if its last heartbeat is recent; otherwise it was killed, it
+    is suspended, or the clocks of the hosts differ.
+
+    Args:
+        run: The run.
+        now: The time in seconds since 1970; None for the current time.
+    """
+    now = time.time() if now is None else now
+    owner, file = _owner_of(run.path)
+    if owner is not None:
+        on_this_host = owner.pid > 0 and owner.is_on_host_of(Peer.this(Launch()))
+        status = _on_this_host(owner) if on_this_host else _on_another_host(owner, file, now)
+        if status.word == RUNNING or not run.has_newest_summary:
+            return status
+    if run.has_newest_summary:
+        return Status(run.status, run.problem)
+    if run.problem:
+        return Status(UNKNOWN, run.problem)
+    if not run.attempts:
+        return Status(UNKNOWN, "no attempt is recorded")
+    host = f" on {run.host}" if run.host else ""
+    return Status(UNKNOWN, f"attempt {run.attempts}{host} has neither a lock nor a summary")
+
+
+def _owner_of(run: Path) -> tuple[Owner | None, Path]:
+    """Returns the owner of a run's lock and the file that describes it; the owner is None without a lock."""
+    paths = dict.fromkeys([lock_path(run), run.resolve().parent / f".{run.resolve().name}.lock"])
+    for path in paths:  # they differ if the run is a symbolic link and this user may not write to its folder
+        owner, file = current_owner(path)
+        if owner is not None:
+            return owner, file
+    return None, next(iter(paths))
+
+
+def _on_this_host(owner: Owner) -> Status:
+    process = process_state(owner.pid)
+    if process is None or process[1] != owner.born or process[0] in ("Z", "X"):
+        return Status(KILLED, f"process {owner.pid} on {owner.host} has ended without a summary")
+    if process[0] == "T":
+        return Status(RUNNING, f"process {owner.pid} is suspended (SIGSTOP); kill -CONT {owner.pid} resumes it")
+    return Status(RUNNING)
+
+
+def _on_another_host(owner: Owner, file: Path, now: float) -> Status:
+    heartbeat = last_heartbeat(file)
+    silence = now - heartbeat / 1e9 if heartbeat is not None else 0.0
+    if silence <= STALE_SECONDS:
+        return Status(RUNNING)
+    process = f"process {owner.pid} on {owner.host}" if owner.pid else "a process"
+    return Status(UNKNOWN, f"no heartbeat of {process} for {age(silence)}: killed, suspended, or the clocks differ")

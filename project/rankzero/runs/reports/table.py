@@ -1,0 +1,103 @@
+"""Prints tables that fit the terminal. Does not import torch."""
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rankzero.messages import print_line
+from rankzero.runs.reports.text import shortened
+
+_UNLIMITED = 10_000
+"""Width of a table that is not printed on a terminal, so that no program reads shortened names."""
+
+
+class Column(NamedTuple):
+    """A column.
+
+    Args:
+        title: The title.
+        minimum: Width to which the texts may be shortened; None if they are never shortened.
+        is_number: Whether the texts are aligned at the right.
+    """
+
+    title: str
+    minimum: int | None = None
+    is_number: bool = False
+
+
+class Row(NamedTuple):
+    """A row.
+
+    Args:
+        cells: Its texts.
+        style: Style of the row on a terminal.
+        styles: Index of a cell -> its style.
+    """
+
+    cells: Sequence[str]
+    style: str = ""
+    styles: Mapping[int, str] = {}
+
+
+def available_width() -> int:
+    """Returns the width of the terminal, or of `COLUMNS`; without either, a width that limits nothing."""
+    return shutil.get_terminal_size((0, 0)).columns or _UNLIMITED
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Row], title: str = "") -> None:
+    """Prints a table. Shortens texts in the middle, the longest first, if the table does not fit."""
+    total_width = available_width()
+    widths, gap = column_widths(columns, rows, total_width)
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), title=Text(title) if title else None)
+    table.title_justify, table.title_style = "left", "bold"
+    for column, width in zip(columns, widths, strict=True):
+        header = Text(shortened(column.title, width), style="bold")
+        table.add_column(header, justify="right" if column.is_number else "left", width=width, no_wrap=True)
+    for row in rows:
+        texts = [
+            Text(shortened(cell, width), style=row.styles.get(index, ""))
+            for index, (cell, width) in enumerate(zip(row.cells, widths, strict=True))
+        ]
+        table.add_row(*texts, style=row.style)
+    _print(table)
+
+
+def column_widths(columns: Sequence[Column], rows: Sequence[Row], total_width: int) -> tuple[list[int], int]:
+    """Returns the width of each column, and the columns between two of them.
+
+    Args:
+        columns: The columns.
+        rows: The rows.
+        total_width: Width of the table, which it exceeds only if no text may be shortened further.
+    """
+    widths = [
+        max([cell_len(column.title), *(cell_len(row.cells[index]) for row in rows)])
+        for index, column in enumerate(columns)
+    ]
+    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= total_width else 1
+    excess = sum(widths) + gap * (len(widths) - 1) - total_width
+    minima = [
+        width if column.minimum is None else column.minimum for column, width in zip(columns, widths, strict=True)
+    ]
+    while excess > 0:
+        reducible = [index for index, minimum in enumerate(minima) if widths[index] > minimum]
+        if not reducible:
+            break
+        widths[max(reducible, key=lambda index: widths[index])] -= 1
+        excess -= 1
+    return widths, gap
+
+
+def _print(table: Table) -> None:
+    console = Console(markup=False, highlight=False, width=_UNLIMITED)
+    with console.capture() as capture:
+        console.print(table, soft_wrap=True)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    lines = capture.get().encode(encoding, "replace").decode(encoding).splitlines()
+    print_line("\n".join(line.rstrip() for line in lines))

@@ -1,0 +1,66 @@
+"""Short texts for tables: names, numbers, durations. Does not import torch."""
+
+import math
+
+from rich.cells import cell_len
+
+_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+_LARGE = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+
+MISSING = "-"
+"""Shown in place of a value that is not known."""
+
+
+def shortened(text: str, width: int) -> str:
+    """Returns the text in one line of at most `width` printable columns; removes the middle of a longer one."""
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    if cell_len(text) <= width:
+        return text
+    if width < 5:
+        return _beginning(text, width)
+    tail = _beginning(text[::-1], (width - 1) // 2)[::-1]
+    return f"{_beginning(text, width - 1 - cell_len(tail))}…{tail}"
+
+
+def _beginning(text: str, width: int) -> str:
+    """Returns as many characters as fit into `width` columns; some characters need two."""
+    end = columns = 0
+    while end < len(text) and (columns := columns + cell_len(text[end])) <= width:
+        end += 1
+    return text[:end]
+
+
+def age(seconds: float) -> str:
+    """Returns a duration in its largest unit, rounded down, such as `3 min`, `2 h` or `5 d`."""
+    seconds = max(0.0, seconds)
+    unit, size = next((entry for entry in _UNITS if seconds >= entry[1]), _UNITS[-1])
+    return f"{int(seconds / size)} {unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """Returns a duration in its two largest units, such as `12.5 s` or `2 h 5 min`."""
+    if seconds is None:
+        return MISSING
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def compact(number: float | None) -> str:
+    """Returns a count in at most five characters, such as `460`, `12.3k` or `1.2M`."""
+    if number is None:
+        return MISSING
+    if not math.isfinite(number):
+        return "?"
+    if number < 9999.5:
+        return f"{number:.0f}" if number >= 9.95 or number == int(number) else f"{number:.1f}"
+    suffix, size = next((entry for entry in _LARGE if number >= 0.99995 * entry[1]), _LARGE[-1])
+    return f"{number / size:.0f}{suffix}" if number >= 99.95 * size else f"{number / size:.1f}{suffix}"
+
+
+def figure(value: float | None) -> str:
+    """Returns the value of a metric with four significant digits; `NaN` for a value that is not finite."""
+    if value is None:
+        return MISSING
+    return f"{value:.4g}" if math.isfinite(value) else "NaN"

@@ -1,0 +1,86 @@
+"""Reads the newest values of a run from the end of its TensorBoard files. Imports neither torch nor Lightning."""
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+TAIL_BYTES = 1 << 16
+"""Bytes at the end of a file that are read: about 600 values."""
+
+_HEADER_BYTES, _CHECKSUM_BYTES = 12, 4
+_LEADING_ZEROS = bytes(5)
+"""The upper bytes of a record's size, which is a 64-bit little-endian number below 2^24."""
+
+
+class Value(NamedTuple):
+    """A logged value.
+
+    Args:
+        step: Step at which it was logged.
+        number: The value, which may be NaN or infinite.
+    """
+
+    step: int
+    number: float
+
+
+def newest_values(folder: Path) -> dict[str, Value]:
+    """Returns the value that was logged last for each tag of the newest file with values; {} without values.
+
+    Args:
+        folder: Folder of the event files.
+    """
+    try:
+        files = [(path.stat().st_mtime_ns, path) for path in folder.glob("*tfevents*") if path.is_file()]
+        for _, path in sorted(files, reverse=True):
+            if values := _values_at_end(path):
+                return values
+    except OSError:
+        pass
+    return {}
+
+
+def _values_at_end(path: Path) -> dict[str, Value]:
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - TAIL_BYTES))
+        data = file.read(TAIL_BYTES)
+    values: dict[str, Value] = {}
+    position = _first_record(data)
+    while position is not None and (length := _record_length(data, position)) is not None:
+        begin = position + _HEADER_BYTES
+        if begin + length > len(data):
+            break
+        try:
+            event = Event.FromString(data[begin : begin + length])
+        except DecodeError:
+            break
+        for value in event.summary.value:
+            if value.WhichOneof("value") == "simple_value":
+                values[str(value.tag)] = Value(int(event.step), float(value.simple_value))
+        position = begin + length + _CHECKSUM_BYTES
+    return values
+
+
+def _first_record(data: bytes) -> int | None:
+    """Returns the position of the first record in the end of a file; None without one."""
+    zeros = data.find(_LEADING_ZEROS)
+    while zeros >= 0:
+        if zeros >= 3 and _record_length(data, zeros - 3) is not None:
+            return zeros - 3
+        zeros = data.find(_LEADING_ZEROS, zeros + 1)
+    return None
+
+
+def _record_length(data: bytes, position: int) -> int | None:
+    """Returns the length of the record that begins at a position; None if none does, or its header is incomplete."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    header = data[position : position + _HEADER_BYTES]
+    if len(header) < _HEADER_BYTES:
+        return None
+    length, checksum = struct.unpack("<QI", header)
+    return int(length) if checksum == masked_crc32c(header[:8]) else None

@@ -1,0 +1,227 @@
+import os
+import sys
+import time
+
+import pytest
+
+from rankzero.commands.compare import main
+from rankzero.distributed.environments.launch import Launch
+from rankzero.runs.lock import RunLock
+from recorded_runs import write_curves, write_run
+from running import run, script
+
+CURVES = {
+    "train/loss": {0: 1.0, 9: 0.5},
+    "val/loss": {9: 0.6},
+    "x_axis/samples": {0: 32, 9: 320},
+    "x_axis/epoch": {0: 0.1, 9: 1.0},
+}
+
+
+@pytest.fixture
+def root(cwd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    return cwd / "runs"
+
+
+@pytest.fixture
+def compare(root, capsys):
+    """Returns a function that runs the command, checks the exit code, and returns the printed lines."""
+
+    def run_main(*arguments, code=0):
+        assert main(arguments) == code
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return (printed.out if code == 0 else printed.err).splitlines()
+
+    return run_main
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Returns a list that receives the figures that are written."""
+    from rankzero.runs.reports.comparison import figure
+
+    figures, draw = [], figure.draw
+    monkeypatch.setattr(figure, "draw", lambda *arguments: figures.append(draw(*arguments)) or figures[-1])
+    return figures
+
+
+def add(path, curves=CURVES, lr=0.1, **settings):
+    config = {"name": path.name, "model": {"class_path": "m.Net", "init_args": {"lr": lr, "depth": 2}}}
+    write_run(path, config=config, **settings)
+    if curves:
+        write_curves(path, curves)
+    return path
+
+
+def row_of(lines, name):
+    return next(line.split()[1:] for line in lines if line.split()[:1] == [name])
+
+
+def test_settings_that_differ_and_results_are_printed_and_curves_drawn(root, compare, drawn):
+    add(root / "first", metrics={"val/loss": 0.6, "val/accuracy": 0.9})
+    add(root / "second", lr=0.2, metrics={"val/loss": 0.3, "val/accuracy": 0.8})
+    lines = compare("first", "second")
+    assert row_of(lines, "model.lr") == ["0.1", "0.2"] and not any("depth" in line for line in lines)
+    assert row_of(lines, "val/loss") == ["0.6", "0.3*"] and row_of(lines, "val/accuracy") == ["0.9*", "0.8"]
+    assert row_of(lines, "status") == ["finished", "finished"]
+    assert lines[-1] == "figure: runs/compare.png"
+    assert (root / "compare.png").read_bytes().startswith(b"\x89PNG")
+    (figure,) = drawn
+    assert [axes.get_title() for axes in figure.axes] == ["train loss", "val/loss"]
+    assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [[1.0, 0.5]] * 2
+
+
+def test_runs_are_given_by_name_or_path_and_drawn_once(root, cwd, compare, drawn):
+    add(root / "first")
+    add(cwd / "elsewhere/first")
+    lines = compare("first", "runs/first/", "elsewhere/first")
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["runs/first", "elsewhere/first"]
+    assert row_of(lines, "steps") == ["69", "69"]
+
+
+@pytest.mark.parametrize(("axis", "last"), [("steps", 9), ("samples", 320), ("epochs", 1), ("seconds", 9)])
+def test_the_horizontal_axis_can_be_chosen(root, compare, drawn, axis, last):
+    add(root / "first", age=time.time() - 1e9)
+    add(root / "second", age=time.time() - 1e9)
+    compare("first", "second", "--x", axis)
+    assert drawn[0].axes[0].lines[0].get_xdata()[-1] == pytest.approx(last)
+
+
+def test_metrics_can_be_chosen_and_unknown_ones_are_refused_with_similar_ones(root, compare, drawn):
+    add(root / "first")
+    compare("first", "--metric", "val/loss", "--metric", "x_axis/epoch")
+    assert [axes.get_title() for axes in drawn[0].axes] == ["val/loss", "x_axis/epoch"]
+    lines = compare("first", "--metric", "val/los", code=2)
+    assert lines[1] == "  asked  --metric val/los" and lines[-1] == "  type   --metric val/loss"
+    assert not (root / "figure.png").exists() and len(drawn) == 1
+
+
+def test_an_unknown_run_is_refused_with_similar_names_and_the_other_runs(root, compare):
+    add(root / "first")
+    add(root / "second")
+    lines = compare("first", "secondd", code=2)
+    assert lines[1] == "  asked  secondd" and "similar names: second" in lines[2]
+    assert lines[3] == "  type   python launch/compare.py first second"
+    lines = compare("zzz", code=2)
+    assert "the newest runs: first, second" in lines[2] and "launch/list.py" in lines[3]
+
+
+def test_a_folder_that_is_no_run_and_a_missing_root_are_refused(root, compare, cwd):
+    assert "contains no runs" in compare("first", code=2)[2]
+    add(root / "first")
+    (cwd / "data").mkdir()
+    assert "it contains no run.json" in compare("data", code=2)[2]
+
+
+def test_no_run_and_too_many_runs_are_refused_with_runs_to_type(root, compare):
+    for number in range(9):
+        add(root / f"r{number}", curves=None, age=100 - number)
+    assert compare(code=2)[-1] == "  type   python launch/compare.py r7 r8"
+    lines = compare(*(f"r{number}" for number in range(9)), code=2)
+    assert "9 runs; one figure shows at most 8" in lines[2] and lines[-1].endswith("r6 r7")
+
+
+def test_one_run_has_results_and_a_figure_and_no_settings(root, compare):
+    add(root / "first")
+    lines = compare("first")
+    assert "one run: there are no settings to compare" in lines and (root / "compare.png").exists()
+    assert not any("setting " in line for line in lines)
+
+
+def test_runs_without_curves_are_named_and_no_figure_is_written_without_any(root, compare):
+    add(root / "first")
+    add(root / "second", curves=None)
+    assert "second: there are no curves in runs/second/tensorboard" in compare("first", "second")
+    (root / "compare.png").unlink()
+    lines = compare("second")
+    assert lines[-1] == "no figure is written, because there are no curves" and not (root / "compare.png").exists()
+
+
+def test_runs_with_different_metrics_and_nan_are_drawn_as_far_as_possible(root, compare, drawn):
+    add(root / "first", {"loss": {0: 1.0}, "val_acc": {0: 0.5, 1: float("nan")}})
+    add(root / "second", {"train/loss": {0: 1.0}, "val/f1": {0: 0.5}})
+    lines = compare("first", "second")
+    assert [len(axes.lines) for axes in drawn[0].axes] == [2, 1, 1]
+    assert "first: 1 of 2 values of val_acc are not finite" in lines and "second: has no curve of val_acc" in lines
+
+
+def test_a_run_that_has_not_logged_the_axis_is_drawn_by_its_totals_and_named(root, compare, drawn):
+    add(root / "old", {"loss": {0: 1.0, 68: 0.5}})
+    lines = compare("old", "--x", "samples")
+    assert drawn[0].axes[0].lines[0].get_xdata()[-1] == pytest.approx(4311)
+    assert "old: it has not logged its samples by step; drawn as if each of its steps had equally many samples" in lines
+
+
+def test_an_axis_that_no_run_has_logged_is_refused(root, compare):
+    add(root / "old", {"loss": {0: 1.0}}, status=None)
+    lines = compare("old", "--x", "samples", code=2)
+    assert lines[1] == "  asked  --x samples" and lines[-1] == "  type   --x steps"
+
+
+def test_a_running_run_is_compared_with_the_values_it_has_logged(root, compare):
+    add(root / "done", metrics={"val/loss": 0.3})
+    path = add(root / "live", status=None)
+    lock = RunLock(Launch())
+    lock.acquire(path)
+    try:
+        lines = compare("done", "live")
+    finally:
+        lock.release()
+    assert row_of(lines, "status") == ["finished", "running"] and row_of(lines, "steps") == ["69", "10"]
+    assert row_of(lines, "val/loss") == ["0.3*", "0.6"]
+
+
+@pytest.mark.parametrize("content", ["", "a: [", "- 1", "x: &a [*a]", "\0"])
+def test_a_damaged_configuration_is_named_and_the_rest_is_compared(root, compare, content):
+    add(root / "first")
+    (add(root / "second") / "config.yaml").write_text(content)
+    lines = compare("first", "second")
+    assert "second: config.yaml is missing or damaged, so its settings are not known" in lines
+    assert row_of(lines, "steps") == ["69", "69"]
+
+
+@pytest.mark.parametrize(("suffix", "beginning"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_the_figure_is_written_where_requested(root, cwd, compare, suffix, beginning):
+    add(root / "first")
+    assert compare("first", "--output", f"figures/all.{suffix}")[-1] == f"figure: figures/all.{suffix}"
+    assert (cwd / f"figures/all.{suffix}").read_bytes().startswith(beginning)
+    assert not (root / "compare.png").exists()
+
+
+def test_a_figure_that_cannot_be_written_is_refused_after_the_tables(root, cwd, compare, capsys):
+    add(root / "first")
+    (cwd / "file").touch()
+    lines = compare("first", "--output", "file/figure.png", code=2)
+    assert "cannot be written" in "\n".join(lines) and lines[-1] == "  type   --output FILE, where you may write"
+    assert compare("first", "--output", "figure.jpeg", code=2)[-1] == "  type   --output compare.svg"
+
+
+def test_hostile_names_and_values_print_no_control_characters(root, compare):
+    add(root / "esc\x1b[31mape\n", {"val/\x1b[2J": {0: 1.0}}, lr="[red]\x1b\n")
+    add(root / "[bold]", {"[val]/$x$": {0: 1.0}}, lr="\u202e")
+    text = "\n".join(compare("esc\x1b[31mape\n", "[bold]"))
+    assert text.replace("\n", "").isprintable() and "[red]??" in text and "[bold]" in text
+
+
+def test_the_script_imports_neither_torch_nor_pyplot(tmp_path):
+    for name in ("first", "second"):
+        add(tmp_path / "runs" / name)
+    assert "figure: " in run("python", script("compare"), "first", "second", folder=tmp_path).out
+    code = (
+        "import sys; from rankzero.commands.compare import main; code = main(['first', 'second'])\n"
+        "sys.exit(code or bool({'torch', 'lightning', 'matplotlib.pyplot'} & set(sys.modules)))"
+    )
+    run("python", "-c", code, folder=tmp_path, environment={"PYTHONPATH": os.pathsep.join(sys.path)})
+    help_text = run("python", "-m", "rankzero", "compare", "--help", folder=tmp_path).out
+    assert "rankzero compare RUN RUN" in help_text and len(help_text.splitlines()) < 24
+
+
+def test_matplotlib_is_imported_only_for_a_figure(tmp_path):
+    add(tmp_path / "runs/first", curves=None)
+    code = (
+        "import sys; from rankzero.commands.compare import main; code = main(['first'])\n"
+        "sys.exit(code or bool({'matplotlib', 'numpy'} & set(sys.modules)))"
+    )
+    run("python", "-c", code, folder=tmp_path, environment={"PYTHONPATH": os.pathsep.join(sys.path)})

@@ -1,0 +1,335 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import pytest
+
+from rankzero.commands.jobs import queue
+from rankzero.commands.jobs.record import Record, write_record
+from rankzero.commands.jobs.schedulers.state import State
+from rankzero.commands.list import main
+from rankzero.distributed.environments.launch import Launch
+from rankzero.runs.lock import Owner, RunLock
+from recorded_runs import write_curves, write_run
+from running import run, script
+
+
+@pytest.fixture
+def root(cwd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    return cwd / "runs"
+
+
+@pytest.fixture
+def listing(root, capsys):
+    """Returns a function that runs the command, checks the exit code, and returns the printed lines."""
+
+    def run_main(*arguments, code=0):
+        assert main(arguments) == code
+        printed = capsys.readouterr()
+        return (printed.out if code == 0 else printed.err).splitlines()
+
+    return run_main
+
+
+def write_lock(run, **changes):
+    owner = replace(Owner.this(Launch()), **changes)
+    file = run.parent / f".{run.name}.lock"
+    file.write_text(json.dumps(asdict(owner)))
+    return file
+
+
+def row_of(lines, name):
+    return next(line for line in lines if line.startswith(f"{name} "))
+
+
+def test_runs_are_listed_with_the_newest_last_and_their_metric_in_the_title(root, listing):
+    write_run(root / "a-newer", age=180, attempts=2)
+    write_run(root / "b-older", age=2 * 86400, metrics={"val/accuracy": 0.5, "val/loss": 1.0})
+    write_run(root / "c-newest", "failed", age=5, epochs=1, samples_per_second=43_367.2)
+    title, *rows = listing()
+    assert title.split() == ["run", "status", "epochs", "steps", "val/accuracy", "samples/s", "age", "attempt"]
+    assert [row.split() for row in rows] == [
+        ["b-older", "finished", "3/3", "69", "0.5", "1500", "2", "d", "1"],
+        ["a-newer", "finished", "3/3", "69", "0.9", "1500", "3", "min", "2"],
+        ["c-newest", "failed", "1/3", "69", "0.9", "43.4k", rows[2].split()[6], "s", "1"],
+    ]
+
+
+def test_runs_with_different_metrics_name_the_metric_of_each(root, listing):
+    write_run(root / "kept", age=3, config={"keep_best": "min:val/loss"})
+    write_run(root / "accurate", age=2)
+    write_run(root / "none", age=1, metrics={})
+    lines = listing()
+    assert "val/loss" in row_of(lines, "kept") and "0.3" in row_of(lines, "kept")
+    assert "val/accuracy" in row_of(lines, "accurate")
+    assert row_of(lines, "none").split()[4:6] == ["-", "-"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_table_with_long_names_fits_the_terminal(root, listing, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    for number in range(3):
+        metrics = {"val/a_metric_with_a_very_long_name_accuracy": 0.123456789}
+        sizes = {"steps": 123_456_789, "epochs": 1000, "max_epochs": 1000, "samples_per_second": 1_234_567.8}
+        write_run(root / f"a-model-on-a-data-set-with-many-settings-{number}", age=1e6, metrics=metrics, **sizes)
+    write_run(root / "other")
+    lines = listing()
+    assert max(map(len, lines)) <= width
+    assert all(line.split()[0].endswith(f"-{number}") for number, line in enumerate(lines[1:4]))
+
+
+def test_a_run_whose_owner_is_alive_is_running_with_the_values_it_has_logged(root, listing):
+    path = write_run(root / "live", None)
+    steps = range(0, 500, 10)
+    write_curves(
+        path,
+        {
+            "train/loss": {step: 1 / (step + 1) for step in steps},
+            "x_axis/epoch": {step: step / 100 for step in steps},
+            "train/samples_per_second": dict.fromkeys(steps, 2000.0),
+            "val/accuracy": {399: 0.75},
+        },
+    )
+    lock = RunLock(Launch())
+    lock.acquire(path)
+    try:
+        lines = listing()
+    finally:
+        lock.release()
+    assert row_of(lines, "live").split()[1:6] == ["running", "4", "491", "0.75", "2000"]
+
+
+def test_a_resumed_run_is_running_although_an_earlier_attempt_stopped(root, listing):
+    path = write_run(root / "resumed", "stopped", attempts=1)
+    write_lock(path)
+    assert "running" in row_of(listing(), "resumed")
+
+
+def test_a_run_whose_process_has_ended_without_a_summary_was_killed(root, listing):
+    process = subprocess.Popen(["true"])
+    process.wait()
+    write_lock(write_run(root / "lost", None), pid=process.pid, born="1")
+    write_lock(write_run(root / "lost-later", "stopped", attempts=2), pid=process.pid, born="1")
+    (root / "lost-later/summary.json").write_text(
+        (root / "lost-later/summary.json").read_text().replace('"attempts": 2', '"attempts": 1')
+    )
+    lines = listing()
+    assert "killed" in row_of(lines, "lost") and "killed" in row_of(lines, "lost-later")
+    assert any(line.startswith("lost: ") and "has ended without a summary" in line for line in lines)
+
+
+def test_a_run_on_another_host_is_running_only_with_a_recent_heartbeat(root, listing):
+    write_lock(write_run(root / "near", None), host="elsewhere", boot="another kernel")
+    silent = write_lock(write_run(root / "far", None), host="elsewhere", boot="another kernel", pid=77)
+    os.utime(silent, (time.time() - 7200, time.time() - 7200))
+    lines = listing()
+    assert "running" in row_of(lines, "near") and "unknown" in row_of(lines, "far")
+    note = "far: no heartbeat of process 77 on elsewhere for 2 h: killed, suspended, or the clocks differ"
+    assert lines[-1] == note
+
+
+def test_an_attempt_without_lock_and_summary_has_an_unknown_status(root, listing):
+    write_run(root / "unclear", None, attempts=2)
+    lines = listing()
+    assert "unknown" in row_of(lines, "unclear")
+    assert lines[-1] == "unclear: attempt 2 on node1 has neither a lock nor a summary"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[1, 2]", b"\xff\xfe", b"[" * 100_000, b'{"attempts": 7}', b"null"],
+    ids=["empty", "cut off", "list", "bytes", "nested deeply", "wrong type", "null"],
+)
+def test_damaged_files_are_named_and_hide_no_other_run(root, listing, content):
+    for number, file in enumerate(("run.json", "summary.json")):
+        (write_run(root / f"damaged-{number}") / file).write_bytes(content)
+    write_run(root / "intact")
+    lines = listing()
+    assert "finished" in row_of(lines, "intact")
+    assert row_of(lines, "damaged-0") and "unknown" in row_of(lines, "damaged-1")
+
+
+def test_values_of_a_wrong_type_are_shown_as_unknown(root, listing):
+    wrong = {"epochs": "many", "steps": [1], "samples_per_second": 1e999, "max_epochs": True, "metrics": {"a": "b"}}
+    write_run(root / "odd", **wrong)
+    assert row_of(listing(), "odd").split()[:4] == ["odd", "finished", "-", "-"]
+
+
+def test_hostile_names_print_no_control_characters_and_no_markup(root, listing):
+    names = [
+        "[red]markup",
+        "esc\x1b[31mape",
+        "new\nline",
+        "tab\there",
+        "wide-漢字-漢字-漢字-漢字-漢字-漢字-漢字-漢字-漢字",
+    ]
+    for name in names:
+        write_run(root / name, None)
+    (root / os.fsdecode(b"bytes-\xff")).mkdir()
+    (root / os.fsdecode(b"bytes-\xff") / "run.json").write_text("{}")
+    lines = listing()
+    text = "\n".join(lines)
+    assert text.replace("\n", "").isprintable()
+    assert "[red]markup" in text and "esc?[31mape" in text and "new?line" in text and "bytes-?" in text
+    assert json.loads("\n".join(listing("--json")))
+
+
+def test_archived_runs_and_older_runs_are_counted_and_listed_with_all(root, listing):
+    for number in range(5):
+        write_run(root / f"r{number}", age=100 - number)
+    write_run(root / "r0.before-1", age=1000)
+    assert [line.split()[0] for line in listing("--last", "2")[1:3]] == ["r3", "r4"]
+    assert listing("--last", "2")[-1] == f"{root.name}: 3 older and 1 archived runs are not shown; --all lists all"
+    assert [line.split()[0] for line in listing("--all")[1:]] == ["r0.before-1", "r0", "r1", "r2", "r3", "r4"]
+
+
+def test_thousands_of_runs_are_read_only_as_far_as_they_are_shown(root, listing, monkeypatch):
+    root.mkdir()
+    for number in range(3000):
+        (root / f"r{number}").mkdir()
+        (root / f"r{number}" / "run.json").touch()
+    opened = []
+    monkeypatch.setattr("rankzero.commands.list.read_run", lambda path: opened.append(path) or read_run(path))
+    from rankzero.runs.reports.recorded_run import read_run
+
+    assert "2,950 older runs are not shown" in listing()[-1]
+    assert len(opened) == 50
+
+
+def test_an_empty_root_has_a_line_and_exit_code_0(root, listing):
+    root.mkdir()
+    (root / "not-a-run").mkdir()
+    (root / "file").touch()
+    assert listing() == ["runs contains no runs"]
+    assert listing("--json") == ["[]"]
+
+
+def test_a_missing_root_is_refused_with_the_flag_to_type(root, listing):
+    lines = listing(code=2)
+    assert "asked  --root runs" in lines[1] and "there is no folder" in lines[2] and "--root DIR" in lines[3]
+
+
+def test_a_root_that_is_a_file_is_refused(root, listing):
+    root.write_text("")
+    assert "cannot be read: Not a directory" in "\n".join(listing(code=2))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_folders_without_permission_are_listed_as_unknown(root, listing):
+    write_run(root / "closed").chmod(0)
+    try:
+        assert "unknown" in row_of(listing(), "closed")
+    finally:
+        (root / "closed").chmod(0o755)
+
+
+def test_a_run_that_cannot_be_read_is_listed_as_unknown(root, listing):
+    (root / "closed/run.json").mkdir(parents=True)
+    lines = listing()
+    assert "unknown" in row_of(lines, "closed") and lines[-1].startswith("closed: run.json cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (["--lats", "3"], "--last"),
+        (["--last", "none"], "--last 20"),
+        (["--last"], "--last 20"),
+        (["--json=yes"], "--json"),
+        (["first"], "python launch/list.py --help"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_the_words_to_type(listing, arguments, instead):
+    lines = listing(*arguments, code=2)
+    assert lines[0] == "rankzero: cannot start" and lines[-1] == f"  type   {instead}"
+
+
+def test_a_folder_without_a_flag_is_refused_with_the_root_flag(root, listing):
+    root.mkdir()
+    assert listing("runs", code=2)[-1] == "  type   python launch/list.py --root runs"
+
+
+def test_json_contains_all_metrics_and_null_for_nan(root, listing):
+    write_run(root / "diverged", metrics={"val/loss": None, "val/accuracy": 0.1}, age=60)
+    (entry,) = json.loads("\n".join(listing("--json")))
+    assert entry["metrics"] == {"val/loss": None, "val/accuracy": 0.1}
+    assert entry["metric"] == {"name": "val/accuracy", "value": 0.1}
+    assert (entry["name"], entry["status"], entry["attempts"]) == ("diverged", "finished", 1)
+
+
+@pytest.fixture
+def job_states(monkeypatch):
+    """Replaces the scheduler by a dictionary of states."""
+    states = {}
+    monkeypatch.setattr(queue, "states_of", lambda records: {record.name: states[record.name] for record in records})
+    monkeypatch.setattr("rankzero.commands.list.states_of", queue.states_of)
+    return states
+
+
+def submit(root, name, array=None):
+    root.mkdir(exist_ok=True)
+    write_record(root, Record(name, "slurm", "srun", "12", array))
+
+
+def test_a_submitted_run_that_has_not_begun_waits_in_the_queue(root, listing, job_states):
+    submit(root, "queued")
+    job_states["queued"] = State("PENDING", True, "(Priority)")
+    lines = listing()
+    assert row_of(lines, "queued").split()[1] == "waiting"
+    assert lines[-1] == "queued: job 12 (slurm) is PENDING (Priority)"
+
+
+def test_a_resubmitted_run_waits_in_the_queue_until_its_attempt_begins(root, listing, job_states):
+    write_run(root / "again", "stopped", another_attempt=True)
+    submit(root, "again")
+    job_states["again"] = State("PENDING", True)
+    assert row_of(listing(), "again").split()[1] == "waiting"
+    job_states["again"] = State("RUNNING", True, "on n1")
+    assert row_of(listing(), "again").split()[1] == "running"
+    job_states["again"] = State("ENDED", False)
+    assert row_of(listing(), "again").split()[1] == "stopped"
+
+
+def test_a_job_that_ended_before_its_run_began_has_failed(root, listing, job_states):
+    submit(root, "broken")
+    job_states["broken"] = State("ENDED", False)
+    lines = listing()
+    assert row_of(lines, "broken").split()[1] == "failed" and "see broken.job.log" in lines[-1]
+
+
+def test_a_scheduler_without_an_answer_leaves_the_status_unknown(root, listing, job_states):
+    submit(root, "queued")
+    job_states["queued"] = State("UNKNOWN", None, "(squeue: not found on PATH)")
+    lines = listing()
+    assert row_of(lines, "queued").split()[1] == "unknown" and "squeue: not found" in lines[-1]
+
+
+def test_the_scheduler_is_not_asked_about_finished_runs(root, listing, monkeypatch):
+    submit(root, "done")
+    write_run(root / "done")
+    os.utime(root / "done.job.json", (time.time() - 60,) * 2)
+    monkeypatch.setattr("rankzero.commands.list.states_of", lambda records: pytest.fail("asked"))
+    assert "finished" in row_of(listing(), "done")
+
+
+def test_a_job_array_waits_as_one_row_beside_the_members_that_have_begun(root, listing, job_states):
+    submit(root, "sweep", "0-3")
+    write_run(root / "sweep-0")
+    job_states["sweep"] = State("2 PENDING", True)
+    lines = listing()
+    assert "finished" in row_of(lines, "sweep-0") and "waiting" in row_of(lines, "sweep")
+
+
+def test_the_script_lists_runs_without_importing_torch(tmp_path):
+    write_run(tmp_path / "runs/first")
+    assert "first" in run("python", script("list"), folder=tmp_path).out
+    code = (
+        "import sys; from rankzero.commands.list import main; code = main([])\n"
+        "sys.exit(code or bool({'torch', 'lightning', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    )
+    run("python", "-c", code, folder=tmp_path, environment={"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert "--root DIR" in run("rankzero", "list", "--help", folder=tmp_path).out

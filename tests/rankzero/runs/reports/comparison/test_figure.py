@@ -1,0 +1,98 @@
+import math
+import warnings
+
+import pytest
+from matplotlib.colors import to_hex
+
+from rankzero.runs.reports.comparison.figure import COLORS, STYLES, draw, save
+from rankzero.runs.reports.comparison.panels import Line, Panel
+
+
+def panel(title, runs, values=(3.0, 2.0, 1.0)):
+    return Panel(title, [Line(number, [0.0, 100.0, 200.0], list(values)) for number in range(runs)])
+
+
+def legend_texts(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_each_panel_has_a_line_per_run_and_labeled_axes():
+    figure = draw(["a", "b"], [panel("train loss", 2), panel("val/accuracy", 2)], "samples")
+    assert [axes.get_title() for axes in figure.axes] == ["train loss", "val/accuracy"]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["training samples of all processes"] * 2
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2]
+    assert list(figure.axes[0].lines[0].get_xdata()) == [0.0, 100.0, 200.0]
+    assert legend_texts(figure) == ["a", "b"]
+
+
+def test_eight_runs_have_different_colors_and_neighbors_different_styles():
+    figure = draw([str(number) for number in range(8)], [panel("val/loss", 8)], "steps")
+    lines = figure.axes[0].lines
+    assert [to_hex(line.get_color()).upper() for line in lines] == list(COLORS)
+    assert [line.get_linestyle() for line in lines] == list(STYLES)
+    assert all(STYLES[index] != STYLES[index + 1] for index in range(7))
+
+
+@pytest.mark.parametrize("runs", [1, 2, 8])
+@pytest.mark.parametrize("panels", [1, 3, 6])
+def test_nothing_is_cut_off_and_the_legend_covers_no_panel(runs, panels):
+    labels = [f"resnet50-imagenet-lr0.1-weight-decay-1e-4-mixup-cosine-warmup-seed{number}" for number in range(runs)]
+    titles = [f"val/a_rather_long_metric_{number}_accuracy" for number in range(panels)]
+    figure = draw(labels, [panel(title, runs) for title in titles], "steps")
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    legend = figure.legends[0].get_window_extent(renderer)
+    assert legend.x0 >= 0 and legend.x1 <= figure.bbox.x1 and legend.y0 >= 0
+    for axes in figure.axes:
+        box = axes.get_tightbbox(renderer)
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
+        assert not box.overlaps(legend) and axes.get_window_extent(renderer).width > 200
+
+
+def test_names_that_are_formulas_or_begin_with_an_underscore_are_shown_as_they_are(tmp_path):
+    labels = ["_hidden", "a$^{broken$", "漢字\x1b"]
+    figure = draw(labels, [panel("val/$x_{$", 3)], "steps")
+    assert legend_texts(figure) == ["_hidden", "a$^{broken$", "漢字?"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save(figure, tmp_path / "figure.png")
+
+
+def test_the_legend_lists_only_runs_that_are_drawn():
+    only_second = Panel("val/loss", [Line(1, [0.0], [1.0])])
+    figure = draw(["a", "b"], [only_second], "steps")
+    assert legend_texts(figure) == ["b"]
+    assert figure.axes[0].lines[0].get_color() == figure.legends[0].get_lines()[0].get_color() == COLORS[1]
+
+
+def test_a_loss_over_several_magnitudes_has_a_logarithmic_axis():
+    figure = draw(["a"], [panel("val/loss", 1, (10, 1, 0.01)), panel("val/accuracy", 1, (0.001, 0.1, 1.0))], "steps")
+    assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear"]
+
+
+def test_a_panel_without_finite_values_says_so(tmp_path):
+    figure = draw(["a"], [panel("val/loss", 1, [math.nan] * 3)], "steps")
+    assert figure.axes[0].texts[0].get_text() == "no finite values"
+    save(figure, tmp_path / "figure.png")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "label", "last"),
+    [
+        (500.0, "time in attempts (s)", 500),
+        (6000.0, "time in attempts (min)", 100),
+        (36000.0, "time in attempts (h)", 10),
+    ],
+)
+def test_time_has_a_readable_unit(seconds, label, last):
+    figure = draw(["a"], [Panel("val/loss", [Line(0, [0.0, seconds], [1.0, 2.0])])], "seconds")
+    assert figure.axes[0].get_xlabel() == label and figure.axes[0].lines[0].get_xdata()[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("suffix", "beginning"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".PNG", b"\x89PNG")]
+)
+def test_the_suffix_sets_the_format_and_no_temporary_file_remains(tmp_path, suffix, beginning):
+    path = tmp_path / f"figure{suffix}"
+    save(draw(["a"], [panel("val/loss", 1)], "steps"), path)
+    assert path.read_bytes().startswith(beginning) and list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,50 @@
+from rankzero.runs.reports.comparison.settings import differences
+
+
+def as_dict(*configs):
+    return {difference.name: difference.values for difference in differences(configs)}
+
+
+def test_only_settings_that_differ_are_returned_with_their_flags():
+    first = {"seed_everything": 0, "model": {"class_path": "MLP", "init_args": {"width": 8, "depth": 2}}}
+    second = {"seed_everything": 0, "model": {"class_path": "MLP", "init_args": {"width": 16, "depth": 2}}}
+    assert as_dict(first, second) == {"model.width": ["8", "16"]}
+    assert as_dict(first, first, second) == {"model.width": ["8", "8", "16"]}
+
+
+def test_classes_and_settings_that_only_one_has_are_differences():
+    first = {"model": {"class_path": "MLP", "init_args": {"width": 8}}}
+    second = {"model": {"class_path": "ResNet", "init_args": {"depth": 18}}}
+    assert as_dict(first, second) == {
+        "model": ["MLP", "ResNet"],
+        "model.width": ["8", "-"],
+        "model.depth": ["-", "18"],
+    }
+
+
+def test_items_of_nested_lists_are_compared_one_by_one():
+    first = {
+        "trainer": {"callbacks": [{"class_path": "A", "init_args": {"x": 1}}, {"class_path": "B"}], "sizes": [1, 2]}
+    }
+    second = {"trainer": {"callbacks": [{"class_path": "A", "init_args": {"x": 2}}], "sizes": [1, 2, 3]}}
+    assert as_dict(first, second) == {
+        "trainer.callbacks.0.x": ["1", "2"],
+        "trainer.callbacks.1": ["B", "-"],
+        "trainer.sizes": ["[1, 2]", "[1, 2, 3]"],
+    }
+
+
+def test_null_false_zero_and_absent_are_four_different_values():
+    values = [{"a": None, "b": 1}, {"a": False, "b": 1}, {"a": 0, "b": 1}, {"b": 1}]
+    assert as_dict(*values) == {"a": ["null", "false", "0", "-"]}
+
+
+def test_names_and_folders_of_runs_are_no_differences():
+    for name in ("name", "root", "resume", "launcher", "node_rank"):
+        assert differences([{name: "a"}, {name: "b"}]) == []
+    assert differences([{"trainer": {"root": "a"}}, {"trainer": {"root": "b"}}]) == []
+
+
+def test_an_unknown_configuration_is_no_difference():
+    assert as_dict({"seed": 1}, {}, {"seed": 2}) == {"seed": ["1", "-", "2"]}
+    assert differences([{"seed": 1}, {}]) is None

@@ -1,0 +1,32 @@
+import io
+import os
+import sys
+
+import pytest
+
+from rankzero.runs.reports.table import Column, Row, column_widths, print_table
+
+
+def test_the_longest_texts_are_shortened_first_and_none_below_its_minimum():
+    columns = [Column("name", 6), Column("status"), Column("other", 4)]
+    rows = [Row(["n" * 30, "finished", "o" * 20])]
+    assert column_widths(columns, rows, 100) == ([30, 8, 20], 2)
+    assert column_widths(columns, rows, 40) == ([15, 8, 15], 1)
+    assert column_widths(columns, rows, 10) == ([6, 8, 4], 1)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_characters_that_the_terminal_cannot_show_are_replaced(monkeypatch, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", "12")
+    print_table([Column("name", 6), Column("n", is_number=True)], [Row(["first-漢字-second", "1"])])
+    stream.seek(0)
+    assert stream.read().splitlines()[1].startswith("fir")
+
+
+def test_a_table_for_a_pipe_is_not_shortened(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("shutil.get_terminal_size", os.terminal_size)
+    print_table([Column("name", 6)], [Row(["n" * 500])], title="long")
+    assert "n" * 500 in capsys.readouterr().out

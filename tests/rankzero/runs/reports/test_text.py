@@ -1,0 +1,48 @@
+import pytest
+
+from rankzero.runs.reports.text import age, compact, duration, figure, shortened
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "expected"),
+    [
+        ("short", 10, "short"),
+        ("resnet-with-a-long-name-seed1", 13, "resnet…-seed1"),
+        ("a\nb\x1b[0m", 10, "a?b?[0m"),
+        ("漢字漢字漢字", 7, "漢字…字"),
+        ("abcdefgh", 4, "abcd"),
+        ("abcdefgh", 0, ""),
+    ],
+)
+def test_long_texts_lose_their_middle_and_control_characters(text, width, expected):
+    assert shortened(text, width) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (86400 * 5, "5 d"), (86400 * 4000, "4000 d")],
+)
+def test_an_age_has_one_unit(seconds, expected):
+    assert age(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(None, "-"), (12.54, "12.5 s"), (310, "5 min 10 s"), (7500, "2 h 5 min")]
+)
+def test_a_duration_has_two_units(seconds, expected):
+    assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        *((None, "-"), (0, "0"), (1.25, "1.2"), (9.97, "10"), (460, "460"), (9999, "9999"), (12_345, "12.3k")),
+        *((999_960, "1.0M"), (123_456_789, "123M"), (1.2e9, "1.2G"), (float("nan"), "?"), (9e15, "9000T")),
+    ],
+)
+def test_counts_have_at_most_five_characters(number, expected):
+    assert compact(number) == expected and len(expected) <= 5
+
+
+def test_metrics_have_four_significant_digits():
+    assert [figure(value) for value in (0.98765, 1e-9, None, float("inf"))] == ["0.9877", "1e-09", "-", "NaN"]

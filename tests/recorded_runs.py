@@ -1,0 +1,91 @@
+"""Writes run directories as training does, without training."""
+
+import json
+import os
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+METRICS = {"train/loss": 0.5, "val/accuracy": 0.9, "val/loss": 0.3}
+
+
+def write_run(
+    path: Path,
+    status: str | None = "finished",
+    attempts: int = 1,
+    age: float = 0.0,
+    metrics: dict[str, float | None] | None = None,
+    config: dict[str, Any] | None = None,
+    **summary: Any,
+) -> Path:
+    """Writes the files of a run and returns its directory.
+
+    Args:
+        path: The directory.
+        status: Status in `summary.json`; None for no summary.
+        attempts: Number of attempts.
+        age: Seconds since the start of the newest attempt.
+        metrics: Metrics in the summary.
+        config: Content of `config.yaml`.
+        summary: Further entries of the summary, which replace the usual ones.
+    """
+    path.mkdir(parents=True)
+    moment = time.time() - age
+    started = datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="seconds")
+    entries = [
+        {"number": number + 1, "started": started, "host": "node1", "job": None, "step": 0}
+        for number in range(attempts)
+    ]
+    (path / "run.json").write_text(json.dumps({"id": "0" * 32, "created": started, "attempts": entries}))
+    os.utime(path / "run.json", (moment, moment))
+    if config is not None:
+        (path / "config.yaml").write_text(yaml.safe_dump(config))
+    if status is not None:
+        content = {
+            "run": path.name,
+            "status": status,
+            "epochs": 3,
+            "steps": 69,
+            "samples": 4311,
+            "world_size": 1,
+            "metrics": METRICS if metrics is None else metrics,
+            "samples_per_second": 1500.0,
+            "seconds": 12.5,
+            "attempts": attempts,
+            "another_attempt": False,
+            "max_epochs": 3,
+            **summary,
+        }
+        (path / "summary.json").write_text(json.dumps(content))
+    return path
+
+
+def write_curves(run: Path, curves: dict[str, dict[int, float]], seconds_per_step: float = 1.0, start: float = 1e9):
+    """Writes a TensorBoard file of a run.
+
+    Args:
+        run: The directory of the run.
+        curves: Tag -> step -> value.
+        seconds_per_step: Time between two steps.
+        start: Time of step 0 in seconds since 1970.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    folder = run / "tensorboard"
+    folder.mkdir(exist_ok=True)
+    points = sorted((step, tag, value) for tag, values in curves.items() for step, value in values.items())
+    with (folder / f"events.out.tfevents.{len(list(folder.iterdir()))}").open("wb") as file:
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=start, file_version="brain.Event:2").SerializeToString())
+        for step, tag, value in points:
+            event = Event(
+                wall_time=start + step * seconds_per_step,
+                step=step,
+                summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]),
+            )
+            writer.write(event.SerializeToString())
