@@ -120,7 +120,7 @@ def check_tensorboard(tokens: list[str], folder: Path, port: int) -> None:
             try:
                 address = f"http://127.0.0.1:{port}/data/runs"
                 response = urllib.request.urlopen(address, timeout=5).read().decode()
-                if "fashion/tensorboard" in response:
+                if any(f"{path.name}/tensorboard" in response for path in (folder / "runs").iterdir()):
                     return
             except OSError:
                 pass

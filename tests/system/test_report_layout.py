@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from reported import ENVIRONMENT, make_run
 
-from rankzero.runs.reports.report import REPORT, write_report
+from rankzero.runs.reports.html.report import REPORT, write_report
 from running import require
 
 OPTIONS = (

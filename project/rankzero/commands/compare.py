@@ -16,7 +16,7 @@ from rankzero.runs.reports.comparison.results import results
 from rankzero.runs.reports.comparison.settings import differences
 from rankzero.runs.reports.comparison.tables import print_comparison
 from rankzero.runs.reports.comparison.x_axis import STEPS, X_AXES
-from rankzero.runs.reports.recorded_run import is_run
+from rankzero.runs.reports.recorded.recorded_run import is_run
 from rankzero.runs.reports.run_list import runs_in
 
 MAX_RUNS = 8

@@ -1,16 +1,13 @@
 """One attempt at a run: its files, the checkpoint that it resumes from, and its summary."""
 
-import logging
-import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
 from lightning.pytorch import Trainer
 from typing_extensions import Self
@@ -34,13 +31,13 @@ from rankzero.messages import (
     user_message,
 )
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.crash_log import CrashLog
 from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
 from rankzero.runs.next_attempt import objection_to_next_attempt, request_next_attempt
+from rankzero.runs.rank_log import RankLog
 from rankzero.runs.reports import terminal
 from rankzero.runs.reports.environment import describe_environment
-from rankzero.runs.reports.report import write_report
+from rankzero.runs.reports.html.report import write_report
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
 from rankzero.runs.summary import Figures, computed_metrics_of, reason_of, summarize
@@ -120,8 +117,8 @@ class Attempt:
         for logger in trainer.loggers:
             if isinstance(logger, DurableTensorBoardLogger) and (self.checkpoint or run.attempt > 1):
                 logger.purge_from(self.resume_plan.step)
-        self._log = logging.getLogger("rankzero")
-        self._crash_log = CrashLog(run)
+        self._rank_log = RankLog(run, self.launch.rank or 0)
+        self._log = self._rank_log.logger
         for notice in self.resume_plan.notices:
             self._print_on_rank_zero(notice, requires_no_action=True)
         for note in self.resume_plan.notes:
@@ -182,7 +179,8 @@ class Attempt:
         if note:
             self._print_on_rank_zero(note)
         self._previous_callbacks = self.control_channel.on_abort, self.control_channel.describe_exit
-        self._open_log()
+        self._rank_log.open()
+        self.control_channel.describe_exit = self._rank_log.describe_crash
         self.control_channel.on_abort = self._record_abort
         monitor, stops_run = self.control_channel.monitor, self.options.hang_action == "stop"
         monitor.on_hang = self._record_hang
@@ -217,12 +215,7 @@ class Attempt:
         is_impossible = (
             not self.outcome.has_trained and isinstance(error, Exception) and user_message(error) is not None
         )
-        self._crash_log.disable()
-        self._log.removeHandler(self._handler)
-        level, self._log.propagate = self._log_settings
-        self._log.setLevel(level)
-        with suppress(OSError):  # a full disk
-            self._handler.close()
+        self._rank_log.close()
         if self.launch.rank != 0 or self.run.is_taken_over:
             return
         if is_impossible:
@@ -244,18 +237,6 @@ class Attempt:
     def _print_on_rank_zero(self, text: str, requires_no_action: bool = False) -> None:
         if self.launch.rank == 0 and not (requires_no_action and is_quiet()):
             print_line(f"rankzero: {spelled(text)}")
-
-    def _open_log(self) -> None:
-        self._handler = handler = logging.FileHandler(self.run.log(self.launch.rank or 0))
-        handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk is reported elsewhere
-        origin = f"rank {self.launch.rank or 0} on {socket.gethostname()}".replace("%", "%%")
-        handler.setFormatter(logging.Formatter(f"%(asctime)s {origin} %(levelname)s %(message)s"))
-        self._log.addHandler(handler)
-        self._crash_log.enable(cast(TextIO, handler.stream))
-        self.control_channel.describe_exit = self._crash_log.describe_crash
-        self._log_settings = self._log.level, self._log.propagate
-        self._log.setLevel(logging.INFO)
-        self._log.propagate = False
 
     def _record_abort(self, cause: str) -> None:
         """Writes log and summary before the control channel terminates this process; `__exit__` may not run."""

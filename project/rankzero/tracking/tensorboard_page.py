@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.next_commands import is_secret, launch_line
+from rankzero.runs.reports.html.next_commands import is_secret, launch_line
 from rankzero.runs.stored_config import Config, dump_config, flattened
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan

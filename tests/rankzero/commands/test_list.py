@@ -194,7 +194,7 @@ def test_thousands_of_runs_are_read_only_as_far_as_they_are_shown(root, listing,
         (root / f"r{number}" / "run.json").touch()
     opened = []
     monkeypatch.setattr("rankzero.commands.list.read_run", lambda path: opened.append(path) or read_run(path))
-    from rankzero.runs.reports.recorded_run import read_run
+    from rankzero.runs.reports.recorded.recorded_run import read_run
 
     assert "2,950 older runs are not shown" in listing()[-1]
     assert len(opened) == 50

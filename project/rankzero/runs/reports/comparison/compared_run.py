@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankzero.runs.reports.live_values import with_live_values
-from rankzero.runs.reports.recorded_run import CONFIG_FILE, RecordedRun, read_run
-from rankzero.runs.reports.run_status import Status, status_of
+from rankzero.runs.reports.recorded.live_values import with_live_values
+from rankzero.runs.reports.recorded.recorded_run import CONFIG_FILE, RecordedRun, read_run
+from rankzero.runs.reports.recorded.run_status import Status, status_of
 from rankzero.runs.stored_config import Config, read_config
 from rankzero.runs.tensorboard.curves import Curve, read_curves
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rankzero.runs.reports.comparison.compared_run import ComparedRun
 from rankzero.runs.reports.metric_choice import direction, is_validation
-from rankzero.runs.reports.recorded_run import RecordedRun
+from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.reports.shown_metrics import unique_metrics
 from rankzero.runs.reports.text import MISSING, duration, figure
 

@@ -3,7 +3,7 @@
 import bisect
 from collections.abc import Mapping, Sequence
 
-from rankzero.runs.reports.recorded_run import RecordedRun
+from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.tensorboard.curves import Curve
 
 STEPS, SAMPLES, EPOCHS, SECONDS = "steps", "samples", "epochs", "seconds"

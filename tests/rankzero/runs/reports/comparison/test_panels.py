@@ -12,8 +12,8 @@ from rankzero.runs.reports.comparison.panels import (
     means,
     panels,
 )
-from rankzero.runs.reports.recorded_run import RecordedRun
-from rankzero.runs.reports.run_status import Status
+from rankzero.runs.reports.recorded.recorded_run import RecordedRun
+from rankzero.runs.reports.recorded.run_status import Status
 from rankzero.runs.tensorboard.curves import Curve
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from rankzero.runs.reports.comparison.compared_run import ComparedRun
 from rankzero.runs.reports.comparison.results import MAX_METRICS, best, results
-from rankzero.runs.reports.recorded_run import RecordedRun
-from rankzero.runs.reports.run_status import Status
+from rankzero.runs.reports.recorded.recorded_run import RecordedRun
+from rankzero.runs.reports.recorded.run_status import Status
 
 
 def compared(tmp_path, *runs):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rankzero.runs.reports.comparison.x_axis import EPOCHS, SAMPLES, SECONDS, STEPS, XAxis
-from rankzero.runs.reports.recorded_run import RecordedRun
+from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.tensorboard.curves import Curve
 
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from rankzero.runs.reports.plot import (
+from rankzero.runs.reports.html.plot import (
     HEIGHT,
     WIDTH,
     Scale,

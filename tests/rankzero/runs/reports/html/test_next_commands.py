@@ -4,7 +4,7 @@ import pytest
 from reported import ENVIRONMENT, SUMMARY
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.next_commands import is_secret, next_commands
+from rankzero.runs.reports.html.next_commands import is_secret, next_commands
 
 
 def commands(run="runs/x", status="stopped", has_curves=False, summary=None, **environment):

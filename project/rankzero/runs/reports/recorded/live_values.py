@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankzero.runs.reports.metric_choice import is_measurement
-from rankzero.runs.reports.recorded_run import RecordedRun, saved_steps
+from rankzero.runs.reports.recorded.recorded_run import RecordedRun, saved_steps
 from rankzero.runs.tensorboard.newest_values import newest_values
 
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from rankzero.runs.reports.charts import MAX_CHARTS, MAX_LINES, charts_of, number
+from rankzero.runs.reports.html.charts import MAX_CHARTS, MAX_LINES, charts_of, number
 from rankzero.runs.tensorboard.curves import Curve
 
 

@@ -8,7 +8,7 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.runs.lock import STALE_SECONDS, Owner, current_owner, last_heartbeat, lock_path
-from rankzero.runs.reports.recorded_run import RecordedRun
+from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.reports.text import age
 
 RUNNING, WAITING, FINISHED, STOPPED, FAILED = "running", "waiting", "finished", "stopped", "failed"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from rankzero.runs.reports import plot
-from rankzero.runs.reports.plot import Scale, Tick
-from rankzero.runs.reports.quantities import (
+from rankzero.runs.reports.html import plot
+from rankzero.runs.reports.html.plot import Scale, Tick
+from rankzero.runs.reports.html.quantities import (
     STEP_PARTS,
     TITLES,
     chart_order,

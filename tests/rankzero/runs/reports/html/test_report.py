@@ -7,8 +7,8 @@ from reported import ENVIRONMENT, SUMMARY, make_run, read_json, write_curves
 
 from rankzero.messages import Exit, Stopped
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports import report as report_module
-from rankzero.runs.reports.report import REPORT, render, write_report
+from rankzero.runs.reports.html import report as report_module
+from rankzero.runs.reports.html.report import REPORT, render, write_report
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from running import disk_at, fit_in_process
 

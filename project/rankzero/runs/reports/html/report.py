@@ -14,9 +14,9 @@ from rankzero.messages import print_error, printable
 from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.charts import charts_of, number
-from rankzero.runs.reports.next_commands import is_secret, launch_line, next_commands
-from rankzero.runs.reports.plot import HEIGHT, WIDTH
+from rankzero.runs.reports.html.charts import charts_of, number
+from rankzero.runs.reports.html.next_commands import is_secret, launch_line, next_commands
+from rankzero.runs.reports.html.plot import HEIGHT, WIDTH
 from rankzero.runs.reports.shown_metrics import unique_metrics
 from rankzero.runs.stored_config import flattened
 from rankzero.runs.tensorboard.curves import read_curves

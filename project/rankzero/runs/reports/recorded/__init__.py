@@ -1,0 +1,1 @@
+"""What the files of a run tell about it. Does not import torch."""
