@@ -11,7 +11,7 @@ import pytest
 from rankzero.distributed import session
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.session import Session
-from rankzero.messages import is_peer_failure, set_spelling
+from rankzero.messages import is_peer_failure, set_quiet, set_spelling
 from running import as_rank, reserved_port, restore_process_state
 
 
@@ -24,6 +24,7 @@ def script_folder(cwd, monkeypatch):
         yield cwd
     session._close_coordinator(None)
     set_spelling(None)
+    set_quiet(False)
     atexit.unregister(session._close_at_exit)
 
 

@@ -7,7 +7,18 @@ import sys
 import pytest
 
 from data_modules.in_memory import at_least
-from rankzero.messages import CannotStart, RequestError, as_user_errors, is_peer_failure, nearest, user_message
+from rankzero.messages import (
+    CannotStart,
+    RequestError,
+    as_user_errors,
+    is_peer_failure,
+    is_quiet,
+    nearest,
+    print_line,
+    print_notice,
+    set_quiet,
+    user_message,
+)
 
 
 @pytest.mark.parametrize(
@@ -107,3 +118,15 @@ def test_unwritable_output_does_not_change_the_exit_code(command):
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     process = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=environment)
     assert process.stderr.split() == ["0"]
+
+
+def test_notices_are_printed_unless_quiet(capsys):
+    try:
+        for quiet in (False, True):
+            set_quiet(quiet)
+            assert is_quiet() is quiet
+            print_notice(f"quiet {quiet}")
+            print_line("result")
+    finally:
+        set_quiet(False)
+    assert capsys.readouterr().out == "rankzero: quiet False\nresult\nresult\n"

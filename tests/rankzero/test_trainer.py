@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
@@ -297,3 +298,33 @@ def test_the_users_callbacks_come_after_the_sample_ledger_and_before_saving(scri
     kinds = [type(callback).__name__ for callback in Trainer(callbacks=user_callbacks, **QUIET).callbacks]
     assert kinds[:5] == ["HookBridge", "ReportFailure", "KeepFound", "SampleLedger", "Hooks"]
     assert kinds[-2:] == ["ModelCheckpoint", "CheckpointCallback"]
+
+
+def test_a_quiet_run_prints_one_line(script_folder, capsys):
+    trainer = Trainer(name="x", max_epochs=2, accelerator="cpu", quiet=True)
+    trainer.fit(Net(), samples(), samples())
+    captured = capsys.readouterr()
+    assert re.fullmatch(r"run x: finished, loss \S+, val_loss \S+, runs/x\n", captured.out) and captured.err == ""
+    assert "quiet" not in (script_folder / "runs/x/config.yaml").read_text()
+
+
+def test_a_quiet_run_states_how_to_resume_and_what_differs(script_folder, capsys):
+    model = Net()
+    model.stops_at = 3
+    with pytest.raises(rankzero.Stopped):
+        Trainer(name="x", max_epochs=2, accelerator="cpu", quiet=True).fit(model, samples())
+    out = capsys.readouterr().out
+    assert out.startswith("run x: stopped, ") and out.endswith('runs/x; to resume: the same command with name="x"\n')
+    with pytest.raises(rankzero.Stopped):  # the request to stop stays in force
+        Trainer(name="x", max_epochs=1, accelerator="cpu", quiet="yes").fit(Net(), samples())
+    out = capsys.readouterr().out
+    assert out.startswith("rankzero: changed since the checkpoint: max_epochs=2 -> 1\nrun x: stopped, ")
+
+
+def test_a_users_bar_stays_in_a_quiet_run(script_folder, capsys):
+    class Bar(ProgressBar):
+        def on_train_end(self, trainer, pl_module):
+            print("own bar")
+
+    Trainer(name="x", max_epochs=1, accelerator="cpu", quiet=True, callbacks=[Bar()]).fit(Net(), samples())
+    assert capsys.readouterr().out.startswith("own bar\nrun x: finished")

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -183,3 +185,20 @@ def test_a_random_split_in_setup_is_the_same_at_another_world_size(user_folder, 
         forks.fit("--run", "x", folder=user_folder, world=world, script="evaluate")
         metrics.append(json.loads((user_folder / "runs/x/evaluate-val.json").read_text())["metrics"])
     assert metrics[0]["val_loss"] == pytest.approx(metrics[1]["val_loss"], rel=1e-5)
+
+
+def test_a_run_on_two_processes_prints_few_lines(tmp_path):
+    result = fit("--devices", "2", "--model", "MLP", folder=tmp_path)
+    lines = (result.out + result.err).splitlines()
+    assert len(lines) < 40 and max(len(line) for line in lines if line.startswith("epoch ")) <= 120
+    for end in ("epoch 1/20 done", "epoch 20/20 done"):
+        assert len([line for line in lines if line.startswith(end)]) == 1
+    logs = sorted((tmp_path / "runs").glob("*/logs/rank-*.log"))
+    assert [log.name for log in logs] == ["rank-000.log", "rank-001.log"]
+    for rank, log in enumerate(logs):
+        assert all(f" rank {rank} on {socket.gethostname()} INFO " in line for line in log.read_text().splitlines())
+
+
+def test_a_quiet_run_on_two_processes_prints_one_line(tmp_path):
+    result = fit("--devices", "2", "--model", "MLP", "--name", "x", "--epochs", "2", "--quiet", folder=tmp_path)
+    assert re.fullmatch(r"run x: finished, .*val/accuracy \S+, .*runs/x\n", result.out) and result.err == ""

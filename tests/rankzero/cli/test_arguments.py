@@ -141,3 +141,14 @@ def test_a_wrong_argument_exits_with_code_2_without_importing_torch(tmp_path):
 def test_every_form_of_lightnings_devices_argument_is_read(text, gpus, count):
     requested = parse(f"--trainer.devices={text}").requested_world
     assert (requested.gpus, requested.devices) == (gpus, count)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [((), "no"), (("--quiet",), "yes"), (("--quiet", "--epochs", "3"), "yes"), (("--quiet", "no"), "no")],
+    ids=str,
+)
+def test_quiet_needs_no_value(arguments, value):
+    for name in ("fit", "evaluate", "predict", "preflight"):
+        tokens = [token for token in arguments if name in ("fit", "preflight") or token not in ("--epochs", "3")]
+        assert parse_arguments(command_of(name), tokens).get("quiet") == value

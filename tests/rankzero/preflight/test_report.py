@@ -79,3 +79,14 @@ def test_a_file_that_cannot_be_written_is_reported_once(tmp_path, capsys):
     report.add(Check("launcher", OK, "slurm"))
     assert report.verdict() == Exit.FINISHED
     assert capsys.readouterr().err.count("could not be written") == 1
+
+
+def test_a_quiet_report_prints_problems_and_the_verdict(monkeypatch, capsys):
+    monkeypatch.setattr("rankzero.preflight.report.is_quiet", lambda: True)
+    report = Report(prints=True)
+    for name, status in zip(CHECK_NAMES, (OK, WARN), strict=False):
+        report.notify("in progress")
+        report.add(Check(name, status, f"summary of {name}"))
+    report.verdict()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and CHECK_NAMES[1] in lines[0] and lines[1].startswith("verdict: ")

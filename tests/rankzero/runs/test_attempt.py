@@ -4,6 +4,8 @@ import io
 import json
 import logging
 import pickle
+import re
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -94,6 +96,8 @@ def test_a_finished_attempt_leaves_summary_log_and_no_lock(attempt, capsys):
         logging.getLogger("rankzero").info("in between")
     assert read("summary.json")["status"] == "finished" and len(read("run.json")["attempts"]) == 1
     assert "INFO attempt 1: local (" in log() and "INFO in between" in log() and "Traceback" not in log()
+    origin = rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} rank 0 on {re.escape(socket.gethostname())} INFO "
+    assert all(re.match(origin, line) for line in log().splitlines())
     out = capsys.readouterr().out
     assert out.startswith("rankzero: local (") and "run x: finished" in out
     assert is_free() and not logging.getLogger("rankzero").handlers

@@ -17,6 +17,12 @@ from rankzero.tracking.progress.recent_rate import rate_text
 from rankzero.tracking.progress.time_left import duration_text
 from rankzero.training.hooks import TICK_SECONDS, LoopCallback
 
+REDRAW_SECONDS = 0.25
+"""Minimum time between two lines. A line costs half a millisecond, since it reads all metrics."""
+
+EVENT_SECONDS = 1.0
+"""Minimum time between two lines that are drawn earlier, because an epoch begins or a validation ends."""
+
 LABEL, TIME_LEFT, BAR, STEP, METRIC, SPEED, MORE_METRICS, BATCH = range(8)
 """Parts of the line, the most important first."""
 
@@ -25,7 +31,7 @@ class BarProgress(LoopCallback, RichProgressBar):
     """Bar with epoch, step, metrics, training speed and time left, which replaces the content of Lightning's bar.
 
     The line shows the metrics that are logged with `prog_bar=True` as Lightning's bar does, then all others. It is
-    redrawn at most ten times per second, since reading a metric waits for the device.
+    redrawn every `REDRAW_SECONDS`, since reading a metric waits for the device.
 
     Args:
         arguments: Arguments of `RichProgressBar`.
@@ -41,8 +47,8 @@ class BarProgress(LoopCallback, RichProgressBar):
         self._figures: FitFigures | None = None
         self._column = LineColumn()
         self._metrics: list[Part] = []
-        self._batches = 0
-        self._next_evaluation_tick = 0.0
+        self._batches, self._epoch = 0, ""
+        self._next_line = self._next_event = 0.0
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
         return [self._column]
@@ -59,15 +65,20 @@ class BarProgress(LoopCallback, RichProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._figures is not None:
             self._figures.begin_epoch()
-        self._batches = 0
+        self._batches, self._epoch = 0, epoch_text(trainer)
         super().on_train_epoch_start(trainer, pl_module)
-        self._update_metrics(trainer, pl_module)
+        self._draw_event(trainer, pl_module)
 
     def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         if self._figures is not None:
             self._figures.tick()
-            self._batches = batch_idx + 1
-            super().on_train_batch_end(trainer, trainer.lightning_module, None, batch, batch_idx)
+            self._batches, self._epoch = batch_idx + 1, epoch_text(trainer)
+            if time.monotonic() >= self._next_line:
+                super().on_train_batch_end(trainer, trainer.lightning_module, None, batch, batch_idx)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._next_line = 0.0
+        self._update_metrics(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._figures is not None and trainer.state.fn is TrainerFn.FITTING:
@@ -81,7 +92,8 @@ class BarProgress(LoopCallback, RichProgressBar):
             self._remove(self.val_progress_bar_id)
             self.val_progress_bar_id = None
             self._set_visible(self.train_progress_bar_id, True)
-        super().on_validation_end(trainer, pl_module)
+            self._draw_event(trainer, pl_module)
+        self.reset_dataloader_idx_tracker()
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -90,7 +102,6 @@ class BarProgress(LoopCallback, RichProgressBar):
         super().on_validation_batch_start(trainer, pl_module, batch, batch_idx, dataloader_idx)
         if self.val_progress_bar_id != previous and not trainer.sanity_checking:
             self._remove(previous)
-            self._set_visible(self.train_progress_bar_id, False)
             self._show_evaluation(trainer, self.val_progress_bar_id, self._validation_label, 0, dataloader_idx)
 
     def on_validation_batch_end(
@@ -137,12 +148,14 @@ class BarProgress(LoopCallback, RichProgressBar):
     def _update_metrics(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the line of the training; Lightning's class calls this method after batches, validations and epochs."""
         task = self.train_progress_bar_id
-        if self.is_disabled or task is None or self._figures is None:
+        now = time.monotonic()
+        if self.is_disabled or task is None or self._figures is None or now < self._next_line:
             return
+        self._next_line = now + REDRAW_SECONDS
         self._metrics = self._read_metrics(trainer, pl_module)
         batches, total = self._batches, trainer.num_training_batches
         self._column.lines[task] = self._line(
-            [Part(epoch_text(trainer), LABEL), Part("", BAR), Part(f"step {trainer.global_step}", STEP)],
+            [Part(self._epoch, LABEL), Part("", BAR), Part(f"step {trainer.global_step}", STEP)],
             [Part(f"batch {batches}/{total}" if isfinite(total) else f"batch {batches}", BATCH, self._style("time"))],
             self._fraction(trainer, batches, total),
         )
@@ -157,16 +170,25 @@ class BarProgress(LoopCallback, RichProgressBar):
         elif trainer.state.fn is TrainerFn.PREDICTING:
             totals = trainer.num_predict_batches
         total, now = totals[loader], time.monotonic()
-        if 0 < batches < total and now < self._next_evaluation_tick:
+        is_result = batches == total and trainer.state.fn is not TrainerFn.FITTING
+        if now < self._next_line and not is_result:
             return
-        self._next_evaluation_tick = now + TICK_SECONDS
+        self._next_line = now + REDRAW_SECONDS
         count = f"batch {batches}/{total}" if isfinite(total) else f"batch {batches}"
         of_loader = f" of loader {loader + 1}/{len(totals)}" if len(totals) > 1 else ""
         fraction = batches / total if isfinite(total) and total else None
         self._column.lines[task] = self._line(
             [Part(label, LABEL), Part("", BAR), Part(f"{count}{of_loader}", STEP)], [], fraction
         )
+        self._set_visible(self.train_progress_bar_id, False)
         self._update(task, batches)
+
+    def _draw_event(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draws the line without waiting for the next batch, but not in each of many short epochs."""
+        if (now := time.monotonic()) >= self._next_event:
+            self._next_event, self._next_line = now + EVENT_SECONDS, 0.0
+        self._update_metrics(trainer, pl_module)
+        self.refresh()
 
     @property
     def _validation_label(self) -> str:

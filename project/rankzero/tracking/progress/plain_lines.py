@@ -74,7 +74,7 @@ class PlainProgress(LoopCallback, ProgressBar):
         if self._figures is None:
             return
         self._figures.tick()
-        if self._is_due:
+        if self._is_due and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # a line follows at its end
             total = trainer.num_training_batches
             of_total = f"/{total}" if isfinite(total) else ""
             self._print(trainer, f"{epoch_text(trainer)} batch {batch_idx + 1}{of_total}  step {trainer.global_step}")

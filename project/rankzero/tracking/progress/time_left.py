@@ -82,7 +82,7 @@ class Pace:
 
     def __init__(self, position: Position, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._first = self._last = position
+        self._first = self._last = self._last_step = position
         self._phase: Phase | None = None
         self._interrupted: Phase | None = None
         self._since = clock()
@@ -95,8 +95,9 @@ class Pace:
         if self._phase is None:
             self._phase = Phase.BATCHES
         else:
-            self._add_seconds()
-            self._counts[Phase.BATCHES] += position.total_batches - self._last.total_batches
+            self._measure(position.total_batches - self._last.total_batches)
+        if position.steps > self._last_step.steps:
+            self._last_step = position
         self._last, self._since = position, self._clock()
 
     def end_batches(self, position: Position) -> None:
@@ -107,21 +108,20 @@ class Pace:
     def begin_epoch(self) -> None:
         """Begins the next epoch."""
         if self._phase is Phase.EPOCH_END:
-            self._add_seconds()
-            self._counts[Phase.EPOCH_END] += 1
+            self._measure(1)
             self._phase = Phase.BATCHES
 
     def begin_validation(self, position: Position) -> None:
         """Interrupts the batches or the end of an epoch by a validation."""
         if self._phase is Phase.BATCHES:
             self.record(position)
-        self._add_seconds()
+        else:
+            self._measure(0)
         self._interrupted, self._phase = self._phase, Phase.VALIDATION
 
     def end_validation(self) -> None:
         """Continues with what the validation has interrupted."""
-        self._add_seconds()
-        self._counts[Phase.VALIDATION] += 1
+        self._measure(1)
         self._phase = self._interrupted
 
     def seconds_left(self, position: Position, limits: Limits) -> float | None:
@@ -149,11 +149,12 @@ class Pace:
             left -= min(self._clock() - self._since, seconds[self._phase] or 0.0)
         return max(0.0, min(left, limits.seconds))
 
-    def _add_seconds(self) -> None:
-        """Adds the time since the last call to the current phase."""
+    def _measure(self, count: int) -> None:
+        """Adds the time since the last call, and what was done in it, to the current phase."""
         now, phase = self._clock(), self._phase
         if phase is not None:
             self._seconds[phase] += now - self._since
+            self._counts[phase] += count
             if self._seconds[phase] > WINDOW_SECONDS and self._counts[phase] > WINDOW_COUNT:
                 self._seconds[phase] /= 2
                 self._counts[phase] /= 2
@@ -170,11 +171,12 @@ class Pace:
         """Returns the number of batches until the run ends; None if it cannot be determined."""
         left = inf
         if isfinite(limits.steps):
-            steps = position.steps - self._first.steps
+            steps = self._last_step.steps - self._first.steps
             if steps <= 0:
                 return None
-            batches_per_step = (position.total_batches - self._first.total_batches) / steps
-            left = (limits.steps - position.steps) * batches_per_step
+            batches_per_step = (self._last_step.total_batches - self._first.total_batches) / steps
+            left = (limits.steps - self._last_step.steps) * batches_per_step
+            left -= position.total_batches - self._last_step.total_batches
         if isfinite(limits.epochs):
             if not isfinite(limits.epoch_batches):
                 return None

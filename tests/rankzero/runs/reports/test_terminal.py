@@ -1,9 +1,10 @@
+import pytest
 from rich.table import Table
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.terminal import _print, print_table
-from running import fit_in_process
+from rankzero.runs.reports.terminal import _print, print_predictions, print_table
+from running import evaluate_in_process, fit_in_process
 
 
 def test_a_long_path_is_not_wrapped_in_a_pipe(capsys):
@@ -30,9 +31,14 @@ def test_the_table_offers_tensorboard_only_for_event_files(cwd, capsys):
 
 
 def test_the_table_shows_a_metric_once(capsys, tmp_path):
-    metrics = {"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}
-    summary = {
-        "status": "finished",
+    print_table(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), *arguments(tmp_path))
+    out = capsys.readouterr().out
+    assert out.count("loss") == 1 and "1.0000" in out and "not a finite number" in out
+
+
+def summary_with(metrics, status="finished"):
+    return {
+        "status": status,
         "launcher": "local",
         "epochs": 1,
         "steps": 2,
@@ -45,6 +51,36 @@ def test_the_table_shows_a_metric_once(capsys, tmp_path):
         "checkpoint": None,
         "max_epochs": 1,
     }
-    print_table(summary, RunDirectory(tmp_path), WorldInfo("cpu"))
-    out = capsys.readouterr().out
-    assert out.count("loss") == 1 and "1.0000" in out and "not a finite number" in out
+
+
+def arguments(folder):
+    return RunDirectory(folder / "x"), WorldInfo("cpu")
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    monkeypatch.setattr("rankzero.runs.reports.terminal.is_quiet", lambda: True)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_quiet_result_is_one_line(capsys, tmp_path):
+    run, world = arguments(tmp_path)
+    print_table(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), run, world)
+    print_table(summary_with({}, "stopped"), run, world)
+    print_table(summary_with({f"metric_{number}": 0.5 for number in range(100)}), run, world)
+    finished, stopped, long = capsys.readouterr().out.splitlines()
+    assert finished == f"run x: finished, bad nan, loss 1, {run.path}"
+    assert stopped == f"run x: stopped, {run.path}; to resume: the same command with --name x"
+    assert " more, " in long and len(long) <= max(120, 40 + len(str(run.path)))
+
+
+def test_quiet_evaluations_and_predictions_print_one_line(cwd, capsys):
+    fit_in_process(*TOY, "--quiet")
+    evaluate_in_process("--run", "x", "--quiet")
+    result, metrics = capsys.readouterr().out.splitlines()
+    assert result.startswith("run x: finished, ") and result.endswith(", runs/x")
+    assert metrics.startswith("val split of x: ") and metrics.endswith(", runs/x/evaluate-val.json")
+    print_predictions({"run": "x", "split": "test", "samples": {"a.pt": 3, "b.pt": 4}}, cwd)
+    assert capsys.readouterr().out == f"predictions of x for its test samples: 7 samples, {cwd}\n"
+    evaluate_in_process("--run", "x")
+    assert "checkpoint" in capsys.readouterr().out

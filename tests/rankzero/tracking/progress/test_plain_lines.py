@@ -1,14 +1,23 @@
-import io
+import re
+from itertools import pairwise
 
 import pytest
+import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
-from rich import reconfigure
+from torch.utils.data import DataLoader, IterableDataset
 
-from rankzero.tracking.progress.bar import BarProgress
-from rankzero.tracking.progress.choice import progress_callbacks
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.plain_lines import PlainProgress
 from running import train_in_process
+
+
+@pytest.fixture
+def tick_after_every_batch(monkeypatch):
+    for module in ("hooks", "fast.epoch"):
+        monkeypatch.setattr(f"rankzero.training.{module}.TICK_SECONDS", 0)
 
 
 class LoggingModel(BoringModel):
@@ -18,11 +27,15 @@ class LoggingModel(BoringModel):
         return step
 
 
+def epoch_lines(capsys):
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+
+
 def progress_lines(callback, capsys, **options):
     train_in_process(
         callback, model=LoggingModel(), enable_progress_bar=True, limit_train_batches=3, loops=True, **options
     )
-    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    return epoch_lines(capsys)
 
 
 def test_only_first_and_last_epoch_print_a_line_within_the_interval(capsys):
@@ -31,11 +44,11 @@ def test_only_first_and_last_epoch_print_a_line_within_the_interval(capsys):
     assert "step 15" in lines[-1] and "train/loss 0.25" in lines[-1]
 
 
-def test_long_epoch_prints_progress_lines(capsys, monkeypatch):
-    for module in ("hooks", "fast.epoch"):
-        monkeypatch.setattr(f"rankzero.training.{module}.TICK_SECONDS", 0)
+@pytest.mark.usefixtures("tick_after_every_batch")
+def test_long_epoch_prints_progress_lines(capsys):
     lines = progress_lines(PlainProgress(interval_seconds=0), capsys, max_epochs=1)
-    assert [line.split("  ")[0] for line in lines][:3] == [f"epoch 1/1 batch {n}/3" for n in (1, 2, 3)]
+    heads = [line.split("  ")[0] for line in lines if "validation" not in line]
+    assert heads == ["epoch 1/1 batch 1/3", "epoch 1/1 batch 2/3", "epoch 1/1 done"]
 
 
 def test_disabled_progress_prints_nothing(capsys):
@@ -63,10 +76,6 @@ def test_long_validation_within_an_epoch_prints_progress_lines(capsys):
     ]
 
 
-def test_the_bar_counts_epochs_from_one(capsys):
-    assert any("epoch 2/2" in line for line in progress_lines(BarProgress(), capsys, max_epochs=2))
-
-
 class ModelWithManyMetrics(BoringModel):
     def training_step(self, batch, batch_idx):
         for number in range(20):
@@ -78,35 +87,100 @@ def test_plain_line_has_at_most_120_columns(capsys):
     train_in_process(
         PlainProgress(0), model=ModelWithManyMetrics(), enable_progress_bar=True, max_epochs=2, limit_train_batches=3
     )
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    lines = epoch_lines(capsys)
     assert all(len(line) <= 120 for line in lines)
     step_lines = [line for line in lines if "  step " in line]
     assert step_lines and all(" more  " in line for line in step_lines)
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
-def test_bar_fits_on_one_terminal_line(columns):
-    from lightning.pytorch.callbacks import RichProgressBar
+class SimulatedClock(Callback):
+    """A clock that advances by a fixed time in each epoch of two batches."""
 
-    class Height(Callback):
-        def on_train_batch_end(self, trainer, *arguments):
-            bar = trainer.progress_bar_callback
-            self.lines = bar._console.render_lines(bar.progress.get_renderable())
+    def __init__(self, epoch_seconds):
+        self.seconds, self.epoch_seconds = 0.0, epoch_seconds
 
-    heights = {}
-    for kind in (BarProgress, RichProgressBar):
-        height = Height()
-        settings = {"width": columns, "force_terminal": True, "file": io.StringIO()}
-        bar = kind(console_kwargs=settings)
-        options = {"loops": True, "enable_progress_bar": True, "max_epochs": 1, "limit_train_batches": 3}
-        train_in_process(bar, height, model=ModelWithManyMetrics(), **options)
-        heights[kind] = len(height.lines)
-    reconfigure()
-    assert heights[BarProgress] == 1 < heights[RichProgressBar]
+    def __call__(self):
+        return self.seconds
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.seconds += self.epoch_seconds / 2
 
 
-@pytest.mark.parametrize("launcher", ["local", "torchrun", "env", "mpi", "pbs", "slurm"])
-def test_a_job_prints_plain_lines_also_in_a_pseudo_terminal(monkeypatch, launcher):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    (callback,) = progress_callbacks({}, [], launcher)
-    assert isinstance(callback, BarProgress if launcher in ("local", "torchrun", "env") else PlainProgress)
+def lines_of_simulated_run(capsys, epoch_seconds, **options):
+    clock = SimulatedClock(epoch_seconds)
+    options = {"limit_train_batches": 2, "limit_val_batches": 0, "loops": True, "enable_progress_bar": True} | options
+    train_in_process(PlainProgress(clock=clock), clock, model=LoggingModel(), **options)
+    return epoch_lines(capsys)
+
+
+@pytest.mark.parametrize(("epoch_seconds", "most"), [(0.001, 2), (1.0, 100), (600.0, 500)])
+@pytest.mark.usefixtures("tick_after_every_batch")
+def test_a_thousand_epochs_print_few_lines(capsys, epoch_seconds, most):
+    lines = lines_of_simulated_run(capsys, epoch_seconds, max_epochs=1000)
+    assert 2 <= len(lines) <= most and max(map(len, lines)) <= 120
+    ends = [line.split("  ")[0] for line in lines if " done  " in line]
+    assert (ends[0], ends[-1]) == ("epoch 1/1000 done", "epoch 1000/1000 done")
+
+
+@pytest.mark.usefixtures("tick_after_every_batch")
+def test_intervals_and_time_left_follow_the_duration_of_the_run(capsys):
+    lines = lines_of_simulated_run(capsys, 60.0, max_epochs=200)  # each step takes 30 s
+    line_of = {int(re.search(r"step (\d+)", line)[1]): line for line in lines}
+    steps = list(line_of)
+    assert steps[:50] == list(range(1, 51)), "a step takes more than 10 s, and than 2 % of the first 25 minutes"
+    assert [later - earlier for earlier, later in pairwise(steps[51:60])] == [2] * 8
+    assert steps[-2] - steps[-3] == 8 and steps[-1] == 400
+    assert line_of[1].endswith("  30 s") and line_of[2].endswith("  1 min, 3 h 19 min left")
+    assert line_of[20].endswith("  10 min, 3 h 10 min left") and line_of[400].endswith("  3 h 20 min")
+
+
+@pytest.mark.parametrize("options", [{"max_steps": 7, "max_epochs": -1}, {"max_epochs": 50, "stops": 4}])
+def test_the_last_epoch_gets_a_line_whatever_ends_the_run(capsys, options):
+    class Stop(LoggingModel):
+        def on_train_epoch_end(self):
+            self.trainer.should_stop = self.trainer.current_epoch + 1 == options.get("stops")
+
+    settings = {name: value for name, value in options.items() if name != "stops"}
+    settings |= {"limit_train_batches": 2, "loops": True, "enable_progress_bar": True}
+    train_in_process(PlainProgress(interval_seconds=3600), model=Stop(), **settings)
+    heads = [line.split("  ")[0] for line in epoch_lines(capsys)]
+    total = "" if "max_steps" in options else "/50"
+    assert heads == [f"epoch 1{total} done", f"epoch 4{total} done"]
+
+
+def test_a_resumed_run_prints_its_own_first_and_last_epoch(capsys, tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    settings = {"limit_train_batches": 4, "loops": True, "enable_progress_bar": True, "max_epochs": 3}
+    train_in_process(checkpoint, model=LoggingModel(), enable_checkpointing=True, **{**settings, "max_epochs": 2})
+    train_in_process(
+        PlainProgress(interval_seconds=3600), model=LoggingModel(), resume=tmp_path / "step=5.ckpt", **settings
+    )
+    heads = [line.split("  ")[:2] for line in epoch_lines(capsys)]
+    assert heads == [["epoch 2/3 done", "step 8"], ["epoch 3/3 done", "step 12"]]
+
+
+@pytest.mark.usefixtures("tick_after_every_batch")
+def test_lines_state_the_training_speed(capsys):
+    train_in_process(
+        PlainProgress(0), Throughput(SamplingPlan()), loops=True, max_epochs=2, limit_train_batches=4,
+        enable_progress_bar=True,
+    )  # fmt: skip
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch 2/2 batch 3")]
+    assert lines and " samples/s  " in lines[0]
+
+
+class UnmeteredData(IterableDataset):
+    def __iter__(self):
+        return iter(torch.randn(6, 32))
+
+
+@pytest.mark.usefixtures("tick_after_every_batch")
+def test_epochs_of_unknown_length_print_lines_without_a_total(capsys):
+    class Model(LoggingModel):
+        def train_dataloader(self):
+            return DataLoader(UnmeteredData())
+
+    settings = {"max_epochs": 2, "loops": True, "enable_progress_bar": True, "limit_val_batches": 0}
+    train_in_process(PlainProgress(0), model=Model(), **settings)
+    heads = [line.split("  ")[0] for line in epoch_lines(capsys)]
+    assert heads[:3] == ["epoch 1/2 batch 1", "epoch 1/2 batch 2", "epoch 1/2 batch 3"]

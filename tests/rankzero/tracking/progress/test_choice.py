@@ -1,0 +1,34 @@
+import pytest
+from lightning.pytorch.callbacks import RichProgressBar
+
+from rankzero.tracking.progress.bar import BarProgress
+from rankzero.tracking.progress.choice import progress_callbacks, without_progress
+from rankzero.tracking.progress.plain_lines import PlainProgress
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun", "env", "mpi", "pbs", "slurm"])
+def test_a_job_prints_plain_lines_also_in_a_pseudo_terminal(monkeypatch, launcher):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    (callback,) = progress_callbacks({}, [], launcher)
+    assert isinstance(callback, BarProgress if launcher in ("local", "torchrun", "env") else PlainProgress)
+
+
+class OwnBar(BarProgress):
+    """A user's bar."""
+
+
+@pytest.mark.parametrize("bar", [RichProgressBar, OwnBar])
+def test_a_users_bar_replaces_ours(bar):
+    assert progress_callbacks({}, [bar()], "local") == []
+
+
+@pytest.mark.parametrize("arguments", [{"enable_progress_bar": False}, {"barebones": True}])
+def test_disabled_progress_has_no_callback(arguments):
+    assert progress_callbacks(arguments, [], "local") == []
+
+
+def test_a_quiet_run_keeps_what_the_user_requested():
+    assert without_progress({}, []) == {"enable_progress_bar": False, "enable_model_summary": False}
+    assert without_progress({}, [OwnBar()]) == {"enable_model_summary": False}
+    assert without_progress({"enable_model_summary": True}, [OwnBar()]) == {"enable_model_summary": True}
+    assert without_progress({"barebones": True}, []) == {"barebones": True, "enable_progress_bar": False}

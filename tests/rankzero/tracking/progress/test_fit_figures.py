@@ -1,0 +1,151 @@
+"""Figures of real fits, with a simulated clock."""
+
+from math import inf, isfinite
+from types import SimpleNamespace
+
+import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.tracking.measurements.throughput import Throughput
+from rankzero.tracking.progress.fit_figures import FitFigures, epoch_text
+from rankzero.training.callbacks.time_limit import TimeLimit
+from rankzero.training.callbacks.wall_time import WallTime
+from rankzero.training.hooks import LoopCallback
+from running import train_in_process
+
+
+class Simulation(LoopCallback):
+    """Advances a clock by 2 s in each batch and 5 s in each validation, and records the time left after each batch."""
+
+    def __init__(self):
+        self.now, self.estimates, self.limits, self.figures = 0.0, [], [], None
+
+    def on_train_start(self, trainer, pl_module):
+        self.figures = FitFigures(trainer, lambda: self.now)
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.figures.begin_epoch()
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.now += 2
+
+    def on_tick(self, trainer, batch, batch_idx):
+        self.figures.tick()
+        self.estimates.append((self.now, self.figures.seconds_left))
+        self.limits.append(self.figures._limits)
+
+    def on_validation_start(self, trainer, pl_module):
+        if self.figures is not None:
+            self.figures.begin_validation()
+            self.now += 5
+
+    def on_validation_end(self, trainer, pl_module):
+        if self.figures is not None:
+            self.figures.end_validation()
+
+    @property
+    def errors(self):
+        """The differences between the stated and the actual time left, from the second batch on."""
+        assert self.estimates[0][1] is None, "the first batch is not measured"
+        return [at + estimate - self.now for at, estimate in self.estimates[1:]]
+
+
+@pytest.fixture(autouse=True)
+def tick_after_every_batch(monkeypatch):
+    for module in ("hooks", "fast.epoch"):
+        monkeypatch.setattr(f"rankzero.training.{module}.TICK_SECONDS", 0)
+
+
+def simulate(*callbacks, **options):
+    simulation = Simulation()
+    settings = {"max_epochs": 4, "limit_train_batches": 10, "num_sanity_val_steps": 0, "loops": True, **options}
+    train_in_process(simulation, *callbacks, **settings)
+    return simulation
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"limit_train_batches": 0.25},
+        {"max_steps": 23, "max_epochs": -1},
+        {"max_steps": 23},
+        {"val_check_interval": 4},
+        {"val_check_interval": 7, "check_val_every_n_epoch": None},
+        {"check_val_every_n_epoch": 2},
+        {"accumulate_grad_batches": 2},
+        {"limit_val_batches": 0},
+    ],
+    ids=str,
+)
+def test_time_left_is_exact_once_a_validation_was_measured(options):
+    assert simulate(**options).errors[-10:] == pytest.approx([0] * 10, abs=0.01)
+
+
+@pytest.mark.parametrize("step", [5, 12, 18])
+def test_time_left_of_a_run_resumed_in_mid_epoch_is_exact(tmp_path, step):
+    checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=step, save_top_k=-1, filename="{step}")
+    simulate(checkpoint, max_epochs=2, enable_checkpointing=True)
+    resumed = simulate(resume=tmp_path / f"step={step}.ckpt")
+    assert len(resumed.estimates) == 40 - step
+    after_validation = 11 - step % 10
+    assert resumed.errors[after_validation:] == pytest.approx([0] * (39 - step - after_validation), abs=0.01)
+
+
+def test_max_time_is_a_time_limit():
+    assert 7100 < limits_with(Timer(duration={"hours": 2})).seconds <= 7200
+
+
+def test_the_time_limit_of_the_job_includes_the_last_save():
+    limits = limits_with(wall_time=WallTime(1000.0, margin_seconds=10.0, clock=lambda: 100.0))
+    assert limits.seconds == 900 - 10 - 5
+
+
+def limits_with(*callbacks, wall_time=None):
+    """Returns the limits in a run with these callbacks and this time limit."""
+
+    class AddLimit(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            if wall_time is not None:
+                trainer.fit_loop.extra_subscribers.append(TimeLimit(SimpleNamespace(), wall_time, None))
+
+    class Limited(Simulation):
+        def on_train_start(self, trainer, pl_module):
+            super().on_train_start(trainer, pl_module)
+            self.limits.append(self.figures._limits)
+            trainer.fit_loop.extra_subscribers.clear()
+
+    simulation = Limited()
+    train_in_process(AddLimit(), simulation, *callbacks, max_epochs=1, limit_train_batches=1, loops=True)
+    return simulation.limits[0]
+
+
+def test_limits_of_the_trainer_are_read():
+    limits = simulate(max_epochs=3, limit_train_batches=8, limit_val_batches=3).limits[0]
+    assert (limits.epochs, limits.steps, limits.epoch_batches, limits.validation_batches) == (3, inf, 8, 3)
+    assert limits.validates and not isfinite(limits.seconds)
+
+
+def test_training_speed_includes_all_ranks_and_no_validation(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("rankzero.tracking.measurements.throughput.time.perf_counter", lambda: now[0])
+
+    class Seconds(Callback):
+        def on_train_batch_start(self, *arguments):
+            now[0] += 2
+
+        def on_validation_batch_start(self, *arguments):
+            now[0] += 50
+
+    simulation = Simulation()
+    options = {"max_epochs": 2, "limit_train_batches": 4, "loops": True}
+    train_in_process(Throughput(SamplingPlan()), Seconds(), simulation, model=BoringModel(), **options)
+    assert simulation.figures.samples_per_second == pytest.approx(0.5)  # the loader has a batch size of one
+
+
+@pytest.mark.parametrize(("max_epochs", "text"), [(20, "epoch 3/20"), (-1, "epoch 3"), (None, "epoch 3")])
+def test_epochs_are_counted_from_one(max_epochs, text):
+    assert epoch_text(SimpleNamespace(current_epoch=2, max_epochs=max_epochs)) == text

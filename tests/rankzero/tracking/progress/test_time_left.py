@@ -1,0 +1,211 @@
+"""Time left of simulated runs, compared with the time that the rest of the run really takes."""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import pytest
+
+from rankzero.tracking.progress.time_left import Limits, Pace, Position, duration_text
+
+
+@dataclass
+class Simulation:
+    """A run whose clock advances by fixed durations.
+
+    Attributes:
+        limits: Limits of the run.
+        batches_of: Returns the number of batches in an epoch.
+        start: Epoch and batch at which this attempt begins.
+        batch_seconds: Seconds of a batch; the first one takes 100 times as long.
+        validation_seconds: Seconds of a validation, which runs at the end of each epoch.
+        end_seconds: Seconds of the end of an epoch.
+        accumulates: Number of batches in a step.
+    """
+
+    limits: Limits
+    batches_of: object = lambda epoch: 10
+    start: tuple = (0, 0)
+    batch_seconds: float = 1.0
+    validation_seconds: float = 0.0
+    end_seconds: float = 0.0
+    accumulates: int = 1
+
+    def run(self):
+        """Returns a list of (seconds that the run really needed, time left that was stated) after each batch."""
+        self.now, first_batch, estimates = 0.0, True, []
+        (first_epoch, batch), total = self.start, 0
+        pace = Pace(self.position(first_epoch, batch, total), lambda: self.now)
+        for epoch in range(first_epoch, int(min(self.limits.epochs, 1000))):
+            limits = replace(self.limits, epoch_batches=self.batches_of(epoch))
+            if epoch > first_epoch:
+                pace.begin_epoch()
+            while batch < self.batches_of(epoch) and total // self.accumulates < self.limits.steps:
+                self.now += self.batch_seconds * (100 if first_batch else 1)
+                first_batch, batch, total = False, batch + 1, total + 1
+                position = self.position(epoch, batch, total)
+                if batch == self.batches_of(epoch):
+                    pace.end_batches(position)
+                else:
+                    pace.record(position)
+                estimates.append((self.now, pace.seconds_left(position, limits)))
+            if limits.validates:
+                pace.begin_validation(position)
+                self.now += self.validation_seconds
+                pace.end_validation()
+            self.now += self.end_seconds
+            batch = 0
+        return [(self.now - at, estimate) for at, estimate in estimates]
+
+    def position(self, epoch, batch, total):
+        return Position(epoch, batch, total, total // self.accumulates, has_validated=False)
+
+
+LIMITS = Limits(epochs=5, epoch_batches=10)
+VALIDATES = replace(LIMITS, validates=True)
+
+RUNS = {
+    "epochs": Simulation(LIMITS),
+    "fast batches": Simulation(replace(LIMITS, epochs=30), lambda epoch: 100, batch_seconds=0.001),
+    "slow batches": Simulation(LIMITS, batch_seconds=600.0),
+    "one batch per epoch": Simulation(LIMITS, lambda epoch: 1),
+    "ends of epochs": Simulation(LIMITS, end_seconds=7.0),
+    "validations": Simulation(VALIDATES, validation_seconds=30.0, end_seconds=3.0),
+    "resumed before the end of an epoch": Simulation(VALIDATES, start=(1, 7), validation_seconds=30.0, end_seconds=5.0),
+    "steps": Simulation(Limits(steps=34, epoch_batches=10)),
+    "accumulated steps": Simulation(Limits(steps=17, epoch_batches=10), lambda epoch: 10, accumulates=2),
+    "steps before epochs": Simulation(replace(LIMITS, steps=34)),
+    "epochs before steps": Simulation(replace(LIMITS, steps=1000)),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_time_left_of_a_steady_run_is_exact_after_the_first_epoch(name):
+    run = RUNS[name]
+    estimates = run.run()[2 * run.batches_of(0) :]
+    if name == "fast batches":
+        estimates = estimates[1000:]  # less than a second was measured before
+    assert estimates
+    for actual, estimate in estimates:
+        assert estimate == pytest.approx(actual, rel=0.01, abs=run.batch_seconds * 1.01)
+
+
+def test_the_slow_first_batch_is_not_extrapolated():
+    (_, first), (_, second), *_ = RUNS["epochs"].run()
+    assert first is None and second == pytest.approx(48)
+
+
+def test_no_time_is_stated_before_a_second_was_measured():
+    estimates = RUNS["fast batches"].run()
+    assert [estimate for _, estimate in estimates[:900]] == [None] * 900
+    assert estimates[1002][1] is not None
+
+
+def test_the_first_validation_is_estimated_by_its_number_of_batches():
+    run = Simulation(replace(VALIDATES, epochs=2, validation_batches=4))
+    assert run.run()[4][1] == pytest.approx(15 + 2 * 4)
+
+
+def test_longer_epochs_change_the_estimate():
+    run = Simulation(LIMITS, lambda epoch: 10 if epoch < 2 else 100)
+    estimates = run.run()
+    assert estimates[19] == (300, 30) and estimates[20] == (299, 299)
+
+
+def test_a_slower_run_is_noticed():
+    now = [0.0]
+    pace, limits = Pace(Position(0, 0, 0, 0), lambda: now[0]), Limits(epochs=1, epoch_batches=100_000)
+    for batch in range(1, 4001):
+        now[0] += 1.0 if batch < 1000 else 4.0
+        pace.record(Position(0, batch, batch, batch))
+    estimate = pace.seconds_left(Position(0, 4000, 4000, 4000), limits)
+    assert estimate == pytest.approx(96_000 * 4, rel=0.01)
+
+
+INTERVALS = {
+    "four in each epoch": (Limits(epochs=3, validates=True, epoch_batches=100, validation_interval=25), 12 - 2),
+    "every second epoch": (Limits(epochs=5, validates=True, epoch_batches=100, validation_epochs=2), 2),
+    "every 70 batches over epochs": (
+        Limits(epochs=3, validates=True, epoch_batches=100, validation_interval=70, validation_epochs=None),
+        300 // 70,
+    ),
+    "none": (Limits(epochs=3, epoch_batches=100), 0),
+}
+
+
+@pytest.mark.parametrize("name", INTERVALS)
+def test_only_validations_that_are_still_due_count(name):
+    limits, validations = INTERVALS[name]
+    pace, _ = simulated_pace(validation_seconds=1000.0)
+    position = Position(0, 60, 60, 60)
+    left = pace.seconds_left(position, limits)
+    assert left == pytest.approx((limits.epochs * 100 - 60) * 1.0 + validations * 1000.0)
+
+
+def test_validations_at_intervals_of_time_continue_at_the_measured_rate():
+    limits = Limits(epochs=3, validates=True, epoch_batches=100, validation_interval=None)
+    pace, _ = simulated_pace(validation_seconds=30.0)  # one validation in 60 batches, of which 59 were measured
+    assert pace.seconds_left(Position(0, 60, 60, 60), limits) == pytest.approx(240 + 240 * 30 / 59)
+
+
+def test_time_left_decreases_during_a_validation():
+    limits = replace(VALIDATES, epoch_batches=100)
+    pace, now = simulated_pace(validation_seconds=40.0)
+    pace.begin_validation(Position(0, 60, 60, 60))
+    now[0] += 30.0
+    before = pace.seconds_left(Position(0, 60, 60, 60), limits)
+    now[0] += 5.0
+    assert before - pace.seconds_left(Position(0, 60, 60, 60), limits) == pytest.approx(5.0)
+
+
+def simulated_pace(validation_seconds):
+    """Returns the pace after 60 batches of a second and one validation, and its clock."""
+    now = [0.0]
+    pace = Pace(Position(0, 0, 0, 0), lambda: now[0])
+    for batch in range(1, 61):
+        now[0] += 1.0
+        pace.record(Position(0, batch, batch, batch))
+        if batch == 50:
+            pace.begin_validation(Position(0, batch, batch, batch))
+            now[0] += validation_seconds
+            pace.end_validation()
+    return pace, now
+
+
+def test_the_limit_that_comes_first_counts():
+    pace, _ = simulated_pace(0.0)
+    position = Position(0, 60, 60, 60)
+    limits = Limits(epochs=10, epoch_batches=100)
+    assert pace.seconds_left(position, limits) == pytest.approx(940)
+    assert pace.seconds_left(position, replace(limits, steps=100)) == pytest.approx(40)
+    assert pace.seconds_left(position, replace(limits, seconds=30.0)) == 30.0
+    assert pace.seconds_left(position, replace(limits, seconds=3000.0)) == pytest.approx(940)
+    assert pace.seconds_left(position, replace(limits, seconds=-3.0)) == 0.0
+
+
+def test_an_unlimited_run_has_no_time_left_except_with_a_time_limit():
+    pace, _ = simulated_pace(0.0)
+    position = Position(0, 60, 60, 60)
+    assert pace.seconds_left(position, Limits(epoch_batches=100)) is None
+    assert pace.seconds_left(position, Limits(epoch_batches=100, seconds=30.0)) == 30.0
+    assert pace.seconds_left(position, Limits(epochs=3, epoch_batches=inf)) is None
+    assert pace.seconds_left(position, Limits(steps=80, epoch_batches=inf)) == pytest.approx(20)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (44.6, "45 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (600, "10 min"),
+        (3569, "59 min"),
+        (3571, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+        (172_740, "47 h 59 min"),
+        (172_800, "2 d 00 h"),
+        (273_600, "3 d 04 h"),
+    ],
+)
+def test_durations_are_short(seconds, text):
+    assert duration_text(seconds) == text
