@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -255,13 +255,7 @@ class Attempt:
         workers = "".join(f"\nloader process {pid}:\n{stacks}" for pid, stacks in worker_stacks().items())
         self._log.error(f"{description}\n{all_stacks()}{workers}")
 
-    def _summarize(
-        self,
-        status: str,
-        reason: str | None,
-        another_attempt: bool = False,
-        metrics: Mapping[str, float | None] | None = None,
-    ) -> dict[str, Any]:
+    def _summarize(self, status: str, reason: str | None, **more: Any) -> dict[str, Any]:
         summary = summarize(
             status,
             self.trainer,
@@ -271,13 +265,9 @@ class Attempt:
             self.launch,
             self.options.keep_best,
             time.perf_counter() - self._started,
-            another_attempt,
-            list(self.control_channel.monitor.slow_ranks.values()),
-            metrics,
-            reason,
+            slow_ranks=list(self.control_channel.monitor.slow_ranks.values()),
+            reason=reason,
+            **more,
         )
-        try:
-            self.run.write_summary(summary)
-        except OSError as error:
-            print_error(f"summary.json could not be written: {error}")
+        self.run.write_summary(summary)
         return summary

@@ -24,7 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rankzero.messages import RequestError, TakenOverError
+from rankzero.messages import RequestError, TakenOverError, print_error
 from rankzero.runs.checkpoints.atomic_files import SAVING, make_folder, write_text
 
 
@@ -188,10 +188,13 @@ class RunDirectory:
             write_text(self.path / "config.yaml", previous_config.read_text())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Writes `summary.json` atomically, and a copy that later attempts do not replace."""
+        """Writes `summary.json` atomically, and a copy that later attempts do not replace; prints a write error."""
         text = json.dumps(summary, indent=2) + "\n"
-        write_text(self.path / "summary.json", text)
-        write_text(self.attempt_folder / "summary.json", text)
+        try:
+            write_text(self.path / "summary.json", text)
+            write_text(self.attempt_folder / "summary.json", text)
+        except OSError as error:
+            print_error(f"summary.json could not be written: {error}")
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Writes `environment.json` of the current attempt, unless the disk refuses it."""

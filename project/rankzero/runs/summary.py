@@ -46,7 +46,7 @@ def summarize(
     launch: Launch,
     keep_best: str | None,
     seconds: float,
-    another_attempt: bool,
+    another_attempt: bool = False,
     slow_ranks: Sequence[str] = (),
     metrics: Mapping[str, float | None] | None = None,
     reason: str | None = None,
