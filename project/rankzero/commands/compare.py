@@ -141,7 +141,7 @@ def _find(text: str, root: Path, requested: Sequence[str]) -> Path:
 def _names(root: Path) -> list[Path]:
     """Returns the runs of a root, the one started last at the end; none if it cannot be read."""
     try:
-        return [path for _, path in runs_in(root, with_archived=True)]
+        return [path for _, path in runs_in(root)]
     except OSError:
         return []
 

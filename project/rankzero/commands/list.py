@@ -20,8 +20,7 @@ from rankzero.commands.jobs.request.job_request import array_indices
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
 from rankzero.messages import CannotStart, Exit, RequestError, flush_streams, print_line
 from rankzero.runs.reports.recorded.live_values import with_live_values
-from rankzero.runs.reports.recorded.recorded_run import RecordedRun, read_run
-from rankzero.runs.reports.recorded.run_status import UNKNOWN, WAITING, Status, status_of
+from rankzero.runs.reports.recorded.recorded_run import ARCHIVED_NAME, RecordedRun, read_run
 from rankzero.runs.reports.run_list import ListedRun, as_json, print_list, runs_in
 
 DEFAULT_COUNT = 50
@@ -62,18 +61,18 @@ def _list(arguments: Sequence[str]) -> int:
     root = Path(values["root"]).expanduser()
     count = values["last"] or (sys.maxsize if values["all"] else DEFAULT_COUNT)
     try:
-        paths = runs_in(root, values["all"])
-        archived = 0 if values["all"] else len(runs_in(root, True)) - len(paths)
+        runs = runs_in(root)
         jobs = recorded_jobs(root)
     except OSError as error:
         raise RequestError(f"--root {root}", _reason(root, error), "--root DIR, where DIR contains runs") from None
-    older = max(0, len(paths) - count)
-    listed = _with_jobs([_listed(path, modified) for modified, path in paths[older:]], jobs, root)
+    wanted = [(modified, path) for modified, path in runs if values["all"] or not ARCHIVED_NAME.fullmatch(path.name)]
+    archived, older = len(runs) - len(wanted), max(0, len(wanted) - count)
+    listed = _with_jobs([_listed(path, modified) for modified, path in wanted[older:]], jobs, root)
     if values["json"]:
         print_line(json.dumps([as_json(entry) for entry in listed], indent=2))
         return Exit.FINISHED
     hidden = [f"{older:,} older"] * bool(older) + [f"{archived:,} archived"] * bool(archived)
-    omitted = f"{' and '.join(hidden)} runs are not shown; --all lists all" if hidden else ""
+    omitted = f"not shown: {', '.join(hidden)}; --all lists all" if hidden else ""
     if listed:
         print_list(listed, root, omitted)
     else:

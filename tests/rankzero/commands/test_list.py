@@ -83,7 +83,7 @@ def test_a_table_with_long_names_fits_the_terminal(root, listing, monkeypatch, w
 
 
 def test_a_run_whose_owner_is_alive_is_running_with_the_values_it_has_logged(root, listing):
-    path = write_run(root / "live", None)
+    path = write_run(root / "live", None, config={"trainer": {"max_epochs": 20}})
     steps = range(0, 500, 10)
     write_curves(
         path,
@@ -100,7 +100,7 @@ def test_a_run_whose_owner_is_alive_is_running_with_the_values_it_has_logged(roo
         lines = listing()
     finally:
         lock.release()
-    assert row_of(lines, "live").split()[1:6] == ["running", "4", "491", "0.75", "2000"]
+    assert row_of(lines, "live").split()[1:6] == ["running", "4/20", "491", "0.75", "2000"]
 
 
 def test_a_resumed_run_is_running_although_an_earlier_attempt_stopped(root, listing):
@@ -183,7 +183,7 @@ def test_archived_runs_and_older_runs_are_counted_and_listed_with_all(root, list
         write_run(root / f"r{number}", age=100 - number)
     write_run(root / "r0.before-1", age=1000)
     assert [line.split()[0] for line in listing("--last", "2")[1:3]] == ["r3", "r4"]
-    assert listing("--last", "2")[-1] == f"{root.name}: 3 older and 1 archived runs are not shown; --all lists all"
+    assert listing("--last", "2")[-1] == "runs: not shown: 3 older, 1 archived; --all lists all"
     assert [line.split()[0] for line in listing("--all")[1:]] == ["r0.before-1", "r0", "r1", "r2", "r3", "r4"]
 
 
@@ -196,7 +196,7 @@ def test_thousands_of_runs_are_read_only_as_far_as_they_are_shown(root, listing,
     monkeypatch.setattr("rankzero.commands.list.read_run", lambda path: opened.append(path) or read_run(path))
     from rankzero.runs.reports.recorded.recorded_run import read_run
 
-    assert "2,950 older runs are not shown" in listing()[-1]
+    assert "not shown: 2,950 older" in listing()[-1]
     assert len(opened) == 50
 
 

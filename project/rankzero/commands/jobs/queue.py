@@ -79,8 +79,8 @@ def status_with_job(run: RecordedRun, status: Status, record: Record, states: Ma
     state = states.get(record.name)
     job = f"job {record.id} ({record.scheduler})"
     if state is None or state.is_active is None:
-        answer = "was not asked for, or not answered in time" if state is None else str(state)
-        return status if run.has_newest_summary else Status(UNKNOWN, _joined(status.note, f"{job}: state {answer}"))
+        answer = "the scheduler was not asked, or did not answer in time" if state is None else f"its state is {state}"
+        return status if run.has_newest_summary else Status(status.word, _joined(status.note, f"{job}: {answer}"))
     if state.is_active:
         words = {part.split()[-1] for part in state.word.split(", ")}
         if words <= _WAITING_WORDS:

@@ -14,7 +14,10 @@ _SMALLER = frozenset(
     | {"fid", "elbo_loss", "kl"}
 )
 
-_RANKZEROS_OWN = re.compile(r"(x_axis|wall_time|workload|weights|world)/.*|train/(samples_per_second|lr(-\d+)?)")
+_MEASUREMENT = re.compile(
+    r"(x_axis|wall_time|workload|weights|world)/.*|train/(samples_per_second|lr(-\d+)?)|epoch|hp_metric"
+)
+"""Series of Rankzero and Lightning."""
 
 
 def is_validation(name: str) -> bool:
@@ -28,8 +31,8 @@ def is_training_loss(name: str) -> bool:
 
 
 def is_measurement(name: str) -> bool:
-    """Returns whether Rankzero logs this series for every model; all others are metrics of the model."""
-    return _RANKZEROS_OWN.fullmatch(name) is not None
+    """Returns whether Rankzero or Lightning logs this series for every model; all others are metrics of the model."""
+    return _MEASUREMENT.fullmatch(name) is not None
 
 
 def direction(name: str, kept_best: tuple[str, str] | None = None) -> str | None:

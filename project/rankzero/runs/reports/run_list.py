@@ -10,7 +10,7 @@ from typing import Any
 
 from rankzero.messages import print_line, printable
 from rankzero.runs.reports.metric_choice import main_metric
-from rankzero.runs.reports.recorded.recorded_run import ARCHIVED_NAME, RUN_FILE, RecordedRun, is_run
+from rankzero.runs.reports.recorded.recorded_run import RUN_FILE, RecordedRun, is_run
 from rankzero.runs.reports.recorded.run_status import FAILED, FINISHED, KILLED, RUNNING, STOPPED, WAITING, Status
 from rankzero.runs.reports.shown_metrics import unique_metrics
 from rankzero.runs.reports.table import Column, Row, print_table
@@ -42,12 +42,11 @@ class ListedRun:
         return main_metric(unique_metrics(self.run.metrics), self.run.kept_best)
 
 
-def runs_in(root: Path, with_archived: bool) -> list[tuple[float, Path]]:
+def runs_in(root: Path) -> list[tuple[float, Path]]:
     """Returns the runs of a root as pairs of modification time and path, the one started last at the end.
 
     Args:
         root: Folder of the runs.
-        with_archived: Whether to return runs that `--resume never` has archived.
 
     Raises:
         OSError: The root cannot be read.
@@ -55,8 +54,7 @@ def runs_in(root: Path, with_archived: bool) -> list[tuple[float, Path]]:
     runs = []
     with os.scandir(root) as entries:
         for entry in entries:
-            path = Path(entry.path)
-            if (with_archived or not ARCHIVED_NAME.fullmatch(entry.name)) and is_run(path):
+            if is_run(path := Path(entry.path)):
                 runs.append((_modified(path), path))
     return sorted(runs)
 
@@ -67,7 +65,7 @@ def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> No
     Args:
         listed: The runs, in the order of the table.
         root: Folder of the runs.
-        omitted: Which runs the table omits; empty if none.
+        omitted: A line about runs that the table omits; empty if it omits none.
     """
     metrics = {entry.metric for entry in listed if entry.metric is not None}
     common = metrics.pop() if len(metrics) == 1 else None

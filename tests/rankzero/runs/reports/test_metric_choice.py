@@ -44,4 +44,4 @@ def test_kinds_of_metrics_are_recognized_by_whole_words():
 
 def test_series_that_rankzero_logs_for_every_model_are_measurements():
     assert {tag for tag in SERIES if "/" in tag and not is_measurement(tag)} == {"train/loss"}
-    assert is_measurement("train/lr-1") and not is_measurement("worldly/metric")
+    assert is_measurement("epoch") and is_measurement("train/lr-1") and not is_measurement("worldly/metric")

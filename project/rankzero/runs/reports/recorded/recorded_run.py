@@ -20,7 +20,9 @@ ARCHIVED_NAME = re.compile(r".+\.before-[0-9]+")
 _MAX_BYTES = 1 << 24
 """Larger files are not read: they were not written by Rankzero."""
 
+# Settings are searched in the text of the configuration, because parsing YAML takes milliseconds per run.
 _KEEP_BEST = re.compile(r"""^ *keep_best: *['"]?(min|max):([^\s'"]+)['"]? *$""", re.MULTILINE)
+_MAX_EPOCHS = re.compile(r"^ *max_epochs: *([0-9]{1,15}) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ def read_run(path: Path) -> RecordedRun:
     if summary and status not in ("finished", "stopped", "failed"):
         problems.append(f"{SUMMARY_FILE} has no status")
     metrics = summary.get("metrics")
+    config = _read_config(path)
+    kept, limit = _KEEP_BEST.search(config), _MAX_EPOCHS.search(config)
     return RecordedRun(
         path,
         attempts=len(attempts),
@@ -106,7 +110,7 @@ def read_run(path: Path) -> RecordedRun:
         summarized_attempt=_count(summary.get("attempts")) or 0,
         awaits_attempt=summary.get("another_attempt") is True,
         epochs=_count(summary.get("epochs")),
-        max_epochs=_count(summary.get("max_epochs")),
+        max_epochs=_count(summary.get("max_epochs")) if summary else int(limit[1]) if limit else None,
         steps=_count(summary.get("steps")),
         samples=_count(summary.get("samples")),
         world_size=_count(summary.get("world_size")),
@@ -116,7 +120,7 @@ def read_run(path: Path) -> RecordedRun:
             str(name): math.nan if (number := _number(value)) is None else number
             for name, value in (metrics.items() if isinstance(metrics, dict) else ())
         },
-        kept_best=_kept_best(path),
+        kept_best=(kept[1], kept[2]) if kept else None,
         problem="; ".join(problems),
     )
 
@@ -156,14 +160,12 @@ def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
     return content
 
 
-def _kept_best(path: Path) -> tuple[str, str] | None:
-    """Returns direction and metric of `--keep_best`. Searches the text, because parsing YAML takes milliseconds."""
+def _read_config(path: Path) -> str:
     try:
         with (path / CONFIG_FILE).open(errors="replace") as file:
-            match = _KEEP_BEST.search(file.read(_MAX_BYTES))
+            return file.read(_MAX_BYTES)
     except OSError:
-        return None
-    return (match[1], match[2]) if match else None
+        return ""
 
 
 def _as_list(value: Any) -> list[Any]:

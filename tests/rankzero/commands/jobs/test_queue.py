@@ -1,0 +1,59 @@
+import threading
+
+import pytest
+
+from rankzero.commands.jobs import queue
+from rankzero.commands.jobs.queue import recorded_jobs, states_of, status_with_job
+from rankzero.commands.jobs.record import Record, write_record
+from rankzero.commands.jobs.schedulers.state import State
+from rankzero.runs.reports.recorded.recorded_run import RecordedRun
+from rankzero.runs.reports.recorded.run_status import Status
+
+JOB = Record("a", "slurm", "srun", "12")
+
+
+def test_records_are_found_and_damaged_files_are_skipped(tmp_path):
+    write_record(tmp_path, JOB)
+    (tmp_path / "b.job.json").write_text("{")
+    (tmp_path / "c.job.json").mkdir()
+    assert recorded_jobs(tmp_path) == {"a": JOB}
+
+
+def test_the_scheduler_is_asked_about_each_job(programs):
+    programs(squeue='echo "PENDING|Priority|0:00|1:00|"')
+    assert states_of([JOB]) == {"a": State("PENDING", True, "(Priority)")}
+
+
+def test_a_scheduler_that_does_not_answer_in_time_is_not_waited_for(monkeypatch):
+    answer = threading.Event()
+    monkeypatch.setattr(queue, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("rankzero.commands.jobs.submission.job_state", lambda record: answer.wait(60))
+    assert states_of([JOB]) == {}
+    answer.set()
+
+
+def test_at_most_a_number_of_jobs_is_asked_about(monkeypatch):
+    monkeypatch.setattr("rankzero.commands.jobs.submission.job_state", lambda record: State("PENDING", True))
+    records = [Record(f"r{number}", "slurm", None, str(number)) for number in range(queue.MAX_QUERIES + 5)]
+    assert list(states_of(records)) == [record.name for record in records[: queue.MAX_QUERIES]]
+
+
+@pytest.mark.parametrize(
+    ("word", "attempts", "state", "expected"),
+    [
+        ("unknown", 0, State("PENDING", True), "waiting"),
+        ("unknown", 0, State("2 PENDING, 1 REQUEUED", True), "waiting"),
+        ("unknown", 0, State("1 PENDING, 1 RUNNING", True), "running"),
+        ("unknown", 0, State("ENDED", False), "failed"),
+        ("unknown", 0, State("UNKNOWN", None), "unknown"),
+        ("unknown", 1, State("ENDED", False), "killed"),
+        ("unknown", 1, State("RUNNING", True), "unknown"),
+        ("killed", 1, State("RUNNING", True), "killed"),
+        ("killed", 1, State("REQUEUED", True), "waiting"),
+        ("killed", 1, None, "killed"),
+    ],
+)
+def test_the_state_of_the_job_completes_the_status(tmp_path, word, attempts, state, expected):
+    run = RecordedRun(tmp_path / "a", attempts=attempts)
+    status = status_with_job(run, Status(word), JOB, {"a": state} if state else {})
+    assert status.word == expected and "job 12 (slurm)" in status.note
