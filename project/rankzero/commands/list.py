@@ -21,6 +21,7 @@ from rankzero.distributed.stop_and_failure.error_reporter import refuse
 from rankzero.messages import CannotStart, Exit, RequestError, flush_streams, print_line
 from rankzero.runs.reports.recorded.live_values import with_live_values
 from rankzero.runs.reports.recorded.recorded_run import ARCHIVED_NAME, RecordedRun, read_run
+from rankzero.runs.reports.recorded.run_status import UNKNOWN, WAITING, Status, status_of
 from rankzero.runs.reports.run_list import ListedRun, as_json, print_list, runs_in
 
 DEFAULT_COUNT = 50
