@@ -11,6 +11,7 @@ ENVIRONMENT = {
     "command": ["python", "launch/fit.py", "--epochs", "9", "--devices", "2"],
     "is_script": False,
     "folder": "/home/user/work",
+    "commit": "0123456789abcdef0123456789abcdef01234567",
     "launcher": "local",
     "launcher_evidence": "--devices 2",
     "hosts": {"node-1": 1, "node-2": 1},

@@ -40,7 +40,7 @@ from rankzero.runs.reports.environment import describe_environment
 from rankzero.runs.reports.html.report import write_report
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
-from rankzero.runs.summary import Figures, computed_metrics_of, reason_of, summarize
+from rankzero.runs.summary import Figures, computed_metrics_of, reason_of, summarize, without_stack
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
@@ -245,7 +245,7 @@ class Attempt:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
             is_taken_over = self.run.is_taken_over
             if not is_taken_over:
-                summary = self._summarize("failed", cause, metrics=computed_metrics_of(self.trainer))
+                summary = self._summarize("failed", without_stack(cause), metrics=computed_metrics_of(self.trainer))
             self._lock.release()
             if not is_taken_over:  # last, because this process may be terminated while it reads long curves
                 write_report(self.run, summary)

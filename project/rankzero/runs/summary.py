@@ -1,6 +1,7 @@
 """Contents of `summary.json`, which is written at the end of an attempt."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,11 @@ def reason_of(error: BaseException | None, channel: ControlChannel) -> str | Non
         return cause
     place = f"\nin {place_of(error)}" if place_of(error) else ""
     return (user_message(error) or "".join(user_frames(error)).strip()) + place
+
+
+def without_stack(cause: str) -> str:
+    """Returns the cause of a failure without the stack of this process, which the log contains."""
+    return re.split(r'(; the main thread was at)?\n  File "', cause, maxsplit=1)[0]
 
 
 def metrics_of(trainer: Trainer) -> dict[str, float | None]:

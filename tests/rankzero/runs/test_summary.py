@@ -1,5 +1,6 @@
 import json
 import math
+import traceback
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from rankzero.messages import AnotherRankFailed, RunError, Stopped, mark_place
 from rankzero.runs.checkpoints.manifest import MANIFEST
 from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.summary import Figures, computed_metrics_of, metrics_of, reason_of, summarize
+from rankzero.runs.summary import Figures, computed_metrics_of, metrics_of, reason_of, summarize, without_stack
 from running import train_in_process
 
 LOGGED = {"val/b": 1.5, "a": math.nan, "c": math.inf, "d": -math.inf, "count": 3}
@@ -168,6 +169,13 @@ def test_the_reason_of_an_unexpected_error_is_its_traceback_and_what_the_rank_wa
         reason = reason_of(error, Channel())
     assert reason.startswith("Traceback") and reason.endswith("IndexError: no such layer\nin forward at step 7")
     assert "AnotherRankFailed: lost" in reason_of(AnotherRankFailed("lost"), Channel())
+
+
+@pytest.mark.parametrize("end", ["", "; the main thread was at\n", "\n"])
+def test_the_reason_of_an_aborted_attempt_has_no_stack(end):
+    cause = "rank 1 on a failed: IndexError('several\nlines')"
+    stack = "".join(traceback.format_stack()) if end else ""
+    assert without_stack(f"{cause}{end}{stack}") == cause
 
 
 def save(run, step, loss):

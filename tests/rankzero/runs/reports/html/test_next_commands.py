@@ -45,7 +45,7 @@ def test_a_submitted_job_is_resumed_with_submit(tmp_path):
 def test_a_finished_run_is_evaluated_if_a_command_has_trained_it():
     assert [tuple(command) for command in commands(status="finished", has_curves=True)] == [
         ("Evaluate the newest checkpoint", "python launch/evaluate.py --name x"),
-        ("Show all curves", "tensorboard --logdir runs/x/tensorboard"),
+        ("Show all curves", "tensorboard --logdir runs --host localhost"),
     ]
     assert "--root 'my runs'" in commands(run="my runs/x", status="finished")[0].command
     assert commands(status="finished", is_script=True) == []

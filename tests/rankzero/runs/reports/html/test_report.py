@@ -61,7 +61,7 @@ def test_the_report_of_a_finished_run_contains_everything(tmp_path, monkeypatch)
         "x finished 2 nodes, 2 processes on NVIDIA H100 80GB HBM3, without a launcher",
         "val/loss 0.25 val/accuracy 0.9167 epochs 3 steps 300 samples 4,311 samples/s 19,459 duration 2 h 2 min",
         "Evaluate the newest checkpoint: python launch/evaluate.py --name x",
-        "tensorboard --logdir runs/x/tensorboard Folder of the commands: /home/user/work",
+        "tensorboard --logdir runs --host localhost Folder of the commands: /home/user/work",
         "Curves Horizontal axis steps samples epochs",
         "loss no unit train/loss 0.123 0.0425 to 2.013 val/loss 0.22 0.22 to 1.021",
         "learning rate no unit",
@@ -78,6 +78,7 @@ def test_the_report_of_a_finished_run_contains_everything(tmp_path, monkeypatch)
         "checkpoints/step-00000200 best 200 2",
         "local (--devices 2) hosts node-1: 1 process, node-2: 1 process",
         "Python 3.11.9, torch 2.10.0, CUDA 12.8, lightning 2.6.6, rankzero 0.2.0",
+        f"commit {ENVIRONMENT['commit']}",
         "2 settings of the last attempt model.class_path MLP seed_everything 7",
     ):
         assert text in page.text, text
