@@ -129,6 +129,7 @@ def test_the_command_line_finds_the_users_classes(programs, folder, command):
     program = [argument.format(bin=programs) for argument in command]
     run_command(folder, *program, *arguments, "--name", "mine", "--accelerator", "cpu")
     assert last_ledger_line(folder, "mine") == "epoch 1: 16 of 16 samples, each once"
+    assert (folder / "runs/mine/report.html").is_file()
     assert "val/loss" in run_command(folder, str(programs / "rankzero"), "evaluate", "--name", "mine")
 
 
