@@ -19,9 +19,16 @@ from rankzero.training.hooks import LoopCallback
 INTERVAL_SECONDS = 10.0
 """Minimum time between two lines."""
 
-INTERVAL_FRACTION = 0.02
-"""Minimum time between two lines, as a fraction of the time since the start. It bounds the number of lines: about 50 in
-the first 500 s, then 35 each time that the duration doubles; fewer than 500 in a month."""
+EARLY_FRACTION, EARLY_SECONDS, LATE_FRACTION = 0.1, 900.0, 0.02
+"""The interval is a tenth of the time since the start, at most 15 minutes, and after 12.5 hours 2 % of the time."""
+
+
+def interval_after(elapsed_seconds: float, minimum: float = INTERVAL_SECONDS) -> float:
+    """Returns the time between two lines, in seconds, which grows with the time since the start.
+
+    A run prints about 10 lines in 100 s, 35 in 15 minutes, 55 in two hours, 130 in a day and 300 in a month.
+    """
+    return max(minimum, min(EARLY_FRACTION * elapsed_seconds, EARLY_SECONDS), LATE_FRACTION * elapsed_seconds)
 
 
 class PlainProgress(LoopCallback, ProgressBar):
@@ -31,18 +38,12 @@ class PlainProgress(LoopCallback, ProgressBar):
 
     Args:
         interval_seconds: Minimum time between two lines, in seconds.
-        interval_fraction: Minimum time between two lines, as a fraction of the time since the start.
         clock: Returns the current time in seconds.
     """
 
-    def __init__(
-        self,
-        interval_seconds: float = INTERVAL_SECONDS,
-        interval_fraction: float = INTERVAL_FRACTION,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, interval_seconds: float = INTERVAL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self.interval_seconds, self.interval_fraction, self.clock = interval_seconds, interval_fraction, clock
+        self.interval_seconds, self.clock = interval_seconds, clock
         self.enabled = True
         self._started_at = self._due_at = 0.0
         self._figures: FitFigures | None = None
@@ -150,7 +151,7 @@ class PlainProgress(LoopCallback, ProgressBar):
         """Determines when the next line is due; returns the seconds since the start."""
         now = self.clock()
         elapsed = now - self._started_at
-        self._due_at = now + max(self.interval_seconds, self.interval_fraction * elapsed)
+        self._due_at = now + interval_after(elapsed, self.interval_seconds)
         return elapsed
 
     def _print_batch(self, label: str, batch: int, loader: int, batches: Sequence[float]) -> None:
