@@ -34,7 +34,7 @@ def test_trials_do_not_count_and_found_settings_are_used(tmp_path, finders):
     assert (summary["samples"], summary["steps"]) == (4 * 160, 4 * 160 // size)
     assert summary["ledger"] == [f"epoch {number}: 160 of 160 samples, each once" for number in range(1, 5)]
     curves = EventAccumulator(str(tmp_path / "ours/runs/x/tensorboard")).Reload()
-    assert [event.step for event in curves.Scalars("epoch")][-1] == summary["steps"] - 1
+    assert [event.step for event in curves.Scalars("loss_epoch")][-1] == summary["steps"] - 1
     assert curves.Scalars("train/lr")[0].value == pytest.approx(run["record"][0]["rates"][0])
     fit_in(tmp_path / "plain", *DATA, f"--model.batch_size={size}")
     differing_files = files(tmp_path / "ours") ^ files(tmp_path / "plain")
