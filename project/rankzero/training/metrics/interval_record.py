@@ -11,12 +11,15 @@ from torch.optim import Optimizer
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE
 
+MAX_LOSSES = 1000
+"""Number of losses that are kept before they are added up."""
+
 
 class IntervalRecord:
     """Losses, samples and gradient norm of the current logging interval, on this rank.
 
-    Recording costs about 0.6 us per step of a CPU, and one kernel per step of another device. Nothing is recorded
-    before `is_enabled` is set.
+    Recording costs about 1 us per step on a CPU, and one kernel per step on another device. No loss is read before the
+    end of the interval, because reading waits for the device. Nothing is recorded before `is_enabled` is set.
 
     Args:
         trainer: The trainer.
@@ -36,6 +39,8 @@ class IntervalRecord:
     def reset(self) -> None:
         """Begins a new interval."""
         self._loss_sum = 0.0
+        self._losses: list[Tensor] = []
+        self._weights: list[float] = []
         self._loss_sum_on_device: Tensor | None = None
         self.samples = 0
         self.gradient_norm: Tensor | None = None
@@ -57,7 +62,10 @@ class IntervalRecord:
             return
         self.samples += samples
         if loss.is_cpu:
-            self._loss_sum += loss.item() * samples
+            self._losses.append(loss.detach())
+            self._weights.append(samples)
+            if len(self._losses) == MAX_LOSSES:
+                self._add_up()
             return
         if self._loss_sum_on_device is None:
             dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no float64
@@ -92,9 +100,17 @@ class IntervalRecord:
         # torch.nn.utils.get_total_norm takes three times as long for a few small tensors.
         self.gradient_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
+    def _add_up(self) -> None:
+        """Adds the gathered losses to the sum."""
+        if self._losses:
+            losses = torch.stack([loss.reshape(()) for loss in self._losses]).double()
+            self._loss_sum += float(losses @ torch.tensor(self._weights, dtype=torch.float64))
+            self._losses, self._weights = [], []
+
     @property
     def loss_sum(self) -> float | Tensor:
         """Sum of the losses of all samples; on the device of the losses, so that reading it does not wait."""
+        self._add_up()
         return self._loss_sum if self._loss_sum_on_device is None else self._loss_sum_on_device + self._loss_sum
 
     def state(self) -> dict[str, float]:
