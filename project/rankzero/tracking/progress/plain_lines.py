@@ -171,6 +171,7 @@ class PlainProgress(LoopCallback, ProgressBar):
 
     def _times(self, has_ended: bool = False) -> str:
         """Returns the time since the start and the time left."""
-        text = duration_text(self._schedule_next())
+        elapsed = self._schedule_next()
+        text = f"{elapsed:.0f} s" if elapsed < 600 else duration_text(elapsed)  # lines are 10 s apart at first
         seconds_left = self._figures.seconds_left if self._figures is not None and not has_ended else None
         return text if seconds_left is None else f"{text}, {duration_text(seconds_left)} left"

@@ -209,11 +209,9 @@ class Pace:
 
 
 def duration_text(seconds: float) -> str:
-    """Returns a duration as `45 s`, `2 min 05 s`, `12 min`, `2 h 05 min` or `3 d 04 h`."""
+    """Returns a duration as `45 s`, `12 min`, `2 h 05 min` or `3 d 04 h`."""
     if (whole_seconds := round(seconds)) < 60:
         return f"{whole_seconds} s"
-    if whole_seconds < 600:
-        return f"{whole_seconds // 60} min {whole_seconds % 60:02} s"
     if (minutes := round(seconds / 60)) < 60:
         return f"{minutes} min"
     if (hours := minutes // 60) < 48:

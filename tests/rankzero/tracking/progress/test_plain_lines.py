@@ -144,7 +144,8 @@ def test_intervals_and_time_left_follow_the_duration_of_the_run(capsys):
     assert steps[-2] - steps[-3] == 30 and steps[-1] == 400
     assert line_of[1].endswith("  30 s") and line_of[400].endswith("  3 h 20 min")
     for step in steps[1:-1]:
-        assert line_of[step].endswith(f"  {duration_text(30 * step)}, {duration_text(30 * (400 - step))} left")
+        elapsed = f"{30 * step} s" if step < 20 else duration_text(30 * step)
+        assert line_of[step].endswith(f"  {elapsed}, {duration_text(30 * (400 - step))} left")
 
 
 def test_the_number_of_lines_is_bounded():
