@@ -3,7 +3,6 @@
 import html
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,7 @@ from reported import ENVIRONMENT, make_run
 
 from rankzero.runs.reports.html.report import REPORT, write_report
 from running import require
-
-OPTIONS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-breakpad", "--hide-scrollbars"),
-)
+from system.browser import chromium
 
 MEASURE = """<script>
 const describe = element => `${element.tagName}.${element.getAttribute("class")} ${element.textContent.slice(0, 40)}`;
@@ -46,12 +41,6 @@ FRAME = """<body style="margin: 0"><iframe src="{page}" style="border: 0; width:
 """Chromium's own window is at least 500 pixels wide, so that a frame stands for the screen."""
 
 
-def chromium(folder: Path, page: Path, *options: str) -> str:
-    """Opens a page and returns what Chromium prints."""
-    command = ["chromium", *OPTIONS, f"--user-data-dir={folder / 'profile'}", *options, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
 def measured(folder: Path, report: Path, width: int, select: str = "") -> dict:
     """Returns the measured layout of a report on a screen of this width."""
     text = report.read_text()
@@ -62,7 +51,7 @@ def measured(folder: Path, report: Path, width: int, select: str = "") -> dict:
         without_policy.replace(f'id="{select}"', f'id="{select}" checked').replace("</body>", f"{MEASURE}</body>")
     )
     frame.write_text(FRAME.format(page=page.as_uri(), width=width))
-    out = chromium(folder, frame, "--window-size=1400,1000", "--virtual-time-budget=10000", "--dump-dom")
+    out = chromium(folder, frame.as_uri(), "--window-size=1400,1000", "--virtual-time-budget=10000", "--dump-dom")
     return json.loads(html.unescape(re.search(r"<body[^>]*>(.*)</body>", out, re.DOTALL)[1]))
 
 
@@ -112,6 +101,6 @@ def test_a_reader_can_choose_the_axis_without_scripts(reports, tmp_path, select,
 
 def test_a_report_is_shown_as_written(reports, tmp_path):
     picture = tmp_path / "report.png"
-    chromium(tmp_path, reports[0], "--window-size=1280,1000", f"--screenshot={picture}")
+    chromium(tmp_path, reports[0].as_uri(), "--window-size=1280,1000", f"--screenshot={picture}")
     assert picture.stat().st_size > 50_000
     assert reports[0].name == REPORT

@@ -1,0 +1,95 @@
+"""Shows runs in TensorBoard, in Chromium."""
+
+import json
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from running import BIN, require, reserved_port
+from system.browser import chromium
+
+PAGES = ("timeseries", "scalars", "custom_scalars", "text", "hparams")
+
+
+@pytest.fixture(scope="module")
+def root(forks, tmp_path_factory) -> Path:
+    """Returns the root of a run of two processes, of one with three attempts, and of one of another model."""
+    folder = tmp_path_factory.mktemp("shown")
+    forks.fit("--name", "pair", "--epochs", "3", folder=folder, world=2)
+    for steps in ("30", "60", "-1"):
+        forks.fit("--name", "three", "--epochs", "4", "--trainer.max_steps", steps, folder=folder)
+    forks.fit("--name", "small", "--model", "MLP", "--epochs", "2", folder=folder)
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def address(root) -> Iterator[str]:
+    """Yields the address of a TensorBoard that shows these runs, started as `fit` prints it."""
+    require("chromium")
+    with reserved_port() as port:
+        command = [str(BIN / "tensorboard"), "--logdir", str(root), "--host", "localhost", "--port", str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        address = f"http://localhost:{port}"
+        try:
+            wait_for_runs(address, process)
+            yield address
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def wait_for_runs(address: str, process: subprocess.Popen) -> None:
+    until = time.monotonic() + 60
+    while True:
+        try:
+            if len(read(f"{address}/data/runs")) == 3:
+                return
+        except OSError:
+            pass
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.3)
+
+
+def read(address: str):
+    return json.loads(urllib.request.urlopen(address, timeout=10).read())
+
+
+def test_all_runs_of_the_root_are_shown_under_their_names(address):
+    assert sorted(read(f"{address}/data/runs")) == ["pair/tensorboard", "small/tensorboard", "three/tensorboard"]
+
+
+def test_three_attempts_are_one_curve(address):
+    points = read(f"{address}/data/plugin/scalars/scalars?run=three%2Ftensorboard&tag=train%2Floss")
+    steps = [step for _, step, _ in points]
+    assert steps == list(range(9, 92, 10))
+
+
+def test_the_charts_of_a_resumed_run_are_grouped(address):
+    layout = read(f"{address}/data/plugin/custom_scalars/layout")
+    assert [category["title"] for category in layout["category"]] == [
+        *("1. Learning", "2. Speed", "3. Ranks", "4. Memory and checkpoints"),
+    ]
+
+
+def test_hyperparameters_of_all_models_are_compared(address):
+    request = urllib.request.Request(f"{address}/data/plugin/hparams/experiment", data=b"{}", method="POST")
+    experiment = json.loads(urllib.request.urlopen(request, timeout=10).read())
+    names = {info["name"] for info in experiment["hparamInfos"]}
+    assert {"model.depth", "model.class_path", "global_batch_size", "processes", "max_epochs"} <= names
+    metrics = {info["name"]["tag"] for info in experiment["metricInfos"]}
+    assert {"train/loss", "val/accuracy", "val/loss"} <= metrics
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_drawn(page, address, tmp_path):
+    picture = tmp_path / f"{page}.png"
+    settings = ("--window-size=1400,1000", "--virtual-time-budget=20000", f"--screenshot={picture}")
+    chromium(tmp_path, f"{address}/#{page}", *settings)
+    with Image.open(picture) as image:
+        colors = image.convert("RGB").getcolors(maxcolors=2**24)
+    assert image.size == (1400, 1000) and len(colors) > 100  # an empty page has a few dozen
