@@ -33,7 +33,7 @@ def test_keep_best_keeps_the_best_checkpoint_beside_the_newest(forks: Forks, use
 
 @pytest.fixture
 def small_disk(user_folder):
-    with disk_at(user_folder / "runs", "512k") as disk:
+    with disk_at(user_folder / "runs", "768k") as disk:
         yield disk
 
 

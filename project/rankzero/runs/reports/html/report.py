@@ -46,7 +46,8 @@ def write_report(run: RunDirectory, summary: Mapping[str, Any]) -> Path | None:
             return None
         write_text(run.path / REPORT, render(run, summary))
     except Exception as error:
-        print_error(f"{run.path / REPORT} could not be written: {error!r}")
+        reason = error if isinstance(error, OSError) else repr(error)
+        print_error(f"{run.path / REPORT} could not be written: {reason}")
         return None
     return run.path / REPORT
 
