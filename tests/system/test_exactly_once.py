@@ -119,11 +119,15 @@ def drop_unsaved_records(folder: Path, run: str) -> None:
         file.write_text("".join(f"{line}\n" for line in lines))
 
 
+MEASURED = ("train/samples_per_second", "wall_time/", "workload/", "world/", "x_axis/")
+"""Prefixes of the series that differ between two runs."""
+
+
 def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """Returns the scalars that TensorBoard shows, except the speed."""
+    """Returns the scalars that TensorBoard shows, except speed, times and memory."""
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    tags = [tag for tag in events.Tags()["scalars"] if "samples_per_second" not in tag]
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith(MEASURED)]
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 

@@ -101,10 +101,11 @@ class IntervalRecord:
         self.gradient_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
     def _add_up(self) -> None:
-        """Adds the gathered losses to the sum."""
+        """Adds the gathered losses to the sum, one after another: a resumed run then gets the same sum, bit for bit."""
         if self._losses:
-            losses = torch.stack([loss.reshape(()) for loss in self._losses]).double()
-            self._loss_sum += float(losses @ torch.tensor(self._weights, dtype=torch.float64))
+            losses: list[float] = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
+            for loss, weight in zip(losses, self._weights, strict=True):
+                self._loss_sum += loss * weight
             self._losses, self._weights = [], []
 
     @property
