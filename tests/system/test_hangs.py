@@ -67,13 +67,13 @@ def run_hanging(forks: Forks, tmp_path):
         pytest.param(
             ["--hang", "all_reduce in the last step", "--rank", "0", "--epochs", "1"],
             "the ranks wait for one another in different collectives: rank 0 in backward, waiting in all_reduce of 9 "
-            "values; rank 1 in hook, waiting in all_gather of 1 value; stopping all ranks",
+            "values; rank 1 in hook, waiting in all_gather of \\d+ values; stopping all ranks",
             id="collective on one rank in the last step",
         ),
         pytest.param(
             ["--hang", "all_reduce in the last step", "--rank", "1", "--epochs", "1"],
             "the ranks wait for one another in different collectives: rank 1 in backward, waiting in all_reduce of 9 "
-            "values; rank 0 in hook, waiting in all_gather of 1 value; stopping all ranks",
+            "values; rank 0 in hook, waiting in all_gather of \\d+ values; stopping all ranks",
             id="rank zero in the metrics of an epoch",
         ),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.html.next_commands import is_secret, launch_line
+from rankzero.runs.reports.html.next_commands import HIDDEN, launch_line, without_secret_settings
 from rankzero.runs.stored_config import Config, dump_config, flattened
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
@@ -64,7 +64,7 @@ class TensorBoardPage(LoopCallback):
         environment = self.run.read(f"attempts/{self.run.attempt:04d}/environment.json")
         texts = {
             "run/attempts": attempt_text(self.run.attempt, trainer.global_step, environment),
-            "run/configuration": f"```yaml\n{dump_config(without_secrets(config))}```",
+            "run/configuration": f"```yaml\n{dump_config(without_secret_settings(config))}```",
             "run/environment": table_text(environment),
         }
         hyper_parameters = hyper_parameters_of(config) | {
@@ -116,16 +116,9 @@ def hyper_parameters_of(config: Config) -> dict[str, bool | int | float | str]:
     chosen |= {name: trainer_settings[name] for name in TRAINER_HYPER_PARAMETERS if name in trainer_settings}
     return {
         name: value if isinstance(value, bool | int | float) else str(value)
-        for name, value in flattened(chosen).items()
-        if value is not None and not is_secret(name.rpartition(".")[2])
+        for name, value in flattened(without_secret_settings(chosen)).items()
+        if value not in (None, HIDDEN)
     }
-
-
-def without_secrets(value: Any) -> Any:
-    """Returns a configuration with `...` in place of passwords and the like."""
-    if isinstance(value, dict):
-        return {name: "..." if is_secret(str(name)) else without_secrets(item) for name, item in value.items()}
-    return [without_secrets(item) for item in value] if isinstance(value, list) else value
 
 
 def _tensorboard_loggers(trainer: Trainer) -> list[DurableTensorBoardLogger]:

@@ -102,6 +102,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.on_run_start(data_fetcher)
         is_trial: bool = self.trainer.fit_loop.is_trial  # type: ignore[attr-defined]
         is_whole_epoch = not self.batches_done
+        records, self.record.is_enabled = self.record.is_enabled, self.record.is_enabled and not is_trial
         if not is_trial:
             self.results.averages.decide_deferral()
         if isinstance(self.trainer.strategy, RunStrategy):
@@ -125,12 +126,13 @@ class EpochLoop(_TrainingEpochLoop):
                 self.results.averages.record_epoch()
         finally:
             self._fast_epoch, self.results.records_reads = None, False
+            self.record.is_enabled = records
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
         self.between_steps = self._metrics_are_current = False
         if self._fast_epoch is not None and not self._fast_epoch.is_current:
             self._fast_epoch = self._fast_epoch_or_none(data_fetcher)
-        if self.around_next_batch is not None:
+        if self.around_next_batch is not None and self.record.is_enabled:  # it is disabled in a finder's trial
             context, self.around_next_batch = self.around_next_batch, None
             with context:
                 self._train_on_next(data_fetcher)

@@ -133,6 +133,7 @@ class HookBridge(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if interval and trainer.global_step % interval == 0:
+            self._activity.enter(HOOK)
             self._call("on_logging_step")
         self._activity.enter(FORWARD)
 

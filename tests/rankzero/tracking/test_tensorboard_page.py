@@ -9,8 +9,9 @@ from tensorboard.plugins.hparams import metadata
 from tensorboard.util.tensor_util import make_ndarray
 
 from rankzero import Trainer
+from rankzero.runs.reports.html.next_commands import without_secret_settings
 from rankzero.tracking.measurements.series import SERIES
-from rankzero.tracking.tensorboard_page import LAYOUT, attempt_text, hyper_parameters_of, table_text, without_secrets
+from rankzero.tracking.tensorboard_page import LAYOUT, attempt_text, hyper_parameters_of, table_text
 
 QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "log_every_n_steps": 2}
 
@@ -104,7 +105,7 @@ def test_charts_contain_the_series_of_any_module():
 
 def test_secrets_are_not_logged():
     config = {"model": {"init_args": {"api_key": "hidden", "depth": 3}}, "trainer": {"logger": [{"token": "hidden"}]}}
-    assert without_secrets(config) == {
+    assert without_secret_settings(config) == {
         "model": {"init_args": {"api_key": "...", "depth": 3}},
         "trainer": {"logger": [{"token": "..."}]},
     }

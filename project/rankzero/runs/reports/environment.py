@@ -58,7 +58,7 @@ def git_commit(folder: Path) -> str | None:
 
     try:
         commit = git("rev-parse", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        changed = git("--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{commit} with changes that are not committed" if changed else commit

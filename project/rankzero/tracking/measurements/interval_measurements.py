@@ -62,7 +62,7 @@ class IntervalMeasurements(LoopCallback):
         self._flop_count: FlopCount | None = None
         self._peak: float | None = None
         self._logged_checkpoint = 0.0, 0
-        self._detailed_at = 0.0
+        self._detailed_at = self._ended_at = 0.0
         self._request = Request()
 
     def needs(self, hook: str) -> bool:
@@ -75,10 +75,12 @@ class IntervalMeasurements(LoopCallback):
         epoch_loop.record.is_enabled = self._is_enabled
         if not self._is_enabled:
             return
+        self._ended_at = monotonic()
         self._step_time = StepTime(self.monitor.activity, trainer)
         self._measured = self.throughput.samples, self.throughput.training_seconds
         if can_count(trainer.lightning_module):
-            self._flop_count = epoch_loop.around_next_batch = FlopCount(self.monitor.activity, epoch_loop.record)
+            counter = FlopCount(trainer.lightning_module, self.monitor.activity, epoch_loop.record)
+            self._flop_count = epoch_loop.around_next_batch = counter
             self._peak = peak_flops_per_second(trainer)
 
     def on_logging_step(self, trainer: Trainer) -> None:
@@ -88,9 +90,14 @@ class IntervalMeasurements(LoopCallback):
         """Exchanges the values of all ranks and logs them. All ranks must call."""
         record, strategy = fit_loop_of(trainer).epoch_loop.record, strategy_of(trainer)
         has_details = self._request.is_set
+        now = monotonic()
+        if has_details:
+            self._detailed_at = now
+        next_end = now + (now - self._ended_at)  # if the next interval lasts as long as this one
+        self._ended_at = now
         values = self._details(trainer) if has_details else {}
         values[LOSS_SAMPLES] = float(record.samples)
-        values[DETAILS_REQUESTED] = float(monotonic() - self._detailed_at >= DETAIL_SECONDS)
+        values[DETAILS_REQUESTED] = float(next_end - self._detailed_at >= DETAIL_SECONDS)
         tags = REDUCED if has_details else REDUCED[:ALWAYS_REDUCED]
         row = torch.tensor([values.get(tag, math.nan) for tag in tags], dtype=torch.float64)
         if strategy.root_device.type == "cuda":
@@ -98,15 +105,15 @@ class IntervalMeasurements(LoopCallback):
         row[REDUCED.index(LOSS_SUM)] = record.loss_sum
         if record.gradient_norm is not None:
             row[REDUCED.index(GRADIENT_NORM)] = record.gradient_norm
+        has_norm = record.gradient_norm is not None
         record.reset()
         rows = strategy.gather_rows(row)
         self._request.read(rows[0, REDUCED.index(DETAILS_REQUESTED)])
         if trainer.is_global_zero:
-            self._log(trainer, rows.tolist(), has_details)
+            self._log(trainer, rows.tolist(), has_details, has_norm)
 
     def _details(self, trainer: Trainer) -> dict[str, float]:
         """Returns this rank's values of the series that are not logged at every logging step."""
-        self._detailed_at = monotonic()
         return {
             FIRST_GRADIENT: 1e3 * self.monitor.activity.first_gradient or math.nan,
             **self._guarded(self._step_time.take),
@@ -114,7 +121,7 @@ class IntervalMeasurements(LoopCallback):
             **self._guarded(lambda: {"workload/loader_queue_batches": prepared_batches(trainer)}),
         }
 
-    def _log(self, trainer: Trainer, rows: list[list[float]], has_details: bool) -> None:
+    def _log(self, trainer: Trainer, rows: list[list[float]], has_details: bool, has_norm: bool) -> None:
         """Logs the values of all ranks; only rank zero calls this."""
         values = combine(rows)
         del values[DETAILS_REQUESTED]
@@ -124,7 +131,8 @@ class IntervalMeasurements(LoopCallback):
             if trainer.world_size > 1:
                 values |= values_of_ranks(rows, list(self.monitor.slow_ranks))
             del values[FIRST_GRADIENT]
-        known = {tag: value for tag, value in values.items() if tag in (LOSS, OTHER_LOSS) or not math.isnan(value)}
+        learned = (LOSS, OTHER_LOSS, *([GRADIENT_NORM] if has_norm else []))  # shown even if they are not numbers
+        known = {tag: value for tag, value in values.items() if tag in learned or not math.isnan(value)}
         for logger in trainer.loggers:
             logger.log_metrics(known, trainer.fit_loop.epoch_loop._batches_that_stepped)
 

@@ -79,6 +79,7 @@ class BarProgress(LoopCallback, RichProgressBar):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._next_line = 0.0
         self._update_metrics(trainer, pl_module)
+        self._figures = None  # a test or prediction that follows has other figures
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._figures is not None and trainer.state.fn is TrainerFn.FITTING:

@@ -92,6 +92,7 @@ class PlainProgress(LoopCallback, ProgressBar):
         if self._unprinted_epoch is not None:
             self._print(trainer, self._unprinted_epoch, has_ended=True)
             self._unprinted_epoch = None
+        self._figures = None  # a test or prediction that follows has other figures
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._figures is not None and trainer.state.fn is TrainerFn.FITTING:

@@ -112,6 +112,7 @@ class FastEpoch:
             loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
         else:
             if trainer.log_every_n_steps and loop.global_step % trainer.log_every_n_steps == 0:
+                activity.enter(HOOK)
                 for method in self._on_logging_step:
                     method(trainer)
             is_unobserved = hooks.have_no_observers

@@ -27,6 +27,7 @@ class IntervalRecord:
     Attributes:
         is_enabled: Whether steps are recorded.
         samples: Number of samples whose loss is recorded.
+        total_samples: The same since the start of the attempt.
         gradient_norm: 2-norm of all gradients before clipping in the last step of the interval; None if unknown. With
             several optimizers, of the one that took the last step.
     """
@@ -34,6 +35,7 @@ class IntervalRecord:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.is_enabled = False
+        self.total_samples = 0
         self.reset()
 
     def reset(self) -> None:
@@ -61,6 +63,7 @@ class IntervalRecord:
         if not samples:
             return
         self.samples += samples
+        self.total_samples += samples
         if loss.is_cpu:
             self._losses.append(loss.detach())
             self._weights.append(samples)

@@ -5,6 +5,7 @@ from collections import defaultdict
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -50,7 +51,7 @@ class Net(LightningModule):
 
 def fit(module, name="x", epochs=3, **settings):
     quiet = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "seed": 7}
-    Trainer(max_epochs=epochs, log_every_n_steps=INTERVAL, name=name, **quiet, **settings).fit(module)
+    Trainer(max_epochs=epochs, name=name, **{"log_every_n_steps": INTERVAL, **quiet, **settings}).fit(module)
     return module
 
 
@@ -162,7 +163,7 @@ def test_details_are_logged_at_limited_intervals(script_folder, monkeypatch):
     fit(net, epochs=9)
     logged = scalars(script_folder / "runs/x")
     assert len(logged["train/loss"]) == 21
-    assert list(logged["wall_time/step_ms"]) == [4, 29, 54, 79, 104]  # requested after a second, one interval before
+    assert list(logged["wall_time/step_ms"]) == [4, 24, 44, 64, 84, 104]  # four intervals last longer than a second
 
 
 def test_samples_and_epochs_are_logged_as_other_axes(script_folder, monkeypatch):
@@ -227,3 +228,48 @@ def test_training_continues_if_a_value_cannot_be_measured(script_folder, monkeyp
     logged = scalars(script_folder / "runs/x")
     assert "workload/host_memory_gib" not in logged and len(logged["wall_time/step_ms"]) == 7
     assert json.loads((script_folder / "runs/x/summary.json").read_text())["status"] == "finished"
+
+
+def test_operations_are_counted_if_every_step_is_logged(script_folder, monkeypatch):
+    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
+    fit(Net(), log_every_n_steps=1)
+    logged = scalars(script_folder / "runs/x")
+    assert len(logged["workload/teraflops_per_second"]) == 35  # from the second step on
+    assert all(value > 0 for value in logged["workload/teraflops_per_second"].values())
+
+
+def test_details_of_slow_steps_are_logged_at_every_logging_step(script_folder, monkeypatch):
+    net = Net()
+    monkeypatch.setattr(interval_measurements, "monotonic", lambda: 100 + net.global_step * 0.1)  # 0.5 s per interval
+    fit(net)
+    logged = scalars(script_folder / "runs/x")
+    assert logged["wall_time/step_ms"].keys() == logged["train/loss"].keys()
+
+
+def test_a_gradient_that_is_not_a_number_is_shown(script_folder):
+    class Diverging(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss * math.nan if self.global_step >= 10 else loss
+
+    fit(Diverging())
+    logged = scalars(script_folder / "runs/x")
+    for tag in ("train/loss", "weights/gradient_norm"):
+        assert [math.isnan(value) for value in logged[tag].values()] == [False, False, *[True] * 5], tag
+
+
+def test_trials_of_a_finder_are_not_measured(script_folder):
+    class FindLater(LearningRateFinder):
+        def on_fit_start(self, *arguments):
+            pass
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 1:
+                self.lr_find(trainer, pl_module)
+
+    net = Net()
+    net.lr = 0.01
+    fit(net, name="found", callbacks=[FindLater(num_training_steps=20, update_attr=False)])
+    fit(Net(), name="plain")
+    found, plain = scalars(script_folder / "runs/found"), scalars(script_folder / "runs/plain")
+    assert found["train/loss"] == pytest.approx(plain["train/loss"], rel=1e-6)

@@ -11,6 +11,9 @@ from rankzero.runs.directory import RunDirectory
 _NAME_FLAGS = ("--name", "--run", "--run_name")
 _SECRET = re.compile(r"(^|.*[-_.])(api[-_]?key|access[-_]?key|token|secret|password)", re.IGNORECASE)
 
+HIDDEN = "..."
+"""Replaces the values of secret settings."""
+
 
 class NextCommand(NamedTuple):
     """A command for the user.
@@ -57,6 +60,13 @@ def launch_line(environment: Mapping[str, Any]) -> str:
 def is_secret(name: str) -> bool:
     """Returns whether the name of a setting indicates a password or the like, which a report must not contain."""
     return _SECRET.fullmatch(name) is not None
+
+
+def without_secret_settings(value: Any) -> Any:
+    """Returns a configuration, nested to any depth, with `HIDDEN` in place of passwords and the like."""
+    if isinstance(value, dict):
+        return {name: HIDDEN if is_secret(str(name)) else without_secret_settings(item) for name, item in value.items()}
+    return [without_secret_settings(item) for item in value] if isinstance(value, list) else value
 
 
 def without_secrets(tokens: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.html.charts import charts_of, number
-from rankzero.runs.reports.html.next_commands import is_secret, launch_line, next_commands
+from rankzero.runs.reports.html.next_commands import launch_line, next_commands, without_secret_settings
 from rankzero.runs.reports.html.plot import HEIGHT, WIDTH
 from rankzero.runs.reports.shown_metrics import unique_metrics
 from rankzero.runs.stored_config import flattened
@@ -154,10 +154,10 @@ def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict
 def _configuration(run: RunDirectory) -> dict[str, Any]:
     """Returns the settings of the newest attempt without those that are not set; {} if they cannot be read."""
     try:
-        settings = flattened(yaml.safe_load((run.path / "config.yaml").read_text()))
+        settings = flattened(without_secret_settings(yaml.safe_load((run.path / "config.yaml").read_text())))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
-    return {name: "..." if is_secret(name) else value for name, value in settings.items() if value is not None and name}
+    return {name: value for name, value in settings.items() if value is not None and name}
 
 
 def _figures(folder: Path) -> Iterator[tuple[str, str]]:

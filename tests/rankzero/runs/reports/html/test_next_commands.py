@@ -4,7 +4,7 @@ import pytest
 from reported import ENVIRONMENT, SUMMARY
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.html.next_commands import is_secret, next_commands
+from rankzero.runs.reports.html.next_commands import is_secret, next_commands, without_secret_settings
 
 
 def commands(run="runs/x", status="stopped", has_curves=False, summary=None, **environment):
@@ -60,3 +60,9 @@ def test_settings_with_passwords_are_recognized(name):
 @pytest.mark.parametrize("name", ["model.num_tokens", "tokenizer", "max_tokens", "key", "keep", "monkey"])
 def test_other_settings_are_shown(name):
     assert not is_secret(name)
+
+
+def test_secrets_are_hidden_at_any_depth_of_a_configuration():
+    logger = {"class_path": "WandbLogger", "init_args": {"api_key": "hidden", "project": "x"}}
+    shown = without_secret_settings({"trainer": {"logger": [logger]}, "password": {"value": "hidden"}})
+    assert "hidden" not in str(shown) and shown["trainer"]["logger"][0]["init_args"]["project"] == "x"
