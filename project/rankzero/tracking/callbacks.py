@@ -7,6 +7,7 @@ from lightning.pytorch import Callback
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.stored_config import Config
+from rankzero.tracking.figures.callback import RunFigures
 from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
 from rankzero.tracking.measurements.learning_rate import LearningRate
 from rankzero.tracking.measurements.slow_ranks import SlowRanks
@@ -36,4 +37,5 @@ def tracking_callbacks(
         LearningRate(),
         SlowRanks(monitor),
         IntervalMeasurements(run, throughput, monitor, checkpointing),
+        RunFigures(run, throughput, monitor.activity),
     ]
