@@ -77,7 +77,8 @@ def test_the_charts_of_a_resumed_run_are_grouped(address):
 
 
 def test_hyperparameters_of_all_models_are_compared(address):
-    request = urllib.request.Request(f"{address}/data/plugin/hparams/experiment", data=b"{}", method="POST")
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}/data/plugin/hparams/experiment", b"{}", headers, method="POST")
     experiment = json.loads(urllib.request.urlopen(request, timeout=10).read())
     names = {info["name"] for info in experiment["hparamInfos"]}
     assert {"model.depth", "model.class_path", "global_batch_size", "processes", "max_epochs"} <= names
