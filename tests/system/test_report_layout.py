@@ -100,7 +100,7 @@ def test_a_reader_can_choose_the_axis_without_scripts(reports, tmp_path, select,
 
 
 def test_a_report_is_shown_as_written(reports, tmp_path):
-    picture = tmp_path / "report.png"
-    chromium(tmp_path, reports[0].as_uri(), "--window-size=1280,1000", f"--screenshot={picture}")
-    assert picture.stat().st_size > 50_000
+    screenshot = tmp_path / "report.png"
+    chromium(tmp_path, reports[0].as_uri(), "--window-size=1280,1000", f"--screenshot={screenshot}")
+    assert screenshot.stat().st_size > 50_000
     assert reports[0].name == REPORT

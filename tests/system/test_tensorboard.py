@@ -88,9 +88,9 @@ def test_hyperparameters_of_all_models_are_compared(address):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_drawn(page, address, tmp_path):
-    picture = tmp_path / f"{page}.png"
-    settings = ("--window-size=1400,1000", "--virtual-time-budget=20000", f"--screenshot={picture}")
+    screenshot = tmp_path / f"{page}.png"
+    settings = ("--window-size=1400,1000", "--virtual-time-budget=20000", f"--screenshot={screenshot}")
     chromium(tmp_path, f"{address}/#{page}", *settings)
-    with Image.open(picture) as image:
+    with Image.open(screenshot) as image:
         colors = image.convert("RGB").getcolors(maxcolors=2**24)
     assert image.size == (1400, 1000) and len(colors) > 100  # an empty page has a few dozen

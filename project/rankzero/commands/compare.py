@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankzero.cli.flags import Flag
-from rankzero.cli.flags.command_line import help_text, parse
+from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
 from rankzero.cli.flags.values import choice, file_path
 from rankzero.cli.foreign_flags import quoted, similar_names
-from rankzero.distributed.stop_and_failure.error_reporter import refuse
-from rankzero.messages import CannotStart, Exit, RequestError, flush_streams, print_line, printable
+from rankzero.messages import Exit, RequestError, print_line, printable
 from rankzero.runs.reports.comparison.compared_run import ComparedRun, read_compared_runs
 from rankzero.runs.reports.comparison.panels import MAX_PANELS, Panel, all_tags, chosen_metrics, panels
 from rankzero.runs.reports.comparison.results import results
@@ -56,14 +55,7 @@ EXAMPLES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    try:
-        return _compare(sys.argv[1:] if arguments is None else arguments)
-    except KeyboardInterrupt:
-        return 130
-    except CannotStart as error:
-        return refuse(error, None)
-    finally:
-        flush_streams()
+    return exit_code_of(lambda: _compare(sys.argv[1:] if arguments is None else arguments))
 
 
 def _compare(arguments: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankzero.cli.flags import Flag
-from rankzero.cli.flags.command_line import help_text, parse
+from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
 from rankzero.cli.flags.values import file_path, positive_int
 from rankzero.commands.jobs.queue import (
     may_change_status,
@@ -17,8 +17,7 @@ from rankzero.commands.jobs.queue import (
 )
 from rankzero.commands.jobs.record import Record
 from rankzero.commands.jobs.request.job_request import array_indices
-from rankzero.distributed.stop_and_failure.error_reporter import refuse
-from rankzero.messages import CannotStart, Exit, RequestError, flush_streams, print_line
+from rankzero.messages import Exit, RequestError, print_line
 from rankzero.runs.reports.recorded.live_values import with_live_values
 from rankzero.runs.reports.recorded.recorded_run import ARCHIVED_NAME, RecordedRun, read_run
 from rankzero.runs.reports.recorded.run_status import UNKNOWN, WAITING, Status, status_of
@@ -38,14 +37,7 @@ EXAMPLES = ("python launch/list.py", "python launch/list.py --root runs --last 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    try:
-        return _list(sys.argv[1:] if arguments is None else arguments)
-    except KeyboardInterrupt:
-        return 130
-    except CannotStart as error:
-        return refuse(error, None)
-    finally:
-        flush_streams()
+    return exit_code_of(lambda: _list(sys.argv[1:] if arguments is None else arguments))
 
 
 def _list(arguments: Sequence[str]) -> int:

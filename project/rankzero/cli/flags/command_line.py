@@ -1,12 +1,13 @@
 """Command lines of commands that train nothing: flags, and arguments without a flag. Does not import torch."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rankzero.cli.flags.flag import Flag
 from rankzero.cli.foreign_flags import quoted, similar_names
-from rankzero.messages import RequestError, spelled
+from rankzero.distributed.stop_and_failure.error_reporter import refuse
+from rankzero.messages import CannotStart, RequestError, flush_streams, spelled
 
 
 class CommandLine(NamedTuple):
@@ -22,6 +23,18 @@ class CommandLine(NamedTuple):
     values: Mapping[str, Any]
     positional: Sequence[str]
     wants_help: bool
+
+
+def exit_code_of(work: Callable[[], int]) -> int:
+    """Calls a function that returns an exit code; prints the message of a request that cannot be fulfilled."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return 130
+    except CannotStart as error:
+        return refuse(error, None)
+    finally:
+        flush_streams()
 
 
 def parse(command: str, flags: Sequence[Flag], tokens: Sequence[str]) -> CommandLine:

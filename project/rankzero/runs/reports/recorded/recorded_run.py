@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,9 +136,12 @@ def saved_steps(run: RecordedRun) -> int | None:
 def is_run(path: Path) -> bool:
     """Returns whether a path is the directory of a run. An unreadable directory counts as one."""
     try:
-        return os.path.lexists(path / RUN_FILE) or (path.is_dir() and not os.access(path, os.X_OK))
-    except OSError:
+        (path / RUN_FILE).lstat()
+    except PermissionError:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name with a null character
         return False
+    return True
 
 
 def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
