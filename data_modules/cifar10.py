@@ -26,6 +26,8 @@ FILES = (*TRAIN_FILES, TEST_FILE)
 MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 """Mean and standard deviation of red, green and blue in the training images, in levels from 0 to 255."""
 
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
 
 class CIFAR10(InMemoryData):
     """CIFAR-10: 45,000 images for training, 5,000 for validation, 10,000 for testing.
@@ -44,6 +46,7 @@ class CIFAR10(InMemoryData):
     image_size = 32
     in_features = 3072
     num_classes = 10
+    class_names = CLASSES
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ class Digits(InMemoryData):
     image_size = 8
     in_features = 64
     num_classes = 10
+    class_names = tuple("0123456789")
 
     def __init__(self, augment: bool = True, split_seed: int = 0, batch_size: int = 64, num_workers: int = 0) -> None:
         super().__init__(batch_size, num_workers)

@@ -40,6 +40,11 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 MEAN, STD = (72.94,), (90.02,)
 """Mean and standard deviation of the training images, in gray levels from 0 to 255."""
 
+CLASSES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+
 
 class FashionMNIST(InMemoryData):
     """Fashion-MNIST: 55,000 images for training, 5,000 for validation, 10,000 for testing.
@@ -57,6 +62,7 @@ class FashionMNIST(InMemoryData):
     image_size = 28
     in_features = 784
     num_classes = 10
+    class_names = CLASSES
 
     def __init__(
         self,

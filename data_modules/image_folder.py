@@ -61,6 +61,7 @@ class ImageFolder(LightningDataModule):
         self.augment, self.split_seed = augment, split_seed
         self.training = self.root / "train" if (self.root / "train").is_dir() else self.root
         self.classes = _classes(self.training)
+        self.class_names = tuple(self.classes)
         self.num_classes = len(self.classes)
         self.splits: dict[str, list[Sample]] = {}
 

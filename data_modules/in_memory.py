@@ -77,7 +77,8 @@ class InMemoryData(LightningDataModule, ABC):
     """Base class of data modules whose splits are read one batch at a time, such as `InMemory`.
 
     Subclasses implement `load`. The properties of the data that a model needs (`in_features`, `in_channels`,
-    `image_size`, `num_classes`, `out_features`) are attributes that are available before the data is loaded.
+    `image_size`, `num_classes`, `out_features`) are attributes that are available before the data is loaded. Images of
+    a run show the names in the attribute `class_names`.
 
     Args:
         batch_size: Samples per step on each device, if `--batch_size` is omitted.

@@ -72,8 +72,10 @@ class Supervised(LightningModule):
         self.log("train/loss", loss, prog_bar=True, logger=False, batch_size=inputs.shape[0])
         return loss
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate("val", *batch)
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Returns outputs and targets under the names from which Rankzero draws figures."""
+        outputs, targets = self._evaluate("val", *batch), batch[1]
+        return {"predictions" if self.num_classes is None else "logits": outputs, "targets": targets}
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate("test", *batch)
@@ -83,14 +85,15 @@ class Supervised(LightningModule):
         outputs: Tensor = self(batch[0])
         return outputs
 
-    def _evaluate(self, split: str, inputs: Tensor, targets: Tensor) -> None:
-        outputs = self(inputs)
+    def _evaluate(self, split: str, inputs: Tensor, targets: Tensor) -> Tensor:
+        outputs: Tensor = self(inputs)
         loss, score = cast(MeanMetric, self.losses[split]), cast(Metric, self.scores[split])
         loss.update(self.loss(outputs, targets), weight=len(inputs))
         score.update(outputs, targets)
         score_name = "mae" if self.num_classes is None else "accuracy"
         self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(inputs))
         self.log(f"{split}/{score_name}", score, prog_bar=True, batch_size=len(inputs))
+        return outputs
 
     def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer(self.parameters())

@@ -20,18 +20,17 @@ from rankzero.messages import RequestError, is_quiet, print_notice, set_quiet, s
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import Config, as_json, describe_config, flattened
 from rankzero.runs.summary import Figures, metrics_of
 from rankzero.runs.tensorboard.logger import loggers
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.tracking.callbacks import tracking_callbacks
+from rankzero.tracking.callbacks import profile_callbacks, tracking_callbacks
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.choice import progress_callbacks, without_progress
 from rankzero.training import fit_loop
-from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
+from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.failure import ReportFailure
 from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes
 from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
@@ -84,6 +83,8 @@ class Trainer(pl.Trainer):
         start_timeout: Seconds to wait for all processes.
         hang_timeout: Time without progress after which a run hangs: 300 (seconds), `5min` or a timedelta.
         hang_action: Whether a hang ends the run (`stop`) or is only reported (`report`).
+        profile: Steps to profile: "10steps" after the start, "10steps@200" after step 200; None for no profile.
+        profile_ranks: Ranks to profile: 0, [0, 1] or "all"; None for rank 0.
         preflight: Checks before training: `quick` compares the ranks, `full` runs all checks, `off` runs none.
         quiet: Whether to print only the result, warnings and errors.
         lightning: Arguments of `lightning.pytorch.Trainer`.
@@ -126,6 +127,8 @@ class Trainer(pl.Trainer):
         start_timeout: float = 300,
         hang_timeout: str | int | timedelta = 300,
         hang_action: str = "stop",
+        profile: str | None = None,
+        profile_ranks: str | int | list[int] | None = None,
         preflight: str = "quick",
         quiet: bool | str = False,
         **lightning: Any,
@@ -171,12 +174,7 @@ class Trainer(pl.Trainer):
             precision, self._precision_reason = layout.agree_on_precision(coordinator, world.accelerator, precision)
         self._checkpointing = None
         if not barebones and lightning.get("enable_checkpointing") is not False:
-            retention = Retention(arguments["keep"], arguments["keep_best"])
-            interval = Interval.read(arguments["save_every"])
-            request_stop = channel.request_stop if arguments["save_errors"] == "stop" else None
-            self._checkpointing = CheckpointCallback(
-                self.run, interval, self._checkpoint_metadata, retention, request_stop
-            )
+            self._checkpointing = CheckpointCallback.read(arguments, self.run, self._checkpoint_metadata, channel)
         self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
 
         callbacks: list[Callback] = [
@@ -186,6 +184,7 @@ class Trainer(pl.Trainer):
             *tracking_callbacks(
                 self.run, lambda: self._stored_config or {}, self._throughput, channel.monitor, self._checkpointing
             ),
+            *profile_callbacks(arguments, self.run, world.size, channel.monitor.activity),
             RankStates(plan),
             OptimizerOverrides(),
             LiveSettings(),

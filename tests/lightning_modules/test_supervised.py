@@ -229,3 +229,17 @@ def test_the_error_names_a_missing_required_number_and_what_to_type():
 def test_a_required_number_below_one_is_refused(value):
     with pytest.raises(ValueError, match=f"^Net: width is {value}; it must be 1 or more$"):
         required("width", value, "Net", "columns")
+
+
+@pytest.mark.parametrize(("classes", "name"), [(CLASSES, "logits"), (None, "predictions")])
+def test_validation_returns_outputs_and_targets_by_name(make_trainer, classes, name):
+    returned = []
+
+    class Record(Callback):
+        def on_validation_batch_end(self, trainer, pl_module, outputs, *arguments):
+            returned.append(outputs)
+
+    model, tensors = module(classes), data(classes)
+    make_trainer(max_epochs=1, callbacks=[Record()]).validate(model, loader(tensors), verbose=False)
+    assert torch.equal(torch.cat([outputs[name] for outputs in returned]), model.network(tensors[0]))
+    assert torch.equal(torch.cat([outputs["targets"] for outputs in returned]), tensors[1])

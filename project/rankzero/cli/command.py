@@ -38,7 +38,7 @@ GROUPS = {
         *("launcher", "explain", "start_timeout", "backend", "interface"),
         *("node_rank", "master_addr", "master_port"),
     ),
-    "Preflight": ("preflight", "json", "pairs", "warn_gbps", "fail_gbps"),
+    "Checks and profiles": ("preflight", "profile", "profile_ranks", "json", "pairs", "warn_gbps", "fail_gbps"),
     "Advanced": ("config", "model.X", "help_all"),
 }
 """Title of each further group in the help -> its flags."""

@@ -45,7 +45,6 @@ _OTHER_NAMES = {
     "trainer.max_steps": "steps num_steps max_iters num_iterations iterations",
     "trainer.sync_batchnorm": "sync_bn",
     "trainer.log_every_n_steps": "log_interval print_freq logging_steps log_every",
-    "trainer.profiler": "profile",
     "trainer.fast_dev_run": "dry_run debug",
 }
 """Rankzero's flag or LightningCLI key -> names of the same flag in other trainers."""

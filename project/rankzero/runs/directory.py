@@ -9,6 +9,7 @@ runs/<name>/
   checkpoints/step-00001234/
   tensorboard/            one directory for all attempts
   figures/                images (PNG) for the report, if there are any
+  profile/attempt-0001/   rank-000.json.gz and rank-000.txt of each profiled rank, with --profile
   logs/                   rank-000.log ...
 """
 

@@ -1,16 +1,21 @@
 """List of the callbacks that measure and log a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from lightning.pytorch import Callback
 
+from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.stored_config import Config
+from rankzero.tracking.figures.callback import RunFigures
 from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
 from rankzero.tracking.measurements.learning_rate import LearningRate
 from rankzero.tracking.measurements.slow_ranks import SlowRanks
 from rankzero.tracking.measurements.throughput import Throughput
+from rankzero.tracking.profiling.callback import Profile
+from rankzero.tracking.profiling.request import ProfileRequest
 from rankzero.tracking.tensorboard_page import TensorBoardPage
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 
@@ -36,4 +41,23 @@ def tracking_callbacks(
         LearningRate(),
         SlowRanks(monitor),
         IntervalMeasurements(run, throughput, monitor, checkpointing),
+        RunFigures(run, throughput, monitor.activity),
     ]
+
+
+def profile_callbacks(
+    arguments: Mapping[str, Any], run: RunDirectory, world_size: int, activity: Activity
+) -> list[Callback]:
+    """Returns the callback that profiles steps, or nothing if the user has not requested a profile.
+
+    Args:
+        arguments: The arguments of the Trainer.
+        run: Directory of the run.
+        world_size: Number of processes.
+        activity: What the main thread is doing.
+
+    Raises:
+        RequestError: The requested ranks do not exist.
+    """
+    request = ProfileRequest.read(arguments["profile"], arguments["profile_ranks"], world_size)
+    return [Profile(run, request, activity)] if request else []

@@ -112,6 +112,10 @@ class Subscribers:
         for hook, methods in self.methods.items():
             self.methods[hook] = tuple(method for method in methods if method.__self__.needs(hook))  # type: ignore[attr-defined]
 
+    def remove(self, hook: str, subscriber: LoopHooks) -> None:
+        """Removes a subscriber's method that has nothing to do in the rest of the run; not for hooks of a batch."""
+        self.methods[hook] = tuple(method for method in self.methods[hook] if method.__self__ is not subscriber)  # type: ignore[attr-defined]
+
 
 class HookBridge(Callback):
     """Calls the batch hooks of `LoopHooks` when Lightning's own loop runs. Must be the first of all callbacks.

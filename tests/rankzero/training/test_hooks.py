@@ -90,6 +90,23 @@ def test_subscriber_that_does_not_need_a_hook_is_dropped():
     ]
 
 
+def test_a_subscriber_can_remove_itself_from_a_hook():
+    class Once(Recorder):
+        def on_step_done(self, trainer):
+            super().on_step_done(trainer)
+            table.remove("on_step_done", self)
+
+    seen = []
+    table, trainer = subscribers([Once("once", seen), Recorder("a", seen)], [])
+    table.call("on_step_done")
+    table.call("on_step_done")
+    table.call("on_batch_done", "batch", 0)
+    assert seen == [
+        *((name, "on_step_done", trainer) for name in ("once", "a", "a")),
+        *((name, "on_batch_done", "batch", 0) for name in ("once", "a")),
+    ]
+
+
 @pytest.mark.parametrize("hook", ["on_configured", "on_train_start", "nothing"])
 def test_calling_a_hook_that_is_not_in_the_table_raises_key_error(hook):
     table, _ = subscribers([], [])

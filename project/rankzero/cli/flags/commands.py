@@ -10,6 +10,8 @@ from rankzero.cli.flags.values import (
     file_path,
     metric_to_keep,
     positive_int,
+    profiled_ranks,
+    profiled_steps,
     resume_value,
     run_name,
     save_interval,
@@ -141,6 +143,14 @@ TRAINING_FLAGS = (
         "yes",
         default="no",
     ),
+    Flag(
+        "profile",
+        "STEPS",
+        profiled_steps,
+        "profile 10steps after the warm-up, or 10steps@200 after step 200 [none]",
+        "10steps",
+    ),
+    Flag("profile_ranks", "RANKS", profiled_ranks, "profile these ranks: 0,1 or all [0]", "all"),
     Flag(
         "seed", "N", seed_value, "seed sample order, weights and augmentation [0]", "0", lightning_key="seed_everything"
     ),

@@ -56,6 +56,11 @@ hostname = text_matching(r"[!-~]+", "a name without spaces")
 save_interval = text_matching(
     r"0*[1-9][0-9]*(steps?|s|min|h)?", "a number of epochs (5), of steps (200steps) or a time (15min, 2h)"
 )
+profiled_steps = text_matching(
+    r"0*([1-9][0-9]{0,2}|1000)steps?(@[0-9]{1,18})?",  # a recording of many steps would fill the memory
+    "a number of steps from 1 to 1000 (10steps), or the steps after a given one (10steps@200)",
+)
+profiled_ranks = text_matching(r"all|[0-9]{1,9}(,[0-9]{1,9})*", "all, or ranks separated by commas (0,1)")
 metric_to_keep = text_matching(r"(min|max):\S+", "min:NAME or max:NAME, where NAME is a metric that the model logs")
 run_name = text_matching(
     r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}",

@@ -31,11 +31,11 @@ class Activity:
         batch_began: Time at which the last batch began, on the same clock.
         first_gradient: Seconds from the start of a step to its first gradient, as a median; 0 if unknown.
         batches: Number of batches that have begun.
-        on_phase: Called with each phase that the main thread enters; None if nothing is measured on a device.
+        listeners: Called with each phase that the main thread enters.
         seconds: Phase -> seconds that the main thread has spent in it, without the phase that it is in.
     """
 
-    __slots__ = ("batch_began", "batches", "first_gradient", "on_phase", "phase", "seconds", "since", "step")
+    __slots__ = ("batch_began", "batches", "first_gradient", "listeners", "phase", "seconds", "since", "step")
 
     def __init__(self) -> None:
         self.reset()
@@ -43,7 +43,7 @@ class Activity:
     def reset(self) -> None:
         """Returns to the state before training."""
         self.phase, self.step, self.batches, self.first_gradient = START, 0, 0, 0.0
-        self.on_phase: Callable[[str], None] | None = None
+        self.listeners: tuple[Callable[[str], None], ...] = ()
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.since = self.batch_began = monotonic()
 
@@ -54,8 +54,9 @@ class Activity:
         self.since = self.batch_began = now
         self.phase, self.step = DATA, step
         self.batches += 1
-        if self.on_phase is not None:
-            self.on_phase(DATA)
+        if self.listeners:  # faster than a loop over an empty tuple
+            for listener in self.listeners:
+                listener(DATA)
 
     def enter(self, phase: str) -> None:
         """Records that the main thread enters a phase, or begins the next part of the same one."""
@@ -63,8 +64,18 @@ class Activity:
         self.seconds[self.phase] += now - self.since
         self.since = now  # first, so that no other thread sees the new phase with the age of the old one
         self.phase = phase
-        if self.on_phase is not None:
-            self.on_phase(phase)
+        if self.listeners:
+            for listener in self.listeners:
+                listener(phase)
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Adds a listener, unless it listens already."""
+        if listener not in self.listeners:
+            self.listeners = (*self.listeners, listener)
+
+    def stop_listening(self, listener: Callable[[str], None]) -> None:
+        """Removes a listener, if it listens; a listener may remove itself."""
+        self.listeners = tuple(other for other in self.listeners if other != listener)
 
     @property
     def place(self) -> str:

@@ -5,8 +5,11 @@ Profilers, finders, callbacks with `verbose=True` and a module's `rank_zero_info
 """
 
 import logging
+import os
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _WARNINGS = (
     r".*does not have many workers which may be a bottleneck.*",  # data in memory needs no workers
@@ -56,6 +59,28 @@ def silence_warnings(rank: int = 0) -> None:
         logging.getLogger(name).addFilter(_is_no_remark)
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+
+
+@contextmanager
+def silenced_kineto(silences: bool) -> Iterator[None]:
+    """Silences the library of torch's profiler if it starts within this context; it reads its log level only once.
+
+    At every trace, it prints internal events and, on a machine without a GPU, an error (torch 2.15).
+
+    Args:
+        silences: False changes nothing. On a GPU, its errors matter: they explain why a trace lacks the GPU.
+    """
+    if not silences or _KINETO_LEVEL in os.environ:
+        yield
+        return
+    os.environ[_KINETO_LEVEL] = "99"
+    try:
+        yield
+    finally:
+        del os.environ[_KINETO_LEVEL]
+
+
+_KINETO_LEVEL = "KINETO_LOG_LEVEL"
 
 
 def _is_no_remark(record: logging.LogRecord) -> bool:

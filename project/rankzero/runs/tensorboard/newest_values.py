@@ -7,6 +7,12 @@ from typing import NamedTuple
 TAIL_BYTES = 1 << 16
 """Bytes at the end of a file that are read: about 600 values."""
 
+MAX_TAIL_BYTES = 1 << 24
+"""Bytes that are read at most, if most of the end consists of images."""
+
+LARGE_RECORD_BYTES = 1 << 14
+"""Size from which a record contains an image or a text, and no values."""
+
 _HEADER_BYTES, _CHECKSUM_BYTES = 12, 4
 _LEADING_ZEROS = bytes(5)
 """The upper bytes of a record's size, which is a 64-bit little-endian number below 2^24."""
@@ -44,25 +50,38 @@ def _values_at_end(path: Path) -> dict[str, Value]:
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 
+    window, values = TAIL_BYTES, dict[str, Value]()
     with path.open("rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - TAIL_BYTES))
-        data = file.read(TAIL_BYTES)
-    values: dict[str, Value] = {}
-    position = _first_record(data)
-    while position is not None and (length := _record_length(data, position)) is not None:
-        begin = position + _HEADER_BYTES
-        if begin + length > len(data):
-            break
+        while True:
+            file.seek(max(0, size - window))
+            records = _small_records(file.read(window))
+            if window >= min(size, MAX_TAIL_BYTES) or sum(map(len, records)) >= TAIL_BYTES // 2:
+                break
+            window *= 4
+    for record in records:
         try:
-            event = Event.FromString(data[begin : begin + length])
+            event = Event.FromString(record)
         except DecodeError:
             break
         for value in event.summary.value:
             if value.WhichOneof("value") == "simple_value":
                 values[str(value.tag)] = Value(int(event.step), float(value.simple_value))
-        position = begin + length + _CHECKSUM_BYTES
     return values
+
+
+def _small_records(data: bytes) -> list[bytes]:
+    """Returns the records in the end of a file that may contain values."""
+    records: list[bytes] = []
+    position = _first_record(data)
+    while position is not None and (length := _record_length(data, position)) is not None:
+        begin = position + _HEADER_BYTES
+        if begin + length > len(data):
+            break
+        if length < LARGE_RECORD_BYTES:
+            records.append(data[begin : begin + length])
+        position = begin + length + _CHECKSUM_BYTES
+    return records
 
 
 def _first_record(data: bytes) -> int | None:

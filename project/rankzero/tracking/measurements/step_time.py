@@ -97,14 +97,14 @@ class DeviceTimes:
     def begin(self) -> None:
         """Measures from here to the beginning of the next step."""
         self._events = []
-        self._activity.on_phase = self._record
+        self._activity.listen(self._record)
 
     def _record(self, phase: str) -> None:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._events.append((phase, event))
         if phase == DATA:
-            self._activity.on_phase = None
+            self._activity.stop_listening(self._record)
 
     def take(self) -> dict[str, float]:
         """Returns the milliseconds of the phases of the last measured step; empty if it is not complete."""

@@ -1,6 +1,8 @@
 """Measures the number of training samples and the samples per second."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -108,6 +110,17 @@ class Throughput(LoopCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._samples = state_dict["samples"]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Excludes the duration of a `with` block from the training time."""
+        is_measuring = self._started_at is not None
+        self._pause()
+        try:
+            yield
+        finally:
+            if is_measuring:
+                self._started_at = time.perf_counter()
 
     def _pause(self) -> None:
         if self._started_at is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rankzero.distributed.monitoring.activity import CHECKPOINT
 from rankzero.distributed.scheduler.durations import parse_duration
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, read_manifest
@@ -88,6 +89,19 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         self.clock_checked_at = 0.0
         self._is_due = self._has_warned = self._has_validated = self._has_checked_metric = self._is_over = False
         self._last_weights: dict[str, Tensor] = {}
+
+    @classmethod
+    def read(
+        cls,
+        arguments: Mapping[str, Any],
+        run: RunDirectory,
+        record: Callable[[], dict[str, Any]],
+        channel: ControlChannel,
+    ) -> "CheckpointCallback":
+        """Returns the callback that the arguments of the Trainer describe; the channel stops the run if it has to."""
+        retention = Retention(arguments["keep"], arguments["keep_best"])
+        request_stop = channel.request_stop if arguments["save_errors"] == "stop" else None
+        return cls(run, Interval.read(arguments["save_every"]), record, retention, request_stop)
 
     @property
     def folder(self) -> Path:

@@ -1,9 +1,10 @@
 import logging
+import os
 import re
 
 import pytest
 
-from rankzero.distributed.process.quiet import silence_warnings
+from rankzero.distributed.process.quiet import silence_warnings, silenced_kineto
 from running import REPOSITORY, fit, run
 
 NET = REPOSITORY / "tests" / "resuming.py"
@@ -86,3 +87,14 @@ def test_ranks_other_than_zero_print_only_warnings(rank):
     finally:
         logger.setLevel(level)
         fabric.setLevel(fabric_level)
+
+
+@pytest.mark.parametrize(("silences", "level", "within"), [(True, None, "99"), (False, None, None), (True, "1", "1")])
+def test_kineto_is_silenced_unless_the_user_has_set_its_level(silences, level, within, monkeypatch):
+    if level is None:
+        monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    else:
+        monkeypatch.setenv("KINETO_LOG_LEVEL", level)
+    with silenced_kineto(silences):
+        assert os.environ.get("KINETO_LOG_LEVEL") == within
+    assert os.environ.get("KINETO_LOG_LEVEL") == level

@@ -1,6 +1,7 @@
 import os
 
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 from rankzero.runs.tensorboard.newest_values import TAIL_BYTES, newest_values
 from recorded_runs import write_curves
@@ -37,3 +38,12 @@ def test_damaged_and_missing_files_have_no_values(tmp_path, content):
     assert newest_values(tmp_path / "missing") == {}
     (tmp_path / "events.out.tfevents.1").write_bytes(content)
     assert newest_values(tmp_path) == {}
+
+
+def test_values_before_large_images_are_found(tmp_path):
+    with SummaryWriter(tmp_path) as writer:
+        writer.add_scalar("val/loss", 0.25, 7)
+        for step in range(3):
+            writer.add_text("image", "x" * 300_000, step)
+        writer.add_scalar("loss", 1.0, 8)
+    assert newest_values(tmp_path) == {"val/loss": (7, 0.25), "loss": (8, 1.0)}

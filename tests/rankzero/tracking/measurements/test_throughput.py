@@ -39,6 +39,21 @@ def test_validation_does_not_count_as_training_time():
     assert throughput.samples_per_second == pytest.approx(4 / throughput.seconds)
 
 
+def test_a_pause_does_not_count_as_training_time(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr("rankzero.tracking.measurements.throughput.time.perf_counter", lambda: now[0])
+    throughput = Throughput(SamplingPlan())
+    with throughput.paused():  # before training
+        now[0] = 20.0
+    assert throughput.training_seconds == 0
+    throughput.on_train_start(None, None)
+    now[0] = 21.0
+    with throughput.paused():
+        now[0] = 50.0
+    now[0] = 52.0
+    assert throughput.training_seconds == 3
+
+
 def test_sample_count_continues_in_the_next_attempt():
     first, second = Throughput(SamplingPlan()), Throughput(SamplingPlan())
     first.load_state_dict({"samples": 100})

@@ -1,0 +1,147 @@
+"""Draws images of a run: training inputs, and what a validation has predicted."""
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from rankzero.distributed.monitoring.activity import HOOK, VALIDATION, Activity
+from rankzero.runs.directory import RunDirectory
+from rankzero.tracking.figures.class_names import class_names
+from rankzero.tracking.figures.collection import Collection, CollectionError, Validation
+from rankzero.tracking.figures.outputs import find_classes, find_images
+from rankzero.tracking.figures.publishing import Publisher
+from rankzero.tracking.figures.schedule import DrawingSchedule, is_last_validation
+from rankzero.tracking.figures.worst_samples import MAX_SAMPLES
+from rankzero.tracking.measurements.throughput import Throughput
+from rankzero.training.hooks import LoopCallback
+from rankzero.training.strategies import strategy_of
+
+SKIP, DRAW, DISABLE = range(3)
+"""What rank zero decides at the start of a validation; `DISABLE` is final for the attempt."""
+
+
+class RunFigures(LoopCallback):
+    """Draws figures for modules whose `validation_step` returns the documented names.
+
+    An error never ends training: it is reported once, and no further figures are drawn in this attempt.
+
+    Args:
+        run: Directory of the run.
+        throughput: Measures the speed of training, without the time for drawing.
+        activity: Receives the phase in which figures are drawn.
+    """
+
+    def __init__(self, run: RunDirectory, throughput: Throughput, activity: Activity) -> None:
+        self.run, self.throughput, self.activity = run, throughput, activity
+        self.schedule = DrawingSchedule()
+        self._is_enabled = self._draws_inputs = False
+        self._has_failed = False
+        """Whether drawing has failed on rank zero, which the other ranks learn at the next validation."""
+        self._collection: Collection | None = None
+        self._seconds = 0.0
+        """Time spent in this callback since the start of the validation."""
+
+    def on_ready(self, trainer: Trainer) -> None:
+        self._is_enabled = not trainer.barebones
+        self._draws_inputs = self._is_enabled and trainer.is_global_zero
+        self._publisher = Publisher(self.run, trainer)
+
+    def needs(self, hook: str) -> bool:
+        return hook != "on_tick" or self._draws_inputs
+
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        """Draws the first batch of an attempt."""
+        if self._draws_inputs:
+            self._draws_inputs = False
+            if find_images(batch) is not None:
+                self._guarded(lambda: self._draw_inputs(trainer, batch))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Decides whether to draw this validation. All ranks must call."""
+        self._collection = None
+        if not self._is_enabled or trainer.sanity_checking or trainer.state.fn is not TrainerFn.FITTING:
+            return
+        decision = SKIP
+        if trainer.is_global_zero:
+            decision = DISABLE if self._has_failed else self._decide(trainer)
+        decision = strategy_of(trainer).broadcast(decision)
+        self._is_enabled = decision != DISABLE
+        if decision == DRAW:
+            self._seconds = 0.0
+            self._collection = Collection(trainer.world_size, trainer.global_rank)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._collection is not None and dataloader_idx == 0:
+            began = monotonic()
+            self._collection.add(outputs, batch)
+            self._seconds += monotonic() - began
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draws the outputs of all ranks, if this validation is drawn. All ranks must call."""
+        collection, self._collection = self._collection, None
+        if collection is None:
+            return
+        try:
+            validation = collection.exchange(strategy_of(trainer))
+        except CollectionError as error:
+            self._is_enabled = False
+            _warn(error)
+            return
+        if validation is None:  # the module returns other outputs
+            self._is_enabled = False
+        elif trainer.is_global_zero:
+            began = monotonic()
+            self._guarded(lambda: self._draw(trainer, validation))
+            self.schedule.record(self._seconds + monotonic() - began)
+
+    def _decide(self, trainer: Trainer) -> int:
+        try:
+            return DRAW if self.schedule.is_due(is_last_validation(trainer)) else SKIP
+        except Exception as error:
+            _warn(error)
+            return DISABLE
+
+    def _guarded(self, draw: Callable[[], None]) -> None:
+        """Draws, without counting the time as training; an error disables figures in this attempt."""
+        self.activity.enter(VALIDATION)
+        try:
+            with self.throughput.paused():
+                draw()
+        except Exception as error:
+            self._has_failed = True
+            _warn(error)
+        finally:
+            self.activity.enter(HOOK)
+
+    def _draw_inputs(self, trainer: Trainer, batch: Any) -> None:
+        from rankzero.tracking.figures import drawing
+
+        images = find_images(batch)
+        assert images is not None
+        classes = find_classes(batch, len(images))
+        labels = [] if classes is None else classes[:MAX_SAMPLES].tolist()
+        names = class_names(trainer, None)
+        drawing.draw_inputs(self._publisher, images[:MAX_SAMPLES], labels, names)
+
+    def _draw(self, trainer: Trainer, validation: Validation) -> None:
+        from rankzero.tracking.figures import drawing
+
+        names = class_names(trainer, validation.counts.classes if validation.counts else None)
+        drawing.draw_validation(self._publisher, validation, names)
+
+
+def _warn(error: Exception) -> None:
+    text = str(error) if isinstance(error, CollectionError) else repr(error)
+    rank_zero_warn(f"rankzero: no further figures are drawn in this attempt, and training continues: {text}")

@@ -1,0 +1,65 @@
+"""Figures without pyplot, and their PNG files."""
+
+import io
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from rankzero.runs.reports.text import shortened
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+"""Part of the palette of Okabe and Ito, which people with color vision deficiency can distinguish."""
+
+STYLES = ("-", "--", ":")
+COLOR_MAP = "Blues"
+"""Color map of one hue whose lightness decreases steadily, so that it can be read with any color vision."""
+
+DOTS_PER_INCH = 110
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Returns an empty figure.
+
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+    """
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """Returns the figure as a PNG file; texts are shown as they are, also `$` of class names."""
+    buffer = io.BytesIO()
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name may be in any script
+        figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, bbox_inches="tight", facecolor="white")
+    return buffer.getvalue()
+
+
+def distinct_labels(names: Sequence[str], indices: Iterable[int], width: int) -> list[str]:
+    """Returns names that are shortened to `width` columns, with the numbers of the classes if two of them are equal.
+
+    Args:
+        names: Names of all classes.
+        indices: The classes whose names are returned.
+        width: Number of columns.
+    """
+    chosen = list(indices)
+    labels = [shortened(names[index], width) for index in chosen]
+    if len(set(labels)) == len(labels):
+        return labels
+    return [f"{index} {shortened(names[index], width - len(str(index)) - 1)}" for index in chosen]
+
+
+def without_frame(axes: Any, sides: Iterable[str] = ("top", "right")) -> None:
+    """Removes some sides of the frame around axes."""
+    for side in sides:
+        axes.spines[side].set_visible(False)

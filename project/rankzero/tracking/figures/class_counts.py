@@ -1,0 +1,134 @@
+"""Counts of a classification that can be summed over ranks: confusion matrix and precision-recall curves."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+THRESHOLDS = 100
+"""Number of thresholds of a precision-recall curve, from 0 to 1; TensorBoard accepts at most 127."""
+
+MAX_CURVES = 10
+"""Largest number of classes that have their own precision-recall curves."""
+
+MAX_MATRIX_CLASSES = 2_000
+"""Largest number of classes for a confusion matrix, which then has 32 MB."""
+
+IGNORED_TARGET = -100
+"""Target of samples that torch's cross-entropy ignores by default."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Precision-recall curve: one value per threshold, in ascending order of thresholds."""
+
+    true_positives: Tensor
+    false_positives: Tensor
+    true_negatives: Tensor
+    false_negatives: Tensor
+
+    @property
+    def precision(self) -> Tensor:
+        """Precision; 0 where no sample reaches the threshold."""
+        return self.true_positives / (self.true_positives + self.false_positives).clamp(min=1)
+
+    @property
+    def recall(self) -> Tensor:
+        """Recall; 0 without positive samples."""
+        return self.true_positives / (self.true_positives + self.false_negatives).clamp(min=1)
+
+    @property
+    def positives(self) -> int:
+        """Number of positive samples."""
+        return int(self.true_positives[0] + self.false_negatives[0])
+
+
+class ClassCounts:
+    """Counts of a classification.
+
+    The counts equal the states of torchmetrics' `MulticlassConfusionMatrix` and
+    `MulticlassPrecisionRecallCurve(thresholds=100)`. For more than 50,000 probabilities in a batch, torchmetrics (1.9)
+    makes one pass for each threshold; a histogram needs one pass for all of them.
+
+    Args:
+        classes: Number of classes.
+        device: Device of the counts.
+    """
+
+    def __init__(self, classes: int, device: torch.device | str = "cpu") -> None:
+        self.classes = classes
+        side = classes if classes <= MAX_MATRIX_CLASSES else 0
+        self.matrix = torch.zeros(side, side, dtype=torch.int64, device=device)
+        """Number of samples by true class and predicted class; empty with too many classes."""
+        self.samples = torch.zeros(classes, dtype=torch.int64, device=device)
+        """Number of samples by true class."""
+        self.correct = torch.zeros(classes, dtype=torch.int64, device=device)
+        """Number of correctly predicted samples by true class."""
+        curves = classes if classes <= MAX_CURVES else 1
+        self._bins = torch.zeros(curves, 2, THRESHOLDS, dtype=torch.int64, device=device)
+        self._thresholds = torch.linspace(0, 1, THRESHOLDS, device=device)
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        """Counts a batch, without the samples whose target is `IGNORED_TARGET`.
+
+        Args:
+            logits: Tensor of shape `(batch, classes)`.
+            targets: int64 tensor of shape `(batch,)`.
+
+        Raises:
+            ValueError: A target is no class.
+        """
+        is_counted = targets != IGNORED_TARGET
+        logits, targets = logits[is_counted], targets[is_counted]
+        if not len(targets):
+            return
+        if int(targets.min()) < 0 or int(targets.max()) >= self.classes:
+            raise ValueError(f"targets are {int(targets.min())} to {int(targets.max())} for {self.classes} classes")
+        predicted = logits.argmax(1)
+        if self.matrix.numel():
+            pairs = torch.bincount(targets * self.classes + predicted, minlength=self.classes**2)
+            self.matrix += pairs.view_as(self.matrix)
+        self.samples += torch.bincount(targets, minlength=self.classes)
+        self.correct += torch.bincount(targets[predicted == targets], minlength=self.classes)
+        self._add_probabilities(logits.softmax(1), targets)
+
+    def _add_probabilities(self, probabilities: Tensor, targets: Tensor) -> None:
+        """Counts the probabilities by curve, by whether they are those of the true class, and by threshold."""
+        cells = torch.searchsorted(self._thresholds, probabilities.contiguous(), right=True).sub_(1)
+        cells.clamp_(0, THRESHOLDS - 1)
+        cells.scatter_add_(1, targets[:, None], torch.full_like(targets[:, None], THRESHOLDS))
+        if len(self._bins) > 1:
+            cells += torch.arange(self.classes, device=cells.device) * (2 * THRESHOLDS)
+        counts = torch.bincount(cells.flatten(), minlength=self._bins.numel())
+        self._bins += counts.view_as(self._bins)
+
+    @property
+    def curves(self) -> list[Curve]:
+        """The curve of each class; none with too many classes."""
+        return [_curve(bins) for bins in self._bins] if len(self._bins) > 1 else []
+
+    @property
+    def micro_average(self) -> Curve:
+        """The curve of all pairs of a sample and a class."""
+        return _curve(self._bins.sum(0))
+
+    def packed(self) -> Tensor:
+        """Returns all counts as one int64 tensor on the CPU."""
+        return torch.cat([counts.flatten() for counts in self._counts]).cpu()
+
+    def unpack(self, packed: Tensor) -> None:
+        """Replaces all counts by those of a tensor that `packed` has returned, or by a sum of such tensors."""
+        parts = packed.split([counts.numel() for counts in self._counts])
+        for counts, part in zip(self._counts, parts, strict=True):
+            counts.copy_(part.view_as(counts))
+
+    @property
+    def _counts(self) -> tuple[Tensor, ...]:
+        return self.matrix, self.samples, self.correct, self._bins
+
+
+def _curve(bins: Tensor) -> Curve:
+    """Returns the curve of negative and positive samples, counted by the largest threshold that they reach."""
+    false_positives, true_positives = bins.flip(1).cumsum(1).flip(1)
+    negatives, positives = bins.sum(1)
+    return Curve(true_positives, false_positives, negatives - false_positives, positives - true_positives)

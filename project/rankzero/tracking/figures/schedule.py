@@ -1,0 +1,56 @@
+"""Which validations are drawn."""
+
+import math
+from collections.abc import Callable
+from time import monotonic
+
+from lightning.pytorch import Trainer
+
+from rankzero.training.fit_loop import fit_loop_of
+
+PAUSE_FACTOR = 100.0
+"""Shortest time between two drawings, in durations of a drawing: drawing takes at most 1 % of the time."""
+
+
+class DrawingSchedule:
+    """Allows the first drawing, and others that take at most 1 % of the time since the last one.
+
+    Args:
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.clock = clock
+        self._pause_ends = -math.inf
+
+    def is_due(self, is_last: bool) -> bool:
+        """Returns whether to draw a validation that begins now.
+
+        Args:
+            is_last: Whether this is the last validation of the run.
+        """
+        return is_last or self.clock() >= self._pause_ends
+
+    def record(self, seconds: float) -> None:
+        """Records that a drawing has ended which took this many seconds."""
+        self._pause_ends = self.clock() + PAUSE_FACTOR * seconds
+
+
+def is_last_validation(trainer: Trainer) -> bool:
+    """Returns whether no validation will follow the current one in this run, as far as is known (lightning 2.6)."""
+    loop, interval = fit_loop_of(trainer).epoch_loop, trainer.val_check_batch
+    batches, max_epochs, epochs = trainer.num_training_batches, trainer.max_epochs, trainer.check_val_every_n_epoch
+    left_in_epoch = max(0, batches - loop.batches_done)
+    remaining = math.inf
+    if max_epochs not in (None, -1):
+        later_epochs = max_epochs - 1 - trainer.current_epoch
+        remaining = left_in_epoch + (later_epochs * batches if later_epochs > 0 else 0)
+    if trainer.max_steps != -1:
+        steps = max(0, trainer.max_steps - trainer.global_step)
+        remaining = min(remaining, steps * trainer.accumulate_grad_batches)
+    if interval is None:  # validations are due at intervals of time
+        return trainer.should_stop or remaining <= 0
+    until_next = float(interval)
+    if epochs is not None and interval > left_in_epoch:
+        until_next = left_in_epoch + (epochs - 1) * batches + min(interval, batches) if left_in_epoch < math.inf else 0
+    return trainer.should_stop or until_next > remaining

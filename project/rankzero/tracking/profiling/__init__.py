@@ -1,0 +1,1 @@
+"""Profiles some steps of a run with torch's profiler."""

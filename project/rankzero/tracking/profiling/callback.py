@@ -1,0 +1,159 @@
+"""Profiles some steps of an attempt."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from lightning.pytorch import LightningModule, Trainer
+
+from rankzero.distributed.monitoring.activity import DATA, VALIDATION, Activity
+from rankzero.messages import Stopped, print_error, print_line
+from rankzero.runs.directory import RunDirectory
+from rankzero.tracking.profiling.files import write_table, write_trace
+from rankzero.tracking.profiling.recording import Recording
+from rankzero.tracking.profiling.request import ProfileRequest
+from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.hooks import LoopCallback, Subscribers
+
+WARM_UP_STEPS = 5
+"""Steps of an attempt that are never profiled, because they allocate memory, choose kernels and count operations."""
+
+
+class Profile(LoopCallback):
+    """Profiles some steps on the chosen ranks, and writes the trace and a table of the operators of each rank.
+
+    Before the profiled steps, each step costs one call that compares two numbers; after them, nothing. Ranks that are
+    not chosen do nothing. The recording ends early at a validation, which may be much longer than the steps.
+
+    An error of the profiler is printed, and does not affect training.
+
+    Args:
+        run: Directory of the run.
+        request: The steps and the ranks.
+        activity: What the main thread is doing.
+    """
+
+    def __init__(self, run: RunDirectory, request: ProfileRequest, activity: Activity) -> None:
+        self.run, self.request, self._activity = run, request, activity
+        self._is_pending = False
+        self._recording: Recording | None = None
+        self._subscribers: Subscribers | None = None
+        self._begin_after = 0
+        self._first: int | None = None
+        self._end_reason = "training ended"
+
+    def needs(self, hook: str) -> bool:
+        return self._is_pending
+
+    def on_ready(self, trainer: Trainer) -> None:
+        self._is_pending = trainer.global_rank in self.request.ranks
+        self._begin_after = max(self.request.after or 0, trainer.global_step + WARM_UP_STEPS)
+        self._subscribers = fit_loop_of(trainer).epoch_loop.subscribers
+
+    def on_step_done(self, trainer: Trainer) -> None:
+        step = trainer.global_step
+        if step < self._begin_after - 1:
+            return
+        if self._first is not None:
+            is_over = self._recording is None or self._recording.is_over
+            if is_over or step >= self._first + self.request.steps:
+                self._close(trainer)
+            return
+        with self._errors_printed():
+            if self._recording is None:
+                self._recording = Recording(self._activity, trainer.strategy.root_device.type)
+            if step >= self._begin_after:
+                self._first = step
+                self._activity.listen(self._enter)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._close(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._close(trainer, reports_nothing=isinstance(exception, Stopped))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._close(trainer, reports_nothing=False)
+
+    def _enter(self, phase: str) -> None:
+        """Records a phase; called when the main thread enters one."""
+        recording = self._recording
+        if recording is None or not (recording.has_begun or phase == DATA):
+            return
+        with self._errors_printed():
+            if phase == VALIDATION:
+                self._end_reason = "a validation began"
+                self._stop()
+                return
+            if not recording.has_begun:
+                recording.begin()
+            recording.enter(phase)
+
+    def _stop(self) -> None:
+        """Stops the profiler, which keeps what it has recorded."""
+        self._activity.stop_listening(self._enter)
+        if self._recording is not None:
+            self._recording.end()
+
+    def _close(self, trainer: Trainer, reports_nothing: bool = True) -> None:
+        """Ends the recording and writes its files; does nothing if that is done, or if this rank is not profiled.
+
+        Args:
+            trainer: The trainer.
+            reports_nothing: Whether to print a warning if no step was profiled.
+        """
+        if not self._is_pending:
+            return
+        with self._errors_printed():
+            self._stop()
+            self._finish()
+            recording, self._recording = self._recording, None
+            if recording is not None and recording.has_begun:
+                self._write(recording, trainer)
+            elif reports_nothing and trainer.global_rank == self.request.ranks[0]:
+                reason = f"training ended after step {trainer.global_step}, and profiling begins after step"
+                print_error(f"nothing was profiled ({self.request}): {reason} {self._begin_after}")
+
+    def _finish(self) -> None:
+        """Removes the callback from the steps that follow."""
+        self._is_pending = False
+        if self._subscribers is not None:
+            self._subscribers.remove("on_step_done", self)
+
+    def _write(self, recording: Recording, trainer: Trainer) -> None:
+        rank, ranks = trainer.global_rank, self.request.ranks
+        steps = self._steps_text(trainer.global_step)
+        folder = self.run.path / "profile" / f"attempt-{self.run.attempt:04d}"
+        trace, table = folder / f"rank-{rank:03d}.json.gz", folder / f"rank-{rank:03d}.txt"
+        write_table(table, recording, f"Run {self.run.name}, attempt {self.run.attempt}, rank {rank}: {steps}")
+        write_trace(trace, recording)
+        line = f"profiled {steps}: {trace} (open it at https://ui.perfetto.dev or chrome://tracing), {table}"
+        logging.getLogger("rankzero").info(line)
+        if rank == ranks[0]:
+            count = len(ranks) - 1
+            others = f", and those of {count} more rank{'s' * (count > 1)}" if count else ""
+            print_line(f"rankzero: {line}{others}")
+
+    def _steps_text(self, last: int) -> str:
+        """Returns the description of the profiled steps, up to the last complete one."""
+        assert self._first is not None
+        count = last - self._first
+        if count >= self.request.steps:
+            return f"steps {self._first + 1} to {last}"
+        reason = f"because {self._end_reason} after step {last}"
+        return f"{count} of {self.request.steps} steps, from step {self._first + 1}, {reason}"
+
+    @contextmanager
+    def _errors_printed(self) -> Iterator[None]:
+        """Prints an error as a warning, and ends the profile: no error of the profiler ends training."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(Exception):
+                self._stop()
+            self._recording = None
+            self._finish()
+            reason = str(error) or repr(error)
+            line = f"the profile could not be written ({self.request}), training is not affected: {reason}"
+            logging.getLogger("rankzero").warning(line)
+            print_error(line)

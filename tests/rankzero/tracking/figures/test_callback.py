@@ -1,0 +1,231 @@
+"""Figures of runs in one process, from the module's outputs to TensorBoard and the run's directory."""
+
+import io
+from itertools import count
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.loggers import Logger
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankzero import Trainer
+from rankzero.tracking.figures import callback, drawing, publishing
+from rankzero.tracking.figures.callback import RunFigures
+from rankzero.tracking.figures.schedule import DrawingSchedule
+from rankzero.training.strategies import OneProcess
+
+CLASSIFICATION = {"most_wrong", "confusion_matrix", "accuracy_by_class", "precision_recall"}
+ALL = CLASSIFICATION | {"training_inputs"}
+
+
+class Data(LightningDataModule):
+    """Twelve images of three classes."""
+
+    class_names = ("cat", "$\\frac{dog", "a/b\n\ud800" + "x" * 300)
+
+    def loader(self):
+        generator = torch.Generator().manual_seed(0)
+        images, labels = torch.rand(12, 3, 4, 4, generator=generator), torch.arange(12) % 3
+        return DataLoader(TensorDataset(images, labels), batch_size=4)
+
+    train_dataloader = val_dataloader = loader
+
+
+class Net(LightningModule):
+    """Returns what `returned` makes of logits and classes."""
+
+    def __init__(self, returned=lambda logits, targets: {"logits": logits, "targets": targets}):
+        super().__init__()
+        self.returned, self.layer = returned, nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        return self.returned(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def empty_figures(monkeypatch):
+    """Replaces all figures by a small image."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(buffer, format="PNG")
+    monkeypatch.setattr(drawing, "png", lambda figure: buffer.getvalue())
+
+
+def fit(module=None, epochs=2, data=None, **settings):
+    quiet = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
+    trainer = Trainer(max_epochs=epochs, name="x", **quiet, **settings)
+    trainer.fit(module or Net(), datamodule=data or Data())
+    return trainer
+
+
+def events_in(folder):
+    sizes = {"images": 0, "tensors": 0}
+    events = EventAccumulator(str(folder / "runs/x/tensorboard"), size_guidance=sizes)
+    events.Reload()
+    return events
+
+
+def files_in(folder):
+    return {path.name.removesuffix(".png") for path in (folder / "runs/x/figures").glob("*")}
+
+
+def warnings_in(recwarn):
+    return [str(warning.message) for warning in recwarn if "figures" in str(warning.message)]
+
+
+def test_a_classification_has_figures_in_tensorboard_and_in_the_run_directory(script_folder):
+    fit()
+    assert files_in(script_folder) == ALL
+    events = events_in(script_folder)
+    assert set(events.Tags()["images"]) == {f"images/{name}" for name in ALL}
+    assert [event.step for event in events.Images("images/most_wrong")] == [2, 5]  # the first and the last validation
+    assert [event.step for event in events.Images("images/training_inputs")] == [0]
+    curves = {tag for tag in events.Tags()["tensors"] if tag.startswith("pr_curves/")}
+    assert len(curves) == 4 and {"pr_curves/cat", "pr_curves/__frac_dog", "pr_curves/micro average"} < curves
+    newest = events.Images("images/most_wrong")[-1].encoded_image_string
+    path = script_folder / "runs/x/figures/most_wrong.png"
+    assert path.read_bytes() == newest and Image.open(path).width > 400
+    assert "data:image/png" in (script_folder / "runs/x/report.html").read_text()
+
+
+def test_a_regression_has_its_own_figure(script_folder):
+    fit(Net(lambda logits, targets: {"predictions": logits, "targets": logits + 1}))
+    assert files_in(script_folder) == {"training_inputs", "predicted_and_true"}
+
+
+@pytest.mark.parametrize("returned", [lambda *_: None, lambda logits, targets: {"logits": logits, "targets": logits}])
+def test_a_module_without_the_names_gets_nothing_and_exchanges_only_once(script_folder, monkeypatch, recwarn, returned):
+    calls = []
+
+    def record(name):
+        original = getattr(OneProcess, name)
+
+        def call(strategy, *arguments):
+            calls.append(name)
+            return original(strategy, *arguments)
+
+        return call
+
+    def observed(hook):
+        original = getattr(RunFigures, hook)
+
+        def call(figures, trainer, *arguments):
+            with monkeypatch.context() as patch:
+                for name in ("broadcast", "reduce_in_place", "gather_rows"):
+                    patch.setattr(OneProcess, name, record(name))
+                return original(figures, trainer, *arguments)
+
+        return call
+
+    for hook in ("on_validation_start", "on_validation_end"):
+        monkeypatch.setattr(RunFigures, hook, observed(hook))
+    fit(Net(returned), epochs=3)
+    assert files_in(script_folder) == {"training_inputs"}
+    assert calls == ["broadcast", "gather_rows"]  # the first of three validations
+    assert warnings_in(recwarn) == []
+
+
+def test_only_due_validations_are_drawn(script_folder, monkeypatch):
+    drawn, seconds = [], count(1.0)
+
+    class Schedule(DrawingSchedule):
+        """Schedule in which each validation begins a second after the previous one and is drawn in 0.05 seconds."""
+
+        def __init__(self):
+            super().__init__(lambda: next(seconds))
+
+        def record(self, _):
+            super().record(0.05)
+
+    monkeypatch.setattr(callback, "DrawingSchedule", Schedule)
+    monkeypatch.setattr(drawing, "draw_validation", lambda publisher, *_: drawn.append(publisher.step))
+    fit(epochs=10)
+    assert drawn == [2, 17, 29]  # five seconds after the previous drawing, and at the end
+
+
+def test_sanity_check_and_evaluation_draw_nothing(empty_figures, script_folder):
+    trainer = fit(epochs=1, limit_train_batches=1, num_sanity_val_steps=2)
+    steps = [event.step for event in events_in(script_folder).Images("images/most_wrong")]
+    assert steps == [0]
+    for path in (script_folder / "runs/x/figures").iterdir():
+        path.unlink()
+    trainer.validate(Net(), datamodule=Data(), verbose=False)
+    assert files_in(script_folder) == set()
+
+
+@pytest.mark.parametrize("function", ["draw_inputs", "draw_validation"])
+def test_an_error_while_drawing_is_reported_once_and_training_continues(script_folder, monkeypatch, recwarn, function):
+    calls = []
+
+    def fail(*arguments):
+        calls.append(function)
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(drawing, function, fail)
+    trainer = fit(epochs=3)
+    (warning,) = warnings_in(recwarn)
+    assert "no fonts" in warning and calls == [function] and trainer.current_epoch == 3
+    assert files_in(script_folder) == ({"training_inputs"} if function == "draw_validation" else set())
+
+
+def test_an_error_while_collecting_is_reported_once_and_training_continues(script_folder, recwarn):
+    trainer = fit(Net(lambda logits, targets: {"logits": logits, "targets": targets + 1}), epochs=3)
+    (warning,) = warnings_in(recwarn)
+    assert "rank 0 could not collect" in warning and "for 3 classes" in warning and trainer.current_epoch == 3
+
+
+def test_a_full_disk_is_a_warning(empty_figures, script_folder, monkeypatch, recwarn):
+    def fail(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(publishing, "synced", fail)
+    fit()
+    assert len([text for text in warnings_in(recwarn) if "No space left" in text]) == 1
+    assert files_in(script_folder) == set() and events_in(script_folder).Tags()["images"]
+
+
+def test_loggers_that_accept_images_receive_them(empty_figures, script_folder):
+    class ImageLogger(Logger):
+        name, version = "images", "0"
+
+        def __init__(self):
+            super().__init__()
+            self.keys = set()
+
+        def log_hyperparams(self, *arguments):
+            pass
+
+        def log_metrics(self, *arguments):
+            pass
+
+        def log_image(self, key, images):
+            assert isinstance(images[0], Image.Image)
+            self.keys.add(key)
+
+    logger = ImageLogger()
+    fit(logger=[logger])
+    assert logger.keys == {f"images/{name}" for name in ALL} and files_in(script_folder) == ALL
+
+
+def test_inputs_of_each_attempt_are_drawn(empty_figures, script_folder):
+    fit(epochs=1)
+    fit(epochs=2)
+    assert [event.step for event in events_in(script_folder).Images("images/training_inputs")] == [0, 3]
+
+
+def test_the_results_of_training_do_not_depend_on_figures(empty_figures, script_folder, monkeypatch):
+    torch.manual_seed(0)
+    drawn = fit().lightning_module
+    monkeypatch.setattr(RunFigures, "on_ready", lambda *_: None)
+    torch.manual_seed(0)
+    plain = fit(resume="never").lightning_module
+    assert all(map(torch.equal, drawn.parameters(), plain.parameters()))

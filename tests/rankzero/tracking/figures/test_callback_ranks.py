@@ -1,0 +1,81 @@
+"""Figures of a run on two ranks, one of which has no sample in the validation."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankzero.distributed.environments.cluster import LaunchEnvironment
+from rankzero.distributed.monitoring.activity import Activity
+from rankzero.runs.directory import RunDirectory
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.tracking.figures import drawing
+from rankzero.tracking.figures.callback import RunFigures
+from rankzero.tracking.measurements.throughput import Throughput
+from rankzero.training.ddp import DataParallel
+from rankzero.training.fit_loop import install
+from rankzero.training.metrics import epoch_averages
+
+
+class Net(LightningModule):
+    def __init__(self, fails_on):
+        super().__init__()
+        self.layer, self.fails_on = nn.Linear(2, 3), fails_on
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.layer(batch[0].mean((2, 3))), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        targets = batch[1] + 9 if self.global_rank == self.fails_on else batch[1]
+        return {"logits": self.layer(batch[0].mean((2, 3))), "targets": targets}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def loader(count):
+    images = torch.rand(count, 2, 3, 3, generator=torch.Generator().manual_seed(0))
+    return DataLoader(TensorDataset(images, torch.arange(count) % 3), batch_size=2)
+
+
+def train(coordinator, folder, samples, failure=None):
+    """Trains for three epochs; returns the numbers of drawn samples, and whether figures are still enabled."""
+    launch, drawn = coordinator.launch, []
+
+    def draw(publisher, validation, names):
+        drawn.append(int(validation.counts.samples.sum()))
+        if failure == "drawing":
+            raise RuntimeError("no fonts")
+
+    drawing.draw_validation = draw  # in a process of its own
+    plan = SamplingPlan(launch.rank, launch.world_size, global_batch_size=4)
+    figures = RunFigures(RunDirectory(folder), Throughput(plan), Activity())
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy=DataParallel(plan, coordinator, process_group_backend="gloo"),
+        plugins=[LaunchEnvironment(launch)],
+        max_epochs=3,
+        devices=1,
+        use_distributed_sampler=False,
+        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
+    )
+    trainer.callbacks[:0] = [install(trainer, plan), figures]
+    epoch_averages.install(trainer)
+    trainer.fit(Net(failure), loader(8), loader(samples))
+    return drawn, figures._is_enabled, trainer.current_epoch
+
+
+@pytest.mark.parametrize("samples", [1, 7])
+def test_each_validation_sample_of_all_ranks_counts_once(on_ranks, tmp_path, samples):
+    (drawn, *_), other = on_ranks(train, 2, tmp_path, samples)
+    assert set(drawn) == {samples} and len(drawn) >= 2 and other == ([], True, 3)
+
+
+def test_an_error_while_drawing_on_rank_zero_ends_figures_on_all_ranks(on_ranks, tmp_path):
+    assert on_ranks(train, 2, tmp_path, 7, "drawing") == [([7], False, 3), ([], False, 3)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_while_collecting_on_any_rank_ends_figures_on_all_ranks(on_ranks, tmp_path, rank):
+    assert on_ranks(train, 2, tmp_path, 7, rank) == [([], False, 3), ([], False, 3)]

@@ -1,0 +1,296 @@
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.profiler import ProfilerActivity, profile
+
+import rankzero
+from rankzero import Trainer
+from rankzero.messages import RequestError
+from rankzero.tracking.profiling import recording
+from rankzero.tracking.profiling.callback import Profile
+from rankzero.tracking.profiling.files import TRACK
+from running import disk_at
+
+QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
+
+
+ROUNDING = 0.01  # microseconds
+
+
+class Net(BoringModel):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.dropout = torch.nn.Linear(32, 2), torch.nn.Dropout(0.2)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self.dropout(self(batch)))
+
+
+class ManualNet(Net):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(self(batch)))
+        optimizer.step()
+
+
+class AtStep(Callback):
+    """Calls a function after a step."""
+
+    def __init__(self, step, function):
+        self.step, self.function = step, function
+
+    def on_train_batch_end(self, trainer, *arguments):
+        if trainer.global_step == self.step:
+            self.function(trainer)
+
+
+def train(steps=12, model=None, **settings):
+    settings = {"limit_val_batches": 0, "max_epochs": 1, "name": "x", **settings}
+    trainer = Trainer(limit_train_batches=steps, **QUIET, **settings)
+    torch.manual_seed(3)
+    try:
+        trainer.fit(model or Net())
+    finally:
+        assert not torch._C._autograd._profiler_enabled()
+        assert not trainer.session.coordinator.control_channel.monitor.activity.listeners
+    return trainer
+
+
+def trace_of(folder, attempt=1, rank=0):
+    path = folder / f"runs/x/profile/attempt-{attempt:04d}/rank-{rank:03d}.json.gz"
+    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+
+
+def slices(events, name, on_track=False):
+    return [
+        event
+        for event in events
+        if event["ph"] == "X" and event["name"].startswith(name) and (event.get("tid") == TRACK) == on_track
+    ]
+
+
+def contains(outer, inner):
+    """Returns whether a range contains another one, with a tolerance for floats of the time since 1970."""
+    return outer["ts"] <= inner["ts"] + ROUNDING and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + ROUNDING
+
+
+def test_trace_and_table_show_the_steps_after_the_warm_up(script_folder, capsys):
+    train(profile="4steps")
+    events = trace_of(script_folder)
+    steps = slices(events, "step ", on_track=True)
+    assert [step["name"] for step in steps] == ["step 6", "step 7", "step 8", "step 9"]
+    assert [step["name"] for step in slices(events, "ProfilerStep")] == [
+        f"ProfilerStep#{step}" for step in range(6, 10)
+    ]
+    parts = {name: slices(events, name, on_track=True) for name in ("data wait", "forward", "backward", "optimizer")}
+    for step, *of_step in zip(steps, *parts.values(), strict=True):
+        assert all(contains(step, part) for part in of_step)
+        assert [part["ts"] for part in of_step] == sorted(part["ts"] for part in of_step)
+    linear, gradient = slices(events, "aten::linear"), slices(events, "AddmmBackward0")
+    assert len(linear) == len(gradient) == 4
+    assert all(map(contains, parts["forward"], linear)) and all(map(contains, parts["backward"], gradient))
+    table = (script_folder / "runs/x/profile/attempt-0001/rank-000.txt").read_text()
+    assert table.startswith("Run x, attempt 1, rank 0: steps 6 to 9\n") and "aten::addmm" in table
+    assert "forward" in table and " ms\n" in table and "CUDA" not in table
+    output = capsys.readouterr()
+    (line,) = [line for line in output.out.splitlines() if "profiled" in line]
+    assert line.startswith("rankzero: profiled steps 6 to 9: runs/x/profile/attempt-0001/rank-000.json.gz (open it at ")
+    assert "https://ui.perfetto.dev or chrome://tracing" in line and line.endswith("/rank-000.txt")
+    assert "slower training loop" not in output.out + output.err and output.err == ""
+
+
+def test_no_range_of_a_thread_overlaps_another_without_being_nested(script_folder):
+    train(profile="4steps")
+    threads = {}
+    for event in trace_of(script_folder):
+        if event["ph"] == "X":
+            threads.setdefault((event["pid"], event["tid"]), []).append(event)
+    for events in threads.values():
+        events.sort(key=lambda event: (event["ts"], -event["dur"]))
+        enclosing = []
+        for event in events:
+            while enclosing and enclosing[-1]["ts"] + enclosing[-1]["dur"] <= event["ts"] + ROUNDING:
+                enclosing.pop()
+            if enclosing:
+                assert contains(enclosing[-1], event)
+            enclosing.append(event)
+
+
+def test_profiling_changes_no_weight(script_folder):
+    plain = train(20, name="plain").model.state_dict()
+    profiled = train(20, profile="4steps").model.state_dict()
+    assert all(torch.equal(value, profiled[name]) for name, value in plain.items())
+
+
+def test_without_the_flag_there_is_no_callback(script_folder):
+    trainer = train(1)
+    assert not [callback for callback in trainer.callbacks if isinstance(callback, Profile)]
+
+
+def test_steps_after_the_profile_call_no_hook(script_folder):
+    called = []
+
+    def look(trainer):
+        methods = trainer.fit_loop.epoch_loop.subscribers.methods["on_step_done"]
+        called.append(any(isinstance(method.__self__, Profile) for method in methods))
+
+    train(profile="2steps", callbacks=[AtStep(6, look), AtStep(8, look)])
+    assert called == [True, False]
+
+
+@pytest.mark.parametrize(("profile", "steps"), [("2steps@7", [8, 9]), ("1step@2", [6])])
+def test_a_profile_begins_after_the_requested_step_but_not_in_the_warm_up(profile, steps, script_folder):
+    train(profile=profile)
+    names = [event["name"] for event in slices(trace_of(script_folder), "step ", on_track=True)]
+    assert names == [f"step {step}" for step in steps]
+
+
+def test_a_resumed_attempt_keeps_the_profile_of_the_previous_one(script_folder):
+    train(8, profile="2steps")
+    first = (script_folder / "runs/x/profile/attempt-0001/rank-000.json.gz").read_bytes()
+    train(8, profile="2steps", max_epochs=2)
+    assert (script_folder / "runs/x/profile/attempt-0001/rank-000.json.gz").read_bytes() == first
+    names = [event["name"] for event in slices(trace_of(script_folder, attempt=2), "step ", on_track=True)]
+    assert names == ["step 14", "step 15"]
+
+
+def test_a_run_with_fewer_steps_profiles_those_that_there_are(script_folder, capsys):
+    train(8, profile="10steps")
+    assert len(slices(trace_of(script_folder), "step ", on_track=True)) == 3
+    assert "profiled 3 of 10 steps, from step 6, because training ended after step 8: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("profile", ["10steps", "10steps@5"])
+def test_a_run_that_ends_before_the_profile_begins_reports_it(profile, script_folder, capsys):
+    train(5, profile=profile)
+    found = "training ended after step 5, and profiling begins after step 5"
+    assert f'nothing was profiled (profile="{profile}"): {found}' in capsys.readouterr().err
+    assert not (script_folder / "runs/x/profile").exists()
+
+
+def test_a_validation_ends_the_profile(script_folder, capsys):
+    train(12, profile="5steps", limit_val_batches=3, val_check_interval=4)
+    assert len(slices(trace_of(script_folder), "step ", on_track=True)) == 3
+    assert not slices(trace_of(script_folder), "validation", on_track=True)
+    assert "profiled 3 of 5 steps, from step 6, because a validation began after step 8: " in capsys.readouterr().out
+
+
+def test_a_step_contains_its_micro_batches(script_folder):
+    train(16, profile="2steps", accumulate_grad_batches=2)
+    events = trace_of(script_folder)
+    steps = slices(events, "step ", on_track=True)
+    assert [step["name"] for step in steps] == ["step 6", "step 7"] and len(slices(events, "ProfilerStep")) == 2
+    for step in steps:
+        assert [contains(step, part) for part in slices(events, "forward", on_track=True)].count(True) == 2
+        assert [contains(step, part) for part in slices(events, "optimizer", on_track=True)].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"), [(ManualNet, {}), (Net, {"profiler": "simple"})], ids=["manual", "Lightning's loop"]
+)
+def test_lightnings_own_loop_is_profiled(model, settings, script_folder):
+    train(model=model(), profile="3steps", **settings)
+    events = trace_of(script_folder)
+    steps = slices(events, "step ", on_track=True)
+    assert [step["name"] for step in steps] == ["step 6", "step 7", "step 8"]
+    for name in ("data wait", "forward", "backward", "optimizer"):
+        assert all(map(contains, steps, slices(events, name, on_track=True)))
+    ends = [step["ts"] + step["dur"] for step in steps]
+    assert all(end <= following["ts"] + ROUNDING for end, (_, following) in zip(ends, pairwise(steps), strict=False))
+
+
+def test_an_error_in_a_profiled_step_writes_the_steps_before_it(script_folder, capsys):
+    def fail(trainer):
+        raise KeyError("the user's error")
+
+    with pytest.raises(KeyError, match="the user's error"):
+        train(profile="4steps", callbacks=[AtStep(8, fail)])
+    assert len(slices(trace_of(script_folder), "step ", on_track=True)) == 3
+    assert "profiled 3 of 4 steps, from step 6, because training ended after step 8" in capsys.readouterr().out
+
+
+def test_a_stop_in_a_profiled_step_writes_the_steps_before_it(script_folder):
+    def stop(trainer):
+        trainer.session.coordinator.control_channel.request_stop("the test")
+
+    with pytest.raises(rankzero.Stopped):
+        train(200, profile="190steps", callbacks=[AtStep(8, stop)])
+    assert len(slices(trace_of(script_folder), "step ", on_track=True)) >= 3
+
+
+def test_a_full_disk_does_not_end_training(script_folder, capsys):
+    with disk_at(script_folder / "disk", "512k") as disk:
+        (disk / "x").mkdir()
+        (disk / "x/profile").mkdir()
+        (script_folder / "runs").mkdir()
+        (script_folder / "runs/x").mkdir()
+        (script_folder / "runs/x/profile").symlink_to(disk / "x/profile")
+        (disk / "filler").write_bytes(bytes(500 << 10))
+        assert train(profile="4steps").global_step == 12
+        remaining = [path for path in (disk / "x").rglob("*") if path.is_file()]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "profile" in line]
+    assert "the profile could not be written (profile=" in line and "No space left on device" in line
+    assert not [path for path in remaining if path.name.endswith((".json.gz", ".saving"))]
+
+
+def test_a_trace_that_torch_could_not_write_is_reported(script_folder, capsys, monkeypatch):
+    def write_part(self, path):
+        Path(path).write_text('{"traceEvents": [')
+
+    monkeypatch.setattr(profile, "export_chrome_trace", write_part)
+    train(profile="4steps")
+    assert "training is not affected: torch could not write its trace to " in capsys.readouterr().err
+    assert not (script_folder / "runs/x/profile/attempt-0001/rank-000.json.gz").exists()
+
+
+def test_another_profiler_keeps_running(script_folder, capsys):
+    other = profile(activities=[ProfilerActivity.CPU])
+    train(profile="2steps", callbacks=[AtStep(4, lambda _: other.start()), AtStep(10, lambda _: other.stop())])
+    assert "training is not affected: another profiler of torch is running" in capsys.readouterr().err
+    assert any(event.name == "aten::linear" for event in other.events())
+
+
+@pytest.mark.parametrize("method", ["prepare_trace", "start_trace", "stop_trace", "key_averages"])
+def test_an_error_of_the_profiler_does_not_end_training(method, script_folder, capsys, monkeypatch):
+    original = getattr(profile, method)
+
+    def fail(self):
+        if method == "stop_trace":
+            original(self)
+        raise RuntimeError("the profiler failed")
+
+    monkeypatch.setattr(profile, method, fail)
+    assert train(profile="2steps").global_step == 12
+    err = capsys.readouterr().err
+    assert (
+        err.count("the profile could not be written") == err.count("training is not affected: the profiler failed") == 1
+    )
+
+
+def test_a_torch_without_kineto_is_reported(script_folder, capsys, monkeypatch):
+    monkeypatch.setattr(recording, "kineto_available", lambda: False)
+    train(profile="2steps")
+    assert "training is not affected: this build of torch has no Kineto" in capsys.readouterr().err
+
+
+def test_quiet_keeps_the_line_with_the_paths(script_folder, capsys):
+    train(profile="2steps", quiet=True)
+    assert "rankzero: profiled steps 6 to 7: " in capsys.readouterr().out
+
+
+def test_a_rank_that_does_not_exist_is_refused(script_folder):
+    with pytest.raises(RequestError, match="the run has one process, rank 0"):
+        Trainer(profile="2steps", profile_ranks=[0, 1], **QUIET)
+    assert not (script_folder / "runs").exists()
