@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
 from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
@@ -118,3 +120,14 @@ def make_run(path: Path, attempt_steps: tuple[int, ...] = (0,), environment=ENVI
 def read_json(run: RunDirectory, name: str):
     """Returns the content of a JSON file of a run."""
     return json.loads((run.path / name).read_text())
+
+
+def scalars_of(folder: Path) -> dict[str, dict[int, float]]:
+    """Returns tag -> step -> value of a run's curves; fails if a step has two points, or comes after a later one."""
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    points = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    for tag, values in points.items():
+        steps = [step for step, _ in values]
+        assert steps == sorted(set(steps)), f"{tag}: {steps}"
+    return {tag: dict(values) for tag, values in points.items()}

@@ -41,7 +41,6 @@ from rankzero.runs.reports.html.report import write_report
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
 from rankzero.runs.summary import Figures, computed_metrics_of, reason_of, summarize, without_stack
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
 
@@ -114,9 +113,6 @@ class Attempt:
         if self.already_finished:
             self._lock.release()
         cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = self.resume_plan.trusted_sha256
-        for logger in trainer.loggers:
-            if isinstance(logger, DurableTensorBoardLogger) and (self.checkpoint or run.attempt > 1):
-                logger.purge_from(self.resume_plan.step)
         self._rank_log = RankLog(run, self.launch.rank or 0)
         self._log = self._rank_log.logger
         for notice in self.resume_plan.notices:

@@ -11,7 +11,6 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.stored_config import Config
 from rankzero.tracking.figures.callback import RunFigures
 from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
-from rankzero.tracking.measurements.learning_rate import LearningRate
 from rankzero.tracking.measurements.slow_ranks import SlowRanks
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.profiling.callback import Profile
@@ -38,7 +37,6 @@ def tracking_callbacks(
     """
     return [
         TensorBoardPage(run, config, throughput.plan),
-        LearningRate(),
         SlowRanks(monitor),
         IntervalMeasurements(run, throughput, monitor, checkpointing),
         RunFigures(run, throughput, monitor.activity),

@@ -60,6 +60,12 @@ class TensorBoardPage(LoopCallback):
         self.run, self.config, self.plan = run, config, plan
 
     def on_ready(self, trainer: Trainer) -> None:
+        loggers = _tensorboard_loggers(trainer)
+        if not loggers:
+            return
+        if self.run.attempt > 1:
+            for logger in loggers:
+                logger.purge_from(_steps_on_curves(trainer))
         config = self.config()
         environment = self.run.read(f"attempts/{self.run.attempt:04d}/environment.json")
         texts = {
@@ -72,7 +78,7 @@ class TensorBoardPage(LoopCallback):
             "processes": trainer.world_size,
         }
         known = {name: value for name, value in hyper_parameters.items() if value is not None}
-        for logger in _tensorboard_loggers(trainer):
+        for logger in loggers:
             logger.descriptions.update({tag: series.description for tag, series in SERIES.items()})
             logger.log_with(lambda writer: writer.add_custom_scalars(LAYOUT))
             logger.log_with(lambda writer: _add_session_start(writer, known))
@@ -125,6 +131,13 @@ def _tensorboard_loggers(trainer: Trainer) -> list[DurableTensorBoardLogger]:
     if not trainer.is_global_zero:
         return []
     return [logger for logger in trainer.loggers if isinstance(logger, DurableTensorBoardLogger)]
+
+
+def _steps_on_curves(trainer: Trainer) -> int:
+    """Returns the number of steps of the resumed run; values are logged over batches (lightning 2.6)."""
+    if trainer.lightning_module.automatic_optimization:
+        return trainer.global_step
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def _add_session_start(writer: Any, hyper_parameters: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ class LoopHooks:
         """Called when the start is complete, before the first batch."""
 
     def on_logging_step(self, trainer: Trainer) -> None:
-        """Called before `on_train_batch_start` of each batch whose step is logged."""
+        """Called before `on_train_batch_start` of each batch of a step that ends a logging interval."""
 
     def on_interval_end(self, trainer: Trainer) -> None:
         """Called after Lightning has logged the metrics of every `log_every_n_steps`-th step."""
@@ -128,15 +128,13 @@ class HookBridge(Callback):
         record: Receives losses and gradients.
     """
 
-    def __init__(
-        self, call: Callable[..., None], activity: Activity | None = None, record: IntervalRecord | None = None
-    ) -> None:
-        self._call, self._activity, self._record = call, activity or Activity(), record
+    def __init__(self, call: Callable[..., None], activity: Activity, record: IntervalRecord) -> None:
+        self._call, self._activity, self._record = call, activity, record
         self._next_tick = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if interval and trainer.global_step % interval == 0:
+        self._record.begin_batch()
+        if self._record.is_due:
             self._activity.enter(HOOK)
             self._call("on_logging_step")
         self._activity.enter(FORWARD)
@@ -146,15 +144,14 @@ class HookBridge(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         self._activity.enter(OPTIMIZER)
-        if self._record is not None and self._record.is_enabled and self._record.is_due:
+        if self._record.is_due and self._record.is_enabled:
             self._record.measure_gradients(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._activity.enter(HOOK)
-        if self._record is not None:
-            self._record.add_outputs(outputs, batch)
+        self._record.add_outputs(outputs, batch)
         self._call("on_batch_done", batch, batch_idx)
         now = time.monotonic()
         if now >= self._next_tick or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:

@@ -129,7 +129,7 @@ class OptimizerStep:
     def _closure(self) -> Tensor | None:
         loss = self._run_passes()
         self.activity.enter(OPTIMIZER)
-        if self._record.is_enabled and self._record.is_due:
+        if self._record.is_due and self._record.is_enabled:
             self._record.measure_gradients(self.strategy.optimizers[0])
         if not self._is_unobserved:
             self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])

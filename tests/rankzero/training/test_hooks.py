@@ -4,7 +4,9 @@ import pytest
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from rankzero.distributed.monitoring.activity import Activity
 from rankzero.training.hooks import HookBridge, LoopCallback, LoopHooks, Subscribers
+from rankzero.training.metrics.interval_record import IntervalRecord
 from running import restore_process_state, train_in_process
 
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -168,7 +170,8 @@ def test_batch_hooks_run_before_lightnings_hooks_in_both_loops(fast):
     train_in_process(*callbacks, loops=True, profiler=profiler, **settings)
     batch_hooks = [(hook, batch_idx) for hook, batch_idx in seen if hook not in ("on_logging_step", "on_tick")]
     assert batch_hooks == [(hook, batch_idx) for batch_idx in range(2) for hook in ORDER]
-    assert seen[0] == ("on_logging_step", 0) and ("on_logging_step", 1) not in seen
+    assert [entry for entry in seen if entry[0] == "on_logging_step"] == [("on_logging_step", 1)]
+    assert seen.index(("on_logging_step", 1)) < seen.index(("on_train_batch_start", 1))
     assert seen[-4:-2] == [("on_batch_done", 1), ("on_tick", 1)]  # also after the last batch of an epoch
 
 
@@ -186,10 +189,12 @@ def test_hook_bridge_calls_batch_hooks_from_lightnings_loop():
     seen = []
     with restore_process_state():
         trainer = Trainer(**QUIET, max_epochs=1, limit_train_batches=2, limit_val_batches=0, enable_model_summary=False)
-        bridge = HookBridge(lambda hook, *arguments: seen.append((hook, *arguments[1:])))
+        trainer.log_every_n_steps = 2
+        record = IntervalRecord(trainer)
+        bridge = HookBridge(lambda hook, *arguments: seen.append((hook, *arguments[1:])), Activity(), record)
         trainer.callbacks.insert(0, bridge)
         trainer.fit(BoringModel())
-    assert seen[:2] == [("on_logging_step",), ("on_batch_done", 0)]
+    assert [entry for entry in seen if entry[0] != "on_tick"][:2] == [("on_batch_done", 0), ("on_logging_step",)]
     assert seen[-2:] == [("on_batch_done", 1), ("on_tick", 1)]
 
 

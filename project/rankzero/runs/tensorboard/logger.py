@@ -59,11 +59,14 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         return str(self.run.path)
 
     def purge_from(self, step: int) -> None:
-        """Hides values that a lost attempt logged after the checkpoint at `step`, so that there is one curve.
+        """Hides values that a lost attempt logged after `step` batches, so that there is one curve.
 
-        Values of the n-th step are logged at n - 1 (lightning 2.6).
+        Values of the n-th batch are logged at n - 1 (lightning 2.6).
         """
-        self._kwargs["purge_step"] = step
+        if self._experiment is None:
+            self._kwargs["purge_step"] = step
+        else:  # user code has created the writer
+            self.log_with(lambda writer: _add_purge(writer, step))
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
@@ -147,3 +150,12 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             self._experiment = None
             self._described.clear()
             self._kwargs.pop("purge_step", None)  # in a new writer, it would hide the values already written
+
+
+def _add_purge(writer: Any, step: int) -> None:
+    """Adds what a SummaryWriter adds with the argument `purge_step`."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    writer._get_file_writer().event_writer.add_event(
+        Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
+    )

@@ -4,23 +4,22 @@ import math
 from collections.abc import Callable, Mapping
 from time import monotonic
 
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
+from rankzero.tracking.measurements.exchange import Exchange
 from rankzero.tracking.measurements.flop_count import FlopCount, can_count, peak_flops_per_second
+from rankzero.tracking.measurements.learning_rate import learning_rates
 from rankzero.tracking.measurements.resources import memory_in_use, prepared_batches
 from rankzero.tracking.measurements.series import (
-    ALWAYS_REDUCED,
     DETAILS_REQUESTED,
     FIRST_GRADIENT,
     GRADIENT_NORM,
     LOSS_SAMPLES,
     LOSS_SUM,
-    REDUCED,
     combine,
     values_of_ranks,
 )
@@ -35,17 +34,16 @@ LOSS = "train/loss"
 OTHER_LOSS = "train/mean_loss"
 """Tag of the loss if the module itself logs a value as `train/loss`."""
 
-
-DETAIL_SECONDS = 0.3
-"""Minimum time between two values of the series that are not logged at every logging step; about 1 ms each time."""
+DETAIL_SECONDS, DETAIL_FRACTION = 0.3, 1e-4
+"""Minimum time between two values of the series that are not logged at every logging step, and the fraction of the time
+since the start that it is at least: about 20,000 values in two hours, and 60,000 in a week."""
 
 
 class IntervalMeasurements(LoopCallback):
-    """Logs the series of `SERIES`, after one exchange between ranks per logging interval.
+    """Logs the series of `SERIES` and the learning rates, after one exchange between ranks per logging interval.
 
-    Loss and gradient norm are logged at every logging step, the others at most once per `DETAIL_SECONDS`: for a model
-    with steps of 0.1 ms, they would take longer than the steps. Rank zero requests these details in the exchange of one
-    interval, and all ranks add them to the exchange of the next interval.
+    Loss, learning rates and gradient norm are logged at every logging step, the others, the details, at most once per
+    `DETAIL_SECONDS`: for a model with steps of 0.1 ms, they would take longer than the steps.
 
     Args:
         run: Directory of the run, which knows the number of the attempt.
@@ -62,11 +60,11 @@ class IntervalMeasurements(LoopCallback):
         self._flop_count: FlopCount | None = None
         self._peak: float | None = None
         self._logged_checkpoint = 0.0, 0
-        self._detailed_at = self._ended_at = 0.0
-        self._request = Request()
+        self._began_at = self._detailed_at = self._ended_at = 0.0
+        self._learning_rates: dict[str, float] = {}
 
     def needs(self, hook: str) -> bool:
-        return self._is_enabled and (hook != "on_logging_step" or self._step_time.measures_device)
+        return self._is_enabled
 
     def on_ready(self, trainer: Trainer) -> None:
         """Begins to measure if rank zero has loggers. All ranks must call."""
@@ -75,7 +73,8 @@ class IntervalMeasurements(LoopCallback):
         epoch_loop.record.is_enabled = self._is_enabled
         if not self._is_enabled:
             return
-        self._ended_at = monotonic()
+        self._began_at = self._ended_at = monotonic()
+        self._exchange = Exchange(strategy_of(trainer), trainer.world_size)
         self._step_time = StepTime(self.monitor.activity, trainer)
         self._measured = self.throughput.samples, self.throughput.training_seconds
         if can_count(trainer.lightning_module):
@@ -84,35 +83,32 @@ class IntervalMeasurements(LoopCallback):
             self._peak = peak_flops_per_second(trainer)
 
     def on_logging_step(self, trainer: Trainer) -> None:
-        self._step_time.measure_next_step()
+        if trainer.is_global_zero:
+            self._learning_rates = learning_rates(trainer.optimizers)
+        self._step_time.measure_step()
 
     def on_interval_end(self, trainer: Trainer) -> None:
         """Exchanges the values of all ranks and logs them. All ranks must call."""
-        record, strategy = fit_loop_of(trainer).epoch_loop.record, strategy_of(trainer)
-        has_details = self._request.is_set
+        record = fit_loop_of(trainer).epoch_loop.record
+        has_details = self._exchange.has_details
         now = monotonic()
         if has_details:
             self._detailed_at = now
         next_end = now + (now - self._ended_at)  # if the next interval lasts as long as this one
         self._ended_at = now
+        detail_seconds = max(DETAIL_SECONDS, DETAIL_FRACTION * (now - self._began_at))
         values = self._details(trainer) if has_details else {}
-        values[LOSS_SAMPLES] = float(record.samples)
-        values[DETAILS_REQUESTED] = float(next_end - self._detailed_at >= DETAIL_SECONDS)
-        tags = REDUCED if has_details else REDUCED[:ALWAYS_REDUCED]
-        row = torch.tensor([values.get(tag, math.nan) for tag in tags], dtype=torch.float64)
-        if strategy.root_device.type == "cuda":
-            row = row.to(strategy.root_device)  # where the next two values are; only rank zero waits for them
-        row[REDUCED.index(LOSS_SUM)] = record.loss_sum
-        if record.gradient_norm is not None:
-            row[REDUCED.index(GRADIENT_NORM)] = record.gradient_norm
+        values[LOSS_SUM], values[LOSS_SAMPLES] = record.loss_sum, float(record.samples)
+        values[DETAILS_REQUESTED] = float(next_end - self._detailed_at >= detail_seconds)
         has_norm = record.gradient_norm is not None
+        if record.gradient_norm is not None:
+            values[GRADIENT_NORM] = record.gradient_norm
         record.reset()
-        rows = strategy.gather_rows(row)
-        self._request.read(rows[0, REDUCED.index(DETAILS_REQUESTED)])
+        self._exchange.gather(values, has_details)
         if trainer.is_global_zero:
-            self._log(trainer, rows.tolist(), has_details, has_norm)
+            self._log(trainer, self._exchange.rows(), has_details, has_norm)
 
-    def _details(self, trainer: Trainer) -> dict[str, float]:
+    def _details(self, trainer: Trainer) -> dict[str, float | Tensor]:
         """Returns this rank's values of the series that are not logged at every logging step."""
         return {
             FIRST_GRADIENT: 1e3 * self.monitor.activity.first_gradient or math.nan,
@@ -133,6 +129,7 @@ class IntervalMeasurements(LoopCallback):
             del values[FIRST_GRADIENT]
         learned = (LOSS, OTHER_LOSS, *([GRADIENT_NORM] if has_norm else []))  # shown even if they are not numbers
         known = {tag: value for tag, value in values.items() if tag in learned or not math.isnan(value)}
+        known |= self._learning_rates
         for logger in trainer.loggers:
             logger.log_metrics(known, trainer.fit_loop.epoch_loop._batches_that_stepped)
 
@@ -187,27 +184,3 @@ class IntervalMeasurements(LoopCallback):
                 self._has_warned = True
                 rank_zero_warn(f"rankzero: some values cannot be measured, and are missing in the charts: {error!r}")
             return {}
-
-
-class Request:
-    """Whether rank zero has requested something in the last exchange; the first exchange is preceded by a request."""
-
-    def __init__(self) -> None:
-        self._value = torch.ones(())
-        self._copied: torch.cuda.Event | None = None
-
-    def read(self, value: Tensor) -> None:
-        """Reads a value that is not 0 if there is a request, without waiting for the device."""
-        if value.is_cuda:
-            self._value, self._copied = value.new_empty((), device="cpu", pin_memory=True), torch.cuda.Event()
-            self._value.copy_(value, non_blocking=True)
-            self._copied.record()
-        else:
-            self._value = value
-
-    @property
-    def is_set(self) -> bool:
-        """Whether there is a request; waits until the device has run the last exchange."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return bool(self._value)

@@ -17,20 +17,11 @@ class Series(NamedTuple):
     reduction: str = ""
 
 
-LOSS_SUM, LOSS_SAMPLES = "loss_sum", "loss_samples"
-"""Values of a rank from which `train/loss` is computed; not logged themselves."""
-
-DETAILS_REQUESTED = "details_requested"
-"""1 if rank zero wants more values in the next exchange."""
-
 FIRST_GRADIENT = "world/first_gradient_ms"
 DATA_WAIT = "wall_time/data_wait_ms"
 GRADIENT_NORM = "weights/gradient_norm"
 
 SERIES = {
-    LOSS_SUM: Series("", "sum"),
-    LOSS_SAMPLES: Series("", "sum"),
-    DETAILS_REQUESTED: Series("", "max"),
     GRADIENT_NORM: Series("2-norm of all gradients before clipping, in the last step of the interval", "max"),
     "train/loss": Series("Mean loss of all samples of the interval, over all ranks"),
     "train/samples_per_second": Series("Training samples per second over all ranks, without validation"),
@@ -64,11 +55,22 @@ SERIES = {
 RANK_SERIES = {DATA_WAIT: "world/data_wait_ms", FIRST_GRADIENT: FIRST_GRADIENT}
 """Tag of a value -> tag under which the values of single ranks are logged."""
 
-REDUCED = tuple(tag for tag, series in SERIES.items() if series.reduction)
+LOSS_SUM, LOSS_SAMPLES = "loss_sum", "loss_samples"
+"""Values of a rank from which `train/loss` is computed; not logged themselves."""
+
+DETAILS_REQUESTED = "details_requested"
+"""1 if rank zero requests details in the next exchange; not logged."""
+
+REDUCTIONS = {LOSS_SUM: "sum", LOSS_SAMPLES: "sum", DETAILS_REQUESTED: "max"} | {
+    tag: series.reduction for tag, series in SERIES.items() if series.reduction
+}
+"""Tag of each value that ranks exchange -> how the values of ranks are combined."""
+
+EXCHANGED = tuple(REDUCTIONS)
 """Tags of the values that ranks exchange, in this order."""
 
-ALWAYS_REDUCED = REDUCED.index(GRADIENT_NORM) + 1
-"""Number of values that ranks exchange at every logging step; the others are details."""
+ALWAYS_EXCHANGED = EXCHANGED[: EXCHANGED.index(GRADIENT_NORM) + 1]
+"""Tags of the values that ranks exchange at every logging step; the others are details."""
 
 MAX_RANKS = 16
 """Largest number of ranks with a series of their own; of more ranks, the slowest ones are logged."""
@@ -78,13 +80,12 @@ def combine(rows: Sequence[Sequence[float]]) -> dict[str, float]:
     """Returns the values over all ranks, by tag; NaN if no rank has a value.
 
     Args:
-        rows: Values of each rank, in the order of `REDUCED`; the last ones may be missing. NaN is a value that a rank
+        rows: Values of each rank, in the order of `EXCHANGED`; the last ones may be missing. NaN is a value that a rank
             does not have, except for the sum of losses.
     """
     combined = {}
-    for tag, column in zip(REDUCED, zip(*rows, strict=True), strict=False):
+    for (tag, reduction), column in zip(REDUCTIONS.items(), zip(*rows, strict=True), strict=False):
         values = column if tag == LOSS_SUM else [value for value in column if not isnan(value)]
-        reduction = SERIES[tag].reduction
         if not values:
             combined[tag] = nan
         elif reduction == "max":
@@ -103,7 +104,7 @@ def values_of_ranks(rows: Sequence[Sequence[float]], slow_ranks: Sequence[int]) 
     """
     values: dict[str, float] = {}
     for tag, group in RANK_SERIES.items():
-        column = [row[REDUCED.index(tag)] for row in rows]
+        column = [row[EXCHANGED.index(tag)] for row in rows]
         ranks = [rank for rank, value in enumerate(column) if not isnan(value)]
         slowest = sorted(ranks, key=lambda rank: column[rank], reverse=True)[:MAX_RANKS]
         values |= {f"{group}/rank_{rank:03d}": column[rank] for rank in sorted(slowest)}

@@ -25,7 +25,7 @@ class StepTime:
     """Splits the time of a step into parts, as means over the steps since the previous call of `take`.
 
     On a CPU, the times are those of the main thread. An accelerator runs behind the main thread; there, CUDA events
-    measure forward pass, backward pass and optimizer in the first step of each interval.
+    measure forward pass, backward pass and optimizer in one step per interval.
 
     Args:
         activity: What the main thread is doing.
@@ -46,8 +46,8 @@ class StepTime:
         """Whether steps are measured on a device other than the CPU."""
         return self._device_times is not None
 
-    def measure_next_step(self) -> None:
-        """Begins to measure the step in progress on the device, if that is no CPU."""
+    def measure_step(self) -> None:
+        """Begins to measure the step in progress on the device, if that is no CPU and no step is being measured."""
         if self._device_times is not None:
             self._device_times.begin()
 
@@ -93,24 +93,29 @@ class DeviceTimes:
     def __init__(self, activity: Activity) -> None:
         self._activity = activity
         self._events: list[tuple[str, torch.cuda.Event]] = []
+        self._measured: list[tuple[str, torch.cuda.Event]] = []
+        self._step: int | None = None
 
     def begin(self) -> None:
-        """Measures from here to the beginning of the next step."""
-        self._events = []
-        self._activity.listen(self._record)
+        """Measures from here to the beginning of the next step, unless a step is being measured."""
+        if self._step is None:
+            self._events, self._step = [], self._activity.step
+            self._activity.listen(self._record)
 
     def _record(self, phase: str) -> None:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._events.append((phase, event))
-        if phase == DATA:
+        if phase == DATA and self._activity.step != self._step:  # further micro-batches belong to the same step
             self._activity.stop_listening(self._record)
+            self._measured, self._step = self._events, None
 
     def take(self) -> dict[str, float]:
-        """Returns the milliseconds of the phases of the last measured step; empty if it is not complete."""
-        events, self._events = self._events, []
-        if not events or events[-1][0] != DATA or not events[-1][1].query():
+        """Returns the milliseconds of the phases of the last measured step; empty without a new one."""
+        events = self._measured
+        if not events or not events[-1][1].query():
             return {}
+        self._measured = []
         parts = dict.fromkeys((STEP_PHASES[phase] for phase in DEVICE_PHASES), 0.0)
         for (phase, begin), (_, end) in pairwise(events):
             if phase in DEVICE_PHASES:

@@ -61,7 +61,7 @@ class FastEpoch:
         self.module: LightningModule = self.trainer.lightning_module
         self.strategy = cast(RunStrategy, self.trainer.strategy)
         self.connector, self.results = self.trainer._logger_connector, cast(Results, loop.results)
-        self.activity = loop.activity
+        self.activity, self.record = loop.activity, loop.record
         self.progress, self._total = loop.batch_progress, loop.batch_progress.total
         self._current = loop.batch_progress.current
         self.hooks = BatchHooks(self.trainer)
@@ -96,6 +96,7 @@ class FastEpoch:
         connector, results = self.connector, self.results
         current, total, activity = self._current, self._total, self.activity
         activity.begin_batch(loop.global_step)
+        self.record.begin_batch()
         batch = self._fetch()
         self.progress.is_last_batch = self.data_fetcher.done
         if self._needs_transfer or not _is_plain(batch):
@@ -111,7 +112,7 @@ class FastEpoch:
         if batch is None:
             loop._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
         else:
-            if trainer.log_every_n_steps and loop.global_step % trainer.log_every_n_steps == 0:
+            if self.record.is_due:
                 activity.enter(HOOK)
                 for method in self._on_logging_step:
                     method(trainer)
@@ -145,7 +146,7 @@ class FastEpoch:
         total.completed += 1
         if self._logs():
             connector.log_metrics(self.loop.update_trainer_metrics()["log"])
-            if self._on_interval_end and self.loop.record.is_due:
+            if self.record.is_due:
                 for method in self._on_interval_end:
                     method(trainer)
         elif max(map(getrefcount, trainer_metrics_of(connector))) > UNSHARED_REFCOUNT:
@@ -172,7 +173,7 @@ class FastEpoch:
             outputs = self.loop.automatic_optimization.run(self.trainer.optimizers[0], batch_idx, arguments)
         else:
             outputs = self.loop.manual_optimization.run(arguments)
-        self.loop.record.add_outputs(outputs, batch)
+        self.record.add_outputs(outputs, batch)
         return outputs
 
     @property

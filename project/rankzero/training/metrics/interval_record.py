@@ -1,5 +1,6 @@
 """What this rank records in training steps between two logging steps."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,14 +12,11 @@ from torch.optim import Optimizer
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE
 
-MAX_LOSSES = 1000
-"""Number of losses that are kept before they are added up."""
-
 
 class IntervalRecord:
     """Losses, samples and gradient norm of the current logging interval, on this rank.
 
-    Recording costs about 1 us per step on a CPU, and one kernel per step on another device. No loss is read before the
+    Recording costs about 1 us per step on a CPU. On another device it costs one kernel per step; the sum is read at the
     end of the interval, because reading waits for the device. Nothing is recorded before `is_enabled` is set.
 
     Args:
@@ -26,6 +24,7 @@ class IntervalRecord:
 
     Attributes:
         is_enabled: Whether steps are recorded.
+        is_due: Whether the step in progress ends the interval. Lightning logs the metrics of the same steps.
         samples: Number of samples whose loss is recorded.
         total_samples: The same since the start of the attempt.
         gradient_norm: 2-norm of all gradients before clipping in the last step of the interval; None if unknown. With
@@ -34,24 +33,21 @@ class IntervalRecord:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.is_enabled = False
+        self.is_enabled = self.is_due = False
         self.total_samples = 0
         self.reset()
 
     def reset(self) -> None:
         """Begins a new interval."""
         self._loss_sum = 0.0
-        self._losses: list[Tensor] = []
-        self._weights: list[float] = []
         self._loss_sum_on_device: Tensor | None = None
         self.samples = 0
-        self.gradient_norm: Tensor | None = None
+        self.gradient_norm: float | Tensor | None = None
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the step in progress ends the interval. Lightning logs the metrics of the same steps."""
+    def begin_batch(self) -> None:
+        """Updates `is_due`."""
         interval: int = self._trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return bool(interval) and (self._trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % interval == 0
+        self.is_due = bool(interval) and (self._trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % interval == 0
 
     def add_loss(self, loss: Tensor, samples: int) -> None:
         """Adds the loss of a batch.
@@ -65,10 +61,7 @@ class IntervalRecord:
         self.samples += samples
         self.total_samples += samples
         if loss.is_cpu:
-            self._losses.append(loss.detach())
-            self._weights.append(samples)
-            if len(self._losses) == MAX_LOSSES:
-                self._add_up()
+            self._loss_sum += loss.item() * samples
             return
         if self._loss_sum_on_device is None:
             dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no float64
@@ -101,20 +94,15 @@ class IntervalRecord:
         if not gradients or any(gradient.device != device for gradient in gradients):
             return
         # torch.nn.utils.get_total_norm takes three times as long for a few small tensors.
-        self.gradient_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-
-    def _add_up(self) -> None:
-        """Adds the gathered losses to the sum, one after another: a resumed run then gets the same sum, bit for bit."""
-        if self._losses:
-            losses: list[float] = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
-            for loss, weight in zip(losses, self._weights, strict=True):
-                self._loss_sum += loss * weight
-            self._losses, self._weights = [], []
+        norms = torch._foreach_norm(gradients)
+        if device.type == "cpu":
+            self.gradient_norm = math.hypot(*[norm.item() for norm in norms])
+        else:
+            self.gradient_norm = torch.linalg.vector_norm(torch.stack(norms))
 
     @property
     def loss_sum(self) -> float | Tensor:
         """Sum of the losses of all samples; on the device of the losses, so that reading it does not wait."""
-        self._add_up()
         return self._loss_sum if self._loss_sum_on_device is None else self._loss_sum_on_device + self._loss_sum
 
     def state(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from reported import scalars_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -55,17 +55,6 @@ def fit(module, name="x", epochs=3, **settings):
     return module
 
 
-def scalars(folder):
-    """Returns tag -> step -> value."""
-    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    points = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    for tag, values in points.items():
-        steps = [step for step, _ in values]
-        assert steps == sorted(set(steps)), f"{tag}: {steps}"
-    return {tag: dict(values) for tag, values in points.items()}
-
-
 def means_of(losses):
     """Returns the mean loss of each whole interval, by the step at which the interval is logged."""
     ends = range(INTERVAL - 1, max(losses) + 1, INTERVAL)
@@ -89,12 +78,12 @@ def test_the_logged_loss_is_the_mean_over_all_samples_of_the_interval(script_fol
     net = fit(Net(**module), **settings)
     expected = means_of(net.losses)
     assert len(expected) >= 3
-    assert scalars(script_folder / "runs/x")["train/loss"] == pytest.approx(expected, rel=1e-6)
+    assert scalars_of(script_folder / "runs/x")["train/loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_module_that_logs_the_loss_itself_keeps_its_own_values(script_folder):
     net = fit(Net(name="train/loss"))
-    logged = scalars(script_folder / "runs/x")
+    logged = scalars_of(script_folder / "runs/x")
     assert logged["train/mean_loss"] == pytest.approx(means_of(net.losses), rel=1e-6)
     last_batches = {step: sum(net.losses[step]) / len(net.losses[step]) for step in logged["train/loss"]}
     assert logged["train/loss"] == pytest.approx(last_batches, rel=1e-6)
@@ -102,7 +91,7 @@ def test_a_module_that_logs_the_loss_itself_keeps_its_own_values(script_folder):
 
 def test_a_module_without_a_loss_has_no_curve_of_the_loss(script_folder):
     fit(Net(manual=True, outputs="none"))
-    assert not {"train/loss", "train/mean_loss"} & scalars(script_folder / "runs/x").keys()
+    assert not {"train/loss", "train/mean_loss"} & scalars_of(script_folder / "runs/x").keys()
 
 
 def test_the_curves_of_three_attempts_are_those_of_an_uninterrupted_run(script_folder):
@@ -110,7 +99,7 @@ def test_the_curves_of_three_attempts_are_those_of_an_uninterrupted_run(script_f
     for steps in (8, 22):  # in the middle of an interval, and of an epoch
         fit(Net(), name="parts", max_steps=steps)
     fit(Net(), name="parts")
-    whole, parts = scalars(script_folder / "runs/whole"), scalars(script_folder / "runs/parts")
+    whole, parts = scalars_of(script_folder / "runs/whole"), scalars_of(script_folder / "runs/parts")
     for tag in ("train/loss", "train/lr", "weights/gradient_norm"):
         assert parts[tag] == pytest.approx(whole[tag], rel=1e-6) and len(parts[tag]) >= 7, tag
     assert sorted(set(parts["x_axis/attempt"].values())) == [1, 2, 3]
@@ -126,7 +115,7 @@ def test_a_lost_attempt_leaves_no_point(script_folder):
     with pytest.raises(RuntimeError, match="crash"):
         fit(Net(), name="parts", callbacks=[Crash()])  # saved last at step 12, within an interval
     fit(Net(), name="parts")
-    whole, parts = scalars(script_folder / "runs/whole"), scalars(script_folder / "runs/parts")
+    whole, parts = scalars_of(script_folder / "runs/whole"), scalars_of(script_folder / "runs/parts")
     assert parts["train/loss"] == pytest.approx(whole["train/loss"], rel=1e-6)
 
 
@@ -144,7 +133,7 @@ def test_the_gradient_norm_is_that_before_clipping(script_folder):
         ("stock", Net, {"profiler": "simple"}),
     ):
         fit(base(), name=name, gradient_clip_val=0.01, **settings)
-        logged = scalars(script_folder / "runs" / name)["weights/gradient_norm"]
+        logged = scalars_of(script_folder / "runs" / name)["weights/gradient_norm"]
         assert logged == pytest.approx({step: norms[step] for step in logged}, rel=1e-5) and len(logged) >= 7
 
 
@@ -152,7 +141,7 @@ def test_measuring_changes_no_weights(script_folder, monkeypatch):
     measured = fit(Net(), name="measured")
     monkeypatch.setattr(interval_measurements.IntervalMeasurements, "on_ready", lambda *arguments: None)
     plain = fit(Net(), name="plain")
-    assert "weights/gradient_norm" not in scalars(script_folder / "runs/plain")
+    assert "weights/gradient_norm" not in scalars_of(script_folder / "runs/plain")
     assert all(map(torch.equal, measured.parameters(), plain.parameters()))
 
 
@@ -161,7 +150,7 @@ def test_details_are_logged_at_limited_intervals(script_folder, monkeypatch):
     monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 1.0)
     monkeypatch.setattr(interval_measurements, "monotonic", lambda: 100 + net.global_step * 0.06)  # 0.3 s per interval
     fit(net, epochs=9)
-    logged = scalars(script_folder / "runs/x")
+    logged = scalars_of(script_folder / "runs/x")
     assert len(logged["train/loss"]) == 21
     assert list(logged["wall_time/step_ms"]) == [4, 24, 44, 64, 84, 104]  # four intervals last longer than a second
 
@@ -169,7 +158,7 @@ def test_details_are_logged_at_limited_intervals(script_folder, monkeypatch):
 def test_samples_and_epochs_are_logged_as_other_axes(script_folder, monkeypatch):
     monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
     fit(Net(), epochs=2)
-    logged = scalars(script_folder / "runs/x")
+    logged = scalars_of(script_folder / "runs/x")
     assert logged["x_axis/samples"] == {4: 20, 9: 40, 14: 45 + 12, 19: 45 + 32}
     assert logged["x_axis/epoch"] == pytest.approx({4: 5 / 12, 9: 10 / 12, 14: 1 + 3 / 12, 19: 1 + 8 / 12})
 
@@ -177,7 +166,7 @@ def test_samples_and_epochs_are_logged_as_other_axes(script_folder, monkeypatch)
 def test_parts_of_a_step_add_up(script_folder, monkeypatch):
     monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
     fit(Net())
-    logged = scalars(script_folder / "runs/x")
+    logged = scalars_of(script_folder / "runs/x")
     parts = ("data_wait", "forward", "backward", "exposed_communication", "optimizer", "other")
     for step, total in logged["wall_time/step_ms"].items():
         assert sum(logged[f"wall_time/{part}_ms"][step] for part in parts) == pytest.approx(total, rel=1e-5)
@@ -185,7 +174,7 @@ def test_parts_of_a_step_add_up(script_folder, monkeypatch):
 
 def test_speed_and_operations_are_logged(script_folder):
     fit(Net())
-    logged = scalars(script_folder / "runs/x")
+    logged = scalars_of(script_folder / "runs/x")
     (flops,) = {logged["workload/teraflops_per_second"][4] * 1e12 / logged["train/samples_per_second"][4]}
     assert flops == pytest.approx(2 * 2 * 3, rel=1e-4)  # forward, and the weights' gradient; the inputs need none
     assert "workload/mfu_percent" not in logged  # no published peak of a CPU
@@ -194,7 +183,7 @@ def test_speed_and_operations_are_logged(script_folder):
 def test_duration_and_size_of_checkpoints_are_logged(script_folder, monkeypatch):
     monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
     fit(Net(), save_every="5steps")
-    logged = scalars(script_folder / "runs/x")
+    logged = scalars_of(script_folder / "runs/x")
     checkpoint = next((script_folder / "runs/x/checkpoints").iterdir())
     size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**20
     assert list(logged["workload/checkpoint_mib"].values())[-1] == pytest.approx(size, rel=0.1)
@@ -225,7 +214,7 @@ def test_training_continues_if_a_value_cannot_be_measured(script_folder, monkeyp
     fit(Net())
     warnings = [str(warning.message) for warning in recwarn if "/proc is not mounted" in str(warning.message)]
     assert len(warnings) == 1 and "missing in the charts" in warnings[0]
-    logged = scalars(script_folder / "runs/x")
+    logged = scalars_of(script_folder / "runs/x")
     assert "workload/host_memory_gib" not in logged and len(logged["wall_time/step_ms"]) == 7
     assert json.loads((script_folder / "runs/x/summary.json").read_text())["status"] == "finished"
 
@@ -233,7 +222,7 @@ def test_training_continues_if_a_value_cannot_be_measured(script_folder, monkeyp
 def test_operations_are_counted_if_every_step_is_logged(script_folder, monkeypatch):
     monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
     fit(Net(), log_every_n_steps=1)
-    logged = scalars(script_folder / "runs/x")
+    logged = scalars_of(script_folder / "runs/x")
     assert len(logged["workload/teraflops_per_second"]) == 35  # from the second step on
     assert all(value > 0 for value in logged["workload/teraflops_per_second"].values())
 
@@ -242,7 +231,7 @@ def test_details_of_slow_steps_are_logged_at_every_logging_step(script_folder, m
     net = Net()
     monkeypatch.setattr(interval_measurements, "monotonic", lambda: 100 + net.global_step * 0.1)  # 0.5 s per interval
     fit(net)
-    logged = scalars(script_folder / "runs/x")
+    logged = scalars_of(script_folder / "runs/x")
     assert logged["wall_time/step_ms"].keys() == logged["train/loss"].keys()
 
 
@@ -253,7 +242,7 @@ def test_a_gradient_that_is_not_a_number_is_shown(script_folder):
             return loss * math.nan if self.global_step >= 10 else loss
 
     fit(Diverging())
-    logged = scalars(script_folder / "runs/x")
+    logged = scalars_of(script_folder / "runs/x")
     for tag in ("train/loss", "weights/gradient_norm"):
         assert [math.isnan(value) for value in logged[tag].values()] == [False, False, *[True] * 5], tag
 
@@ -271,5 +260,5 @@ def test_trials_of_a_finder_are_not_measured(script_folder):
     net.lr = 0.01
     fit(net, name="found", callbacks=[FindLater(num_training_steps=20, update_attr=False)])
     fit(Net(), name="plain")
-    found, plain = scalars(script_folder / "runs/found"), scalars(script_folder / "runs/plain")
+    found, plain = scalars_of(script_folder / "runs/found"), scalars_of(script_folder / "runs/plain")
     assert found["train/loss"] == pytest.approx(plain["train/loss"], rel=1e-6)

@@ -1,64 +1,100 @@
-import csv
-
+import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
+from reported import scalars_of
 
-from rankzero.tracking.measurements.learning_rate import LearningRate
-from running import train_in_process
+from rankzero import Trainer
+from rankzero.tracking.measurements.learning_rate import learning_rates
 
 
-class ModelWithRates(BoringModel):
-    def __init__(self, *rates):
-        super().__init__()
-        self.rates = rates
+def optimizer_with(*rates):
+    return torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in rates])
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "expected"),
+    [
+        ([], {}),
+        ([optimizer_with(0.5)], {"train/lr": 0.5}),
+        ([optimizer_with(0.5, torch.tensor(0.25))], {"train/lr": 0.5, "train/lr-1": 0.25}),
+        ([optimizer_with(0.5), optimizer_with(0.25)], {"train/lr": 0.5, "train/lr-1": 0.25}),
+    ],
+)
+def test_each_parameter_group_has_its_own_series(optimizers, expected):
+    assert learning_rates(optimizers) == expected
+
+
+def fit(module, **settings):
+    quiet = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "name": "x"}
+    Trainer(**{"log_every_n_steps": 2, "limit_train_batches": 6, "max_epochs": 1, **quiet, **settings}).fit(module)
+    return module
+
+
+class Scheduled(BoringModel):
+    """The learning rate of the n-th step, from 0, is 0.5 to the power of n."""
 
     def configure_optimizers(self):
-        groups = [
-            {"params": [parameter], "lr": rate} for parameter, rate in zip(self.parameters(), self.rates, strict=False)
-        ]
-        return torch.optim.SGD(groups) if groups else None
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-def logged_rates(folder, *rates, every=1):
-    logger = CSVLogger(folder, name="", version="")
-    train_in_process(
-        LearningRate(),
-        model=ModelWithRates(*rates),
-        loops=True,
-        logger=logger,
-        limit_train_batches=2,
-        max_epochs=1,
-        log_every_n_steps=every,
-    )
-    file = folder / "metrics.csv"
-    rows = list(csv.DictReader(file.open())) if file.exists() else []
-    return {name: float(value) for row in rows for name, value in row.items() if name.startswith("train/lr") and value}
+@pytest.mark.parametrize("profiler", [None, "simple"])  # with a profiler, Lightning's own loop trains
+def test_the_rate_is_that_of_the_step_at_which_it_is_logged(script_folder, profiler):
+    fit(Scheduled(), profiler=profiler)
+    assert scalars_of(script_folder / "runs/x")["train/lr"] == {step: 0.5**step for step in (1, 3, 5)}
 
 
-def test_each_parameter_group_has_its_own_curve(tmp_path):
-    assert logged_rates(tmp_path, 0.5, 0.25) == {"train/lr": 0.5, "train/lr-1": 0.25}
+def test_the_rate_is_that_of_the_accumulated_step(script_folder):
+    fit(Scheduled(), accumulate_grad_batches=3, log_every_n_steps=1)
+    assert scalars_of(script_folder / "runs/x")["train/lr"] == {0: 1.0, 1: 0.5}
 
 
-def test_every_logger_receives_the_learning_rate(tmp_path):
-    loggers = [CSVLogger(tmp_path / name, name="", version="") for name in ("first", "second")]
-    train_in_process(
-        LearningRate(),
-        model=ModelWithRates(0.5),
-        loops=True,
-        logger=loggers,
-        limit_train_batches=2,
-        max_epochs=1,
-        log_every_n_steps=1,
-    )
+class TwoOptimizers(BoringModel):
+    """Takes a step of both optimizers per batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def train_dataloader(self):
+        torch.manual_seed(0)  # the same data in each attempt
+        return super().train_dataloader()
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            loss = self.step(batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        self.log("loss", loss)
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=rate) for rate in (0.2, 0.1)]
+
+
+def test_all_series_of_two_optimizers_have_the_same_steps(script_folder):
+    fit(TwoOptimizers())
+    logged = scalars_of(script_folder / "runs/x")
+    assert logged["train/lr"] == pytest.approx(dict.fromkeys((1, 3, 5), 0.2))
+    assert logged["train/lr-1"] == pytest.approx(dict.fromkeys((1, 3, 5), 0.1))
+    assert logged["loss"].keys() == logged["train/lr"].keys() == logged["weights/gradient_norm"].keys()
+
+
+def test_a_resumed_run_of_two_optimizers_has_one_curve(script_folder):
+    fit(TwoOptimizers(), log_every_n_steps=1, max_steps=6)  # three batches
+    fit(TwoOptimizers(), log_every_n_steps=1)
+    assert list(scalars_of(script_folder / "runs/x")["loss"]) == list(range(6))
+
+
+def test_every_logger_receives_the_rate(script_folder):
+    loggers = [CSVLogger(script_folder / name, name="", version="") for name in ("first", "second")]
+    fit(BoringModel(), logger=loggers)
     for name in ("first", "second"):
-        rows = list(csv.DictReader((tmp_path / name / "metrics.csv").open()))
-        assert {row["train/lr"] for row in rows} == {"0.5"}
+        assert "train/lr" in (script_folder / name / "metrics.csv").read_text().splitlines()[0].split(",")
 
 
-def test_module_without_an_optimizer_logs_no_learning_rate(tmp_path):
-    assert logged_rates(tmp_path) == {}
-
-
-def test_log_every_n_steps_of_zero_logs_nothing(tmp_path):
-    assert logged_rates(tmp_path, 0.5, every=0) == {}
+def test_log_every_n_steps_of_zero_logs_nothing(script_folder):
+    fit(BoringModel(), log_every_n_steps=0)
+    assert "train/lr" not in scalars_of(script_folder / "runs/x")

@@ -1,13 +1,13 @@
 from math import isnan, nan
 
 from rankzero.tracking.measurements.series import (
-    ALWAYS_REDUCED,
+    ALWAYS_EXCHANGED,
     DATA_WAIT,
+    EXCHANGED,
     FIRST_GRADIENT,
     GRADIENT_NORM,
     LOSS_SUM,
     MAX_RANKS,
-    REDUCED,
     SERIES,
     combine,
     values_of_ranks,
@@ -17,7 +17,7 @@ from rankzero.tracking.measurements.series import (
 def row(**values):
     names = {"wait": DATA_WAIT, "gradient": FIRST_GRADIENT, "norm": GRADIENT_NORM, "loss": LOSS_SUM}
     by_tag = {names[name]: value for name, value in values.items()}
-    return [by_tag.get(tag, nan) for tag in REDUCED]
+    return [by_tag.get(tag, nan) for tag in EXCHANGED]
 
 
 def test_values_of_ranks_are_summed_averaged_or_the_largest_is_taken():
@@ -35,7 +35,7 @@ def test_a_loss_that_is_not_a_number_on_one_rank_makes_the_sum_not_a_number():
 
 
 def test_rows_without_details_contain_the_first_values():
-    assert list(combine([row(norm=2.0, loss=1.0)[:ALWAYS_REDUCED]])) == list(REDUCED[:ALWAYS_REDUCED])
+    assert list(combine([row(norm=2.0, loss=1.0)[: len(ALWAYS_EXCHANGED)]])) == list(ALWAYS_EXCHANGED)
 
 
 def test_each_rank_has_a_series_and_slow_ranks_are_marked():

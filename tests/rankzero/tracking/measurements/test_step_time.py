@@ -124,11 +124,13 @@ def test_an_accelerators_phases_are_measured_by_events(clock, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     activity, trainer = Activity(), trainer_on("cuda:0")
     step_time = StepTime(activity, trainer)
-    step_time.measure_next_step()
-    for phase, duration in ((FORWARD, 0.01), (BACKWARD, 0.02), (OPTIMIZER, 0.003), (HOOK, 0.5)):
-        activity.enter(phase)
-        clock.now += duration
-    activity.begin_batch(1)
+    for is_last_batch in (False, True):  # of two batches per step
+        step_time.measure_step()
+        for phase, duration in ((FORWARD, 0.005), (BACKWARD, 0.01), (OPTIMIZER, 0.003 * is_last_batch), (HOOK, 0.25)):
+            activity.enter(phase)
+            clock.now += duration
+        assert activity.listeners
+        activity.begin_batch(int(is_last_batch))
     trainer.global_step = 1
     assert not activity.listeners
     times = step_time.take()

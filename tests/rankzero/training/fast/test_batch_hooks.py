@@ -5,8 +5,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer import call
 from stock import CHANGE_HOOKS, AtBatch, Counts, Net, are_equal, assert_same_after_change, every_hook, train
 
+from rankzero.distributed.monitoring.activity import Activity
 from rankzero.training.fast.batch_hooks import BATCH_HOOKS, BatchHooks, has_any, overrides
 from rankzero.training.hooks import HookBridge, LoopCallback
+from rankzero.training.metrics.interval_record import IntervalRecord
 
 
 def remove_itself(callback, trainer, module):
@@ -116,7 +118,7 @@ def attached_trainer(module=None, *callbacks):
     """Returns a trainer, and the module that is attached to the trainer."""
     module = module or LightningModule()
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    trainer.callbacks[:] = [HookBridge(print), *callbacks]
+    trainer.callbacks[:] = [HookBridge(print, Activity(), IntervalRecord(trainer)), *callbacks]
     trainer.strategy.connect(module)
     module.trainer = trainer
     return trainer, module
