@@ -36,14 +36,14 @@ class Publisher:
         return int(self.trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def publish(self, name: str, content: bytes) -> None:
-        """Writes a figure to `figures/<name>.png`, and logs it as `images/<name>`.
+        """Writes a figure to `figures/<name>.png`, and logs it as `visuals/<name>`.
 
         Args:
             name: Name of the figure.
             content: The PNG file.
         """
         self._write(name, content)
-        tag, step = f"images/{name}", self.step
+        tag, step = f"visuals/{name}", self.step
         for logger in self.trainer.loggers:
             if isinstance(logger, DurableTensorBoardLogger):
                 logger.log_with(_image_adder(tag, content, step))

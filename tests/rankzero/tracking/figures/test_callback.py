@@ -86,12 +86,12 @@ def test_a_classification_has_figures_in_tensorboard_and_in_the_run_directory(sc
     fit()
     assert files_in(script_folder) == ALL
     events = events_in(script_folder)
-    assert set(events.Tags()["images"]) == {f"images/{name}" for name in ALL}
-    assert [event.step for event in events.Images("images/most_wrong")] == [2, 5]  # the first and the last validation
-    assert [event.step for event in events.Images("images/training_inputs")] == [0]
+    assert set(events.Tags()["images"]) == {f"visuals/{name}" for name in ALL}
+    assert [event.step for event in events.Images("visuals/most_wrong")] == [2, 5]  # the first and the last validation
+    assert [event.step for event in events.Images("visuals/training_inputs")] == [0]
     curves = {tag for tag in events.Tags()["tensors"] if tag.startswith("pr_curves/")}
     assert len(curves) == 4 and {"pr_curves/cat", "pr_curves/__frac_dog", "pr_curves/micro average"} < curves
-    newest = events.Images("images/most_wrong")[-1].encoded_image_string
+    newest = events.Images("visuals/most_wrong")[-1].encoded_image_string
     path = script_folder / "runs/x/figures/most_wrong.png"
     assert path.read_bytes() == newest and Image.open(path).width > 400
     assert "data:image/png" in (script_folder / "runs/x/report.html").read_text()
@@ -154,7 +154,7 @@ def test_only_due_validations_are_drawn(script_folder, monkeypatch):
 
 def test_sanity_check_and_evaluation_draw_nothing(empty_figures, script_folder):
     trainer = fit(epochs=1, limit_train_batches=1, num_sanity_val_steps=2)
-    steps = [event.step for event in events_in(script_folder).Images("images/most_wrong")]
+    steps = [event.step for event in events_in(script_folder).Images("visuals/most_wrong")]
     assert steps == [0]
     for path in (script_folder / "runs/x/figures").iterdir():
         path.unlink()
@@ -213,13 +213,13 @@ def test_loggers_that_accept_images_receive_them(empty_figures, script_folder):
 
     logger = ImageLogger()
     fit(logger=[logger])
-    assert logger.keys == {f"images/{name}" for name in ALL} and files_in(script_folder) == ALL
+    assert logger.keys == {f"visuals/{name}" for name in ALL} and files_in(script_folder) == ALL
 
 
 def test_inputs_of_each_attempt_are_drawn(empty_figures, script_folder):
     fit(epochs=1)
     fit(epochs=2)
-    assert [event.step for event in events_in(script_folder).Images("images/training_inputs")] == [0, 3]
+    assert [event.step for event in events_in(script_folder).Images("visuals/training_inputs")] == [0, 3]
 
 
 def test_the_results_of_training_do_not_depend_on_figures(empty_figures, script_folder, monkeypatch):

@@ -164,7 +164,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, str]]:
     """Yields the name and the data URI of each image in a folder, such as a confusion matrix."""
     files = sorted(path for path in folder.glob("*.png") if path.stat().st_size <= MAX_FIGURE_BYTES)
     for path in files[-MAX_FIGURES:]:
-        yield path.stem, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        yield path.stem.replace("_", " "), f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _nan_for_none(metrics: Mapping[str, float | None]) -> dict[str, float]:

@@ -178,7 +178,7 @@ def test_a_failure_of_an_attempt_before_its_first_step_is_reported_if_the_run_ha
 def test_figures_are_part_of_the_page(tmp_path):
     run, summary = make_run(tmp_path / "x")
     (run.path / "figures").mkdir()
-    (run.path / "figures" / "confusion matrix.png").write_bytes(b"\x89PNG")
+    (run.path / "figures" / "confusion_matrix.png").write_bytes(b"\x89PNG")
     (run.path / "figures" / "large.png").write_bytes(bytes(report_module.MAX_FIGURE_BYTES + 1))
     text = render(run, summary)
     assert '<h3>confusion matrix</h3><img src="data:image/png;base64,iVBORw=="' in text and "large" not in text
