@@ -15,8 +15,9 @@ from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.html.charts import charts_of, number
-from rankzero.runs.reports.html.next_commands import launch_line, next_commands, without_secret_settings
+from rankzero.runs.reports.html.next_commands import launch_line, next_commands
 from rankzero.runs.reports.html.plot import HEIGHT, WIDTH
+from rankzero.runs.reports.secrets import without_secrets
 from rankzero.runs.reports.shown_metrics import unique_metrics
 from rankzero.runs.stored_config import flattened
 from rankzero.runs.tensorboard.curves import read_curves
@@ -154,7 +155,7 @@ def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict
 def _configuration(run: RunDirectory) -> dict[str, Any]:
     """Returns the settings of the newest attempt without those that are not set; {} if they cannot be read."""
     try:
-        settings = flattened(without_secret_settings(yaml.safe_load((run.path / "config.yaml").read_text())))
+        settings = flattened(without_secrets(yaml.safe_load((run.path / "config.yaml").read_text())))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return {name: value for name, value in settings.items() if value is not None and name}
