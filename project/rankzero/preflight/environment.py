@@ -16,6 +16,7 @@ from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.relevant_variables import relevant_variables
 from rankzero.preflight.check import FAIL, OK, WARN, Check, differences, error_lines, gather
 from rankzero.preflight.code import combined, rankzero_code, rankzero_digest, user_code
+from rankzero.runs.reports.secrets import HIDDEN, without_secrets
 
 MUST_BE_EQUAL = ("Python", "torch", "lightning")
 """Packages whose versions must be equal on all ranks; differences in other properties are warnings."""
@@ -88,7 +89,11 @@ def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mappin
             continue
         kinds.append(name)
         advice.append(remedy)
-        details += [f"{part}: {'; '.join(texts)}" for part, texts in list(different.items())[:MAX_SHOWN]]
+        shown = different
+        if name == "settings":
+            shown = different_parts([without_secrets(values) for values in parts_of_ranks], hosts)
+        for part in list(different)[:MAX_SHOWN]:
+            details.append(f"{part}: {'; '.join(shown.get(part) or [f'{HIDDEN} (different secrets)'])}")
         details += [f"and {len(different) - MAX_SHOWN} more"] * (len(different) > MAX_SHOWN)
         has_failed |= name != "settings" or any(is_decisive(part, texts) for part, texts in different.items())
 

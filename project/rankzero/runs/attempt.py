@@ -228,7 +228,7 @@ class Attempt:
 
     def _report(self, summary: dict[str, Any]) -> None:
         folders = [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
-        terminal.print_table(summary, self.run, self.world, folders, write_report(self.run, summary))
+        terminal.print_result(summary, self.run, self.world, folders, write_report(self.run, summary))
 
     def _print_on_rank_zero(self, text: str, requires_no_action: bool = False) -> None:
         if self.launch.rank == 0 and not (requires_no_action and is_quiet()):

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from rankzero.runs.reports.secrets import without_secrets
+
 Config = dict[str, Any]
 """Maps each section (`model`, `data`, `trainer`) or flag to its value, as `--config` reads it from YAML."""
 
@@ -71,13 +73,16 @@ def classes_in(config: Config) -> dict[str, str]:
 def changes(stored: Config, current: Config) -> list[str]:
     """Returns one line that lists changed settings as `--flag before -> now`; an empty list if there are none.
 
+    Secret values are hidden.
+
     Args:
         stored: Configuration of the checkpoint, from `read_config`.
         current: Configuration of this start.
     """
     stored_values, current_values = flattened(stored), flattened(as_json(current))
+    shown_before, shown_now = without_secrets(stored_values), without_secrets(current_values)
     changed = [
-        f"--{key} {stored_values.get(key)} -> {current_values.get(key)}"
+        f"--{key} {shown_before.get(key)} -> {shown_now.get(key)}"
         for key in {**stored_values, **current_values}
         if stored_values.get(key) != current_values.get(key)
     ]

@@ -6,7 +6,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.html.next_commands import HIDDEN, launch_line, without_secret_settings
+from rankzero.runs.reports.html.next_commands import launch_line
+from rankzero.runs.reports.secrets import HIDDEN, without_secrets
 from rankzero.runs.stored_config import Config, dump_config, flattened
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
@@ -70,7 +71,7 @@ class TensorBoardPage(LoopCallback):
         environment = self.run.read(f"attempts/{self.run.attempt:04d}/environment.json")
         texts = {
             "run/attempts": attempt_text(self.run.attempt, trainer.global_step, environment),
-            "run/configuration": f"```yaml\n{dump_config(without_secret_settings(config))}```",
+            "run/configuration": f"```yaml\n{dump_config(without_secrets(config))}```",
             "run/environment": table_text(environment),
         }
         hyper_parameters = hyper_parameters_of(config) | {
@@ -122,7 +123,7 @@ def hyper_parameters_of(config: Config) -> dict[str, bool | int | float | str]:
     chosen |= {name: trainer_settings[name] for name in TRAINER_HYPER_PARAMETERS if name in trainer_settings}
     return {
         name: value if isinstance(value, bool | int | float) else str(value)
-        for name, value in flattened(without_secret_settings(chosen)).items()
+        for name, value in flattened(without_secrets(chosen)).items()
         if value not in (None, HIDDEN)
     }
 

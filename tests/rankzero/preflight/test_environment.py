@@ -10,7 +10,13 @@ from rankzero.distributed.devices import WorldInfo
 from rankzero.preflight.check import FAIL, OK, WARN
 from rankzero.preflight.environment import check_environment, clock_differences, different_parts
 
-CONFIG = {"model.width": 8, "data.folder": "/data", "trainer.max_epochs": 3, "trainer.logger": True}
+CONFIG = {
+    "model.width": 8,
+    "model.token": "abc",
+    "data.folder": "/data",
+    "trainer.max_epochs": 3,
+    "trainer.logger": True,
+}
 
 
 def compare(coordinator, change=None, config=()):
@@ -102,6 +108,7 @@ def run_compare(coordinator, change, config, folder):
         ({"batch_size": 64}, FAIL, "batch_size: none on rank 0 "),
         ({"trainer.max_time": "00:01:00:00"}, WARN, "trainer.max_time: none on rank 0 "),
         ({"model.backbone": "google/vit"}, FAIL, "model.backbone: none on rank 0 "),
+        ({"model.token": "def"}, FAIL, "model.token: ... (different secrets)"),
     ],
 )
 def test_different_settings_are_named_unless_they_may_differ(on_ranks, tmp_path, config, status, details):

@@ -111,6 +111,12 @@ def test_changes_name_flags_and_both_values():
     assert changes(as_json(current), current) == []
 
 
+def test_changes_of_secrets_are_named_without_their_values():
+    stored, current = {"logger": {"api_key": "abc", "dir": "a"}}, {"logger": {"api_key": "def", "dir": "b"}}
+    expected = "changed since the checkpoint: --logger.api_key ... -> ..., --logger.dir a -> b"
+    assert changes(stored, current) == [expected]
+
+
 def test_evaluation_reads_the_configuration_that_a_manifest_stores_as_an_object(cwd, monkeypatch):
     (cwd / "keyed.py").write_text(KEYED)
     monkeypatch.syspath_prepend(cwd)

@@ -12,13 +12,14 @@ import torch
 from rankzero import __version__
 from rankzero.distributed.process.spawn import own_command
 from rankzero.distributed.session import Session
+from rankzero.runs.reports.secrets import command_without_secrets
 
 GIT_SECONDS = 2.0
 """Time limit for git, which may wait for a slow file system."""
 
 
 def describe_environment(session: Session) -> dict[str, Any]:
-    """Returns the environment of an attempt as JSON can represent it.
+    """Returns the environment of an attempt as JSON can represent it, without secrets of the command line.
 
     Args:
         session: The processes.
@@ -26,7 +27,7 @@ def describe_environment(session: Session) -> dict[str, Any]:
     world, launch = session.world, session.coordinator.launch
     is_cuda = world.accelerator == "cuda"
     return {
-        "command": own_command(),
+        "command": command_without_secrets(own_command()),
         "is_script": session.is_script,
         "folder": str(Path.cwd()),
         "commit": git_commit(Path.cwd()),

@@ -1,5 +1,6 @@
 """Metrics for display, each of them once. Does not import torch."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -8,6 +9,11 @@ LINE_COLUMNS = 120
 
 _PARTS = re.compile(r"(?P<base>.+)_(?P<kind>step|epoch)(?P<loader>/dataloader_idx_\d+)?")
 _LOADER = re.compile(r"(/dataloader_idx_\d+)?$")
+
+
+def nan_for_none(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Returns the metrics of a summary with NaN in place of None, which marks a non-finite value."""
+    return {name: math.nan if value is None else float(value) for name, value in metrics.items()}
 
 
 def unique_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import is_quiet, print_line, spelled
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.shown_metrics import metrics_line, unique_metrics
+from rankzero.runs.reports.shown_metrics import metrics_line, nan_for_none, unique_metrics
 
 
 def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | None) -> str:
@@ -27,7 +27,7 @@ def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: 
     return f"{launch.launcher} ({evidence}): {processes}{threads}{backend}; run {run.path}{resumed}"
 
 
-def print_table(
+def print_result(
     summary: dict[str, Any],
     run: RunDirectory,
     world: WorldInfo,
@@ -57,7 +57,7 @@ def print_table(
     table.add_row("speed", f"{summary['samples_per_second']:,.0f} samples/s; {summary['seconds']:.1f} s in total")
     for slow_rank in summary["slow_ranks"]:
         table.add_row("slow", slow_rank)
-    for name, value in unique_metrics(_nan_for_none(summary["metrics"])).items():
+    for name, value in unique_metrics(nan_for_none(summary["metrics"])).items():
         table.add_row(name, f"{value:.4f}" if math.isfinite(value) else "not a finite number")
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
@@ -72,7 +72,7 @@ def print_table(
 
 def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:
     """Returns the result of an attempt in one line: status, metrics and directory, and how to resume."""
-    head, metrics = f"run {run.name}: {summary['status']}", _nan_for_none(summary["metrics"])
+    head, metrics = f"run {run.name}: {summary['status']}", nan_for_none(summary["metrics"])
     line = metrics_line(head, metrics, (), str(run.path), separator=", ")
     if summary["status"] == "finished":
         return line
@@ -96,11 +96,6 @@ def log_locations(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, 
         if (folder / "metrics.csv").is_file():
             rows.append(("metrics", str(folder / "metrics.csv")))
     return rows
-
-
-def _nan_for_none(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Returns the metrics of a summary with NaN in place of None, which marks a non-finite value."""
-    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def print_evaluation(result: dict[str, Any], file: Path) -> None:

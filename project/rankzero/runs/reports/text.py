@@ -38,13 +38,25 @@ def age(seconds: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Returns a duration in its two largest units, such as `12.5 s` or `2 h 5 min`."""
+    """Returns a measured duration in its two largest units, such as `12.5 s`, `5 min 10 s` or `2 h 5 min`."""
     if seconds is None:
         return MISSING
-    if seconds < 60:
-        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes >= 60:
+        return f"{minutes // 60:,} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def rough_duration(seconds: float) -> str:
+    """Returns an estimated or changing duration as `45 s`, `12 min`, `2 h 05 min` or `3 d 04 h`."""
+    if (whole_seconds := round(seconds)) < 60:
+        return f"{whole_seconds} s"
+    if (minutes := round(seconds / 60)) < 60:
+        return f"{minutes} min"
+    if (hours := minutes // 60) < 48:
+        return f"{hours} h {minutes % 60:02} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24:02} h"
 
 
 def compact(number: float | None) -> str:

@@ -3,14 +3,12 @@
 import bisect
 import math
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-_HEADER_BYTES, _CHECKSUM_BYTES = 12, 4
+from rankzero.runs.tensorboard.records import CHECKSUM_BYTES, HEADER_BYTES, record_length
 
 
 @dataclass
@@ -88,33 +86,21 @@ def _creation_time(path: Path) -> float:
 
 
 def _events(path: Path) -> Iterator[Any]:
-    """Yields the events of a file.
-
-    Verifies the checksum of each header, but not of the data: tensorboard's reader (2.21) computes checksums in Python,
-    which takes most of its time.
-    """
+    """Yields the events of a file."""
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 
     try:
         with path.open("rb") as file:
             remaining = os.fstat(file.fileno()).st_size
-            while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES:
-                size, checksum = struct.unpack("<QI", header)
-                remaining -= _HEADER_BYTES + size + _CHECKSUM_BYTES
-                if remaining < 0 or checksum != _checksum(header[:8]):
+            while (length := record_length(file.read(HEADER_BYTES))) is not None:
+                remaining -= HEADER_BYTES + length + CHECKSUM_BYTES
+                if remaining < 0:
                     return
-                yield Event.FromString(file.read(size))
-                file.seek(_CHECKSUM_BYTES, os.SEEK_CUR)
+                yield Event.FromString(file.read(length))
+                file.seek(CHECKSUM_BYTES, os.SEEK_CUR)
     except (OSError, DecodeError):
         return
-
-
-@lru_cache(maxsize=1024)  # most records of a file have one of a few sizes
-def _checksum(size: bytes) -> int:
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-    return int(masked_crc32c(size))
 
 
 def _number(value: Any) -> float | None:

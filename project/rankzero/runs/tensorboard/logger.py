@@ -6,11 +6,12 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
-from lightning.fabric.utilities.logger import _add_prefix
+from lightning.fabric.utilities.logger import _add_prefix, _convert_params
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.reports.secrets import without_secrets
 
 RETRY_SECONDS = 30.0
 MAX_QUEUED_CALLS = 100_000
@@ -77,6 +78,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
             self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(metrics, step))
         self.save()
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
+        super().log_hyperparams(without_secrets(_convert_params(params)), metrics, step)
 
     @rank_zero_only
     def log_text(self, tag: str, text: str, step: int) -> None:

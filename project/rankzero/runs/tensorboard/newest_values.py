@@ -1,8 +1,9 @@
 """Reads the newest values of a run from the end of its TensorBoard files. Imports neither torch nor Lightning."""
 
-import struct
 from pathlib import Path
 from typing import NamedTuple
+
+from rankzero.runs.tensorboard.records import CHECKSUM_BYTES, HEADER_BYTES, record_length
 
 TAIL_BYTES = 1 << 16
 """Bytes at the end of a file that are read: about 600 values."""
@@ -13,7 +14,6 @@ MAX_TAIL_BYTES = 1 << 24
 LARGE_RECORD_BYTES = 1 << 14
 """Size from which a record contains an image or a text, and no values."""
 
-_HEADER_BYTES, _CHECKSUM_BYTES = 12, 4
 _LEADING_ZEROS = bytes(5)
 """The upper bytes of a record's size, which is a 64-bit little-endian number below 2^24."""
 
@@ -74,13 +74,13 @@ def _small_records(data: bytes) -> list[bytes]:
     """Returns the records in the end of a file that may contain values."""
     records: list[bytes] = []
     position = _first_record(data)
-    while position is not None and (length := _record_length(data, position)) is not None:
-        begin = position + _HEADER_BYTES
+    while position is not None and (length := _length_at(data, position)) is not None:
+        begin = position + HEADER_BYTES
         if begin + length > len(data):
             break
         if length < LARGE_RECORD_BYTES:
             records.append(data[begin : begin + length])
-        position = begin + length + _CHECKSUM_BYTES
+        position = begin + length + CHECKSUM_BYTES
     return records
 
 
@@ -88,18 +88,11 @@ def _first_record(data: bytes) -> int | None:
     """Returns the position of the first record in the end of a file; None without one."""
     zeros = data.find(_LEADING_ZEROS)
     while zeros >= 0:
-        if zeros >= 3 and _record_length(data, zeros - 3) is not None:
+        if zeros >= 3 and _length_at(data, zeros - 3) is not None:
             return zeros - 3
         zeros = data.find(_LEADING_ZEROS, zeros + 1)
     return None
 
 
-def _record_length(data: bytes, position: int) -> int | None:
-    """Returns the length of the record that begins at a position; None if none does, or its header is incomplete."""
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-    header = data[position : position + _HEADER_BYTES]
-    if len(header) < _HEADER_BYTES:
-        return None
-    length, checksum = struct.unpack("<QI", header)
-    return int(length) if checksum == masked_crc32c(header[:8]) else None
+def _length_at(data: bytes, position: int) -> int | None:
+    return record_length(data[position : position + HEADER_BYTES])

@@ -11,9 +11,6 @@ from matplotlib.text import Text
 
 from rankzero.runs.reports.text import shortened
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-"""Part of the palette of Okabe and Ito, which people with color vision deficiency can distinguish."""
-
 STYLES = ("-", "--", ":")
 COLOR_MAP = "Blues"
 """Color map of one hue whose lightness decreases steadily, so that it can be read with any color vision."""

@@ -6,8 +6,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from rankzero.runs.reports.palette import BRIGHT_COLORS
 from rankzero.runs.reports.text import shortened
-from rankzero.tracking.figures.canvas import COLOR_MAP, COLORS, STYLES, distinct_labels, new_figure, without_frame
+from rankzero.tracking.figures.canvas import COLOR_MAP, STYLES, distinct_labels, new_figure, without_frame
 from rankzero.tracking.figures.class_counts import Curve
 from rankzero.tracking.figures.value_pairs import Pairs
 
@@ -84,13 +85,13 @@ def draw_accuracy(samples: Tensor, correct: Tensor, names: Sequence[str]) -> Fig
     figure = new_figure(5.6, 1.3 + 0.24 * max(count, 4))
     axes = figure.add_subplot()
     values = accuracies[order].tolist()
-    axes.barh(range(count), values, color=COLORS[0], height=0.72)
+    axes.barh(range(count), values, color=BRIGHT_COLORS[0], height=0.72)
     classes = present[order].tolist()
     axes.set_yticks(range(count), distinct_labels(names, classes, MAX_NAME + 6), fontsize=9)
     for place, (value, index) in enumerate(zip(values, classes, strict=True)):
         axes.text(1.02, place, f"{value:.1%} of {int(samples[index]):,}", va="center", fontsize=8)
     mean = float(correct.sum() / samples.sum().clamp(min=1))
-    axes.axvline(mean, color=COLORS[1], linestyle="--", linewidth=1.5)
+    axes.axvline(mean, color=BRIGHT_COLORS[1], linestyle="--", linewidth=1.5)
     which = f"{count} of {len(present):,} classes with the lowest accuracy" if count < len(present) else "all classes"
     axes.set_title(f"Accuracy: {which}\ndashed line: {mean:.1%} of all samples", fontsize=11)
     axes.set_xlabel("fraction of correct predictions")
@@ -112,7 +113,8 @@ def draw_precision_recall(curves: Sequence[Curve], micro_average: Curve, names: 
     axes = figure.add_subplot()
     for number, (curve, name) in enumerate(zip(curves, names, strict=False)):
         if curve.positives:
-            color, style = COLORS[number % len(COLORS)], STYLES[number // len(COLORS) % len(STYLES)]
+            repetition, index = divmod(number, len(BRIGHT_COLORS))
+            color, style = BRIGHT_COLORS[index], STYLES[repetition % len(STYLES)]
             axes.plot(*_line(curve), label=_label(name, curve), linewidth=1.5, color=color, linestyle=style)
     axes.plot(*_line(micro_average), label=_label("all (micro average)", micro_average), color="black", linewidth=2.5)
     axes.set_xlim(-0.01, 1.01)
@@ -145,7 +147,7 @@ def draw_pairs(pairs: Pairs) -> Figure:
         limits = least - margin, largest + margin
         axes.plot(limits, limits, color="black", linewidth=1.2, linestyle="--", label="predicted = true")
         size = 26 if len(true) <= 200 else 10
-        axes.scatter(true.numpy(), predicted.numpy(), s=size, color=COLORS[0], alpha=0.45, linewidths=0)
+        axes.scatter(true.numpy(), predicted.numpy(), s=size, color=BRIGHT_COLORS[0], alpha=0.45, linewidths=0)
         axes.set_xlim(*limits)
         axes.set_ylim(*limits)
         axes.legend(loc="upper left", fontsize=9)

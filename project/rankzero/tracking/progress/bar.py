@@ -11,10 +11,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.messages import printable
 from rankzero.runs.reports.shown_metrics import unique_metrics
+from rankzero.runs.reports.text import rough_duration
 from rankzero.tracking.progress.fit_figures import FitFigures, epoch_text
 from rankzero.tracking.progress.one_line import Line, LineColumn, Part
 from rankzero.tracking.progress.recent_rate import rate_text
-from rankzero.tracking.progress.time_left import duration_text
 from rankzero.training.hooks import TICK_SECONDS, LoopCallback
 
 REDRAW_SECONDS = 0.25
@@ -205,7 +205,7 @@ class BarProgress(LoopCallback, RichProgressBar):
             if (rate := self._figures.samples_per_second) is not None:
                 ends.append(Part(rate_text(rate), SPEED, self._style("time")))
             if (seconds := self._figures.seconds_left) is not None:
-                ends.append(Part(f"{duration_text(seconds)} left", TIME_LEFT, self._style("time")))
+                ends.append(Part(f"{rough_duration(seconds)} left", TIME_LEFT, self._style("time")))
         return Line([*first, *self._metrics, *last, *ends], fraction, self._style("progress_bar"))
 
     def _style(self, name: str) -> str:

@@ -11,9 +11,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.messages import print_line
 from rankzero.runs.reports.shown_metrics import metrics_line
+from rankzero.runs.reports.text import rough_duration
 from rankzero.tracking.progress.fit_figures import FitFigures, epoch_text
 from rankzero.tracking.progress.recent_rate import rate_text
-from rankzero.tracking.progress.time_left import duration_text
 from rankzero.training.hooks import LoopCallback
 
 INTERVAL_SECONDS = 10.0
@@ -173,6 +173,6 @@ class PlainProgress(LoopCallback, ProgressBar):
     def _times(self, has_ended: bool = False) -> str:
         """Returns the time since the start and the time left."""
         elapsed = self._schedule_next()
-        text = f"{elapsed:.0f} s" if elapsed < 600 else duration_text(elapsed)  # lines are 10 s apart at first
+        text = f"{elapsed:.0f} s" if elapsed < 600 else rough_duration(elapsed)  # lines are 10 s apart at first
         seconds_left = self._figures.seconds_left if self._figures is not None and not has_ended else None
-        return text if seconds_left is None else f"{text}, {duration_text(seconds_left)} left"
+        return text if seconds_left is None else f"{text}, {rough_duration(seconds_left)} left"

@@ -206,15 +206,3 @@ class Pace:
         if (position.epochs + 1) % every == 0:
             count -= max(0, position.batches - due_now) // interval
         return max(0.0, count)
-
-
-def duration_text(seconds: float) -> str:
-    """Returns a duration as `45 s`, `12 min`, `2 h 05 min` or `3 d 04 h`."""
-    if (whole_seconds := round(seconds)) < 60:
-        return f"{whole_seconds} s"
-    if (minutes := round(seconds / 60)) < 60:
-        return f"{minutes} min"
-    if (hours := minutes // 60) < 48:
-        return f"{hours} h {minutes % 60:02} min"
-    hours = round(seconds / 3600)
-    return f"{hours // 24} d {hours % 24:02} h"

@@ -3,7 +3,7 @@ from rich.table import Table
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.terminal import _print, print_predictions, print_table
+from rankzero.runs.reports.terminal import _print, print_predictions, print_result
 from running import evaluate_in_process, fit_in_process
 
 
@@ -31,7 +31,7 @@ def test_the_table_offers_tensorboard_only_for_event_files(cwd, capsys):
 
 
 def test_the_table_shows_a_metric_once(capsys, tmp_path):
-    print_table(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), *arguments(tmp_path))
+    print_result(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), *arguments(tmp_path))
     out = capsys.readouterr().out
     assert out.count("loss") == 1 and "1.0000" in out and "not a finite number" in out
 
@@ -65,9 +65,9 @@ def quiet(monkeypatch):
 @pytest.mark.usefixtures("quiet")
 def test_a_quiet_result_is_one_line(capsys, tmp_path):
     run, world = arguments(tmp_path)
-    print_table(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), run, world)
-    print_table(summary_with({}, "stopped"), run, world)
-    print_table(summary_with({f"metric_{number}": 0.5 for number in range(100)}), run, world)
+    print_result(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), run, world)
+    print_result(summary_with({}, "stopped"), run, world)
+    print_result(summary_with({f"metric_{number}": 0.5 for number in range(100)}), run, world)
     finished, stopped, long = capsys.readouterr().out.splitlines()
     assert finished == f"run x: finished, bad nan, loss 1, {run.path}"
     assert stopped == f"run x: stopped, {run.path}; to resume: the same command with --name x"

@@ -8,10 +8,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, IterableDataset
 
+from rankzero.runs.reports.text import rough_duration
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.plain_lines import PlainProgress, interval_after
-from rankzero.tracking.progress.time_left import duration_text
 from running import train_in_process
 
 
@@ -144,8 +144,8 @@ def test_intervals_and_time_left_follow_the_duration_of_the_run(capsys):
     assert steps[-2] - steps[-3] == 30 and steps[-1] == 400
     assert line_of[1].endswith("  30 s") and line_of[400].endswith("  3 h 20 min")
     for step in steps[1:-1]:
-        elapsed = f"{30 * step} s" if step < 20 else duration_text(30 * step)
-        assert line_of[step].endswith(f"  {elapsed}, {duration_text(30 * (400 - step))} left")
+        elapsed = f"{30 * step} s" if step < 20 else rough_duration(30 * step)
+        assert line_of[step].endswith(f"  {elapsed}, {rough_duration(30 * (400 - step))} left")
 
 
 def test_the_number_of_lines_is_bounded():

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from rankzero.tracking.progress.time_left import Limits, Pace, Position, duration_text
+from rankzero.tracking.progress.time_left import Limits, Pace, Position
 
 
 @dataclass
@@ -189,23 +189,3 @@ def test_an_unlimited_run_has_no_time_left_except_with_a_time_limit():
     assert pace.seconds_left(position, Limits(epoch_batches=100, seconds=30.0)) == 30.0
     assert pace.seconds_left(position, Limits(epochs=3, epoch_batches=inf)) is None
     assert pace.seconds_left(position, Limits(steps=80, epoch_batches=inf)) == pytest.approx(20)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (44.6, "45 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min"),
-        (600, "10 min"),
-        (3569, "59 min"),
-        (3571, "1 h 00 min"),
-        (7500, "2 h 05 min"),
-        (172_740, "47 h 59 min"),
-        (172_800, "2 d 00 h"),
-        (273_600, "3 d 04 h"),
-    ],
-)
-def test_durations_are_short(seconds, text):
-    assert duration_text(seconds) == text

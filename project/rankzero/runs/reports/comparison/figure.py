@@ -18,10 +18,8 @@ from rankzero.runs.reports.comparison.panels import Panel
 from rankzero.runs.reports.comparison.tables import distinct
 from rankzero.runs.reports.comparison.x_axis import EPOCHS, SAMPLES, SECONDS, STEPS
 from rankzero.runs.reports.metric_choice import direction
+from rankzero.runs.reports.palette import COLORS
 from rankzero.runs.reports.text import compact, shortened
-
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
-"""The palette of Okabe and Ito, which color-blind people can distinguish; yellow, the faintest on white, comes last."""
 
 STYLES = ("-", "--", "-.", ":", "--", "-.", ":", "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

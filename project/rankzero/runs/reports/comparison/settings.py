@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rankzero.runs.reports.secrets import without_secrets
 from rankzero.runs.reports.text import MISSING
 from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened
 
@@ -18,7 +19,7 @@ class Difference(NamedTuple):
 
     Args:
         name: Its name, as on the command line without dashes.
-        values: Its value in each run, as text.
+        values: Its value in each run, as text; secret values are hidden.
     """
 
     name: str
@@ -35,12 +36,13 @@ def differences(configs: Sequence[Config]) -> list[Difference] | None:
     known = [settings for settings, config in zip(flat, configs, strict=True) if config]
     if len(known) < 2:
         return None
+    shown = [without_secrets(settings) for settings in flat]
     names = dict.fromkeys(name for settings in known for name in settings)
     found = []
     for name in names:
         values = [settings.get(name, _ABSENT) for settings in known]
         if any(_differs(value, values[0]) for value in values[1:]):
-            found.append(Difference(name, [_text(settings.get(name, _ABSENT)) for settings in flat]))
+            found.append(Difference(name, [_text(settings.get(name, _ABSENT)) for settings in shown]))
     return found
 
 

@@ -17,12 +17,10 @@ from rankzero.runs.reports.html.quantities import (
     quantity_of,
     unit_of,
 )
+from rankzero.runs.reports.palette import BRIGHT_COLORS
 from rankzero.runs.tensorboard.curves import Curve
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Colors by Okabe and Ito, which people with color-vision deficiency can distinguish."""
-
-MAX_CHARTS, MAX_LINES = 24, len(COLORS)
+MAX_CHARTS, MAX_LINES = 24, len(BRIGHT_COLORS)
 MAX_AREA_POINTS = 150
 
 _RANK = re.compile(r"(world/.+)/(rank_\d+)")
@@ -155,7 +153,7 @@ def _line_chart(quantity: str, group: Mapping[str, Curve], x: Scale) -> Chart:
         y.ticks(),
         [
             _line("" if is_named_by_title else name, curve, color, x, y)
-            for (name, curve), color in zip(shown.items(), COLORS, strict=False)
+            for (name, curve), color in zip(shown.items(), BRIGHT_COLORS, strict=False)
         ],
         notes=notes,
     )
@@ -194,7 +192,7 @@ def _step_time(curves: Mapping[str, Curve], x: Scale) -> Chart | None:
     areas = [
         Area(STEP_PARTS[tag], color, points, number(mean), round(100 * mean / total, 1))
         for tag, points, mean in zip(parts, polygons, means, strict=True)
-        for color in [COLORS[list(STEP_PARTS).index(tag)]]
+        for color in [BRIGHT_COLORS[list(STEP_PARTS).index(tag)]]
     ]
     return Chart(f"{number(total)} ms per step", "ms per step", y.ticks(), areas=areas)
 

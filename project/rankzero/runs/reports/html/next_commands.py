@@ -1,18 +1,14 @@
 """Commands that a user may type after a run. Does not import torch."""
 
-import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rankzero.messages import spelled
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.reports.secrets import HIDDEN, command_without_secrets
 
 _NAME_FLAGS = ("--name", "--run", "--run_name")
-_SECRET = re.compile(r"(^|.*[-_.])(api[-_]?key|access[-_]?key|token|secret|password)", re.IGNORECASE)
-
-HIDDEN = "..."
-"""Replaces the values of secret settings."""
 
 
 class NextCommand(NamedTuple):
@@ -54,38 +50,14 @@ def next_commands(
 
 def launch_line(environment: Mapping[str, Any]) -> str:
     """Returns the command line of each process of an attempt, without secrets; empty if it is unknown."""
-    return shlex.join(without_secrets(environment.get("command") or []))
-
-
-def is_secret(name: str) -> bool:
-    """Returns whether the name of a setting indicates a password or the like, which a report must not contain."""
-    return _SECRET.fullmatch(name) is not None
-
-
-def without_secret_settings(value: Any) -> Any:
-    """Returns a configuration, nested to any depth, with `HIDDEN` in place of passwords and the like."""
-    if isinstance(value, dict):
-        return {name: HIDDEN if is_secret(str(name)) else without_secret_settings(item) for name, item in value.items()}
-    return [without_secret_settings(item) for item in value] if isinstance(value, list) else value
-
-
-def without_secrets(tokens: Iterable[str]) -> list[str]:
-    """Returns the words of a command line with `...` in place of the values of secret flags."""
-    shown: list[str] = []
-    for token in tokens:
-        flag, equals, _ = token.partition("=")
-        if shown and is_secret(shown[-1]) and shown[-1].startswith("--"):
-            shown.append("...")
-        else:
-            shown.append(f"{flag}=..." if equals and is_secret(flag) else token)
-    return shown
+    return shlex.join(command_without_secrets(environment.get("command") or []))
 
 
 def _resume(run: RunDirectory, environment: Mapping[str, Any], root: Sequence[str]) -> NextCommand:
     if (run.path.parent / f"{run.name}.job.sh").is_file():
         return NextCommand("Resume", f"{spelled('python launch/submit.py')} {shlex.join(['resume', run.name, *root])}")
     same_command = spelled(f"the same command with --name {run.name}")
-    tokens = _without_resume(without_secrets(environment.get("command") or []))
+    tokens = _without_resume(command_without_secrets(environment.get("command") or []))
     if not tokens:
         return NextCommand(f"Resume: {same_command}")
     if environment.get("is_script"):
@@ -94,6 +66,8 @@ def _resume(run: RunDirectory, environment: Mapping[str, Any], root: Sequence[st
         if not any(token.partition("=")[0] in _NAME_FLAGS for token in tokens):
             tokens += ["--name", run.name]
         purpose = "Resume"
+    if any(HIDDEN in token for token in tokens):
+        purpose += f", with the secret values in place of {HIDDEN}"
     if environment.get("launcher") != "local":
         purpose += f", with the launch line of {environment.get('launcher')}; each process runs"
     return NextCommand(purpose, shlex.join(tokens))

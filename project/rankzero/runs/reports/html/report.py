@@ -15,9 +15,11 @@ from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.html.charts import charts_of, number
-from rankzero.runs.reports.html.next_commands import launch_line, next_commands, without_secret_settings
+from rankzero.runs.reports.html.next_commands import launch_line, next_commands
 from rankzero.runs.reports.html.plot import HEIGHT, WIDTH
-from rankzero.runs.reports.shown_metrics import unique_metrics
+from rankzero.runs.reports.secrets import without_secrets
+from rankzero.runs.reports.shown_metrics import nan_for_none, unique_metrics
+from rankzero.runs.reports.text import duration
 from rankzero.runs.stored_config import flattened
 from rankzero.runs.tensorboard.curves import read_curves
 
@@ -68,7 +70,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         .render(
             summary=summary,
             reason=_shortened(str(summary.get("reason") or "")),
-            metrics={name: number(value) for name, value in unique_metrics(_nan_for_none(summary["metrics"])).items()},
+            metrics={name: number(value) for name, value in unique_metrics(nan_for_none(summary["metrics"])).items()},
             commands=next_commands(run, summary, environment, bool(curves)),
             charts=charts_of(curves, [attempt["step"] for attempt in attempts]),
             attempts=attempts[-MAX_ATTEMPTS:],
@@ -96,7 +98,7 @@ def _environment() -> jinja2.Environment:
         autoescape=True,
         finalize=_visible,
     )
-    environment.filters.update(duration=_duration, size=_size, count=_count)
+    environment.filters.update(duration=duration, size=_size, count=_count)
     return environment
 
 
@@ -143,7 +145,7 @@ def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict
             "bytes": sum(file["bytes"] for file in manifest["files"].values()),
             "metrics": {
                 name: number(value)
-                for name, value in unique_metrics(_nan_for_none(metrics if isinstance(metrics, dict) else {})).items()
+                for name, value in unique_metrics(nan_for_none(metrics if isinstance(metrics, dict) else {})).items()
             },
             "marks": [
                 mark for mark, key in (("newest", "checkpoint"), ("best", "best")) if summary.get(key) == relative_path
@@ -154,7 +156,7 @@ def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict
 def _configuration(run: RunDirectory) -> dict[str, Any]:
     """Returns the settings of the newest attempt without those that are not set; {} if they cannot be read."""
     try:
-        settings = flattened(without_secret_settings(yaml.safe_load((run.path / "config.yaml").read_text())))
+        settings = flattened(without_secrets(yaml.safe_load((run.path / "config.yaml").read_text())))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return {name: value for name, value in settings.items() if value is not None and name}
@@ -165,10 +167,6 @@ def _figures(folder: Path) -> Iterator[tuple[str, str]]:
     files = sorted(path for path in folder.glob("*.png") if path.stat().st_size <= MAX_FIGURE_BYTES)
     for path in files[-MAX_FIGURES:]:
         yield path.stem.replace("_", " "), f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-
-
-def _nan_for_none(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
 
 
 def _shortened(text: str) -> str:
@@ -189,12 +187,3 @@ def _count(count: int) -> str:
 def _size(count: int) -> str:
     """Returns a number of bytes as text."""
     return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
-
-
-def _duration(seconds: float) -> str:
-    """Returns a duration as text, such as `2 h 5 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

@@ -4,8 +4,9 @@ import warnings
 import pytest
 from matplotlib.colors import to_hex
 
-from rankzero.runs.reports.comparison.figure import COLORS, STYLES, draw, save
+from rankzero.runs.reports.comparison.figure import STYLES, draw, save
 from rankzero.runs.reports.comparison.panels import Line, Panel
+from rankzero.runs.reports.palette import COLORS
 
 
 def panel(title, runs, values=(3.0, 2.0, 1.0)):

@@ -45,6 +45,16 @@ def test_names_and_folders_of_runs_are_no_differences():
     assert differences([{"trainer": {"root": "a"}}, {"trainer": {"root": "b"}}]) == []
 
 
+def test_values_of_secrets_are_hidden():
+    first = {"model": {"init_args": {"token": "abc", "url": "https://u:abc@host", "eos_token": "a"}}}
+    second = {"model": {"init_args": {"token": "def", "url": "https://u:def@host", "eos_token": "b"}}}
+    assert as_dict(first, second) == {
+        "model.token": ["...", "..."],
+        "model.url": ["https://u:...@host", "https://u:...@host"],
+        "model.eos_token": ["a", "b"],
+    }
+
+
 def test_an_unknown_configuration_is_no_difference():
     assert as_dict({"seed": 1}, {}, {"seed": 2}) == {"seed": ["1", "-", "2"]}
     assert differences([{"seed": 1}, {}]) is None

@@ -1,0 +1,94 @@
+import datetime
+import math
+
+import pytest
+
+from rankzero.runs.reports.secrets import command_without_secrets, is_secret, without_secrets
+
+SECRET_NAMES = (
+    *("password", "db.password", "DB_PASSWORD", "password2", "passwd", "passphrase", "pwd", "AWS_SECRET"),
+    *("api_key", "logger.api-key", "apikey", "apiKey", "WANDB_API_KEY", "access_key", "aws_access_key_id"),
+    *("private_key", "secretAccessKey", "client_secret", "ssh_key", "auth", "basic_auth", "credentials.value"),
+    *("credential", "token", "--hub_token", "HF_TOKEN", "auth_token", "access_tokens", "--trainer.logger.0.token"),
+)
+OTHER_NAMES = (
+    *("eos_token", "pad_token", "eos_token_id", "num_tokens", "max_tokens", "tokens", "token_dim", "tokenizer"),
+    *("key", "key_dim", "num_keys", "sort_key", "public_key", "monkey", "keyboard", "keep", "author", "secretary"),
+    *("password_file", "secret_name", "api_key_env"),
+)
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_names_of_secrets_are_recognized(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_other_names_are_not_taken_for_secrets(name):
+    assert not is_secret(name)
+
+
+def test_secrets_are_hidden_at_any_depth_of_a_configuration():
+    logger = {"class_path": "WandbLogger", "init_args": {"api_key": "hidden", "project": "x"}}
+    assert without_secrets({"trainer": {"logger": [logger]}, "password": {"value": "hidden"}, "db.pwd": 1234}) == {
+        "trainer": {"logger": [{"class_path": "WandbLogger", "init_args": {"api_key": "...", "project": "x"}}]},
+        "password": "...",
+        "db.pwd": "...",
+    }
+
+
+@pytest.mark.parametrize("value", [None, True, False, "", [], {}])
+def test_a_value_that_cannot_be_a_secret_is_shown(value):
+    assert without_secrets({"use_auth_token": value, "token": value}) == {"use_auth_token": value, "token": value}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("train/loss: x", "a:b", "{", "a: [", "https://host:80/path@v2", "ssh://git@host/x", "mode=auth"),
+        *('{"eos_token": "</s>", "n": 1}', "max_tokens=5", "${HF_TOKEN}", "[" * 2000, "2026-01-02: 1"),
+        *(("a", 1), math.inf, datetime.date(2026, 1, 2), object()),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_values_without_secrets_are_unchanged(value):
+    assert without_secrets({"x": [value]}) == {"x": [value]}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://user:p@ss@host/db", "postgresql://user:...@host/db"),
+        ("redis://:abc@host", "redis://:...@host"),
+        ("from https://abc@github.com/x", "from https://...@github.com/x"),
+        ("https://host/x?n=1&token=abc&m=2", "https://host/x?n=1&token=...&m=2"),
+        ("host=h user=u password='a b' port=1", "host=h user=u password='...' port=1"),
+        ('{"token": "abc", "n": 1}', '{"token": "...", "n": 1}'),
+        ("[{'api_key': {'value': 'abc'}, 'n': None}]", '[{"api_key": "...", "n": "None"}]'),
+        ("model:\n  token: abc\n  n: 1\n", '{"model": {"token": "...", "n": 1}}'),
+        ('{"url": "https://u:abc@host"}', '{"url": "https://u:...@host"}'),
+        ('{"inner": "{\\"token\\": \\"abc\\"}"}', '{"inner": "{\\"token\\": \\"...\\"}"}'),
+        ("{'token': 'abc', 'x': <object>, [", "{'token': '...', 'x': <object>, ["),
+    ],
+)
+def test_secrets_in_texts_are_hidden_once(text, shown):
+    assert without_secrets(text) == shown
+    assert without_secrets(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["fit.py", "--api_key", "abc", "--epochs", "3"], ["fit.py", "--api_key", "...", "--epochs", "3"]),
+        (["--logger.token=a b=c", "--model.num_tokens=5"], ["--logger.token=...", "--model.num_tokens=5"]),
+        (["--model.x", '{"token": "abc"}'], ["--model.x", '{"token": "..."}']),
+        (["--model.x={'token': 'abc'}"], ['--model.x={"token": "..."}']),
+        (["--use_auth_token", "--epochs", "3"], ["--use_auth_token", "--epochs", "3"]),
+        (["--token", "true", "--auth=null"], ["--token", "true", "--auth=null"]),
+        (["--password", "-abc", "--eos_token", "</s>"], ["--password", "...", "--eos_token", "</s>"]),
+        (["--url=https://u:abc@host", "token=abc"], ["--url=https://u:...@host", "token=..."]),
+    ],
+)
+def test_secrets_in_a_command_line_are_hidden(words, shown):
+    assert command_without_secrets(words) == shown
+    assert command_without_secrets(shown) == shown
