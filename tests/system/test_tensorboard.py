@@ -1,6 +1,7 @@
 """Shows runs in TensorBoard, in Chromium."""
 
 import json
+import re
 import subprocess
 import time
 import urllib.request
@@ -13,14 +14,14 @@ from PIL import Image
 from running import BIN, require, reserved_port
 from system.browser import chromium
 
-PAGES = ("timeseries", "scalars", "custom_scalars", "text", "hparams")
+PAGES = ("timeseries", "scalars", "custom_scalars", "images", "text", "pr_curves", "hparams")
 
 
 @pytest.fixture(scope="module")
 def root(forks, tmp_path_factory) -> Path:
-    """Returns the root of a run of two processes, of one with three attempts, and of one of another model."""
+    """Returns the root of a run of two processes on Fashion-MNIST, of one with three attempts, and of another model."""
     folder = tmp_path_factory.mktemp("shown")
-    forks.fit("--name", "pair", "--epochs", "3", folder=folder, world=2)
+    forks.fit("--name", "pair", "--data", "FashionMNIST", "--model", "MLP", "--epochs", "2", folder=folder, world=2)
     for steps in ("30", "60", "-1"):
         forks.fit("--name", "three", "--epochs", "4", "--trainer.max_steps", steps, folder=folder)
     forks.fit("--name", "small", "--model", "MLP", "--epochs", "2", folder=folder)
@@ -67,6 +68,20 @@ def test_three_attempts_are_one_curve(address):
     points = read(f"{address}/data/plugin/scalars/scalars?run=three%2Ftensorboard&tag=train%2Floss")
     steps = [step for _, step, _ in points]
     assert steps == list(range(9, 92, 10))
+
+
+def test_images_of_the_validation_have_the_names_of_classes(address):
+    images = read(f"{address}/data/plugin/images/tags")["pair/tensorboard"]
+    names = ("accuracy_by_class", "confusion_matrix", "most_wrong", "precision_recall", "training_inputs")
+    assert set(images) == {f"visuals/{name}" for name in names}
+    curves = read(f"{address}/data/plugin/pr_curves/tags")["pair/tensorboard"]
+    assert {"pr_curves/Ankle boot", "pr_curves/Shirt"} <= set(curves)
+
+
+def test_the_first_charts_are_those_of_the_model(address, tmp_path):
+    page = chromium(tmp_path, f"{address}/#timeseries", "--virtual-time-budget=20000", "--dump-dom")
+    groups = re.findall(r'class="group-title" title="([^"]*)"', page)
+    assert groups[:3] == ["train", "val", "visuals"]
 
 
 def test_the_charts_of_a_resumed_run_are_grouped(address):
