@@ -116,6 +116,18 @@ def run(
     return result
 
 
+def run_without_importing(*modules: str, code: str, folder: Path) -> Result:
+    """Runs Python code in a process of its own, and checks that it has not imported certain modules.
+
+    Args:
+        modules: The modules.
+        code: The code; an exception in it fails the test.
+        folder: Working directory.
+    """
+    check = f"import sys\n{code}\nassert not (found := {set(modules)} & set(sys.modules)), found"
+    return run("python", "-c", check, folder=folder, environment={"PYTHONPATH": SOURCES})
+
+
 def script(name: str) -> str:
     """Returns the path of a script in launch/."""
     return str(REPOSITORY / "launch" / f"{name}.py")
