@@ -153,13 +153,16 @@ def test_a_running_run_is_compared_with_the_values_it_has_logged(root, compare):
     assert row_of(lines, "val/loss") == ["0.3*", "0.6"]
 
 
-@pytest.mark.parametrize("content", ["", "a: [", "- 1", "x: &a [*a]", "\0"])
-def test_a_damaged_configuration_is_named_and_the_rest_is_compared(root, compare, content):
+def test_damaged_configurations_are_named_and_the_rest_is_compared(root, compare):
     add(root / "first")
-    (add(root / "second") / "config.yaml").write_text(content)
-    lines = compare("first", "second")
-    assert "second: config.yaml is missing or damaged, so its settings are not known" in lines
-    assert row_of(lines, "steps") == ["69", "69"]
+    contents = {"empty": "", "open": "a: [", "list": "- 1", "cycle": "x: &a [*a]", "nul": "\0"}
+    for name, content in contents.items():
+        (add(root / name) / "config.yaml").write_text(content)
+    lines = compare("first", *contents)
+    for name in contents:
+        assert f"{name}: config.yaml is missing or damaged, so its settings are not known" in lines
+    rows = [line.split() for line in lines if line.split()[:1] == ["steps"]]  # 80 columns show four runs
+    assert rows == [["steps", *["69"] * 4], ["steps", *["69"] * 2]]
 
 
 @pytest.mark.parametrize(("suffix", "beginning"), [("svg", b"<?xml"), ("png", b"\x89PNG")])

@@ -161,16 +161,16 @@ def test_archived_runs_and_older_runs_are_counted_and_listed_with_all(root, list
     assert [line.split()[0] for line in listing("--all")[1:]] == ["r0.before-1", "r0", "r1", "r2", "r3", "r4"]
 
 
-def test_thousands_of_runs_are_read_only_as_far_as_they_are_shown(root, listing, monkeypatch):
+def test_hundreds_of_runs_are_read_only_as_far_as_they_are_shown(root, listing, monkeypatch):
     root.mkdir()
-    for number in range(3000):
+    for number in range(300):
         (root / f"r{number}").mkdir()
         (root / f"r{number}" / "run.json").touch()
     opened = []
     monkeypatch.setattr("rankzero.commands.list.read_run", lambda path: opened.append(path) or read_run(path))
     from rankzero.runs.reports.recorded.recorded_run import read_run
 
-    assert "not shown: 2,950 older" in listing()[-1]
+    assert "not shown: 250 older" in listing()[-1]
     assert len(opened) == 50
 
 
