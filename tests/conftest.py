@@ -4,7 +4,7 @@ import gc
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import psutil
 import pytest
@@ -52,11 +52,12 @@ def fail_on_leaks() -> Iterator[None]:
         if not thread.daemon and thread.is_alive() and not thread.name.startswith("parts")  # a pool for all tests
     ]
     assert not leaked, f"the test leaked threads: {leaked}"
-    if any(child.pid not in initial_children for child in _children()):
+    leaked_processes = _children(initial_children)
+    if leaked_processes:
         gc.collect()  # a loader keeps its processes as long as something, such as a traceback, refers to it
-        psutil.wait_procs([child for child in _children() if child.pid not in initial_children], timeout=5)
-    leaked = [child for child in _children() if child.pid not in initial_children]
-    assert not leaked, f"the test leaked processes: {leaked}"
+        psutil.wait_procs(leaked_processes, timeout=5)
+        leaked_processes = _children(initial_children)
+    assert not leaked_processes, f"the test leaked processes: {leaked_processes}"
 
 
 def _variables() -> dict[str, str]:
@@ -66,8 +67,9 @@ def _variables() -> dict[str, str]:
     }
 
 
-def _children() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
+def _children(known: Collection[int] = ()) -> list[psutil.Process]:
+    """Returns the processes that this process or its children have started, without those with a known process id."""
+    children = [child for child in psutil.Process().children(recursive=True) if child.pid not in known]
     running = [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in running if child.name() not in DAEMONS]
 

@@ -3,11 +3,17 @@
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from rankzero.distributed.environments.launch import Launch
+from rankzero.runs.lock import Owner, RunLock
 
 METRICS = {"train/loss": 0.5, "val/accuracy": 0.9, "val/loss": 0.3}
 
@@ -61,6 +67,29 @@ def write_run(
         }
         (path / "summary.json").write_text(json.dumps(content))
     return path
+
+
+def write_lock(run: Path, **changes: Any) -> Path:
+    """Writes the lock of a run as its owner does, and returns the file.
+
+    Args:
+        run: The directory of the run.
+        changes: Entries of the owner that differ from those of this process.
+    """
+    file = run.parent / f".{run.name}.lock"
+    file.write_text(json.dumps(asdict(replace(Owner.this(Launch()), **changes))))
+    return file
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Holds the lock of a run, as a process does that trains it."""
+    lock = RunLock(Launch())
+    lock.acquire(run)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_curves(run: Path, curves: dict[str, dict[int, float]], seconds_per_step: float = 1.0, start: float = 1e9):

@@ -1,6 +1,7 @@
 """Runs commands as a user does, or inside this process where a separate process does not matter."""
 
 import importlib
+import io
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+from PIL import Image
 
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import Command
@@ -114,6 +116,18 @@ def run(
     return result
 
 
+def run_without_importing(*modules: str, code: str, folder: Path) -> Result:
+    """Runs Python code in a process of its own, and checks that it has not imported certain modules.
+
+    Args:
+        modules: The modules.
+        code: The code; an exception in it fails the test.
+        folder: Working directory.
+    """
+    check = f"import sys\n{code}\nassert not (found := {set(modules)} & set(sys.modules)), found"
+    return run("python", "-c", check, folder=folder, environment={"PYTHONPATH": SOURCES})
+
+
 def script(name: str) -> str:
     """Returns the path of a script in launch/."""
     return str(REPOSITORY / "launch" / f"{name}.py")
@@ -146,6 +160,18 @@ def restore_process_state():
         os.environ.update(variables)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(True)
+
+
+@contextmanager
+def small_figures() -> Iterator[None]:
+    """Replaces each figure of a validation by a small image, since drawing takes longer than a short run."""
+    from rankzero.tracking.figures import drawing
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(buffer, format="PNG")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "png", lambda figure: buffer.getvalue())
+        yield
 
 
 def train_in_process(
@@ -208,8 +234,8 @@ def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
 
 
 def fit_in_process(*arguments: str, launch: Launch | None = None) -> int:
-    """Runs `fit` in this process; errors are raised as exceptions."""
-    with restore_process_state():
+    """Runs `fit` in this process, without drawing its figures; errors are raised as exceptions."""
+    with restore_process_state(), small_figures():
         from rankzero.commands.implementations.training import fit as run_fit
 
         return run_fit(

@@ -97,8 +97,10 @@ def test_reading_names_a_damaged_image_that_was_not_checked(tmp_path):
     module = set_up(write_tree(tmp_path))
     for path, _ in module.splits["val"]:
         path.write_bytes(b"")
+    batches = iter(DataLoader(module.val_dataloader().dataset, num_workers=1))
     with pytest.raises(ValueError, match=r"corrupt: .*png") as error:
-        list(DataLoader(module.val_dataloader().dataset, num_workers=1))
+        list(batches)
+    batches._shutdown_workers()  # without waiting for the garbage collection
     from rankzero.messages import user_message
 
     assert str(user_message(error.value)).startswith("corrupt: ")

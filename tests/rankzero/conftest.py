@@ -28,6 +28,26 @@ def script_folder(cwd, monkeypatch):
     atexit.unregister(session._close_at_exit)
 
 
+@pytest.fixture
+def root(cwd, monkeypatch):
+    """The folder `runs`, which does not exist yet; tables that a command prints have 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    return cwd / "runs"
+
+
+@pytest.fixture
+def lines_of(root, capsys):
+    """Returns a function that calls the `main` of a command, checks the exit code, and returns the printed lines."""
+
+    def call(main, *arguments, code=0):
+        assert main(arguments) == code
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return (printed.out if code == 0 else printed.err).splitlines()
+
+    return call
+
+
 @pytest.fixture(scope="session")
 def fork_server():
     """Starts a server that has imported torch and forks in milliseconds; forking pytest's own process is unsafe."""

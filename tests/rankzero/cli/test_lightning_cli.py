@@ -43,13 +43,13 @@ def test_flags_override_a_config_file_at_any_position(cwd):
         ("--precision", "bf16-mixed"),
         ("--trainer.accumulate_grad_batches", "4", "--trainer.gradient_clip_val", "0.5"),
         ("--trainer.logger", "false", "--trainer.enable_checkpointing", "false"),
-        ("--save_every", "20steps", "--trainer.val_check_interval", "0.25"),
+        ("--save_every", "3steps", "--trainer.val_check_interval", "0.25"),
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
 @pytest.mark.filterwarnings("ignore:.*will be overridden by")
 def test_a_run_accepts_settings_of_optimizer_schedule_precision_and_trainer(cwd, arguments):
-    assert fit_in_process(*TOY, "--run", "x", *arguments) == 0
+    assert fit_in_process(*TOY, "--data.count", "256", "--run", "x", *arguments) == 0
     assert summary(cwd)["status"] == "finished"
 
 

@@ -1,14 +1,11 @@
-import os
-import sys
 import time
+from functools import partial
 
 import pytest
 
 from rankzero.commands.compare import main
-from rankzero.distributed.environments.launch import Launch
-from rankzero.runs.lock import RunLock
-from recorded_runs import write_curves, write_run
-from running import run, script
+from recorded_runs import locked, write_curves, write_run
+from running import run, run_without_importing, script
 
 CURVES = {
     "train/loss": {0: 1.0, 9: 0.5},
@@ -19,22 +16,9 @@ CURVES = {
 
 
 @pytest.fixture
-def root(cwd, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    return cwd / "runs"
-
-
-@pytest.fixture
-def compare(root, capsys):
+def compare(lines_of):
     """Returns a function that runs the command, checks the exit code, and returns the printed lines."""
-
-    def run_main(*arguments, code=0):
-        assert main(arguments) == code
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.err
-        return (printed.out if code == 0 else printed.err).splitlines()
-
-    return run_main
+    return partial(lines_of, main)
 
 
 @pytest.fixture
@@ -163,23 +147,22 @@ def test_an_axis_that_no_run_has_logged_is_refused(root, compare):
 def test_a_running_run_is_compared_with_the_values_it_has_logged(root, compare):
     add(root / "done", metrics={"val/loss": 0.3})
     path = add(root / "live", status=None)
-    lock = RunLock(Launch())
-    lock.acquire(path)
-    try:
+    with locked(path):
         lines = compare("done", "live")
-    finally:
-        lock.release()
     assert row_of(lines, "status") == ["finished", "running"] and row_of(lines, "steps") == ["69", "10"]
     assert row_of(lines, "val/loss") == ["0.3*", "0.6"]
 
 
-@pytest.mark.parametrize("content", ["", "a: [", "- 1", "x: &a [*a]", "\0"])
-def test_a_damaged_configuration_is_named_and_the_rest_is_compared(root, compare, content):
+def test_damaged_configurations_are_named_and_the_rest_is_compared(root, compare):
     add(root / "first")
-    (add(root / "second") / "config.yaml").write_text(content)
-    lines = compare("first", "second")
-    assert "second: config.yaml is missing or damaged, so its settings are not known" in lines
-    assert row_of(lines, "steps") == ["69", "69"]
+    contents = {"empty": "", "open": "a: [", "list": "- 1", "cycle": "x: &a [*a]", "nul": "\0"}
+    for name, content in contents.items():
+        (add(root / name) / "config.yaml").write_text(content)
+    lines = compare("first", *contents)
+    for name in contents:
+        assert f"{name}: config.yaml is missing or damaged, so its settings are not known" in lines
+    rows = [line.split() for line in lines if line.split()[:1] == ["steps"]]  # 80 columns show four runs
+    assert rows == [["steps", *["69"] * 4], ["steps", *["69"] * 2]]
 
 
 @pytest.mark.parametrize(("suffix", "beginning"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
@@ -209,19 +192,13 @@ def test_the_script_imports_neither_torch_nor_pyplot(tmp_path):
     for name in ("first", "second"):
         add(tmp_path / "runs" / name)
     assert "figure: " in run("python", script("compare"), "first", "second", folder=tmp_path).out
-    code = (
-        "import sys; from rankzero.commands.compare import main; code = main(['first', 'second'])\n"
-        "sys.exit(code or bool({'torch', 'lightning', 'matplotlib.pyplot'} & set(sys.modules)))"
-    )
-    run("python", "-c", code, folder=tmp_path, environment={"PYTHONPATH": os.pathsep.join(sys.path)})
+    code = "from rankzero.commands.compare import main; assert main(['first', 'second']) == 0"
+    run_without_importing("torch", "lightning", "matplotlib.pyplot", code=code, folder=tmp_path)
     help_text = run("python", "-m", "rankzero", "compare", "--help", folder=tmp_path).out
     assert "rankzero compare RUN RUN" in help_text and len(help_text.splitlines()) < 24
 
 
 def test_matplotlib_is_imported_only_for_a_figure(tmp_path):
     add(tmp_path / "runs/first", curves=None)
-    code = (
-        "import sys; from rankzero.commands.compare import main; code = main(['first'])\n"
-        "sys.exit(code or bool({'matplotlib', 'numpy'} & set(sys.modules)))"
-    )
-    run("python", "-c", code, folder=tmp_path, environment={"PYTHONPATH": os.pathsep.join(sys.path)})
+    code = "from rankzero.commands.compare import main; assert main(['first']) == 0"
+    run_without_importing("matplotlib", "numpy", code=code, folder=tmp_path)

@@ -36,6 +36,9 @@ from rankzero.messages import RequestError
 NO_ANSWER_SECONDS = 5.0
 """How long a host may stay silent; a running host refuses a connection at once if its port is not open yet."""
 
+GREETING_SECONDS = 5.0
+"""How long a process that accepts a connection may take to send the greeting of rank zero."""
+
 _POLL_SECONDS = 0.1
 
 
@@ -164,10 +167,8 @@ def _exchange_descriptions(
     try:
         with connection.makefile("rwb") as stream:
             # Local processes on one machine know that the port is rank zero's, so a late greeting is no error.
-            greeting_timeout = (
-                deadline - time.monotonic() if launch.launcher == "local" and launch.is_single_machine else 5
-            )
-            connection.settimeout(max(greeting_timeout, 0.1))
+            is_known_port = launch.launcher == "local" and launch.is_single_machine
+            connection.settimeout(max(deadline - time.monotonic() if is_known_port else GREETING_SECONDS, 0.1))
             greeting = stream.readline(4096).decode(errors="replace").strip()
             if greeting != f"{GREETING} {json.dumps(launch.world_id)}":
                 if not greeting and launch.rank != 0:

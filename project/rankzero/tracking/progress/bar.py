@@ -12,10 +12,17 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rankzero.messages import printable
 from rankzero.runs.reports.shown_metrics import unique_metrics
 from rankzero.runs.reports.text import rough_duration
+from rankzero.tracking.progress.evaluation_progress import (
+    EvaluationProgress,
+    batch_text,
+    batches_text,
+    evaluation_batches,
+    evaluation_label,
+)
 from rankzero.tracking.progress.fit_figures import FitFigures, epoch_text
 from rankzero.tracking.progress.one_line import Line, LineColumn, Part
 from rankzero.tracking.progress.recent_rate import rate_text
-from rankzero.training.hooks import TICK_SECONDS, LoopCallback
+from rankzero.training.hooks import TICK_SECONDS
 
 REDRAW_SECONDS = 0.25
 """Minimum time between two lines. A line costs half a millisecond, since it reads all metrics."""
@@ -27,7 +34,7 @@ LABEL, TIME_LEFT, BAR, STEP, METRIC, SPEED, MORE_METRICS, BATCH = range(8)
 """Parts of the line, the most important first."""
 
 
-class BarProgress(LoopCallback, RichProgressBar):
+class BarProgress(EvaluationProgress, RichProgressBar):
     """Bar with epoch, step, metrics, training speed and time left, which replaces the content of Lightning's bar.
 
     The line shows the metrics that are logged with `prog_bar=True` as Lightning's bar does, then all others. It is
@@ -103,41 +110,7 @@ class BarProgress(LoopCallback, RichProgressBar):
         super().on_validation_batch_start(trainer, pl_module, batch, batch_idx, dataloader_idx)
         if self.val_progress_bar_id != previous and not trainer.sanity_checking:
             self._remove(previous)
-            self._show_evaluation(trainer, self.val_progress_bar_id, self._validation_label, 0, dataloader_idx)
-
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        task = self.val_sanity_progress_bar_id if trainer.sanity_checking else self.val_progress_bar_id
-        self._show_evaluation(trainer, task, self._validation_label, batch_idx + 1, dataloader_idx)
-
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._show_evaluation(trainer, self.test_progress_bar_id, "test", batch_idx + 1, dataloader_idx)
-
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._show_evaluation(trainer, self.predict_progress_bar_id, "prediction", batch_idx + 1, dataloader_idx)
+            self.show_evaluation(trainer, 0, dataloader_idx)
 
     def _init_progress(self, trainer: Trainer) -> None:
         previous = self.progress
@@ -157,32 +130,32 @@ class BarProgress(LoopCallback, RichProgressBar):
         batches, total = self._batches, trainer.num_training_batches
         self._column.lines[task] = self._line(
             [Part(self._epoch, LABEL), Part("", BAR), Part(f"step {trainer.global_step}", STEP)],
-            [Part(f"batch {batches}/{total}" if isfinite(total) else f"batch {batches}", BATCH, self._style("time"))],
+            [Part(batch_text(batches, total), BATCH, self._style("time"))],
             self._fraction(trainer, batches, total),
         )
 
-    def _show_evaluation(self, trainer: Trainer, task: Any, label: str, batches: int, loader: int) -> None:
+    def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
         """Sets the line of a validation, a test or a prediction."""
+        task, totals = self._evaluation_task(trainer), evaluation_batches(trainer)
         if self.is_disabled or task is None or self.progress is None:
             return
-        totals: Any = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
-        if trainer.state.fn is TrainerFn.TESTING:
-            totals = trainer.num_test_batches
-        elif trainer.state.fn is TrainerFn.PREDICTING:
-            totals = trainer.num_predict_batches
         total, now = totals[loader], time.monotonic()
         is_result = batches == total and trainer.state.fn is not TrainerFn.FITTING
         if now < self._next_line and not is_result:
             return
         self._next_line = now + REDRAW_SECONDS
-        count = f"batch {batches}/{total}" if isfinite(total) else f"batch {batches}"
-        of_loader = f" of loader {loader + 1}/{len(totals)}" if len(totals) > 1 else ""
         fraction = batches / total if isfinite(total) and total else None
-        self._column.lines[task] = self._line(
-            [Part(label, LABEL), Part("", BAR), Part(f"{count}{of_loader}", STEP)], [], fraction
-        )
+        texts = Part(evaluation_label(trainer), LABEL), Part(batches_text(batches, totals, loader), STEP)
+        self._column.lines[task] = self._line([texts[0], Part("", BAR), texts[1]], [], fraction)
         self._set_visible(self.train_progress_bar_id, False)
         self._update(task, batches)
+
+    def _evaluation_task(self, trainer: Trainer) -> Any:
+        if trainer.sanity_checking:
+            return self.val_sanity_progress_bar_id
+        if trainer.state.fn is TrainerFn.TESTING:
+            return self.test_progress_bar_id
+        return self.predict_progress_bar_id if trainer.state.fn is TrainerFn.PREDICTING else self.val_progress_bar_id
 
     def _draw_event(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draws the line without waiting for the next batch, but not in each of many short epochs."""
@@ -190,13 +163,6 @@ class BarProgress(LoopCallback, RichProgressBar):
             self._next_event, self._next_line = now + EVENT_SECONDS, 0.0
         self._update_metrics(trainer, pl_module)
         self.refresh()
-
-    @property
-    def _validation_label(self) -> str:
-        trainer = self.trainer
-        if trainer.sanity_checking:
-            return "validation before training"
-        return f"{epoch_text(trainer)} validation" if trainer.state.fn is TrainerFn.FITTING else "validation"
 
     def _line(self, first: list[Part], last: list[Part], fraction: float | None) -> Line:
         """Returns a line with the metrics between the first and the last parts, then speed and time left."""

@@ -31,12 +31,13 @@ class FitFigures:
         subscribers = loop.extra_subscribers if isinstance(loop, FitLoop) else []
         self._time_limits = [item.wall_time for item in subscribers if isinstance(item, TimeLimit)]
         self._samples = RecentRate()
-        self._validated_batches = -1
+        self._validated_batches = self._batches_at_epoch_start = -1
         self._epoch_batches = inf
         self._pace = Pace(self._position, clock)
 
     def begin_epoch(self) -> None:
         """Called in `on_train_epoch_start`."""
+        self._batches_at_epoch_start = self._progress.total.processed  # type: ignore[attr-defined]
         self._pace.begin_epoch()
 
     def tick(self) -> None:
@@ -70,13 +71,15 @@ class FitFigures:
 
     @property
     def _position(self) -> Position:
-        current, total = self._progress.current, self._progress.total
+        total: int = self._progress.total.processed  # type: ignore[attr-defined]
+        # Lightning resets the batches of an epoch after `on_train_epoch_start`; `current_epoch` has changed before.
+        has_begun = total != self._batches_at_epoch_start
         return Position(
             epochs=self._trainer.current_epoch,
-            batches=current.processed,  # type: ignore[attr-defined]
-            total_batches=total.processed,  # type: ignore[attr-defined]
+            batches=self._progress.current.processed if has_begun else 0,  # type: ignore[attr-defined]
+            total_batches=total,
             steps=self._trainer.global_step,
-            has_validated=self._validated_batches == total.processed,  # type: ignore[attr-defined]
+            has_validated=self._validated_batches == total,
         )
 
     @property

@@ -1,8 +1,7 @@
 """Progress lines for files, pipes and jobs: few, short and complete."""
 
 import time
-from collections.abc import Callable, Sequence
-from math import isfinite
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -12,9 +11,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rankzero.messages import print_line
 from rankzero.runs.reports.shown_metrics import metrics_line
 from rankzero.runs.reports.text import rough_duration
+from rankzero.tracking.progress.evaluation_progress import (
+    EvaluationProgress,
+    batch_text,
+    batches_text,
+    evaluation_batches,
+    evaluation_label,
+)
 from rankzero.tracking.progress.fit_figures import FitFigures, epoch_text
 from rankzero.tracking.progress.recent_rate import rate_text
-from rankzero.training.hooks import LoopCallback
 
 INTERVAL_SECONDS = 10.0
 """Minimum time between two lines."""
@@ -31,7 +36,7 @@ def interval_after(elapsed_seconds: float, minimum: float = INTERVAL_SECONDS) ->
     return max(minimum, min(EARLY_FRACTION * elapsed_seconds, EARLY_SECONDS), LATE_FRACTION * elapsed_seconds)
 
 
-class PlainProgress(LoopCallback, ProgressBar):
+class PlainProgress(EvaluationProgress, ProgressBar):
     """Prints lines at the end of epochs and during long epochs, at intervals that grow with the duration of the run.
 
     The ends of the first and the last epoch always get a line. A long validation, test or prediction gets lines too.
@@ -76,9 +81,8 @@ class PlainProgress(LoopCallback, ProgressBar):
             return
         self._figures.tick()
         if self._is_due and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # a line follows at its end
-            total = trainer.num_training_batches
-            of_total = f"/{total}" if isfinite(total) else ""
-            self._print(trainer, f"{epoch_text(trainer)} batch {batch_idx + 1}{of_total}  step {trainer.global_step}")
+            batches = batch_text(batch_idx + 1, trainer.num_training_batches)
+            self._print(trainer, f"{epoch_text(trainer)} {batches}  step {trainer.global_step}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         head = f"{epoch_text(trainer)} done  step {trainer.global_step}"
@@ -102,43 +106,11 @@ class PlainProgress(LoopCallback, ProgressBar):
         if self._figures is not None and trainer.state.fn is TrainerFn.FITTING:
             self._figures.end_validation()
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        label, batches = "validation", trainer.num_val_batches
-        if trainer.sanity_checking:
-            label, batches = "validation before training,", trainer.num_sanity_val_batches
-        elif trainer.state.fn is TrainerFn.FITTING:
-            label = f"{epoch_text(trainer)} validation"
-        self._print_batch(label, batch_idx, dataloader_idx, batches)
-
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._print_batch("test", batch_idx, dataloader_idx, trainer.num_test_batches)
-
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._print_batch("prediction", batch_idx, dataloader_idx, trainer.num_predict_batches)
+    def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
+        """Prints a line of a validation, a test or a prediction if one is due."""
+        if self._is_due:
+            label = evaluation_label(trainer) + "," * trainer.sanity_checking
+            print_line(f"{label} {batches_text(batches, evaluation_batches(trainer), loader)}  {self._times()}")
 
     @property
     def _is_due(self) -> bool:
@@ -154,13 +126,6 @@ class PlainProgress(LoopCallback, ProgressBar):
         elapsed = now - self._started_at
         self._due_at = now + interval_after(elapsed, self.interval_seconds)
         return elapsed
-
-    def _print_batch(self, label: str, batch: int, loader: int, batches: Sequence[float]) -> None:
-        if not self._is_due:
-            return
-        of_batches = f"/{batches[loader]}" if isfinite(batches[loader]) else ""
-        of_loader = f" of loader {loader + 1}/{len(batches)}" if len(batches) > 1 else ""
-        print_line(f"{label} batch {batch + 1}{of_batches}{of_loader}  {self._times()}")
 
     def _print(self, trainer: Trainer, head: str, has_ended: bool = False) -> None:
         if not self.enabled:

@@ -2,6 +2,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import sys
 
 import pytest
@@ -11,9 +12,19 @@ from rankzero.messages import CannotStart, RequestError
 from running import evaluate_in_process, fit_in_process, restore_process_state
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a trained run, which the fixture `run` copies for each test."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        fit_in_process("--model", "MLP", "--data", "Digits", "--epochs", "2", "--run", "x")
+    return folder / "runs"
+
+
 @pytest.fixture
-def run(cwd):
-    fit_in_process("--model", "MLP", "--data", "Digits", "--epochs", "2", "--run", "x")
+def run(trained, cwd):
+    shutil.copytree(trained, cwd / "runs", symlinks=True)
     return cwd / "runs" / "x"
 
 
@@ -46,12 +57,13 @@ def test_an_unexpected_error_while_writing_is_raised_unchanged(run, monkeypatch)
         evaluate_in_process("--run", "x")
 
 
-@pytest.mark.parametrize("size", ["1", "7", "180", "1000"])
-def test_the_batch_size_does_not_change_the_metrics(run, size):
-    evaluate_in_process("--run", "x", "--output", "a.json")
-    evaluate_in_process("--run", "x", "--output", "b.json", "--batch_size", size)
-    first, second = (read_json(run.parent.parent / name)["metrics"] for name in ("a.json", "b.json"))
-    assert first == pytest.approx(second, abs=1e-6)
+def test_the_batch_size_does_not_change_the_metrics(run):
+    sizes = ("64", "1", "7", "180", "1000")
+    for size in sizes:
+        evaluate_in_process("--run", "x", "--output", f"{size}.json", "--batch_size", size)
+    first, *others = (read_json(run.parent.parent / f"{size}.json")["metrics"] for size in sizes)
+    for size, metrics in zip(sizes[1:], others, strict=True):
+        assert metrics == pytest.approx(first, abs=1e-6), f"--batch_size {size}"
 
 
 def test_the_given_checkpoint_or_by_default_the_newest_run_is_evaluated(run):

@@ -104,13 +104,13 @@ def test_a_missing_rank_is_named_on_all_ranks(port):
 
 def test_a_missing_machine_is_named(port):
     first, second, *_ = launches(port, hosts=(socket.gethostname(), "gone"))
-    assert "missing ranks 2, 3; no process from gone" in call([first, second], start_timeout=2)[0].found
+    assert "missing ranks 2, 3; no process from gone" in call([first, second], start_timeout=1)[0].found
     first, second, *_ = launches(port)
-    assert "no process from node 1" in call([first, second], start_timeout=2)[0].found
+    assert "no process from node 1" in call([first, second], start_timeout=1)[0].found
 
 
 def test_a_missing_rank_zero_is_reported_once_per_machine(port):
-    errors = call(launches(port)[1:3], start_timeout=2)
+    errors = call(launches(port)[1:3], start_timeout=1)
     assert all("missing rank 0" in error.found for error in errors)
     assert [error.reported_elsewhere for error in errors] == [True, False]  # local rank zero, once per machine
 
@@ -141,7 +141,8 @@ def test_another_run_on_the_port_is_named(port):
 
 
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", f"{GREETING} 3\n".encode()])
-def test_the_process_on_a_port_in_use_is_named(port, reply):
+def test_the_process_on_a_port_in_use_is_named(port, monkeypatch, reply):
+    monkeypatch.setattr(client, "GREETING_SECONDS", 1.0)
     with network.listen("127.0.0.1", port) as listener, contextlib.suppress(OSError):
         thread = threading.Thread(target=accept_and_reply, args=(listener, reply), daemon=True)
         thread.start()
@@ -157,7 +158,7 @@ def accept_and_reply(listener, reply):
     with contextlib.suppress(OSError):
         while True:
             connection, _ = listener.accept()
-            threading.Timer(6 if not reply else 0.1, connection.close).start()
+            threading.Timer(2 if not reply else 0.1, connection.close).start()
             connection.sendall(reply)
 
 
@@ -180,7 +181,8 @@ def unreachable(address, timeout):
     raise OSError(113, "No route to host")
 
 
-def test_processes_beyond_the_world_size_are_refused(port):
+def test_processes_beyond_the_world_size_are_refused(port, monkeypatch):
+    monkeypatch.setattr(client, "GREETING_SECONDS", 1.0)  # nothing answers after the rendezvous
     tasks = [
         Launch(
             launcher="pbs", rank=None, local_rank=None, world_size=2, local_world_size=None, num_nodes=1,

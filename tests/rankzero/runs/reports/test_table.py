@@ -27,6 +27,6 @@ def test_characters_that_the_terminal_cannot_show_are_replaced(monkeypatch, enco
 
 def test_a_table_for_a_pipe_is_not_shortened(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("shutil.get_terminal_size", os.terminal_size)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback: os.terminal_size(fallback))
     print_table([Column("name", 6)], [Row(["n" * 500])], title="long")
     assert "n" * 500 in capsys.readouterr().out

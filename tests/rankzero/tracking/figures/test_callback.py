@@ -1,6 +1,5 @@
 """Figures of runs in one process, from the module's outputs to TensorBoard and the run's directory."""
 
-import io
 from itertools import count
 
 import pytest
@@ -17,6 +16,7 @@ from rankzero.tracking.figures import callback, drawing, publishing
 from rankzero.tracking.figures.callback import RunFigures
 from rankzero.tracking.figures.schedule import DrawingSchedule
 from rankzero.training.strategies import OneProcess
+from running import small_figures
 
 CLASSIFICATION = {"most_wrong", "confusion_matrix", "accuracy_by_class", "precision_recall"}
 ALL = CLASSIFICATION | {"training_inputs"}
@@ -53,11 +53,9 @@ class Net(LightningModule):
 
 
 @pytest.fixture
-def empty_figures(monkeypatch):
-    """Replaces all figures by a small image."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(buffer, format="PNG")
-    monkeypatch.setattr(drawing, "png", lambda figure: buffer.getvalue())
+def empty_figures():
+    with small_figures():
+        yield
 
 
 def fit(module=None, epochs=2, data=None, **settings):

@@ -19,7 +19,10 @@ from rankzero.tracking.progress import time_left
 from rankzero.tracking.progress.bar import BarProgress, important_names
 from running import REPOSITORY, SOURCES, train_in_process
 
-WIDTHS = (40, 41, 47, 60, 79, 80, 81, 100, 120, 133, 160, 200)
+WIDTHS = (40, 47, 80, 133, 200)
+"""A few widths: the content of a line is tested at all widths in `test_one_line.py`."""
+COUNTS = (0, 20)
+"""Numbers of metrics."""
 
 TRAIN_AT_EACH_WIDTH = """
 import fcntl, logging, struct, sys, termios
@@ -41,7 +44,7 @@ bar.BarProgress.refresh = lambda self, hard=False: self.progress and self.progre
 bar.REDRAW_SECONDS = bar.EVENT_SECONDS = time_left.MIN_SECONDS = 0
 for columns in map(int, sys.argv[1].split(",")):
     fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    for count in (0, 1, 20):
+    for count in map(int, sys.argv[2].split(",")):
         print(f"<columns {columns}>")
         options = {"enable_progress_bar": True, "max_epochs": 3, "limit_train_batches": 4, "limit_val_batches": 3}
         train_in_process(bar.BarProgress(), Throughput(SamplingPlan()), model=Model(), loops=True, **options)
@@ -68,10 +71,11 @@ def output_in_terminal(*command):
     return output
 
 
-def test_the_bar_takes_one_line_at_every_width_of_a_terminal():
-    output = output_in_terminal(sys.executable, "-c", TRAIN_AT_EACH_WIDTH, ",".join(map(str, WIDTHS)))
+def test_the_bar_takes_one_line_in_narrow_and_wide_terminals():
+    numbers = (",".join(map(str, values)) for values in (WIDTHS, COUNTS))
+    output = output_in_terminal(sys.executable, "-c", TRAIN_AT_EACH_WIDTH, *numbers)
     pieces = re.split(r"<columns (\d+)>", output.partition("<end>")[0])[1:]
-    assert len(pieces) == 2 * 3 * len(WIDTHS)
+    assert len(pieces) == 2 * len(COUNTS) * len(WIDTHS)
     for columns, text in zip(map(int, pieces[::2]), pieces[1::2], strict=True):
         assert "\x1b[1A" not in text, "the bar takes more than one line"
         rows = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))

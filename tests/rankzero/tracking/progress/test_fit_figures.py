@@ -18,16 +18,24 @@ from running import train_in_process
 
 
 class Simulation(LoopCallback):
-    """Advances a clock by 2 s in each batch and 5 s in each validation, and records the time left after each batch."""
+    """Advances a clock by 2 s in each batch and 5 s in each validation, and records the time left after each batch.
+
+    The time left is also recorded where an epoch ends and begins: between two batches no time passes but a validation.
+    """
 
     def __init__(self):
         self.now, self.estimates, self.limits, self.figures = 0.0, [], [], None
+        self.epoch_ends, self.epoch_starts = [], []
 
     def on_train_start(self, trainer, pl_module):
         self.figures = FitFigures(trainer, lambda: self.now)
 
     def on_train_epoch_start(self, trainer, pl_module):
         self.figures.begin_epoch()
+        self.epoch_starts.append(self.figures.seconds_left)
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.epoch_ends.append(self.figures.seconds_left)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.now += 2
@@ -83,6 +91,12 @@ def simulate(*callbacks, **options):
 )
 def test_time_left_is_exact_once_a_validation_was_measured(options):
     assert simulate(**options).errors[-10:] == pytest.approx([0] * 10, abs=0.01)
+
+
+def test_time_left_is_the_same_at_the_end_of_an_epoch_and_at_the_start_of_the_next():
+    simulation = simulate()
+    assert simulation.epoch_starts[0] is None and simulation.epoch_starts[1:] == simulation.epoch_ends[:-1]
+    assert simulation.epoch_starts[1:] == pytest.approx([3 * 25, 2 * 25, 25])
 
 
 @pytest.mark.parametrize("step", [5, 12, 18])

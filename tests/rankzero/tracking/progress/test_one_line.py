@@ -36,11 +36,14 @@ def test_a_part_that_fits_replaces_a_more_important_one_that_does_not():
     assert [part.text for part in fitting(parts, 20)] == ["epoch 1", "step 3"]
 
 
-@pytest.mark.parametrize("columns", range(1, 201))
-def test_a_line_is_never_wrapped_and_keeps_the_last_column_free(columns):
-    for parts in (PARTS, [Part("損失: 0.1 " * 5, 0), *PARTS], [Part("x" * 300, 0)]):
-        (row,) = rendered(Line(parts, 0.5), columns)
-        assert Console(width=columns).measure(row).maximum <= max(1, columns - 1)
+@pytest.mark.parametrize(
+    "parts", [PARTS, [Part("損失: 0.1 " * 5, 0), *PARTS], [Part("x" * 300, 0)]], ids=["usual", "wide", "too long"]
+)
+def test_a_line_is_never_wrapped_and_keeps_the_last_column_free(parts):
+    for columns in range(1, 201):
+        rows = rendered(Line(parts, 0.5), columns)
+        assert len(rows) == 1, f"{columns} columns"
+        assert Console(width=columns).measure(rows[0]).maximum <= max(1, columns - 1), f"{columns} columns"
 
 
 def test_the_bar_is_filled_in_proportion():

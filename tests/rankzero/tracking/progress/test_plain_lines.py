@@ -125,13 +125,13 @@ def lines_of_simulated_run(capsys, epoch_seconds, **options):
     return epoch_lines(capsys)
 
 
-@pytest.mark.parametrize(("epoch_seconds", "most"), [(0.001, 2), (1.0, 50), (600.0, 300)])
+@pytest.mark.parametrize(("epoch_seconds", "most"), [(0.001, 2), (1.0, 20), (600.0, 120)])
 @pytest.mark.usefixtures("tick_after_every_batch")
-def test_a_thousand_epochs_print_few_lines(capsys, epoch_seconds, most):
-    lines = lines_of_simulated_run(capsys, epoch_seconds, max_epochs=1000)
+def test_many_epochs_print_few_lines(capsys, epoch_seconds, most):
+    lines = lines_of_simulated_run(capsys, epoch_seconds, max_epochs=200)
     assert 2 <= len(lines) <= most and max(map(len, lines)) <= 120
     ends = [line.split("  ")[0] for line in lines if " done  " in line]
-    assert (ends[0], ends[-1]) == ("epoch 1/1000 done", "epoch 1000/1000 done")
+    assert (ends[0], ends[-1]) == ("epoch 1/200 done", "epoch 200/200 done")
 
 
 @pytest.mark.usefixtures("tick_after_every_batch")

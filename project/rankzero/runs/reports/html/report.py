@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     return page.encode(errors="replace").decode()
 
 
+@cache  # an environment keeps its compiled templates
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),

@@ -22,83 +22,71 @@ DOCUMENTATION = REPOSITORY / "docs" / "jobs.md"
 FLAGS = {flag.name: flag for flag in SUBMIT_FLAGS}
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("64G", "64G"),
-        ("64gb", "64G"),
-        ("64 GB", "64G"),
-        ("64GiB", "64G"),
-        ("500m", "500M"),
-        ("1KB", "1K"),
-        ("2Tb", "2T"),
-    ],
-)
-def test_memory_is_a_number_with_a_unit(text, value):
-    assert memory_value(text) == value
+def results_of(read, texts):
+    """Returns the value that `read` returns for each text, or the message of its error."""
+    results = {}
+    for text in texts:
+        try:
+            results[text] = read(text)
+        except ValueError as error:
+            results[text] = f"refused: {error}"
+    return results
 
 
-@pytest.mark.parametrize(
-    "text", ["", "64", "0G", "-1G", "1.5G", "64  G", "64P", "G", "64G\n", "1234567890G", "\u0661G", "64Gi"]
-)
-def test_memory_without_a_valid_number_and_unit_is_refused(text):
-    with pytest.raises(ValueError, match="a number with a unit"):
-        memory_value(text)
+def not_refused(read, texts, message):
+    """Returns the texts that `read` accepts, or refuses with a message that does not contain `message`."""
+    pattern = re.compile(f"refused: .*{message}", re.DOTALL)
+    return [text for text, result in results_of(read, texts).items() if not pattern.match(result)]
 
 
-@pytest.mark.parametrize("text", ["gpu", "a b", "a&b|c", "*", "$HOME", "caf\u00e9", '"', "'", "\\", " a "])
-def test_one_line_accepts_printable_text_unchanged(text):
-    assert one_line(text) == text
+def test_memory_is_a_number_with_a_unit():
+    values = {"64G": "64G", "64gb": "64G", "64 GB": "64G", "64GiB": "64G", "500m": "500M", "1KB": "1K", "2Tb": "2T"}
+    assert results_of(memory_value, values) == values
 
 
-@pytest.mark.parametrize("text", ["", " ", "a\nb", "a\r", "a\tb", "\0", "\x1b[31m", "\x7f", "\x85", "\u2028", "\udcff"])
-def test_one_line_refuses_blank_text_and_control_characters(text):
-    with pytest.raises(ValueError, match="printable characters in one line"):
-        one_line(text)
+def test_memory_without_a_valid_number_and_unit_is_refused():
+    texts = ["", "64", "0G", "-1G", "1.5G", "64  G", "64P", "G", "64G\n", "1234567890G", "\u0661G", "64Gi"]
+    assert not_refused(memory_value, texts, "a number with a unit") == []
 
 
-def test_one_line_refuses_each_control_character():
-    for code in (*range(32), *range(127, 160)):
-        with pytest.raises(ValueError, match="printable"):
-            one_line(f"a{chr(code)}b")
+def test_one_line_accepts_printable_text_unchanged():
+    texts = ["gpu", "a b", "a&b|c", "*", "$HOME", "caf\u00e9", '"', "'", "\\", " a "]
+    assert results_of(one_line, texts) == {text: text for text in texts}
 
 
-@pytest.mark.parametrize("text", ["0", "0-3", "1,5,9", "0-10:2", "0-3,7,10-20:5", "0-99%4", "1,2%1"])
-def test_array_accepts_lists_of_indices(text):
-    assert array_value(text) == text
+def test_one_line_refuses_blank_text_and_control_characters():
+    texts = ["", " ", "a\nb", "a\r", "a\tb", "\0", "\x1b[31m", "\x7f", "\x85", "\u2028", "\udcff"]
+    texts += [f"a{chr(code)}b" for code in (*range(32), *range(127, 160))]
+    assert not_refused(one_line, texts, "printable characters in one line") == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "a", "-1", "0-", "0,", ",0", "0--3", "0-3:0", "0:2", "0%0", "0%", "0-3%2,5", "3-0", "0 1", "0-3\n", "$(id)"],
-)
-def test_array_refuses_anything_else(text):
-    with pytest.raises(ValueError, match="a list of indices"):
-        array_value(text)
+def test_array_accepts_lists_of_indices():
+    texts = ["0", "0-3", "1,5,9", "0-10:2", "0-3,7,10-20:5", "0-99%4", "1,2%1"]
+    assert results_of(array_value, texts) == {text: text for text in texts}
 
 
-@pytest.mark.parametrize("text", ["n1", "n1.example.org", "10.0.0.1", "user@n1", "a_b-c@n-1", "_"])
-def test_host_accepts_names_and_users(text):
-    assert host_value(text) == text
+def test_array_refuses_anything_else():
+    texts = ["", "a", "-1", "0-", "0,", ",0", "0--3", "0-3:0", "0:2", "0%0", "0%", "0-3%2,5", "3-0", "0 1", "0-3\n"]
+    assert not_refused(array_value, [*texts, "$(id)"], "a list of indices") == []
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-n1", "-o@n1", "n1 n2", "n1,n2", "n1:22", "a@b@c", "@n1", "n1@", "n1;id", "$(id)", "n1\n", ".n1", "é"]
-)
-def test_host_refuses_anything_else(text):
-    with pytest.raises(ValueError, match="a list of host names"):
-        host_value(text)
+def test_host_accepts_names_and_users():
+    texts = ["n1", "n1.example.org", "10.0.0.1", "user@n1", "a_b-c@n-1", "_"]
+    assert results_of(host_value, texts) == {text: text for text in texts}
 
 
-@pytest.mark.parametrize("text", ["source a.sh", "a\nb", "\texport A='b c'\n", "#SBATCH --exclusive"])
-def test_command_lines_accept_text_unchanged(text):
-    assert command_lines(text) == text
+def test_host_refuses_anything_else():
+    texts = ["", "-n1", "-o@n1", "n1 n2", "n1,n2", "n1:22", "a@b@c", "@n1", "n1@", "n1;id", "$(id)", "n1\n", ".n1", "é"]
+    assert not_refused(host_value, texts, "a list of host names") == []
 
 
-@pytest.mark.parametrize("text", ["", " \n", "\0", "a\0b"])
-def test_command_lines_refuse_blank_text_and_nul(text):
-    with pytest.raises(ValueError, match="lines of text"):
-        command_lines(text)
+def test_command_lines_accept_text_unchanged():
+    texts = ["source a.sh", "a\nb", "\texport A='b c'\n", "#SBATCH --exclusive"]
+    assert results_of(command_lines, texts) == {text: text for text in texts}
+
+
+def test_command_lines_refuse_blank_text_and_nul():
+    assert not_refused(command_lines, ["", " \n", "\0", "a\0b"], "lines of text") == []
 
 
 def test_the_example_of_each_flag_is_valid():
