@@ -196,8 +196,9 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        summary = None
         try:
-            self._end(error)
+            summary = self._end(error)
         finally:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
             self.control_channel.monitor.stop()
@@ -205,8 +206,13 @@ class Attempt:
             if error is None:  # after an error, rank zero may still report how a lost rank ended
                 self.control_channel.describe_exit = describe_exit
             self._lock.release()
+        if summary is not None:
+            # Last, because reading the curves of a long run takes a while: a scheduler may kill this process meanwhile,
+            # and the next attempt may begin. It replaces the report at its own end.
+            self._report(summary)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> dict[str, Any] | None:
+        """Writes what the next attempt needs and requests that attempt; returns the summary if there is a result."""
         error = self.outcome.error or error
         if isinstance(error, Stopped):
             self._log.info("stopped after step %d: %s", self.trainer.global_step, error)
@@ -217,18 +223,18 @@ class Attempt:
         )
         self._rank_log.close()
         if self.launch.rank != 0 or self.run.is_taken_over:
-            return
+            return None
         if is_impossible:
             self.run.discard_attempt()
-            return
+            return None
         reason = reason_of(error, self.control_channel)
         if not isinstance(error, Stopped):
-            self._report(self._summarize("finished" if error is None else "failed", reason))
-            return
+            return self._summarize("finished" if error is None else "failed", reason)
         objection = objection_to_next_attempt(self.run, error, self.options.max_attempts, self.outcome.has_trained)
-        self._report(self._summarize("stopped", reason, another_attempt=not objection))
+        summary = self._summarize("stopped", reason, another_attempt=not objection)
         if self.options.requeue != "never" and (line := request_next_attempt(self.run, self.launch, objection)):
             print_error(line)
+        return summary
 
     def _report(self, summary: dict[str, Any]) -> None:
         folders = [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]

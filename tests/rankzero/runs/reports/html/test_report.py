@@ -175,6 +175,13 @@ def test_a_failure_of_an_attempt_before_its_first_step_is_reported_if_the_run_ha
     assert write_report(run, summary) == run.path / REPORT
 
 
+def test_an_attempt_that_a_newer_one_has_superseded_leaves_the_report_unchanged(tmp_path, capsys):
+    run, summary = make_run(tmp_path / "x")
+    RunDirectory(run.path).begin_attempt("model: {class_path: Net}\n")
+    assert write_report(run, summary) is None and not (run.path / REPORT).exists()
+    assert capsys.readouterr().err == ""
+
+
 def test_figures_are_part_of_the_page(tmp_path):
     run, summary = make_run(tmp_path / "x")
     (run.path / "figures").mkdir()
