@@ -208,7 +208,8 @@ def test_a_curve_of_many_points_gives_a_small_page(tmp_path):
         writer._queued.append(({"val/noise": float(step * 7919 % 1000)}, step, 1.0 * step))
     writer.finalize("success")
     text = render(run, {**summary, "steps": 100_000})
-    assert "val/noise" in text and len(text) < 200_000
+    assert "val/noise" in text and len(text) < 200_000 and "Of long curves, a part of the values is drawn" in text
+    assert "999" in Page(text).text
 
 
 def test_a_full_disk_leaves_the_old_report_and_prints_one_warning(tmp_path, capsys):
