@@ -40,7 +40,7 @@ from rankzero.runs.reports.environment import describe_environment
 from rankzero.runs.reports.html.report import write_report
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
-from rankzero.runs.summary import Figures, computed_metrics_of, reason_of, summarize, without_stack
+from rankzero.runs.summary import TrainingCounts, computed_metrics_of, reason_of, summarize, without_stack
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
@@ -82,7 +82,7 @@ class Attempt:
         trainer: Trainer of this attempt.
         plan: Order of samples.
         outcome: Progress and error, which callbacks update during training.
-        figures: Returns counts and speed of training.
+        counts: Returns counts and speed of training.
         session: The processes.
 
     Raises:
@@ -97,11 +97,11 @@ class Attempt:
         trainer: Trainer,
         plan: SamplingPlan,
         outcome: Outcome,
-        figures: Callable[[], Figures],
+        counts: Callable[[], TrainingCounts],
         session: Session,
     ) -> None:
         self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
-        self.outcome, self.figures, self.world, self._session = outcome, figures, session.world, session
+        self.outcome, self.counts, self.world, self._session = outcome, counts, session.world, session
         self._coordinator, self.control_channel = session.coordinator, session.coordinator.control_channel
         self.launch = launch = session.coordinator.launch
         trainer.strategy.setup_environment()
@@ -265,7 +265,7 @@ class Attempt:
         summary = summarize(
             status,
             self.trainer,
-            self.figures(),
+            self.counts(),
             self.run,
             self.world,
             self.launch,

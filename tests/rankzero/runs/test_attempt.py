@@ -32,7 +32,7 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.lock import RunLock
 from rankzero.runs.reports.html import report as report_module
 from rankzero.runs.resume import RunOptions
-from rankzero.runs.summary import Figures
+from rankzero.runs.summary import TrainingCounts
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.strategies import OneProcess
 from running import fit_in_process, reserved_port
@@ -61,10 +61,10 @@ def attempt(cwd):
         strategy = Ranks(plan, device="cpu")
         trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **QUIET)
         coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch(rank=rank)), RequestedWorld())
-        figures = Figures(0, 0.0, ())
+        counts = TrainingCounts(0, 0.0, ())
         run, options = RunDirectory(Path("runs/x")), RunOptions(**options)
         outcome, session = Outcome(has_trained), Session(RequestedWorld(), coordinator, WorldInfo("cpu"), "")
-        return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: figures, session)
+        return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: counts, session)
 
     return make
 

@@ -32,7 +32,7 @@ class ComparedRun:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What a person needs to know about the run in addition to the tables."""
+        """Notes on the run for the user, in addition to the tables."""
         if self.status.note:
             yield f"{self.label}: {self.status.note}"
         if not self.config:

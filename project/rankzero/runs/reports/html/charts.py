@@ -32,7 +32,7 @@ _RANK = re.compile(r"(world/.+)/(rank_\d+)")
 class Line:
     """One curve of a chart: its name, color, polylines, and its last, lowest and highest value as text.
 
-    The name is empty if the title of the chart says the same.
+    The name is empty if the title of the chart is the same.
     """
 
     name: str
