@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankzero.runs.tensorboard.curve import Curve, CurveBuilder
+from rankzero.runs.tensorboard.curve import Curve
 
 _HEADER_BYTES, _CHECKSUM_BYTES = 12, 4
 
@@ -39,10 +39,17 @@ def read_curves(folder: Path) -> dict[str, Curve]:
         folder: Folder of the event files; its subfolders are not read.
     """
     paths = [path for path in folder.glob("*tfevents*") if path.is_file() and not path.name.endswith(".profile-empty")]
+    if not paths:
+        return {}
+    from rankzero.runs.tensorboard.curve_builder import CurveBuilder  # imports NumPy, in a tenth of a second
+
     files = sorted(map(_begin, paths), key=lambda file: (file.created, file.path.name))
     builders: defaultdict[str, CurveBuilder] = defaultdict(CurveBuilder)
     for number, file in enumerate(files):
-        _read(file.path, min((later.hides_from for later in files[number + 1 :]), default=math.inf), builders)
+        end = min((later.hides_from for later in files[number + 1 :]), default=math.inf)
+        for tag, step, seconds, value in _values(file.path):
+            if step < end:
+                builders[tag].add(step, seconds, value)
         for builder in builders.values():
             builder.end_file()
     return {tag: builder.build() for tag, builder in sorted(builders.items())}
@@ -60,16 +67,14 @@ def _begin(path: Path) -> _File:
     return _File(path, created, hides_from)
 
 
-def _read(path: Path, end: float, builders: defaultdict[str, CurveBuilder]) -> None:
-    """Adds the values of a file with steps before `end`."""
+def _values(path: Path) -> Iterator[tuple[str, int, float, float]]:
+    """Yields tag, step, time and number of each value in a file."""
     for event in _events(path):
         step, seconds = event.step, event.wall_time
-        if step >= end:
-            continue
         for value in event.summary.value:
             number = value.simple_value or _number(value)  # `WhichOneof` takes longer than all other calls
             if number is not None:
-                builders[value.tag].add(step, seconds, number)
+                yield value.tag, step, seconds, number
 
 
 def _events(path: Path) -> Iterator[Any]:

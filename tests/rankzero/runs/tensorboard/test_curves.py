@@ -8,7 +8,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard import curve as curve_module
+from rankzero.runs.tensorboard import curve_builder
 from rankzero.runs.tensorboard.curves import read_curves
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from running import SOURCES, run
@@ -143,7 +143,7 @@ def test_scalars_stored_as_tensors_are_read_and_texts_are_not(tmp_path):
 
 
 def test_downsampling_changes_neither_hidden_values_nor_the_end_of_an_attempt(tmp_path, monkeypatch):
-    monkeypatch.setattr(curve_module, "MAX_POINTS", 64)
+    monkeypatch.setattr(curve_builder, "MAX_POINTS", 64)
     attempts = [(0, 5000), (3003, 3010), (3005, 9000)]  # the first step, and the step after the last one
     for number, (first, last) in enumerate(attempts, 1):
         values = (scalar("loss", step, number + step / 1e5, 1e4 * number + step) for step in range(first, last))
