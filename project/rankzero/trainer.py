@@ -22,7 +22,7 @@ from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import Config, as_json, describe_config, flattened
-from rankzero.runs.summary import Figures, metrics_of
+from rankzero.runs.summary import TrainingCounts, metrics_of
 from rankzero.runs.tensorboard.logger import loggers
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan
@@ -278,13 +278,13 @@ class Trainer(pl.Trainer):
         limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
         run = PlannedRun(model, data, self.plan, flattened(config), self.run.path.parent, self._keep, limits)
         check_before_fit(self._preflight, self.session, run)
-        attempt = Attempt(self.run, options, config, self, self.plan, self.outcome, self._figures, self.session)
+        attempt = Attempt(self.run, options, config, self, self.plan, self.outcome, self._counts, self.session)
         self._found_settings.awaits_checkpoint = attempt.checkpoint is not None
         return attempt
 
-    def _figures(self) -> Figures:
+    def _counts(self) -> TrainingCounts:
         """Returns what the summary of the run states about its samples."""
-        return Figures(self._throughput.samples, self._throughput.samples_per_second, self._ledger.entries)
+        return TrainingCounts(self._throughput.samples, self._throughput.samples_per_second, self._ledger.entries)
 
     def _checkpoint_metadata(self) -> dict[str, Any]:
         """Returns the metadata of the run that a checkpoint stores beside the state."""

@@ -11,7 +11,8 @@ from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, verify
-from running import disk_at, require
+from rankzero.runs.tensorboard.curves import read_curves
+from running import disk_at, fit, require
 from system.saving import CALLS, NEWEST, STEPS, Saver, start_saver
 
 pytestmark = pytest.mark.xdist_group("disks")
@@ -190,3 +191,33 @@ def test_a_checkpoint_folder_deleted_in_mid_run_is_created_again(tmp_path):
         assert newest_valid(folder) == (folder / f"step-{step}", [])
         shutil.rmtree(folder.parent)
     assert errors == []
+
+
+DELETING = """
+import shutil
+from pathlib import Path
+from lightning.pytorch import Callback
+
+class Delete(Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 20 and trainer.is_global_zero:
+            for path in Path("runs").glob("{deleted}"):
+                shutil.rmtree(path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("deleted", "named"),
+    [("x/tensorboard", {"tensorboard"}), ("x/logs", {"logs"}), ("x", {"tensorboard", "logs"})],
+)
+def test_a_run_whose_logs_are_deleted_continues_with_one_warning_for_each_folder(tmp_path, deleted, named):
+    (tmp_path / "deleting.py").write_text(DELETING.format(deleted=deleted))
+    toy = ("--model", "MLP", "--data", "Toy", "--name", "x", "--epochs", "3", "--devices", "2")
+    result = fit(*toy, "--trainer.callbacks+=deleting.Delete", "--trainer.log_every_n_steps", "1", folder=tmp_path)
+    warnings = [line for line in result.err.splitlines() if "was deleted during the run" in line]
+    assert len(warnings) == len(named), result.err
+    assert all(any(f"runs/x/{folder}" in line for line in warnings) for folder in named)
+    summary, run = result.summary("x"), tmp_path / "runs/x"
+    assert (summary["status"], summary["epochs"]) == ("finished", 3)
+    assert read_curves(run / "tensorboard")["train/loss"].steps[-1] == summary["steps"] - 1
+    assert all((run / f"logs/rank-{rank:03d}.log").read_text() for rank in (0, 1))

@@ -40,7 +40,7 @@ from rankzero.runs.reports.environment import describe_environment
 from rankzero.runs.reports.html.report import write_report
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
-from rankzero.runs.summary import Figures, computed_metrics_of, reason_of, summarize, without_stack
+from rankzero.runs.summary import TrainingCounts, computed_metrics_of, reason_of, summarize, without_stack
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
 
@@ -81,7 +81,7 @@ class Attempt:
         trainer: Trainer of this attempt.
         plan: Order of samples.
         outcome: Progress and error, which callbacks update during training.
-        figures: Returns counts and speed of training.
+        counts: Returns counts and speed of training.
         session: The processes.
 
     Raises:
@@ -96,11 +96,11 @@ class Attempt:
         trainer: Trainer,
         plan: SamplingPlan,
         outcome: Outcome,
-        figures: Callable[[], Figures],
+        counts: Callable[[], TrainingCounts],
         session: Session,
     ) -> None:
         self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
-        self.outcome, self.figures, self.world, self._session = outcome, figures, session.world, session
+        self.outcome, self.counts, self.world, self._session = outcome, counts, session.world, session
         self._coordinator, self.control_channel = session.coordinator, session.coordinator.control_channel
         self.launch = launch = session.coordinator.launch
         trainer.strategy.setup_environment()
@@ -192,8 +192,9 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        summary = None
         try:
-            self._end(error)
+            summary = self._end(error)
         finally:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
             self.control_channel.monitor.stop()
@@ -201,8 +202,13 @@ class Attempt:
             if error is None:  # after an error, rank zero may still report how a lost rank ended
                 self.control_channel.describe_exit = describe_exit
             self._lock.release()
+        if summary is not None:
+            # Last, because reading the curves of a long run takes a while: a scheduler may kill this process meanwhile,
+            # and the next attempt may begin. It replaces the report at its own end.
+            self._report(summary)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> dict[str, Any] | None:
+        """Writes what the next attempt needs and requests that attempt; returns the summary if there is a result."""
         error = self.outcome.error or error
         if isinstance(error, Stopped):
             self._log.info("stopped after step %d: %s", self.trainer.global_step, error)
@@ -213,18 +219,18 @@ class Attempt:
         )
         self._rank_log.close()
         if self.launch.rank != 0 or self.run.is_taken_over:
-            return
+            return None
         if is_impossible:
             self.run.discard_attempt()
-            return
+            return None
         reason = reason_of(error, self.control_channel)
         if not isinstance(error, Stopped):
-            self._report(self._summarize("finished" if error is None else "failed", reason))
-            return
+            return self._summarize("finished" if error is None else "failed", reason)
         objection = objection_to_next_attempt(self.run, error, self.options.max_attempts, self.outcome.has_trained)
-        self._report(self._summarize("stopped", reason, another_attempt=not objection))
+        summary = self._summarize("stopped", reason, another_attempt=not objection)
         if self.options.requeue != "never" and (line := request_next_attempt(self.run, self.launch, objection)):
             print_error(line)
+        return summary
 
     def _report(self, summary: dict[str, Any]) -> None:
         folders = [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
@@ -255,7 +261,7 @@ class Attempt:
         summary = summarize(
             status,
             self.trainer,
-            self.figures(),
+            self.counts(),
             self.run,
             self.world,
             self.launch,

@@ -78,7 +78,7 @@ class RunDirectory:
         return self.path / "logs" / f"rank-{rank:03d}.log"
 
     def read(self, name: str) -> dict[str, Any]:
-        """Reads `run.json` or `summary.json`; returns {} if the file is missing or damaged."""
+        """Reads a JSON object from a file, by its path in the directory; returns {} if it is missing or damaged."""
         try:
             content = json.loads((self.path / name).read_text())
         except (OSError, ValueError):

@@ -43,7 +43,7 @@ def step_without_progress(run: RunDirectory) -> int | None:
 
 
 def request_next_attempt(run: RunDirectory, launch: Launch, objection: str) -> str:
-    """Requests the next attempt and returns a message for the user, if any. Only rank zero calls this, at the very end.
+    """Requests the next attempt and returns a message for the user, if any. Only rank zero calls this, after all saves.
 
     Args:
         run: Directory of the run.

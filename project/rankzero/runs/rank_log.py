@@ -1,12 +1,46 @@
 """Log of one rank: `logs/rank-000.log` in the directory of the run. Does not import torch."""
 
 import logging
+import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO, cast
 
+from typing_extensions import override
+
+from rankzero.messages import print_error
 from rankzero.runs.crash_log import CrashLog
 from rankzero.runs.directory import RunDirectory
+
+
+class _LogFile(logging.FileHandler):
+    """Log file that is created again if it was deleted.
+
+    Args:
+        path: Path of the file.
+        on_recreated: Called after the file was created again.
+    """
+
+    def __init__(self, path: Path, on_recreated: Callable[[], None]) -> None:
+        super().__init__(path)
+        self._on_recreated = on_recreated
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # the folder cannot be created: the next line tries again
+            deleted = cast(TextIO, self.stream)
+            if os.fstat(deleted.fileno()).st_nlink == 0:
+                # Without `parents`: the directory of a run that rank zero has removed must not appear again.
+                Path(self.baseFilename).parent.mkdir(exist_ok=True)
+                self.setStream(self._open())
+                deleted.close()
+                self._on_recreated()
+        super().emit(record)
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Does nothing: a full disk is reported elsewhere."""
 
 
 class RankLog:
@@ -24,8 +58,8 @@ class RankLog:
 
     def open(self) -> None:
         """Begins to write."""
-        self._handler = handler = logging.FileHandler(self.run.log(self.rank))
-        handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk is reported elsewhere
+        self._has_warned = False
+        self._handler = handler = _LogFile(self.run.log(self.rank), self._begin_again)
         origin = f"rank {self.rank} on {socket.gethostname()}".replace("%", "%%")
         handler.setFormatter(logging.Formatter(f"%(asctime)s {origin} %(levelname)s %(message)s"))
         self.logger.addHandler(handler)
@@ -42,6 +76,16 @@ class RankLog:
         self.logger.setLevel(level)
         with suppress(OSError):  # a full disk
             self._handler.close()
+
+    def _begin_again(self) -> None:
+        """Begins a new file after the log was deleted: crashes are written to it too, and it names the attempt."""
+        self._crash_log.disable()
+        self._crash_log.enable(cast(TextIO, self._handler.stream))
+        self.logger.warning("attempt %d: this log was deleted during the run: earlier lines are lost", self.run.attempt)
+        if self.rank == 0 and not self._has_warned:
+            self._has_warned = True
+            folder = self.run.log(0).parent
+            print_error(f"a log in {folder} was deleted during the run: its lines are lost, and training continues")
 
     def describe_crash(self, rank: int) -> str:
         """Returns how a rank ended if its log contains a crash of this attempt; otherwise an empty string."""

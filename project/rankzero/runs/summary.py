@@ -24,7 +24,7 @@ CAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Figures:
+class TrainingCounts:
     """Counts and speed of training.
 
     Args:
@@ -41,7 +41,7 @@ class Figures:
 def summarize(
     status: str,
     trainer: Trainer,
-    figures: Figures,
+    counts: TrainingCounts,
     run: RunDirectory,
     world: WorldInfo,
     launch: Launch,
@@ -57,7 +57,7 @@ def summarize(
     Args:
         status: `finished`, `stopped` or `failed`.
         trainer: Trainer of this attempt.
-        figures: Counts and speed of training.
+        counts: Counts and speed of training.
         run: Directory of the run.
         world: Number of processes and their devices.
         launch: How the processes were started.
@@ -78,7 +78,7 @@ def summarize(
         "reason": reason,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
-        "samples": figures.samples,
+        "samples": counts.samples,
         "world_size": world.size,
         "nodes": world.nodes,
         "devices": world.devices,
@@ -86,9 +86,9 @@ def summarize(
         "accelerator": world.accelerator,
         "backend": world.backend if world.size > 1 else None,
         "metrics": metrics_of(trainer) if metrics is None else dict(metrics),
-        "samples_per_second": round(figures.samples_per_second, 1),
+        "samples_per_second": round(counts.samples_per_second, 1),
         "seconds": round(seconds, 3),
-        "ledger": list(figures.ledger_entries),
+        "ledger": list(counts.ledger_entries),
         "slow_ranks": list(slow_ranks),
         "attempts": run.attempt,
         "another_attempt": another_attempt,

@@ -32,7 +32,7 @@ def tracking_callbacks(
         run: Directory of the run.
         config: Returns the configuration of the run, once training begins.
         throughput: Counts samples and training time; already a callback of the Trainer.
-        monitor: Knows what the main thread is doing, and which ranks are slow.
+        monitor: Provides the phase of the main thread, and the slow ranks.
         checkpointing: Saves checkpoints; None if nothing is saved.
     """
     return [

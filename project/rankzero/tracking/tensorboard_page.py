@@ -54,7 +54,7 @@ class TensorBoardPage(LoopCallback):
     Args:
         run: Directory of the run.
         config: Returns the configuration of the run.
-        plan: The order of samples, which knows the global batch size.
+        plan: The order of samples, for the global batch size.
     """
 
     def __init__(self, run: RunDirectory, config: Callable[[], Config], plan: SamplingPlan) -> None:

@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -23,14 +23,16 @@ from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
 from rankzero.distributed.session import Session
 from rankzero.messages import CannotStart, LeftEarlyError, RequestError, Stopped
+from rankzero.runs import attempt as attempt_module
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import verify
 from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.lock import RunLock
+from rankzero.runs.reports.html import report as report_module
 from rankzero.runs.resume import RunOptions
-from rankzero.runs.summary import Figures
+from rankzero.runs.summary import TrainingCounts
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.strategies import OneProcess
 from running import fit_in_process, reserved_port
@@ -59,10 +61,10 @@ def attempt(cwd):
         strategy = Ranks(plan, device="cpu")
         trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **QUIET)
         coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch(rank=rank)), RequestedWorld())
-        figures = Figures(0, 0.0, ())
+        counts = TrainingCounts(0, 0.0, ())
         run, options = RunDirectory(Path("runs/x")), RunOptions(**options)
         outcome, session = Outcome(has_trained), Session(RequestedWorld(), coordinator, WorldInfo("cpu"), "")
-        return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: figures, session)
+        return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: counts, session)
 
     return make
 
@@ -319,6 +321,60 @@ def test_an_aborted_attempt_writes_the_report_of_a_run_that_has_trained(attempt)
     with attempt() as run_attempt:
         run_attempt.control_channel.on_abort("rank 1 on a failed: <IndexError>")
         assert "rank 1 on a failed: &lt;IndexError&gt;</pre>" in Path("runs/x/report.html").read_text() and is_free()
+
+
+def test_the_report_is_written_after_all_that_the_next_attempt_needs(attempt, monkeypatch, capsys):
+    """A scheduler may kill the process while it reads long curves."""
+    monkeypatch.setattr(attempt_module, "request_next_attempt", lambda *_: "job 7 is requeued")
+    reported = []
+
+    def write_report(run, summary):
+        assert "job 7 is requeued" in capsys.readouterr().err and is_free()
+        verify(Path("runs/x/checkpoints/step-00000007"))
+        reported.append(read("summary.json") == summary)
+
+    monkeypatch.setattr(attempt_module, "write_report", write_report)
+    with pytest.raises(Stopped), attempt() as run_attempt:
+        save(5)
+        save_slowly(run_attempt)
+        raise Stopped("SIGTERM")
+    assert reported == [True] and "run x: stopped" in capsys.readouterr().out
+
+
+def test_the_next_attempt_may_begin_while_the_report_is_written(attempt, monkeypatch, capsys):
+    render, began = report_module.render, []
+
+    def render_slowly(run, summary):
+        if not began:
+            began.append(run.attempt)
+            with attempt():  # its end renders the report again
+                pass
+            assert "attempt" in Path("runs/x/report.html").read_text()
+            Path("runs/x/report.html").write_text("of attempt 2")
+        return render(run, summary)
+
+    monkeypatch.setattr(report_module, "render", render_slowly)
+    save(5)
+    with pytest.raises(Stopped), attempt():
+        raise Stopped("SIGTERM")
+    assert began == [1] and read("summary.json")["attempts"] == 2 and "could not be" not in capsys.readouterr().err
+    assert Path("runs/x/report.html").read_text() == "of attempt 2"
+
+
+@pytest.mark.parametrize("error", [None, Stopped("SIGTERM"), RuntimeError("no such layer")])
+def test_a_report_that_fails_changes_neither_the_result_nor_the_summary(attempt, monkeypatch, error, capsys):
+    def fail(run, summary):
+        raise MemoryError
+
+    monkeypatch.setattr(report_module, "render", fail)
+    save(5)
+    with pytest.raises(type(error)) if error else nullcontext(), attempt():
+        if error:
+            raise error
+    status = read("summary.json")["status"]
+    captured = capsys.readouterr()
+    assert f"run x: {status}" in captured.out and "report.html could not be written: MemoryError()" in captured.err
+    assert is_free()
 
 
 @pytest.mark.parametrize("error", [None, Stopped("SIGTERM"), RuntimeError("no such layer")])

@@ -13,7 +13,7 @@ from rankzero.messages import AnotherRankFailed, RunError, Stopped, mark_place
 from rankzero.runs.checkpoints.manifest import MANIFEST
 from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.summary import Figures, computed_metrics_of, metrics_of, reason_of, summarize, without_stack
+from rankzero.runs.summary import TrainingCounts, computed_metrics_of, metrics_of, reason_of, summarize, without_stack
 from running import train_in_process
 
 LOGGED = {"val/b": 1.5, "a": math.nan, "c": math.inf, "d": -math.inf, "count": 3}
@@ -43,8 +43,8 @@ def run(tmp_path):
 
 def summary_of(trainer, run, world=None, keep_best=None, status="finished", another_attempt=False, **settings):
     world, launch = world or WorldInfo("cpu"), Launch(launcher="slurm")
-    figures = Figures(1234, 99.96, ("epoch 1: 6 of 6 samples, each once",))
-    return summarize(status, trainer, figures, run, world, launch, keep_best, 12.34567, another_attempt, **settings)
+    counts = TrainingCounts(1234, 99.96, ("epoch 1: 6 of 6 samples, each once",))
+    return summarize(status, trainer, counts, run, world, launch, keep_best, 12.34567, another_attempt, **settings)
 
 
 def test_the_summary_of_a_run_has_all_fields(trainer, run):

@@ -41,7 +41,7 @@ class Outcome:
 
 
 def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None = None) -> Outcome:
-    """Requests that the scheduler run this job again; never raises. Only rank zero may call, as its last action.
+    """Requests that the scheduler run this job again; never raises. Only rank zero may call, once all is saved.
 
     Args:
         launch: How this process was launched.

@@ -60,7 +60,7 @@ def runs_in(root: Path) -> list[tuple[float, Path]]:
 
 
 def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> None:
-    """Prints the table of runs, and what a person needs to know about them.
+    """Prints the table of runs, and notes on them.
 
     Args:
         listed: The runs, in the order of the table.

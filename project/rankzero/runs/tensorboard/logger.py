@@ -1,9 +1,11 @@
-"""TensorBoard logger that survives a full disk and other write errors."""
+"""TensorBoard logger that survives a full disk, a deleted folder and other write errors."""
 
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.logger import _add_prefix, _convert_params
@@ -33,10 +35,11 @@ def loggers(requested: Any, run: RunDirectory) -> list[Logger] | bool:
 
 
 class DurableTensorBoardLogger(TensorBoardLogger):
-    """Lightning's TensorBoard logger, but a full disk does not end the run (tensorboard 2.21).
+    """Lightning's TensorBoard logger, but a full disk or a deleted folder does not end the run (tensorboard 2.21).
 
     TensorBoard's writer thread ends at its first error, and every later call raises this error again. This logger tries
     a new writer every `RETRY_SECONDS`, and keeps the newest `MAX_QUEUED_CALLS` calls in memory until a write succeeds.
+    If its file was deleted, it begins a new one at the next write; values of the deleted file are lost.
 
     Args:
         run: Directory of the run, which the logger writes to.
@@ -52,6 +55,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self.descriptions: dict[str, str] = {}
         self._described: set[str] = set()
         self._retry_at = self._flushed_at = 0.0
+        self._is_failing = False
         self._queued: deque[tuple[dict[str, float], int | None, float]] = deque(maxlen=MAX_QUEUED_CALLS)
 
     @property
@@ -64,10 +68,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
         Values of the n-th batch are logged at n - 1 (lightning 2.6).
         """
-        if self._experiment is None:
-            self._kwargs["purge_step"] = step
-        else:  # user code has created the writer
-            self.log_with(lambda writer: _add_purge(writer, step))
+        if self._experiment is not None:  # created by user code; only the beginning of a file can hide values
+            self._try_to_write(self._experiment.flush)
+            self._experiment = None
+        self._kwargs["purge_step"] = step
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
@@ -104,6 +108,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self._try_to_write(super().save)
 
     def finalize(self, status: str) -> None:
+        self._retry_at = 0.0  # values in memory would be lost
         self._try_to_write(self._write)
         self._try_to_write(lambda: super(DurableTensorBoardLogger, self).finalize(status))
 
@@ -143,24 +148,38 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         if time.monotonic() < self._retry_at:
             return
         try:
+            self._leave_deleted_file()
             write()
+            self._is_failing = False
         except (OSError, ValueError) as raised:
-            error = (
-                raised.__cause__ if isinstance(raised, ValueError) else raised
-            )  # Lightning wraps the error to name the metric
+            # Lightning wraps the error to name the metric.
+            error = raised.__cause__ if isinstance(raised, ValueError) else raised
             if not isinstance(error, OSError):
                 raise
-            rank_zero_warn(f"rankzero: TensorBoard's curves cannot be written now, and are kept in memory: {error}")
+            if not self._is_failing:
+                rank_zero_warn(f"rankzero: TensorBoard's curves cannot be written now, and are kept in memory: {error}")
+            self._is_failing = True
             self._retry_at = time.monotonic() + RETRY_SECONDS
-            self._experiment = None
-            self._described.clear()
-            self._kwargs.pop("purge_step", None)  # in a new writer, it would hide the values already written
+            self._leave_file()
 
+    def _leave_deleted_file(self) -> None:
+        """Leaves a file that was deleted; the writer would create it again without its beginning, or fail."""
+        if self._experiment is None:
+            return
+        try:
+            Path(self.experiment._get_file_writer().event_writer._file_name).stat()
+        except FileNotFoundError:
+            rank_zero_warn(
+                f"rankzero: a TensorBoard file in {self.log_dir} was deleted during the run: earlier curves of this "
+                "attempt are lost, training continues, and new values are written to a new file"
+            )
+            self._leave_file()
 
-def _add_purge(writer: Any, step: int) -> None:
-    """Adds what a SummaryWriter adds with the argument `purge_step`."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-    writer._get_file_writer().event_writer.add_event(
-        Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
-    )
+    def _leave_file(self) -> None:
+        """Makes the next write begin a new file."""
+        writer, self._experiment = self._experiment, None
+        if writer is not None:
+            with suppress(Exception):
+                writer.close()
+        self._described.clear()
+        self._kwargs.pop("purge_step", None)  # in a new writer, it would hide the values already written

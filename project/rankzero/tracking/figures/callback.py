@@ -57,8 +57,7 @@ class RunFigures(LoopCallback):
         """Draws the first batch of an attempt."""
         if self._draws_inputs:
             self._draws_inputs = False
-            if find_images(batch) is not None:
-                self._guarded(lambda: self._draw_inputs(trainer, batch))
+            self._guarded(lambda: self._draw_inputs(trainer, batch))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decides whether to draw this validation. All ranks must call."""
@@ -126,10 +125,11 @@ class RunFigures(LoopCallback):
             self.activity.enter(HOOK)
 
     def _draw_inputs(self, trainer: Trainer, batch: Any) -> None:
+        images = find_images(batch)
+        if images is None:
+            return
         from rankzero.tracking.figures import drawing
 
-        images = find_images(batch)
-        assert images is not None
         classes = find_classes(batch, len(images))
         labels = [] if classes is None else classes[:MAX_SAMPLES].tolist()
         names = class_names(trainer, None)

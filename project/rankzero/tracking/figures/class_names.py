@@ -18,7 +18,7 @@ def class_names(trainer: Trainer, classes: int | None) -> list[str]:
     The names are the data module's attribute `class_names`, or else the attribute `classes` of a data set.
 
     Args:
-        trainer: The Trainer, which knows the data.
+        trainer: The Trainer, for its data module and loaders.
         classes: Number of classes; None if it is not known.
     """
     for names in _candidates(trainer):

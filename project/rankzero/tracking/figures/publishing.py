@@ -23,7 +23,7 @@ class Publisher:
 
     Args:
         run: Directory of the run.
-        trainer: The Trainer, which knows the loggers.
+        trainer: The Trainer, for its loggers, step and epoch.
     """
 
     def __init__(self, run: RunDirectory, trainer: Trainer) -> None:

@@ -71,7 +71,8 @@ class RankStates(LoopCallback):
             self._reseed(trainer.global_step)
         # If the world size has changed, rank zero continues with all ranks' metrics; the other ranks start empty.
         inherited_states = [rank_state] if is_same_world else states if self.plan.rank == 0 else []
-        intervals = [state["interval"] for state in inherited_states if "interval" in state]  # since 0.3
+        # Checkpoints before 0.3 have no "interval".
+        intervals = [state["interval"] for state in inherited_states if "interval" in state]
         fit_loop_of(trainer).epoch_loop.record.load_states(intervals)
         if fit_loop_of(trainer).is_within_epoch:
             resumed_values = epoch_averages.merge([state["gathered"] for state in inherited_states])

@@ -8,7 +8,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard.curves import Curve, read_curves
+from rankzero.runs.tensorboard import curve_builder
+from rankzero.runs.tensorboard.curves import read_curves
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from running import run_without_importing
 
@@ -42,6 +43,10 @@ def log(folder, values, purge_from=None):
     logger.finalize("success")
 
 
+def points_of(curve):
+    return list(zip(curve.steps, curve.values, strict=True))
+
+
 def accumulated(folder, tag):
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
@@ -52,8 +57,8 @@ def test_values_of_the_logger_are_read_with_steps_and_times(tmp_path):
     log(tmp_path, [(0, 3.0), (50, 2.0), (100, 1.0)])
     curves = read_curves(tmp_path / "tensorboard")
     assert list(curves) == ["accuracy", "loss"]
-    assert (curves["loss"].steps, curves["loss"].values) == ([0, 50, 100], [3.0, 2.0, 1.0])
-    assert curves["loss"].times == sorted(curves["loss"].times)
+    assert points_of(curves["loss"]) == [(0, 3.0), (50, 2.0), (100, 1.0)]
+    assert list(curves["loss"].times) == sorted(curves["loss"].times)
     assert curves["loss"].times[0] > 1e9
 
 
@@ -62,7 +67,7 @@ def test_a_resumed_attempt_hides_values_of_a_lost_one_as_in_tensorboard(tmp_path
     log(tmp_path, [(step, 2.0) for step in range(25, 60, 10)], purge_from=20)
     log(tmp_path, [(step, 3.0) for step in range(48, 60, 10)], purge_from=47)
     loss = read_curves(tmp_path / "tensorboard")["loss"]
-    assert list(zip(loss.steps, loss.values, strict=True)) == [
+    assert points_of(loss) == [
         (0, 1),
         (10, 1),
         (25, 2),
@@ -74,27 +79,26 @@ def test_a_resumed_attempt_hides_values_of_a_lost_one_as_in_tensorboard(tmp_path
     files = sorted((tmp_path / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     for number, path in enumerate(files):  # TensorBoard sorts files by the second in their names
         path.rename(path.with_name(f"events.out.tfevents.{number}"))
-    assert accumulated(tmp_path / "tensorboard", "loss") == list(zip(loss.steps, loss.values, strict=True))
+    assert accumulated(tmp_path / "tensorboard", "loss") == points_of(loss)
 
 
 def test_files_created_within_one_second_are_read_in_the_order_of_their_first_events(tmp_path):
     write(tmp_path / "events.out.tfevents.1.host.9", opening(1.1), scalar("loss", 0, 1.0), scalar("loss", 5, 1.0))
     write(tmp_path / "events.out.tfevents.1.host.10", opening(1.9), session_start(3), scalar("loss", 3, 2.0))
-    loss = read_curves(tmp_path)["loss"]
-    assert (loss.steps, loss.values) == ([0, 3], [1.0, 2.0])
+    assert points_of(read_curves(tmp_path)["loss"]) == [(0, 1.0), (3, 2.0)]
 
 
 def test_of_several_values_at_one_step_the_last_remains_and_steps_increase(tmp_path):
     values = [(5, 1.0), (3, 2.0), (5, 3.0), (4, 4.0), (3, 5.0)]
     write(tmp_path / "events.out.tfevents.1", opening(1.0), *(scalar("loss", step, value) for step, value in values))
     loss = read_curves(tmp_path)["loss"]
-    assert (loss.steps, loss.values, loss.times) == ([3, 4, 5], [5.0, 4.0, 3.0], [0.0] * 3)
+    assert points_of(loss) == [(3, 5.0), (4, 4.0), (5, 3.0)] and list(loss.times) == [0.0] * 3
 
 
 def test_values_that_are_not_finite_remain(tmp_path):
     values = [math.nan, math.inf, -math.inf, 1.0]
     write(tmp_path / "events.out.tfevents.1", *(scalar("loss", step, value) for step, value in enumerate(values)))
-    assert str(read_curves(tmp_path)["loss"].values) == "[nan, inf, -inf, 1.0]"
+    assert str(list(read_curves(tmp_path)["loss"].values)) == "[nan, inf, -inf, 1.0]"
 
 
 @pytest.mark.parametrize("lost_bytes", [1, 4, 5, 20, 40])
@@ -102,7 +106,7 @@ def test_an_incomplete_last_record_is_ignored(tmp_path, lost_bytes):
     path = tmp_path / "events.out.tfevents.1"
     write(path, opening(1.0), *(scalar("a/long/tag/of/a/user", step, 1.0) for step in range(3)))
     path.write_bytes(path.read_bytes()[:-lost_bytes])
-    assert read_curves(tmp_path)["a/long/tag/of/a/user"].steps == [0, 1]
+    assert list(read_curves(tmp_path)["a/long/tag/of/a/user"].steps) == [0, 1]
 
 
 @pytest.mark.parametrize("damage", [bytes(4096), b"\xff" * 4096, b"text" * 100])
@@ -111,7 +115,7 @@ def test_a_file_is_read_up_to_a_damaged_record(tmp_path, damage):
     write(path, opening(1.0), scalar("loss", 0, 1.0))
     path.write_bytes(path.read_bytes() + damage)
     write(tmp_path / "events.out.tfevents.2", opening(2.0), scalar("loss", 1, 2.0))
-    assert read_curves(tmp_path)["loss"].steps == [0, 1]
+    assert list(read_curves(tmp_path)["loss"].steps) == [0, 1]
 
 
 def test_empty_files_other_files_and_subfolders_are_ignored(tmp_path):
@@ -134,19 +138,32 @@ def test_scalars_stored_as_tensors_are_read_and_texts_are_not(tmp_path):
         for tag, kind in kinds.items()
     ]
     write(tmp_path / "events.out.tfevents.1", Event(step=7, summary=Summary(value=values)))
-    assert read_curves(tmp_path) == {"new": Curve([7], [0.0], [2.5])}
+    curves = read_curves(tmp_path)
+    assert list(curves) == ["new"] and points_of(curves["new"]) == [(7, 2.5)]
 
 
-def test_the_value_at_a_step_is_the_newest_logged_before(tmp_path):
-    curve = Curve([10, 20], [1.0, 2.0], [0.5, 0.25])
-    assert [curve.at(step) for step in (10, 19, 20, 99)] == [0.5, 0.5, 0.25, 0.25]
-    assert math.isnan(curve.at(9))
+def test_downsampling_changes_neither_hidden_values_nor_the_end_of_an_attempt(tmp_path, monkeypatch):
+    monkeypatch.setattr(curve_builder, "MAX_POINTS", 64)
+    attempts = [(0, 5000), (3003, 3010), (3005, 9000)]  # the first step, and the step after the last one
+    for number, (first, last) in enumerate(attempts, 1):
+        values = (scalar("loss", step, number + step / 1e5, 1e4 * number + step) for step in range(first, last))
+        write(tmp_path / f"events.out.tfevents.{number}", opening(float(number)), session_start(first), *values)
+    loss = read_curves(tmp_path)["loss"]
+    attempt_of = {step: int(value) for step, value in points_of(loss)}
+    assert {number: max(step for step in attempt_of if attempt_of[step] == number) for number in (1, 2, 3)} == {
+        1: 3002,
+        2: 3004,
+        3: 8999,
+    }
+    assert all(attempt_of[step] == 1 + (step >= 3003) + (step >= 3005) for step in attempt_of)
+    assert len(loss.steps) <= 64 + len(attempts) and loss.count == 9000
+    assert [round(seconds) for seconds in loss.times] == [1e4 * attempt_of[step] + step for step in loss.steps]
 
 
 def test_reading_imports_neither_torch_nor_lightning_nor_tensorflow(tmp_path):
     write(tmp_path / "events.out.tfevents.1", opening(1.0), scalar("loss", 0, 1.0))
     code = (
         "from pathlib import Path; from rankzero.runs.tensorboard.curves import read_curves\n"
-        "assert read_curves(Path())['loss'].steps == [0]"
+        "assert read_curves(Path())['loss'].steps[0] == 0"
     )
     run_without_importing("torch", "lightning", "tensorflow", code=code, folder=tmp_path)

@@ -1,3 +1,4 @@
+import shutil
 import time
 
 import pytest
@@ -5,6 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard import logger as logger_module
+from rankzero.runs.tensorboard.curves import read_curves
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from running import disk_at
 
@@ -39,6 +41,48 @@ def test_events_are_written_once_a_full_disk_has_space_again(small_disk, monkeyp
     events.Reload()
     steps = [event.step for event in events.Scalars("loss")]
     assert sorted(set(steps)) == list(range(402))
+
+
+def warnings_in(recwarn):
+    return [str(warning.message) for warning in recwarn if "rankzero: " in str(warning.message)]
+
+
+@pytest.mark.parametrize("deleted", ["x", "x/tensorboard", "x/tensorboard/events*"])
+def test_values_are_written_again_after_their_folder_or_file_was_deleted(tmp_path, recwarn, deleted):
+    run = RunDirectory(tmp_path / "x")
+    logger = DurableTensorBoardLogger(run)
+    logger.purge_from(3)
+    for step in range(10):
+        if step == 5:
+            for path in tmp_path.glob(deleted):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        logger.log_metrics({"loss": float(step)}, step)
+        if step % 2:
+            logger.log_text("note", "words", step)
+        logger.flush()
+    logger.finalize("success")
+    (warning,) = warnings_in(recwarn)
+    assert str(run.path / "tensorboard") in warning and "was deleted" in warning
+    assert list(read_curves(run.path / "tensorboard")["loss"].steps) == [5, 6, 7, 8, 9]
+    events = EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [5, 6, 7, 8, 9]
+
+
+def test_values_are_kept_in_memory_while_the_folder_cannot_be_created(tmp_path, recwarn):
+    run = RunDirectory(tmp_path / "x")
+    logger = DurableTensorBoardLogger(run)
+    logger.log_metrics({"loss": 0.0}, 0)
+    shutil.rmtree(run.path)
+    run.path.write_text("a file in place of the folder")
+    for step in range(1, 4):
+        logger.log_metrics({"loss": float(step)}, step)
+        logger.flush()
+    run.path.unlink()
+    logger.finalize("success")
+    (warning,) = warnings_in(recwarn)
+    assert "kept in memory" in warning and str(run.path) in warning
+    assert list(read_curves(run.path / "tensorboard")["loss"].steps) == [1, 2, 3]
 
 
 def test_an_error_other_than_a_full_disk_is_raised(tmp_path):

@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 import torch
+import torchmetrics
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
 from PIL import Image
@@ -179,6 +180,64 @@ def test_an_error_while_collecting_is_reported_once_and_training_continues(scrip
     trainer = fit(Net(lambda logits, targets: {"logits": logits, "targets": targets + 1}), epochs=3)
     (warning,) = warnings_in(recwarn)
     assert "rank 0 could not collect" in warning and "for 3 classes" in warning and trainer.current_epoch == 3
+
+
+class RaisingMapping(dict):
+    def get(self, *_):
+        raise RuntimeError("no such output")
+
+    values = get
+
+
+NAN = float("nan")
+ODD = {
+    "negative targets": (lambda logits, targets: {"logits": logits, "targets": targets - 1}, 1),
+    "a mapping that raises": (lambda *_: RaisingMapping(), 1),
+    "sparse logits": (lambda logits, targets: {"logits": logits.to_sparse(), "targets": targets}, 1),
+    "another number of classes": (lambda x, y: {"logits": x[:, : 2 + int(x.sum() * 1e4) % 2], "targets": y % 2}, None),
+    "NaN logits": (lambda logits, targets: {"logits": logits * NAN, "targets": targets}, 0),
+    "infinite logits": (lambda logits, targets: {"logits": logits / 0, "targets": targets}, 0),
+    "only ignored targets": (lambda x, y: {"logits": x, "targets": torch.full_like(y, -100)}, 0),
+    "wrong shapes": (lambda logits, targets: {"logits": logits[:, :, None], "targets": targets[:1]}, 0),
+    "NaN predictions": (lambda logits, _: {"predictions": logits * NAN, "targets": logits}, 0),
+    "infinite predictions": (lambda logits, _: {"predictions": logits / 0, "targets": -logits / 0}, 0),
+    "huge predictions": (lambda logits, _: {"predictions": logits * 1e38, "targets": logits * -1e38}, 0),
+}
+
+
+@pytest.mark.parametrize(("returned", "warnings"), ODD.values(), ids=ODD)
+def test_odd_outputs_never_end_training(script_folder, recwarn, returned, warnings):
+    trainer = fit(Net(returned))
+    found = warnings_in(recwarn)
+    assert trainer.current_epoch == 2 and trainer.state.status == "finished"
+    assert len(found) == warnings if warnings is not None else len(found) <= 1, found
+
+
+def test_a_batch_that_cannot_be_searched_for_images_is_a_warning(script_folder, recwarn):
+    class MappingNet(Net):
+        def training_step(self, batch, batch_idx):
+            return super().training_step((dict.__getitem__(batch, "x"), dict.__getitem__(batch, "y")), batch_idx)
+
+        def transfer_batch_to_device(self, batch, *_):
+            return RaisingMapping(x=batch[0], y=batch[1]) if self.trainer.training else batch
+
+    trainer = fit(MappingNet())
+    assert trainer.current_epoch == 2 and ["no such output" in text for text in warnings_in(recwarn)] == [True]
+
+
+def test_an_error_in_a_metric_of_the_users_module_ends_the_run_as_in_lightning(script_folder):
+    class Metric(torchmetrics.MeanMetric):
+        def compute(self):
+            raise ArithmeticError("of the user")
+
+    class MetricNet(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("val/x", self.metric(1.0))
+
+    module = MetricNet()
+    module.metric = Metric()
+    with pytest.raises(ArithmeticError, match="of the user"):
+        fit(module)
 
 
 def test_a_full_disk_is_a_warning(empty_figures, script_folder, monkeypatch, recwarn):

@@ -1,5 +1,7 @@
 """Figures of a run on two ranks, one of which has no sample in the validation."""
 
+import warnings
+
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -12,6 +14,7 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.figures import drawing
 from rankzero.tracking.figures.callback import RunFigures
+from rankzero.tracking.figures.class_counts import ClassCounts
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.training.ddp import DataParallel
 from rankzero.training.fit_loop import install
@@ -40,7 +43,11 @@ def loader(count):
 
 
 def train(coordinator, folder, samples, failure=None):
-    """Trains for three epochs; returns the numbers of drawn samples, and whether figures are still enabled."""
+    """Trains for three epochs.
+
+    Returns:
+        The numbers of drawn samples, whether figures are still enabled, the epochs, and the number of warnings.
+    """
     launch, drawn = coordinator.launch, []
 
     def draw(publisher, validation, names):
@@ -62,20 +69,29 @@ def train(coordinator, folder, samples, failure=None):
     )
     trainer.callbacks[:0] = [install(trainer, plan), figures]
     epoch_averages.install(trainer)
-    trainer.fit(Net(failure), loader(8), loader(samples))
-    return drawn, figures._is_enabled, trainer.current_epoch
+    if failure == "counting" and launch.rank == 1:
+        ClassCounts.add = fail
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(Net(failure), loader(8), loader(samples))
+    count = sum("figures" in str(warning.message) for warning in caught)
+    return drawn, figures._is_enabled, trainer.current_epoch, count
+
+
+def fail(*_):
+    raise RuntimeError("an update fails")
 
 
 @pytest.mark.parametrize("samples", [1, 7])
 def test_each_validation_sample_of_all_ranks_counts_once(on_ranks, tmp_path, samples):
     (drawn, *_), other = on_ranks(train, 2, tmp_path, samples)
-    assert set(drawn) == {samples} and len(drawn) >= 2 and other == ([], True, 3)
+    assert set(drawn) == {samples} and len(drawn) >= 2 and other == ([], True, 3, 0)
 
 
 def test_an_error_while_drawing_on_rank_zero_ends_figures_on_all_ranks(on_ranks, tmp_path):
-    assert on_ranks(train, 2, tmp_path, 7, "drawing") == [([7], False, 3), ([], False, 3)]
+    assert on_ranks(train, 2, tmp_path, 7, "drawing") == [([7], False, 3, 1), ([], False, 3, 0)]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_while_collecting_on_any_rank_ends_figures_on_all_ranks(on_ranks, tmp_path, rank):
-    assert on_ranks(train, 2, tmp_path, 7, rank) == [([], False, 3), ([], False, 3)]
+@pytest.mark.parametrize("failure", [0, 1, "counting"])
+def test_an_error_while_collecting_on_any_rank_ends_figures_on_all_ranks(on_ranks, tmp_path, failure):
+    assert on_ranks(train, 2, tmp_path, 7, failure) == [([], False, 3, 1), ([], False, 3, 0)]

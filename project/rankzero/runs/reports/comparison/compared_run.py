@@ -8,7 +8,8 @@ from rankzero.runs.reports.recorded.live_values import with_live_values
 from rankzero.runs.reports.recorded.recorded_run import CONFIG_FILE, RecordedRun, read_run
 from rankzero.runs.reports.recorded.run_status import Status, status_of
 from rankzero.runs.stored_config import Config, read_config
-from rankzero.runs.tensorboard.curves import Curve, read_curves
+from rankzero.runs.tensorboard.curve import Curve
+from rankzero.runs.tensorboard.curves import read_curves
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ComparedRun:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What a person needs to know about the run in addition to the tables."""
+        """Notes on the run for the user, in addition to the tables."""
         if self.status.note:
             yield f"{self.label}: {self.status.note}"
         if not self.config:

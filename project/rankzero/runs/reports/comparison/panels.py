@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rankzero.runs.reports.comparison.compared_run import ComparedRun
 from rankzero.runs.reports.comparison.x_axis import XAxis
 from rankzero.runs.reports.metric_choice import is_measurement, is_training_loss, is_validation, main_metric
-from rankzero.runs.tensorboard.curves import Curve
+from rankzero.runs.tensorboard.curve import Curve
 
 MAX_PANELS = 6
 MAX_POINTS = 400
@@ -101,8 +101,10 @@ def panels(compared: Sequence[ComparedRun], metrics: Sequence[str], kind: str) -
             if curve is None:
                 notes.append(f"{entry.label}: has no curve of {metric}")
                 continue
-            if (lost := sum(not math.isfinite(value) for value in curve.values)) > 0:
-                notes.append(f"{entry.label}: {lost:,} of {len(curve.values):,} values of {metric} are not finite")
+            if curve.not_finite:
+                notes.append(
+                    f"{entry.label}: {curve.not_finite:,} of {curve.count:,} values of {metric} are not finite"
+                )
             size = -(-len(curve.values) // MAX_POINTS)
             averaged = max(averaged, size)
             lines.append(Line(number, means(axis.values(curve), size), means(curve.values, size)))

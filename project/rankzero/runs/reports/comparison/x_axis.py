@@ -4,7 +4,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 
 from rankzero.runs.reports.recorded.recorded_run import RecordedRun
-from rankzero.runs.tensorboard.curves import Curve
+from rankzero.runs.tensorboard.curve import Curve
 
 STEPS, SAMPLES, EPOCHS, SECONDS = "steps", "samples", "epochs", "seconds"
 X_AXES = (STEPS, SAMPLES, EPOCHS, SECONDS)

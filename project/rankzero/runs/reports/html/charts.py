@@ -18,7 +18,7 @@ from rankzero.runs.reports.html.quantities import (
     unit_of,
 )
 from rankzero.runs.reports.palette import BRIGHT_COLORS
-from rankzero.runs.tensorboard.curves import Curve
+from rankzero.runs.tensorboard.curve import Curve
 
 MAX_CHARTS, MAX_LINES = 24, len(BRIGHT_COLORS)
 MAX_AREA_POINTS = 150
@@ -30,7 +30,7 @@ _RANK = re.compile(r"(world/.+)/(rank_\d+)")
 class Line:
     """One curve of a chart: its name, color, polylines, and its last, lowest and highest value as text.
 
-    The name is empty if the title of the chart says the same.
+    The name is empty if the title of the chart is the same.
     """
 
     name: str
@@ -85,6 +85,7 @@ class Charts:
         axes: The horizontal axes that a reader can choose from: steps, samples, epochs.
         attempts: Position and number of each attempt that began after the first step.
         omitted: Names of quantities that have no chart.
+        is_downsampled: Whether curves have more values than are drawn, so that extreme values may be missing.
     """
 
     training: list[Chart] = field(default_factory=list)
@@ -94,6 +95,7 @@ class Charts:
     axes: list[Axis] = field(default_factory=list)
     attempts: list[Tick] = field(default_factory=list)
     omitted: list[str] = field(default_factory=list)
+    is_downsampled: bool = False
 
 
 def charts_of(curves: Mapping[str, Curve], attempt_steps: Iterable[int]) -> Charts:
@@ -109,6 +111,7 @@ def charts_of(curves: Mapping[str, Curve], attempt_steps: Iterable[int]) -> Char
     if not shown:
         return charts
     x = plot.step_scale([step for curve in shown for step in (curve.steps[0], curve.steps[-1])])
+    charts.is_downsampled = any(curve.is_downsampled for curve in shown)
     charts.axes = _axes(curves, x)
     charts.attempts = _attempts(attempt_steps, x)
     for quantity, group in groups.items():
@@ -139,9 +142,9 @@ def _grouped(curves: Mapping[str, Curve]) -> tuple[dict[str, dict[str, Curve]], 
 def _line_chart(quantity: str, group: Mapping[str, Curve], x: Scale) -> Chart:
     shown = dict(list(group.items())[:MAX_LINES])
     unit = unit_of(quantity)
-    finite = [value for curve in shown.values() for value in curve.values if math.isfinite(value)]
-    y = plot.value_scale(finite or [0.0, 1.0], bool(unit), may_be_logarithmic(quantity))
-    lost = sum(len(curve.values) for curve in shown.values()) - len(finite)
+    bounds = [bound for curve in shown.values() for bound in (curve.low, curve.high) if math.isfinite(bound)]
+    y = plot.value_scale(bounds or [0.0, 1.0], bool(unit), may_be_logarithmic(quantity))
+    lost = sum(curve.not_finite for curve in shown.values())
     notes = [f"{lost:,} value{'s are' if lost > 1 else ' is'} not finite (NaN or infinity)"] if lost else []
     if len(group) > len(shown):
         notes.append(f"{len(group) - len(shown):,} more in TensorBoard")
@@ -161,13 +164,12 @@ def _line_chart(quantity: str, group: Mapping[str, Curve], x: Scale) -> Chart:
 
 def _line(name: str, curve: Curve, color: str, x: Scale, y: Scale) -> Line:
     kept = plot.reduced(curve.values)
-    finite = [value for value in curve.values if math.isfinite(value)] or [math.nan]
     return Line(
         name,
         color,
         plot.paths([curve.steps[index] for index in kept], [curve.values[index] for index in kept], x, y),
         len(kept) <= 40,
-        *(number(value) for value in (curve.values[-1], min(finite), max(finite))),
+        *(number(value) for value in (curve.values[-1], curve.low, curve.high)),
     )
 
 

@@ -16,7 +16,7 @@ class NextCommand(NamedTuple):
 
     Args:
         purpose: What the command does.
-        command: The command line; empty if only the user knows it.
+        command: The command line; empty if it is not recorded.
     """
 
     purpose: str

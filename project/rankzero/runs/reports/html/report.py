@@ -37,7 +37,8 @@ MAX_FIGURES, MAX_FIGURE_BYTES = 24, 1 << 21
 def write_report(run: RunDirectory, summary: Mapping[str, Any]) -> Path | None:
     """Writes the report of a run that has trained at least one step; returns its path, or None if it was not written.
 
-    Never raises: the result of a run does not depend on its report.
+    Never raises: the result of a run does not depend on its report. Writes nothing if a newer attempt has begun, which
+    writes the report at its own end.
 
     Args:
         run: Directory of the run.
@@ -47,7 +48,10 @@ def write_report(run: RunDirectory, summary: Mapping[str, Any]) -> Path | None:
         attempts = run.read("run.json").get("attempts") or []
         if not summary["steps"] and not any(attempt.get("step") for attempt in attempts):
             return None
-        write_text(run.path / REPORT, render(run, summary))
+        page = render(run, summary)
+        if run.is_taken_over:
+            return None
+        write_text(run.path / REPORT, page)
     except Exception as error:
         reason = error if isinstance(error, OSError) else repr(error)
         print_error(f"{run.path / REPORT} could not be written: {reason}")

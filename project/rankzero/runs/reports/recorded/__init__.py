@@ -1,1 +1,1 @@
-"""What the files of a run tell about it. Does not import torch."""
+"""Progress, results and status of a run, read from its files. Does not import torch."""

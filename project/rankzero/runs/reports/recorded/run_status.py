@@ -21,7 +21,7 @@ class Status:
 
     Args:
         word: One of the constants of this module.
-        note: What a person needs to know in addition; empty if the word says all.
+        note: Details for the user; empty if there are none.
     """
 
     word: str

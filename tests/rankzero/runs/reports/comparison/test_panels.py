@@ -14,7 +14,7 @@ from rankzero.runs.reports.comparison.panels import (
 )
 from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.reports.recorded.run_status import Status
-from rankzero.runs.tensorboard.curves import Curve
+from rankzero.runs.tensorboard.curve import Curve
 
 
 def run(tmp_path, label="a", kept_best=None, **tags):

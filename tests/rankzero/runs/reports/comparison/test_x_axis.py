@@ -4,7 +4,7 @@ import pytest
 
 from rankzero.runs.reports.comparison.x_axis import EPOCHS, SAMPLES, SECONDS, STEPS, XAxis
 from rankzero.runs.reports.recorded.recorded_run import RecordedRun
-from rankzero.runs.tensorboard.curves import Curve
+from rankzero.runs.tensorboard.curve import Curve
 
 
 def run(starts=(), **totals):

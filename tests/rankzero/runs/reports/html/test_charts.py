@@ -3,7 +3,7 @@ import math
 import pytest
 
 from rankzero.runs.reports.html.charts import MAX_CHARTS, MAX_LINES, charts_of, number
-from rankzero.runs.tensorboard.curves import Curve
+from rankzero.runs.tensorboard.curve import Curve
 
 
 def curve(*values, every=10):

@@ -175,6 +175,13 @@ def test_a_failure_of_an_attempt_before_its_first_step_is_reported_if_the_run_ha
     assert write_report(run, summary) == run.path / REPORT
 
 
+def test_an_attempt_that_a_newer_one_has_superseded_leaves_the_report_unchanged(tmp_path, capsys):
+    run, summary = make_run(tmp_path / "x")
+    RunDirectory(run.path).begin_attempt("model: {class_path: Net}\n")
+    assert write_report(run, summary) is None and not (run.path / REPORT).exists()
+    assert capsys.readouterr().err == ""
+
+
 def test_figures_are_part_of_the_page(tmp_path):
     run, summary = make_run(tmp_path / "x")
     (run.path / "figures").mkdir()
@@ -201,7 +208,8 @@ def test_a_curve_of_many_points_gives_a_small_page(tmp_path):
         writer._queued.append(({"val/noise": float(step * 7919 % 1000)}, step, 1.0 * step))
     writer.finalize("success")
     text = render(run, {**summary, "steps": 100_000})
-    assert "val/noise" in text and len(text) < 200_000
+    assert "val/noise" in text and len(text) < 200_000 and "Of long curves, a part of the values is drawn" in text
+    assert "999" in Page(text).text
 
 
 def test_a_full_disk_leaves_the_old_report_and_prints_one_warning(tmp_path, capsys):

@@ -1,0 +1,46 @@
+"""The values of one TensorBoard tag. Imports neither torch, Lightning nor NumPy."""
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Curve:
+    """The values of one tag, with strictly increasing steps. A long curve is downsampled, see `CurveBuilder`.
+
+    Attributes:
+        steps: Step of each point.
+        times: Time at which each point was logged, in seconds since 1970.
+        values: The values, which may be NaN or infinite.
+        low: Lowest finite value that was logged, also if it is not among the points; NaN without one.
+        high: Highest finite value that was logged; NaN without one.
+        not_finite: Number of logged values that are NaN or infinite.
+        count: Number of logged values.
+    """
+
+    steps: Sequence[int] = field(default_factory=list)
+    times: Sequence[float] = field(default_factory=list)
+    values: Sequence[float] = field(default_factory=list)
+    low: float = math.nan
+    high: float = math.nan
+    not_finite: int = 0
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.count:
+            finite = [value for value in self.values if math.isfinite(value)]
+            self.low, self.high = min(finite, default=math.nan), max(finite, default=math.nan)
+            self.count = len(self.values)
+            self.not_finite = self.count - len(finite)
+
+    @property
+    def is_downsampled(self) -> bool:
+        """Whether some logged values are not among the points."""
+        return self.count > len(self.values)
+
+    def at(self, step: int) -> float:
+        """Returns the newest value that was logged at this step or earlier; NaN if there is none."""
+        index = bisect.bisect_right(self.steps, step)
+        return self.values[index - 1] if index else math.nan
