@@ -243,6 +243,14 @@ def fit_in_process(*arguments: str, launch: Launch | None = None) -> int:
         )
 
 
+def fit_in_folder(folder: Path, *arguments: str) -> Path:
+    """Runs `fit` in this process with a folder as the working directory, and returns the folder of its runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        fit_in_process(*arguments)
+    return folder / "runs"
+
+
 def evaluate_in_process(*arguments: str) -> int:
     """Runs `evaluate` in this process; errors are raised as exceptions."""
     with restore_process_state():

@@ -9,22 +9,19 @@ import pytest
 
 from rankzero.commands.implementations import evaluation
 from rankzero.messages import CannotStart, RequestError
-from running import evaluate_in_process, fit_in_process, restore_process_state
+from running import evaluate_in_process, fit_in_folder, fit_in_process, restore_process_state
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The folder of a trained run, which the fixture `run` copies for each test."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        fit_in_process("--model", "MLP", "--data", "Digits", "--epochs", "2", "--run", "x")
-    return folder / "runs"
+    arguments = ("--model", "MLP", "--data", "Digits", "--epochs", "2", "--run", "x")
+    return fit_in_folder(tmp_path_factory.mktemp("trained"), *arguments)
 
 
 @pytest.fixture
 def run(trained, cwd):
-    shutil.copytree(trained, cwd / "runs", symlinks=True)
+    shutil.copytree(trained, cwd / "runs")
     return cwd / "runs" / "x"
 
 

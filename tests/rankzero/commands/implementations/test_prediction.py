@@ -1,6 +1,7 @@
 """`predict` in this process, compared with the predictions of a stock Lightning Trainer."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from rankzero.commands.implementations.prediction_files import merge
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.messages import CannotStart, RequestError
-from running import command_of, fit_in_process, restore_process_state, weights
+from running import command_of, fit_in_folder, restore_process_state, weights
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
@@ -39,9 +40,16 @@ def predict_in_process(*arguments):
         return predict(parse_flags(*arguments), RendezvousResult.without_rendezvous(Launch()))
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a trained run, which the fixture `run` copies for each test."""
+    arguments = ("--model", "MLP", "--data", "Toy", "--data.count", "80", "--epochs", "1", "--name", "x")
+    return fit_in_folder(tmp_path_factory.mktemp("trained"), *arguments)
+
+
 @pytest.fixture
-def run(cwd):
-    fit_in_process(*("--model", "MLP", "--data", "Toy", "--data.count", "80", "--epochs", "1", "--name", "x"))
+def run(trained, cwd):
+    shutil.copytree(trained, cwd / "runs")
     return cwd / "runs" / "x"
 
 
