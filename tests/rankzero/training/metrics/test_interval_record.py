@@ -1,0 +1,67 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rankzero.training.metrics.interval_record import IntervalRecord
+
+
+@pytest.fixture
+def trainer():
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=0))
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    return SimpleNamespace(log_every_n_steps=3, fit_loop=loop, strategy=strategy)
+
+
+def test_every_nth_step_ends_the_interval(trainer):
+    record = IntervalRecord(trainer)
+    due = []
+    for step in range(7):
+        trainer.fit_loop.epoch_loop._batches_that_stepped = step
+        record.begin_batch()
+        due.append(record.is_due)
+    assert due == [False, False, True, False, False, True, False]
+
+
+def test_no_step_ends_an_interval_without_logging(trainer):
+    trainer.log_every_n_steps = 0
+    record = IntervalRecord(trainer)
+    record.begin_batch()
+    assert not record.is_due
+
+
+def test_losses_are_weighted_by_their_samples(trainer):
+    record = IntervalRecord(trainer)
+    record.add_loss(torch.tensor(2.0, requires_grad=True), 3)
+    record.add_loss(torch.tensor([5.0]), 1)
+    record.add_loss(torch.tensor(float("nan")), 0)  # a batch that only keeps ranks in step
+    assert (record.loss_sum, record.samples) == (11.0, 4)
+    record.reset()
+    assert (record.loss_sum, record.samples, record.total_samples) == (0.0, 0, 4)
+
+
+def test_a_resumed_interval_continues_the_sums_of_all_ranks(trainer):
+    record = IntervalRecord(trainer)
+    record.add_loss(torch.tensor(2.0), 3)
+    resumed = IntervalRecord(trainer)
+    resumed.load_states([record.state(), record.state()])
+    assert (resumed.loss_sum, resumed.samples) == (12.0, 6)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "norm"),
+    [
+        ([[3.0], [4.0]], 5.0),
+        ([[3.0], None], 3.0),
+        ([None, None], None),
+        ([[float("inf")], [1.0]], float("inf")),
+        ([[float("nan")], [1.0]], float("nan")),
+    ],
+)
+def test_the_norm_is_that_of_all_gradients(trainer, gradients, norm):
+    parameters = [torch.zeros(1, requires_grad=True) for _ in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = None if gradient is None else torch.tensor(gradient)
+    record = IntervalRecord(trainer)
+    record.measure_gradients(torch.optim.SGD(parameters, lr=0.1))
+    assert record.gradient_norm == pytest.approx(norm, nan_ok=True)
