@@ -80,7 +80,12 @@ class IntervalRecord:
     def samples_in(self, batch: Any) -> int:
         """Returns the number of this rank's samples in the batch of the step in progress."""
         share = getattr(self._trainer.strategy, "share", EVEN_SHARE)
-        return share.samples if share is not EVEN_SHARE else (next(_extract_batch_size(batch), 1) or 1)
+        if share is not EVEN_SHARE:
+            return share.samples
+        first = batch[0] if type(batch) in (list, tuple) and batch else batch
+        if type(first) is Tensor and first.ndim:  # what Lightning's function finds, without its generators
+            return len(first) or 1
+        return next(_extract_batch_size(batch), 1) or 1
 
     def measure_gradients(self, optimizer: Optimizer) -> None:
         """Measures the norm of the gradients of an optimizer, which are averaged over ranks and not clipped yet."""

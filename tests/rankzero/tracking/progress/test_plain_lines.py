@@ -125,13 +125,13 @@ def lines_of_simulated_run(capsys, epoch_seconds, **options):
     return epoch_lines(capsys)
 
 
-@pytest.mark.parametrize(("epoch_seconds", "most"), [(0.001, 2), (1.0, 20), (600.0, 120)])
+@pytest.mark.parametrize(("epochs", "epoch_seconds", "most"), [(200, 0.001, 2), (200, 1.0, 20), (1000, 600.0, 300)])
 @pytest.mark.usefixtures("tick_after_every_batch")
-def test_many_epochs_print_few_lines(capsys, epoch_seconds, most):
-    lines = lines_of_simulated_run(capsys, epoch_seconds, max_epochs=200)
+def test_many_epochs_print_few_lines(capsys, epochs, epoch_seconds, most):
+    lines = lines_of_simulated_run(capsys, epoch_seconds, max_epochs=epochs)
     assert 2 <= len(lines) <= most and max(map(len, lines)) <= 120
     ends = [line.split("  ")[0] for line in lines if " done  " in line]
-    assert (ends[0], ends[-1]) == ("epoch 1/200 done", "epoch 200/200 done")
+    assert (ends[0], ends[-1]) == (f"epoch 1/{epochs} done", f"epoch {epochs}/{epochs} done")
 
 
 @pytest.mark.usefixtures("tick_after_every_batch")

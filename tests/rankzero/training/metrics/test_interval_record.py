@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.utilities.data import _extract_batch_size
 
 from rankzero.training.metrics.interval_record import IntervalRecord
 
@@ -65,3 +66,20 @@ def test_the_norm_is_that_of_all_gradients(trainer, gradients, norm):
     record = IntervalRecord(trainer)
     record.measure_gradients(torch.optim.SGD(parameters, lr=0.1))
     assert record.gradient_norm == pytest.approx(norm, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (torch.zeros(5, 2), 5),
+        ([torch.zeros(5, 2), torch.zeros(4)], 5),
+        ((), 1),
+        ([torch.tensor(1.0), torch.zeros(4)], 1),
+        ({"image": torch.zeros(3)}, 3),
+        ([[torch.zeros(6)], torch.zeros(4)], 6),
+        (["text"], 4),
+        (object(), 1),
+    ],
+)
+def test_the_number_of_samples_in_a_batch_is_lightnings(trainer, batch, samples):
+    assert IntervalRecord(trainer).samples_in(batch) == (next(_extract_batch_size(batch), 1) or 1) == samples
