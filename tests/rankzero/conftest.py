@@ -18,8 +18,12 @@ from running import as_rank, reserved_port, restore_process_state
 @pytest.fixture
 def script_folder(cwd, monkeypatch):
     """An empty folder, in a process in which no Trainer has been built."""
+    from tensorboard.summary.writer import event_file_writer
+
     monkeypatch.setattr(Session, "current", None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    # TensorBoard reads the files of one second in the order of this number as text.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
     with restore_process_state():
         yield cwd
     session._close_coordinator(None)

@@ -140,6 +140,7 @@ class EpochLoop(_TrainingEpochLoop):
             self._train_on_next(data_fetcher)
 
     def _train_on_next(self, data_fetcher: _DataFetcher) -> None:
+        self.record.begin_batch()
         if self._fast_epoch is not None and not self.restarting:
             self._fast_epoch.train_on_next()
         else:

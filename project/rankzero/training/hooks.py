@@ -133,7 +133,6 @@ class HookBridge(Callback):
         self._next_tick = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._record.begin_batch()
         if self._record.is_due:
             self._activity.enter(HOOK)
             self._call("on_logging_step")

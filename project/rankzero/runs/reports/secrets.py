@@ -18,8 +18,9 @@ _ALWAYS = re.compile(r"(?:.*_)?(?:password|passwd|passphrase|secret|credential|a
 _REFERENCES = re.compile(r".*_(?:file|path|dir|folder|name|env|var|variable|type|size|length|count)")
 
 _AT_END = re.compile(
-    r"(?:.*_)?(?:pwd|auth|(?:auth|access|api|hub|bearer)_?tokens?|(?:access|private|secret)_?keys?(?:_id)?"
-    r"|(?:account|auth|deploy|encryption|license|service|session|shared|signing|ssh|subscription)_keys?)"
+    r"(?:.*_)?(?:pwd|auth|jwt|dsn|authkey|(?:db|ftp|mysql|smtp|user)_pass|(?:auth|access|api|hub|bearer)_?tokens?|(?:access|private|secret)_?keys?(?:_id)?"
+    r"|(?:account|auth|deploy|encryption|license|service|session|shared|signing|ssh|subscription"
+    r"|comet|neptune|wandb)_keys?)"
 )
 
 _TOKEN = re.compile(r"(?:(?:.*_)?(?P<kind>[a-z]+)_)?token")
@@ -29,8 +30,8 @@ _TOKENS_OF_TEXT = frozenset(
     (
         *("additional", "begin", "blank", "bos", "class", "cls", "decoder", "dist", "end", "eos", "eot", "extra"),
         *("first", "image", "last", "mask", "max", "min", "next", "no", "num", "pad", "padding", "patch", "per"),
-        *("prefix", "prompt", "register", "sep", "separator", "sos", "special", "start", "stop", "suffix"),
-        *("unk", "unknown", "vision", "word"),
+        *("prefix", "prompt", "query", "register", "sep", "separator", "sos", "source", "special", "start"),
+        *("stop", "suffix", "target", "text", "time", "unk", "unknown", "vision", "word"),
     )
 )
 
@@ -38,7 +39,8 @@ _URL = re.compile(r"(?<![\w+.-])(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^\s/?#'
 
 _PAIR = re.compile(
     r"(?<![\w.-])(?P<begin>(?P<quote>['\"]?)(?P<name>[\w-][\w.-]*)(?P=quote)(?:\s*=|\s*:(?!//))\s*)"
-    r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;&{}\[\]'\"]+)"
+    r"(?P<value>\"[^\"]*\"|'[^']*'|(?:(?:bearer|basic|token)\s+)?[^\s,;&{}\[\]'\"]+)",
+    re.IGNORECASE,
 )
 """A name with its value in a text, such as `token=abc` or `"token": "abc"`."""
 

@@ -56,6 +56,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self._described: set[str] = set()
         self._retry_at = self._flushed_at = 0.0
         self._is_failing = False
+        self._purge_step: int | None = None
+        self._purge_file: Path | None = None
         self._queued: deque[tuple[dict[str, float], int | None, float]] = deque(maxlen=MAX_QUEUED_CALLS)
 
     @property
@@ -68,10 +70,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
         Values of the n-th batch are logged at n - 1 (lightning 2.6).
         """
-        if self._experiment is not None:  # created by user code; only the beginning of a file can hide values
-            self._try_to_write(self._experiment.flush)
-            self._experiment = None
-        self._kwargs["purge_step"] = step
+        self._purge_step = step
+        self._leave_file()  # if user code has created one: only the beginning of a file can hide values
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
@@ -134,6 +134,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         writer.flush()  # values in its queue are older
         writer._general_file_writer.write(buffer.getvalue())
         self._queued.clear()
+        if "purge_step" in self._kwargs and self._purge_file is None:
+            self._purge_file = Path(writer._file_name)
 
     def _new_metadata(self, tag: str) -> Any:
         """Returns the description of a series before its first value; None before further values."""
@@ -164,22 +166,30 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     def _leave_deleted_file(self) -> None:
         """Leaves a file that was deleted; the writer would create it again without its beginning, or fail."""
-        if self._experiment is None:
+        file_writer = self._experiment.file_writer if self._experiment is not None else None
+        if file_writer is None:
             return
+        path = Path(file_writer.event_writer._file_name)
         try:
-            Path(self.experiment._get_file_writer().event_writer._file_name).stat()
+            path.stat()
         except FileNotFoundError:
             rank_zero_warn(
                 f"rankzero: a TensorBoard file in {self.log_dir} was deleted during the run: earlier curves of this "
                 "attempt are lost, training continues, and new values are written to a new file"
             )
             self._leave_file()
+            with suppress(OSError):
+                path.unlink()  # closing may have written it again
 
     def _leave_file(self) -> None:
-        """Makes the next write begin a new file."""
+        """Makes the next write begin a new file, which hides values of earlier attempts unless that is done."""
         writer, self._experiment = self._experiment, None
         if writer is not None:
             with suppress(Exception):
                 writer.close()
         self._described.clear()
-        self._kwargs.pop("purge_step", None)  # in a new writer, it would hide the values already written
+        has_purged = self._purge_file is not None and self._purge_file.exists()
+        if self._purge_step is None or has_purged:
+            self._kwargs.pop("purge_step", None)  # in a new file, it would hide the values of this attempt
+        else:
+            self._kwargs["purge_step"], self._purge_file = self._purge_step, None

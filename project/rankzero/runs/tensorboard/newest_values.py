@@ -11,8 +11,8 @@ TAIL_BYTES = 1 << 16
 MAX_TAIL_BYTES = 1 << 24
 """Bytes that are read at most, if most of the end consists of images."""
 
-LARGE_RECORD_BYTES = 1 << 14
-"""Size from which a record contains an image or a text, and no values."""
+LARGE_RECORD_BYTES = 1 << 19
+"""Size from which a record is skipped: it contains an image, or more than 5,000 values."""
 
 _LEADING_ZEROS = bytes(5)
 """The upper bytes of a record's size, which is a 64-bit little-endian number below 2^24."""

@@ -14,6 +14,9 @@ MAX_CURVES = 10
 MAX_MATRIX_CLASSES = 2_000
 """Largest number of classes for a confusion matrix, which then has 32 MB."""
 
+MAX_PROBABILITIES = 1 << 22
+"""Number of probabilities that are counted at once, to limit memory: about 130 MB."""
+
 IGNORED_TARGET = -100
 """Target of samples that torch's cross-entropy ignores by default."""
 
@@ -90,7 +93,9 @@ class ClassCounts:
             self.matrix += pairs.view_as(self.matrix)
         self.samples += torch.bincount(targets, minlength=self.classes)
         self.correct += torch.bincount(targets[predicted == targets], minlength=self.classes)
-        self._add_probabilities(logits.softmax(1), targets)
+        rows = max(1, MAX_PROBABILITIES // self.classes)
+        for some_logits, some_targets in zip(logits.split(rows), targets.split(rows), strict=True):
+            self._add_probabilities(some_logits.softmax(1), some_targets)
 
     def _add_probabilities(self, probabilities: Tensor, targets: Tensor) -> None:
         """Counts the probabilities by curve, by whether they are those of the true class, and by threshold."""

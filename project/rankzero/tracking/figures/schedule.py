@@ -38,9 +38,10 @@ class DrawingSchedule:
 
 def is_last_validation(trainer: Trainer) -> bool:
     """Returns whether no validation will follow the current one in this run, as far as is known (lightning 2.6)."""
-    loop, interval = fit_loop_of(trainer).epoch_loop, trainer.val_check_batch
+    fit_loop, interval = fit_loop_of(trainer), trainer.val_check_batch
+    loop = fit_loop.epoch_loop
     batches, max_epochs, epochs = trainer.num_training_batches, trainer.max_epochs, trainer.check_val_every_n_epoch
-    left_in_epoch = max(0, batches - loop.batches_done)
+    left_in_epoch = 0 if loop.batch_progress.is_last_batch else max(0, batches - loop.batches_done)
     remaining = math.inf
     if max_epochs not in (None, -1):
         later_epochs = max_epochs - 1 - trainer.current_epoch
@@ -48,9 +49,11 @@ def is_last_validation(trainer: Trainer) -> bool:
     if trainer.max_steps != -1:
         steps = max(0, trainer.max_steps - trainer.global_step)
         remaining = min(remaining, steps * trainer.accumulate_grad_batches)
-    if interval is None:  # validations are due at intervals of time
-        return trainer.should_stop or remaining <= 0
+    if remaining <= 0 or (trainer.should_stop and fit_loop._can_stop_early):
+        return True
+    if interval is None or interval == math.inf:  # validations are due at intervals of time, or after unknown batches
+        return False
     until_next = float(interval)
-    if epochs is not None and interval > left_in_epoch:
-        until_next = left_in_epoch + (epochs - 1) * batches + min(interval, batches) if left_in_epoch < math.inf else 0
-    return trainer.should_stop or until_next > remaining
+    if epochs is not None and left_in_epoch < interval:
+        until_next = left_in_epoch + (epochs - 1) * batches + min(interval, batches)
+    return until_next > remaining

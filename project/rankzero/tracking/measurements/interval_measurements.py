@@ -76,7 +76,7 @@ class IntervalMeasurements(LoopCallback):
         self._began_at = self._ended_at = monotonic()
         self._exchange = Exchange(strategy_of(trainer), trainer.world_size)
         self._step_time = StepTime(self.monitor.activity, trainer)
-        self._measured = self.throughput.samples, self.throughput.training_seconds
+        self._measured = self.throughput.samples, 0.0  # the clock starts again with the first epoch
         if can_count(trainer.lightning_module):
             counter = FlopCount(trainer.lightning_module, self.monitor.activity, epoch_loop.record)
             self._flop_count = epoch_loop.around_next_batch = counter

@@ -20,6 +20,9 @@ STEP_PHASES = {
 
 DEVICE_PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 
+MAX_EVENTS = 1000
+"""Number of events after which the measurement of a step ends, if no optimizer step is counted."""
+
 
 class StepTime:
     """Splits the time of a step into parts, as means over the steps since the previous call of `take`.
@@ -41,30 +44,31 @@ class StepTime:
         """Begins a new interval."""
         self._seconds, self._step = dict(self._activity.seconds), self._trainer.global_step
 
-    @property
-    def measures_device(self) -> bool:
-        """Whether steps are measured on a device other than the CPU."""
-        return self._device_times is not None
-
     def measure_step(self) -> None:
         """Begins to measure the step in progress on the device, if that is no CPU and no step is being measured."""
         if self._device_times is not None:
             self._device_times.begin()
 
     def take(self) -> dict[str, float]:
-        """Returns the parts of a step in milliseconds, and the seconds in which checkpoints blocked training."""
+        """Returns the parts of a step in milliseconds, and the seconds in which checkpoints blocked training.
+
+        Parts that run on an accelerator are missing until a step has been measured there.
+        """
         seconds = {phase: total - self._seconds[phase] for phase, total in self._activity.seconds.items()}
         steps = max(1, self._trainer.global_step - self._step)
         self.restart()
         parts = {name: 1e3 * seconds[phase] / steps for phase, name in STEP_PHASES.items()}
-        total = sum(parts.values())
-        if self._device_times is not None and (on_device := self._device_times.take()):
+        parts["step"] = total = sum(parts.values())
+        on_device = self._device_times.take() if self._device_times is not None else None
+        if on_device:
             parts |= on_device
-            parts["other"] = max(0.0, total - sum(parts.values()) + parts["other"])
-        exposed = min(exposed_communication_ms(self._trainer.strategy.model), parts["backward"])
-        parts["backward"] -= exposed
+            parts["other"] = max(0.0, total - parts["data_wait"] - sum(on_device.values()))
+        if on_device == {}:
+            parts = {name: parts[name] for name in ("step", "data_wait")}
+        else:
+            exposed = min(exposed_communication_ms(self._trainer.strategy.model), parts["backward"])
+            parts |= {"exposed_communication": exposed, "backward": parts["backward"] - exposed}
         times = {f"wall_time/{name}_ms": value for name, value in parts.items()}
-        times |= {"wall_time/step_ms": total, "wall_time/exposed_communication_ms": exposed}
         return {**times, "wall_time/checkpoint_blocked_s": seconds[CHECKPOINT]}
 
 
@@ -106,7 +110,8 @@ class DeviceTimes:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._events.append((phase, event))
-        if phase == DATA and self._activity.step != self._step:  # further micro-batches belong to the same step
+        # Further micro-batches belong to the same step.
+        if phase == DATA and (self._activity.step != self._step or len(self._events) > MAX_EVENTS):
             self._activity.stop_listening(self._record)
             self._measured, self._step = self._events, None
 

@@ -60,8 +60,6 @@ class Throughput(LoopCallback):
     def on_ready(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._consumed = self.plan.only_order.start_position.samples if self.plan.only_order else 0
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started_at = time.perf_counter()  # Lightning does not call on_train_epoch_start in a resumed epoch
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

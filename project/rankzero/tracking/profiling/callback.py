@@ -40,12 +40,14 @@ class Profile(LoopCallback):
         self._subscribers: Subscribers | None = None
         self._begin_after = 0
         self._first: int | None = None
+        self._last: int | None = None  # if the recording ended before training did
         self._end_reason = "training ended"
 
     def needs(self, hook: str) -> bool:
         return self._is_pending
 
     def on_ready(self, trainer: Trainer) -> None:
+        self._trainer = trainer
         self._is_pending = trainer.global_rank in self.request.ranks
         self._begin_after = max(self.request.after or 0, trainer.global_step + WARM_UP_STEPS)
         self._subscribers = fit_loop_of(trainer).epoch_loop.subscribers
@@ -70,10 +72,10 @@ class Profile(LoopCallback):
         self._close(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._close(trainer, reports_nothing=isinstance(exception, Stopped))
+        self._close(trainer, warns_if_empty=isinstance(exception, Stopped))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._close(trainer, reports_nothing=False)
+        self._close(trainer, warns_if_empty=False)
 
     def _enter(self, phase: str) -> None:
         """Records a phase; called when the main thread enters one."""
@@ -82,7 +84,7 @@ class Profile(LoopCallback):
             return
         with self._errors_printed():
             if phase == VALIDATION:
-                self._end_reason = "a validation began"
+                self._end_reason, self._last = "a validation began", fit_loop_of(self._trainer).epoch_loop.global_step
                 self._stop()
                 return
             if not recording.has_begun:
@@ -95,12 +97,12 @@ class Profile(LoopCallback):
         if self._recording is not None:
             self._recording.end()
 
-    def _close(self, trainer: Trainer, reports_nothing: bool = True) -> None:
+    def _close(self, trainer: Trainer, warns_if_empty: bool = True) -> None:
         """Ends the recording and writes its files; does nothing if that is done, or if this rank is not profiled.
 
         Args:
             trainer: The trainer.
-            reports_nothing: Whether to print a warning if no step was profiled.
+            warns_if_empty: Whether to print a warning if no step was profiled.
         """
         if not self._is_pending:
             return
@@ -110,7 +112,7 @@ class Profile(LoopCallback):
             recording, self._recording = self._recording, None
             if recording is not None and recording.has_begun:
                 self._write(recording, trainer)
-            elif reports_nothing and trainer.global_rank == self.request.ranks[0]:
+            elif warns_if_empty and trainer.global_rank == self.request.ranks[0]:
                 reason = f"training ended after step {trainer.global_step}, and profiling begins after step"
                 print_error(f"nothing was profiled ({self.request}): {reason} {self._begin_after}")
 
@@ -122,7 +124,7 @@ class Profile(LoopCallback):
 
     def _write(self, recording: Recording, trainer: Trainer) -> None:
         rank, ranks = trainer.global_rank, self.request.ranks
-        steps = self._steps_text(trainer.global_step)
+        steps = self._steps_text(trainer.global_step if self._last is None else self._last)
         folder = self.run.path / "profile" / f"attempt-{self.run.attempt:04d}"
         trace, table = folder / f"rank-{rank:03d}.json.gz", folder / f"rank-{rank:03d}.txt"
         write_table(table, recording, f"Run {self.run.name}, attempt {self.run.attempt}, rank {rank}: {steps}")

@@ -39,7 +39,7 @@ class HeldCheckpoint(LoopHooks):
 
     def __init__(self, control_channel: ControlChannel, checkpoint_callback: CheckpointCallback | None) -> None:
         self.control_channel, self.checkpoint_callback = control_channel, checkpoint_callback
-        self._started_at = math.inf
+        self._started_at = self._step_seconds = math.inf
         self._measured: dict[StepKind, float] = {}
         self._slow: dict[StepKind, float] = {}
         self._epoch_kind: StepKind | None = None
@@ -66,9 +66,11 @@ class HeldCheckpoint(LoopHooks):
             has_validated = fit_loop_of(trainer).epoch_loop.has_validated
             kind = StepKind.VALIDATION if has_validated else StepKind.PLAIN
             self._measured[self._epoch_kind or kind] = seconds
+        if self._epoch_kind is None:
+            self._step_seconds = seconds
         self._steps_to_check -= 1
         if self._steps_to_check <= 0 or self._epoch_kind:
-            self._agree(trainer, seconds)
+            self._agree(trainer)
         if self._slow and self.checkpoint_callback and not fit_loop_of(trainer).done:
             # Every kind of step includes a plain step.
             step_seconds = self._slow.get(next_steps(trainer)[0]) or self._slow.get(StepKind.PLAIN, 0.0)
@@ -79,11 +81,11 @@ class HeldCheckpoint(LoopHooks):
                 self._started_at = time.monotonic()
                 self._copy_seconds = self._started_at - now
 
-    def _agree(self, trainer: Trainer, seconds: float) -> None:
-        """Broadcasts which kinds of steps are slow on rank zero, given the duration of the last step."""
+    def _agree(self, trainer: Trainer) -> None:
+        """Broadcasts which kinds of steps are slow on rank zero, and after how many steps to do so again."""
         self._epoch_kind = None
         slow = {kind.name: seconds for kind, seconds in self._measured.items() if seconds >= SLOW_SECONDS}
-        steps = min(MAX_CHECK_STEPS, max(1, int(CHECK_SECONDS / max(seconds, 1e-6))))
+        steps = min(MAX_CHECK_STEPS, max(1, int(CHECK_SECONDS / max(self._step_seconds, 1e-6))))
         slow, copy_seconds, self._steps_to_check = trainer.strategy.broadcast((slow, self._copy_seconds, steps))
         self._slow = {StepKind[name]: seconds for name, seconds in slow.items()}
         self._seconds_between_copies = copy_seconds / COPY_SHARE

@@ -96,7 +96,6 @@ class FastEpoch:
         connector, results = self.connector, self.results
         current, total, activity = self._current, self._total, self.activity
         activity.begin_batch(loop.global_step)
-        self.record.begin_batch()
         batch = self._fetch()
         self.progress.is_last_batch = self.data_fetcher.done
         if self._needs_transfer or not _is_plain(batch):

@@ -85,7 +85,7 @@ class IntervalRecord:
         first = batch[0] if type(batch) in (list, tuple) and batch else batch
         if type(first) is Tensor and first.ndim:  # what Lightning's function finds, without its generators
             return len(first) or 1
-        return next(_extract_batch_size(batch), 1) or 1
+        return next(filter(None, _extract_batch_size(batch)), 1)
 
     def measure_gradients(self, optimizer: Optimizer) -> None:
         """Measures the norm of the gradients of an optimizer, which are averaged over ranks and not clipped yet."""

@@ -10,11 +10,12 @@ SECRET_NAMES = (
     *("api_key", "logger.api-key", "apikey", "apiKey", "WANDB_API_KEY", "access_key", "aws_access_key_id"),
     *("private_key", "secretAccessKey", "client_secret", "ssh_key", "auth", "basic_auth", "credentials.value"),
     *("credential", "token", "--hub_token", "HF_TOKEN", "auth_token", "access_tokens", "--trainer.logger.0.token"),
+    *("wandb_key", "smtp_pass", "jwt", "dsn"),
 )
 OTHER_NAMES = (
     *("eos_token", "pad_token", "eos_token_id", "num_tokens", "max_tokens", "tokens", "token_dim", "tokenizer"),
     *("key", "key_dim", "num_keys", "sort_key", "public_key", "monkey", "keyboard", "keep", "author", "secretary"),
-    *("password_file", "secret_name", "api_key_env"),
+    *("text_token", "query_token", "bypass", "password_file", "secret_name", "api_key_env"),
 )
 
 
@@ -62,6 +63,8 @@ def test_values_without_secrets_are_unchanged(value):
         ("redis://:abc@host", "redis://:...@host"),
         ("from https://abc@github.com/x", "from https://...@github.com/x"),
         ("https://host/x?n=1&token=abc&m=2", "https://host/x?n=1&token=...&m=2"),
+        ("Authorization=Bearer abc, n=1", "Authorization=..., n=1"),
+        ("curl -H 'Authorization: Bearer abc' -H 'X: y: z'", "curl -H 'Authorization: ...' -H 'X: y: z'"),
         ("host=h user=u password='a b' port=1", "host=h user=u password='...' port=1"),
         ('{"token": "abc", "n": 1}', '{"token": "...", "n": 1}'),
         ("[{'api_key': {'value': 'abc'}, 'n': None}]", '[{"api_key": "...", "n": "None"}]'),

@@ -69,6 +69,45 @@ def test_values_are_written_again_after_their_folder_or_file_was_deleted(tmp_pat
     assert [event.step for event in events.Scalars("loss")] == [5, 6, 7, 8, 9]
 
 
+def test_values_of_a_lost_attempt_stay_hidden_after_the_file_of_its_successor_was_deleted(tmp_path):
+    run = RunDirectory(tmp_path / "x")
+    lost = DurableTensorBoardLogger(run)
+    for step in range(10):
+        lost.log_metrics({"loss": 1.0}, step)
+    lost.finalize("success")
+    earlier = set(tmp_path.rglob("events*"))
+    logger = DurableTensorBoardLogger(run)
+    logger.purge_from(5)
+    for step in (5, 6, 7):
+        if step == 6:
+            for path in set(tmp_path.rglob("events*")) - earlier:
+                path.unlink()
+        logger.log_metrics({"loss": 2.0}, step)
+        logger.flush()
+    logger.finalize("success")
+    assert list(read_curves(run.path / "tensorboard")["loss"].steps) == [0, 1, 2, 3, 4, 6, 7]
+    assert len(set(tmp_path.rglob("events*"))) == 2
+
+
+def test_a_new_file_after_an_outage_does_not_hide_the_values_of_its_attempt(tmp_path):
+    logger = DurableTensorBoardLogger(RunDirectory(tmp_path / "x"))
+    logger.purge_from(5)
+    for step in (5, 6, 7):
+        logger.log_metrics({"loss": 2.0}, step)
+        logger.flush()
+        logger._leave_file()
+    assert list(read_curves(tmp_path / "x" / "tensorboard")["loss"].steps) == [5, 6, 7]
+
+
+def test_a_finished_logger_makes_no_new_file(tmp_path):
+    logger = DurableTensorBoardLogger(RunDirectory(tmp_path / "x"))
+    logger.log_metrics({"loss": 1.0}, 0)
+    logger.finalize("success")
+    files = set(tmp_path.rglob("events*"))
+    logger.flush()
+    assert set(tmp_path.rglob("events*")) == files and len(files) == 1
+
+
 def test_values_are_kept_in_memory_while_the_folder_cannot_be_created(tmp_path, recwarn):
     run = RunDirectory(tmp_path / "x")
     logger = DurableTensorBoardLogger(run)

@@ -1,7 +1,10 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader, IterableDataset
 
 from rankzero.tracking.figures.schedule import DrawingSchedule, is_last_validation
 from running import train_in_process
@@ -25,6 +28,40 @@ class Validations(Callback):
 
     def on_validation_start(self, trainer, pl_module):
         self.seen.append(is_last_validation(trainer))
+
+
+class Endless(IterableDataset):
+    """Ten batches, without a length."""
+
+    def __iter__(self):
+        return iter(torch.zeros(10, 32))
+
+
+@pytest.mark.parametrize(
+    ("settings", "seen"),
+    [
+        ({"max_epochs": 3}, [False, False, True]),
+        ({"max_epochs": 3, "max_steps": 20}, [False, True]),
+        ({"max_epochs": 2, "val_check_interval": 5}, [False, False, False, True]),
+        ({"max_steps": 10_000, "max_epochs": 3}, [False, False, True]),
+    ],
+)
+def test_the_last_validation_is_known_without_a_length(settings, seen):
+    validations, model = Validations(), BoringModel()
+    model.train_dataloader = lambda: DataLoader(Endless())
+    train_in_process(validations, model=model, loops=True, num_sanity_val_steps=0, **settings)
+    assert validations.seen == seen
+
+
+def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last():
+    class StopEarly(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            trainer.should_stop = True
+
+    validations = Validations()
+    settings = {"num_sanity_val_steps": 0, "limit_train_batches": 2, "min_epochs": 3, "max_epochs": 5}
+    train_in_process(StopEarly(), validations, loops=True, **settings)
+    assert validations.seen == [False] * 3
 
 
 @pytest.mark.parametrize(

@@ -262,3 +262,16 @@ def test_trials_of_a_finder_are_not_measured(script_folder):
     fit(Net(), name="plain")
     found, plain = scalars_of(script_folder / "runs/found"), scalars_of(script_folder / "runs/plain")
     assert found["train/loss"] == pytest.approx(plain["train/loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("profiler", [None, "simple"])  # with a profiler, Lightning's own loop trains
+def test_a_batch_of_none_counts_as_a_step(script_folder, profiler):
+    class WithoutThird(Net):
+        def train_dataloader(self):
+            def collate(items):
+                return None if items[0] == 3 else (torch.ones(1, 3), torch.ones(1, 1))
+
+            return DataLoader(range(8), batch_size=1, collate_fn=collate)
+
+    fit(WithoutThird(), epochs=1, log_every_n_steps=2, profiler=profiler)
+    assert list(scalars_of(script_folder / "runs/x")["train/loss"]) == [1, 3, 5, 7]

@@ -13,7 +13,7 @@ from rankzero.distributed.monitoring.activity import (
     VALIDATION,
     Activity,
 )
-from rankzero.tracking.measurements.step_time import StepTime
+from rankzero.tracking.measurements.step_time import MAX_EVENTS, StepTime
 
 
 class Clock:
@@ -105,15 +105,18 @@ def test_communication_after_the_backward_pass_is_a_part_of_its_own(clock, monke
     assert times["wall_time/backward_ms"] == pytest.approx(14)
 
 
-def test_an_accelerators_phases_are_measured_by_events(clock, monkeypatch):
-    """The events are simulated: no test of this project has run on CUDA."""
+@pytest.fixture
+def events(clock, monkeypatch):
+    """Simulates the events of a CUDA device, since no test of this project has run on CUDA; returns their number."""
+    count = []
 
     class Event:
         def __init__(self, enable_timing):
             assert enable_timing
+            count.append(self)
 
         def record(self):
-            self.time = clock.now + 50  # the device runs behind the main thread
+            self.time = clock.now + 50  # the device runs later than the main thread
 
         def query(self):
             return True
@@ -122,6 +125,30 @@ def test_an_accelerators_phases_are_measured_by_events(clock, monkeypatch):
             return 1e3 * (end.time - self.time)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    return count
+
+
+def test_a_measurement_ends_if_no_optimizer_step_is_counted(events):
+    activity = Activity()
+    step_time = StepTime(activity, trainer_on("cuda:0"))
+    step_time.measure_step()
+    for _ in range(2 * MAX_EVENTS):
+        activity.enter(FORWARD)
+        activity.begin_batch(0)
+    assert not activity.listeners and len(events) <= MAX_EVENTS + 2
+
+
+def test_parts_on_an_accelerator_are_unknown_before_a_step_was_measured(events):
+    activity, trainer = Activity(), trainer_on("cuda:0")
+    step_time = StepTime(activity, trainer)
+    activity.begin_batch(0)
+    activity.enter(FORWARD)
+    activity.begin_batch(1)
+    times = step_time.take()
+    assert {"wall_time/step_ms", "wall_time/data_wait_ms"} <= times.keys() and "wall_time/forward_ms" not in times
+
+
+def test_an_accelerators_phases_are_measured_by_events(clock, events):
     activity, trainer = Activity(), trainer_on("cuda:0")
     step_time = StepTime(activity, trainer)
     for is_last_batch in (False, True):  # of two batches per step

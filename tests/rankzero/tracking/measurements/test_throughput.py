@@ -46,7 +46,7 @@ def test_a_pause_does_not_count_as_training_time(monkeypatch):
     with throughput.paused():  # before training
         now[0] = 20.0
     assert throughput.training_seconds == 0
-    throughput.on_train_start(None, None)
+    throughput.on_train_epoch_start(None, None)
     now[0] = 21.0
     with throughput.paused():
         now[0] = 50.0
