@@ -104,7 +104,7 @@ def reason_of(error: BaseException | None, channel: ControlChannel) -> str | Non
 
     Args:
         error: Error of the attempt on rank zero.
-        channel: Knows the cause if another rank has failed.
+        channel: Has the cause if another rank has failed.
     """
     if error is None:
         return None

@@ -14,7 +14,7 @@ from rankzero.runs.reports.recorded.recorded_run import RUN_FILE, RecordedRun, i
 from rankzero.runs.reports.recorded.run_status import FAILED, FINISHED, KILLED, RUNNING, STOPPED, WAITING, Status
 from rankzero.runs.reports.shown_metrics import unique_metrics
 from rankzero.runs.reports.table import Column, Row, print_table
-from rankzero.runs.reports.text import MISSING, age, compact, figure
+from rankzero.runs.reports.text import MISSING, age, compact, number_text
 
 MAX_NOTES = 12
 """Number of notes below the table."""
@@ -121,7 +121,7 @@ def as_json(entry: ListedRun) -> dict[str, Any]:
 def _row(entry: ListedRun, has_common_metric: bool, now: float) -> Row:
     run, metric = entry.run, entry.metric
     values: Mapping[str, float] = unique_metrics(run.metrics)
-    value = figure(None if metric is None else values[metric])
+    value = number_text(None if metric is None else values[metric])
     of = f"/{run.max_epochs}" if run.max_epochs and run.epochs is not None else ""
     cells = [
         run.name,

@@ -71,7 +71,7 @@ def compact(number: float | None) -> str:
     return f"{number / size:.0f}{suffix}" if number >= 99.95 * size else f"{number / size:.1f}{suffix}"
 
 
-def figure(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     """Returns the value of a metric with four significant digits; `NaN` for a value that is not finite."""
     if value is None:
         return MISSING

@@ -46,10 +46,10 @@ class IntervalMeasurements(LoopCallback):
     `DETAIL_SECONDS`: for a model with steps of 0.1 ms, they would take longer than the steps.
 
     Args:
-        run: Directory of the run, which knows the number of the attempt.
+        run: Directory of the run, with the number of the attempt.
         throughput: Counts samples and training time.
-        monitor: Knows what the main thread is doing, and which ranks are slow.
-        checkpointing: Knows the last checkpoint; None if nothing is saved.
+        monitor: Has the phase of the main thread, and the ranks that are slow.
+        checkpointing: Has duration and size of the last checkpoint; None if nothing is saved.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class SlowRanks(LoopCallback):
     """Measures a few steps per second, each by a hook on the parameter that receives its gradient first.
 
     Args:
-        monitor: Receives the measured times, and knows on rank zero which ranks are slow.
+        monitor: Receives the measured times; on rank zero, it has the ranks that are slow.
     """
 
     def __init__(self, monitor: Monitor) -> None:
@@ -95,7 +95,7 @@ class _MeasuredStep:
 
     Args:
         parameter: The parameter that receives its gradient first.
-        monitor: Knows when the step began.
+        monitor: Has the time at which the step began.
     """
 
     def __init__(self, parameter: Parameter, monitor: Monitor) -> None:

@@ -19,7 +19,7 @@ from rankzero.tracking.progress.evaluation_progress import (
     evaluation_batches,
     evaluation_label,
 )
-from rankzero.tracking.progress.fit_figures import FitFigures, epoch_text
+from rankzero.tracking.progress.fit_progress import FitProgress, epoch_text
 from rankzero.tracking.progress.one_line import Line, LineColumn, Part
 from rankzero.tracking.progress.recent_rate import rate_text
 from rankzero.training.hooks import TICK_SECONDS
@@ -51,7 +51,7 @@ class BarProgress(EvaluationProgress, RichProgressBar):
         if not arguments:
             settings = {"refresh_rate": round(1 / TICK_SECONDS), **settings}
         super().__init__(*arguments, **settings)
-        self._figures: FitFigures | None = None
+        self._fit: FitProgress | None = None
         self._column = LineColumn()
         self._metrics: list[Part] = []
         self._batches, self._epoch = 0, ""
@@ -66,19 +66,19 @@ class BarProgress(EvaluationProgress, RichProgressBar):
         return metrics
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._figures = None if self.is_disabled else FitFigures(trainer)
+        self._fit = None if self.is_disabled else FitProgress(trainer)
         super().on_train_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._figures is not None:
-            self._figures.begin_epoch()
+        if self._fit is not None:
+            self._fit.begin_epoch()
         self._batches, self._epoch = 0, epoch_text(trainer)
         super().on_train_epoch_start(trainer, pl_module)
         self._draw_event(trainer, pl_module)
 
     def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        if self._figures is not None:
-            self._figures.tick()
+        if self._fit is not None:
+            self._fit.tick()
             self._batches, self._epoch = batch_idx + 1, epoch_text(trainer)
             if time.monotonic() >= self._next_line:
                 super().on_train_batch_end(trainer, trainer.lightning_module, None, batch, batch_idx)
@@ -86,17 +86,17 @@ class BarProgress(EvaluationProgress, RichProgressBar):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._next_line = 0.0
         self._update_metrics(trainer, pl_module)
-        self._figures = None  # a test or prediction that follows has other figures
+        self._fit = None  # a test or prediction that follows has other numbers
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._figures is not None and trainer.state.fn is TrainerFn.FITTING:
-            self._figures.begin_validation()
+        if self._fit is not None and trainer.state.fn is TrainerFn.FITTING:
+            self._fit.begin_validation()
         super().on_validation_start(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn is TrainerFn.FITTING and not trainer.sanity_checking:
-            if self._figures is not None:
-                self._figures.end_validation()
+            if self._fit is not None:
+                self._fit.end_validation()
             self._remove(self.val_progress_bar_id)
             self.val_progress_bar_id = None
             self._set_visible(self.train_progress_bar_id, True)
@@ -123,7 +123,7 @@ class BarProgress(EvaluationProgress, RichProgressBar):
         """Sets the line of the training; Lightning's class calls this method after batches, validations and epochs."""
         task = self.train_progress_bar_id
         now = time.monotonic()
-        if self.is_disabled or task is None or self._figures is None or now < self._next_line:
+        if self.is_disabled or task is None or self._fit is None or now < self._next_line:
             return
         self._next_line = now + REDRAW_SECONDS
         self._metrics = self._read_metrics(trainer, pl_module)
@@ -167,10 +167,10 @@ class BarProgress(EvaluationProgress, RichProgressBar):
     def _line(self, first: list[Part], last: list[Part], fraction: float | None) -> Line:
         """Returns a line with the metrics between the first and the last parts, then speed and time left."""
         ends = []
-        if self._figures is not None:
-            if (rate := self._figures.samples_per_second) is not None:
+        if self._fit is not None:
+            if (rate := self._fit.samples_per_second) is not None:
                 ends.append(Part(rate_text(rate), SPEED, self._style("time")))
-            if (seconds := self._figures.seconds_left) is not None:
+            if (seconds := self._fit.seconds_left) is not None:
                 ends.append(Part(f"{rough_duration(seconds)} left", TIME_LEFT, self._style("time")))
         return Line([*first, *self._metrics, *last, *ends], fraction, self._style("progress_bar"))
 

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from rankzero.tracking.progress.fit_figures import epoch_text
+from rankzero.tracking.progress.fit_progress import epoch_text
 from rankzero.training.hooks import LoopCallback
 
 

@@ -18,7 +18,7 @@ from rankzero.tracking.progress.evaluation_progress import (
     evaluation_batches,
     evaluation_label,
 )
-from rankzero.tracking.progress.fit_figures import FitFigures, epoch_text
+from rankzero.tracking.progress.fit_progress import FitProgress, epoch_text
 from rankzero.tracking.progress.recent_rate import rate_text
 
 INTERVAL_SECONDS = 10.0
@@ -51,7 +51,7 @@ class PlainProgress(EvaluationProgress, ProgressBar):
         self.interval_seconds, self.clock = interval_seconds, clock
         self.enabled = True
         self._started_at = self._due_at = 0.0
-        self._figures: FitFigures | None = None
+        self._fit: FitProgress | None = None
         self._is_first_epoch = True
         self._unprinted_epoch: str | None = None
 
@@ -69,17 +69,17 @@ class PlainProgress(EvaluationProgress, ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start()
-        self._figures = FitFigures(trainer, self.clock) if self.enabled else None
+        self._fit = FitProgress(trainer, self.clock) if self.enabled else None
         self._is_first_epoch, self._unprinted_epoch = True, None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._figures is not None:
-            self._figures.begin_epoch()
+        if self._fit is not None:
+            self._fit.begin_epoch()
 
     def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        if self._figures is None:
+        if self._fit is None:
             return
-        self._figures.tick()
+        self._fit.tick()
         if self._is_due and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # a line follows at its end
             batches = batch_text(batch_idx + 1, trainer.num_training_batches)
             self._print(trainer, f"{epoch_text(trainer)} {batches}  step {trainer.global_step}")
@@ -96,15 +96,15 @@ class PlainProgress(EvaluationProgress, ProgressBar):
         if self._unprinted_epoch is not None:
             self._print(trainer, self._unprinted_epoch, has_ended=True)
             self._unprinted_epoch = None
-        self._figures = None  # a test or prediction that follows has other figures
+        self._fit = None  # a test or prediction that follows has other numbers
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._figures is not None and trainer.state.fn is TrainerFn.FITTING:
-            self._figures.begin_validation()
+        if self._fit is not None and trainer.state.fn is TrainerFn.FITTING:
+            self._fit.begin_validation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._figures is not None and trainer.state.fn is TrainerFn.FITTING:
-            self._figures.end_validation()
+        if self._fit is not None and trainer.state.fn is TrainerFn.FITTING:
+            self._fit.end_validation()
 
     def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
         """Prints a line of a validation, a test or a prediction if one is due."""
@@ -130,7 +130,7 @@ class PlainProgress(EvaluationProgress, ProgressBar):
     def _print(self, trainer: Trainer, head: str, has_ended: bool = False) -> None:
         if not self.enabled:
             return
-        rate = self._figures.samples_per_second if self._figures is not None else None
+        rate = self._fit.samples_per_second if self._fit is not None else None
         tail = (f"{rate_text(rate)}  " if rate is not None else "") + self._times(has_ended)
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         print_line(metrics_line(head, metrics, trainer.progress_bar_metrics, tail))
@@ -139,5 +139,5 @@ class PlainProgress(EvaluationProgress, ProgressBar):
         """Returns the time since the start and the time left."""
         elapsed = self._schedule_next()
         text = f"{elapsed:.0f} s" if elapsed < 600 else rough_duration(elapsed)  # lines are 10 s apart at first
-        seconds_left = self._figures.seconds_left if self._figures is not None and not has_ended else None
+        seconds_left = self._fit.seconds_left if self._fit is not None and not has_ended else None
         return text if seconds_left is None else f"{text}, {rough_duration(seconds_left)} left"

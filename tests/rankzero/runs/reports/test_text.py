@@ -1,6 +1,6 @@
 import pytest
 
-from rankzero.runs.reports.text import age, compact, duration, figure, rough_duration, shortened
+from rankzero.runs.reports.text import age, compact, duration, number_text, rough_duration, shortened
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_counts_have_at_most_five_characters(number, expected):
 
 
 def test_metrics_have_four_significant_digits():
-    assert [figure(value) for value in (0.98765, 1e-9, None, float("inf"))] == ["0.9877", "1e-09", "-", "NaN"]
+    assert [number_text(value) for value in (0.98765, 1e-9, None, float("inf"))] == ["0.9877", "1e-09", "-", "NaN"]

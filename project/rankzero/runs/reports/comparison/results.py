@@ -8,7 +8,7 @@ from rankzero.runs.reports.comparison.compared_run import ComparedRun
 from rankzero.runs.reports.metric_choice import direction, is_validation
 from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.reports.shown_metrics import unique_metrics
-from rankzero.runs.reports.text import MISSING, duration, figure
+from rankzero.runs.reports.text import MISSING, duration, number_text
 
 MAX_METRICS = 20
 """Number of metrics in the table, those on validation data first."""
@@ -44,7 +44,7 @@ def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
     for name in names[:MAX_METRICS]:
         values = [own.get(name) for own in metrics]
         kept_best = next((run.kept_best for run in runs if run.kept_best and run.kept_best[1] == name), None)
-        rows.append(Result(name, [figure(value) for value in values], best(values, direction(name, kept_best))))
+        rows.append(Result(name, [number_text(value) for value in values], best(values, direction(name, kept_best))))
     speeds = [run.samples_per_second for run in runs]
     rows.append(
         Result("samples/s", [MISSING if speed is None else f"{speed:,.0f}" for speed in speeds], best(speeds, "max"))

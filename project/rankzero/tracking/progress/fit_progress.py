@@ -1,4 +1,4 @@
-"""Figures of a fit in progress for display: samples per second and time left."""
+"""Speed and time left of a fit in progress, for display."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from rankzero.training.callbacks.time_limit import TimeLimit
 from rankzero.training.fit_loop import FitLoop
 
 
-class FitFigures:
+class FitProgress:
     """Measures a fit. A progress callback creates it at the start of training, and calls it in the hooks named below.
 
     Args:

@@ -10,7 +10,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
-from rankzero.tracking.progress.fit_figures import FitFigures, epoch_text
+from rankzero.tracking.progress.fit_progress import FitProgress, epoch_text
 from rankzero.training.callbacks.time_limit import TimeLimit
 from rankzero.training.callbacks.wall_time import WallTime
 from rankzero.training.hooks import LoopCallback
@@ -24,35 +24,35 @@ class Simulation(LoopCallback):
     """
 
     def __init__(self):
-        self.now, self.estimates, self.limits, self.figures = 0.0, [], [], None
+        self.now, self.estimates, self.limits, self.progress = 0.0, [], [], None
         self.epoch_ends, self.epoch_starts = [], []
 
     def on_train_start(self, trainer, pl_module):
-        self.figures = FitFigures(trainer, lambda: self.now)
+        self.progress = FitProgress(trainer, lambda: self.now)
 
     def on_train_epoch_start(self, trainer, pl_module):
-        self.figures.begin_epoch()
-        self.epoch_starts.append(self.figures.seconds_left)
+        self.progress.begin_epoch()
+        self.epoch_starts.append(self.progress.seconds_left)
 
     def on_train_epoch_end(self, trainer, pl_module):
-        self.epoch_ends.append(self.figures.seconds_left)
+        self.epoch_ends.append(self.progress.seconds_left)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.now += 2
 
     def on_tick(self, trainer, batch, batch_idx):
-        self.figures.tick()
-        self.estimates.append((self.now, self.figures.seconds_left))
-        self.limits.append(self.figures._limits)
+        self.progress.tick()
+        self.estimates.append((self.now, self.progress.seconds_left))
+        self.limits.append(self.progress._limits)
 
     def on_validation_start(self, trainer, pl_module):
-        if self.figures is not None:
-            self.figures.begin_validation()
+        if self.progress is not None:
+            self.progress.begin_validation()
             self.now += 5
 
     def on_validation_end(self, trainer, pl_module):
-        if self.figures is not None:
-            self.figures.end_validation()
+        if self.progress is not None:
+            self.progress.end_validation()
 
     @property
     def errors(self):
@@ -129,7 +129,7 @@ def limits_with(*callbacks, wall_time=None):
     class Limited(Simulation):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
-            self.limits.append(self.figures._limits)
+            self.limits.append(self.progress._limits)
             trainer.fit_loop.extra_subscribers.clear()
 
     simulation = Limited()
