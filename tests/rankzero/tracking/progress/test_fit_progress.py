@@ -157,7 +157,7 @@ def test_training_speed_includes_all_ranks_and_no_validation(monkeypatch):
     simulation = Simulation()
     options = {"max_epochs": 2, "limit_train_batches": 4, "loops": True}
     train_in_process(Throughput(SamplingPlan()), Seconds(), simulation, model=BoringModel(), **options)
-    assert simulation.figures.samples_per_second == pytest.approx(0.5)  # the loader has a batch size of one
+    assert simulation.progress.samples_per_second == pytest.approx(0.5)  # the loader has a batch size of one
 
 
 @pytest.mark.parametrize(("max_epochs", "text"), [(20, "epoch 3/20"), (-1, "epoch 3"), (None, "epoch 3")])
