@@ -111,20 +111,15 @@ class OptimizerStep:
                 " hook? It could also happen because the `optimizer.step(optimizer_closure)` call did not execute it"
                 " internally."
             )
-        if self._record.is_enabled:
-            self._record_loss(output if result is _UNOBSERVED else result.loss, batch[0])
+        record = self._record
+        if record.is_enabled and (loss := output if result is _UNOBSERVED else result.loss) is not None:
+            batches_per_step: int = self.trainer.accumulate_grad_batches  # by which Lightning has divided the loss
+            record.add_loss(loss if batches_per_step == 1 else loss * batches_per_step, record.samples_in(batch[0]))
         if result is _UNOBSERVED:
             if not self.hooks.has_observers("on_train_batch_end"):
                 return {}
             result = ClosureResult.from_training_step_output(output)  # a callback was added during this batch
         return {} if result.loss is None else result.asdict()
-
-    def _record_loss(self, loss: Tensor | None, batch: Any) -> None:
-        batches_per_step: int = self.trainer.accumulate_grad_batches
-        if loss is not None:  # Lightning has divided it by the number of micro-batches
-            self._record.add_loss(
-                loss if batches_per_step == 1 else loss * batches_per_step, self._record.samples_in(batch)
-            )
 
     def _closure(self) -> Tensor | None:
         loss = self._run_passes()

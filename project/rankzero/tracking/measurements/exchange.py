@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rankzero.tracking.measurements.series import ALWAYS_EXCHANGED, DETAILS_REQUESTED, EXCHANGED
+from rankzero.tracking.measurements.series import ALWAYS_EXCHANGED, DETAILS_REQUESTED, EXCHANGED, combine
 from rankzero.training.strategies import RunStrategy
 
 
@@ -23,7 +23,8 @@ class Exchange:
 
     def __init__(self, strategy: RunStrategy, world_size: int) -> None:
         self._strategy, self._world_size = strategy, world_size
-        self._rows: list[list[float | Tensor]] | Tensor = []
+        self._own: dict[str, float | Tensor] = {}
+        self._rows: Tensor | None = None
         self._request: float | Tensor = 1.0
         self._copied: torch.cuda.Event | None = None
 
@@ -42,11 +43,11 @@ class Exchange:
             has_details: The value of `has_details` before this exchange.
         """
         tags = EXCHANGED if has_details else ALWAYS_EXCHANGED
-        row = [values.get(tag, math.nan) for tag in tags]
-        position = tags.index(DETAILS_REQUESTED)
+        self._own = {tag: values.get(tag, math.nan) for tag in tags}
         if self._world_size == 1:
-            self._rows, self._request = [row], row[position]
+            self._request = self._own[DETAILS_REQUESTED]
             return
+        row = self._own.values()
         packed = torch.tensor([math.nan if isinstance(value, Tensor) else value for value in row], dtype=torch.float64)
         if self._strategy.root_device.type == "cuda":
             packed = packed.to(self._strategy.root_device)
@@ -54,7 +55,7 @@ class Exchange:
             if isinstance(value, Tensor):
                 packed[index] = value
         self._rows = self._strategy.gather_rows(packed)
-        self._request = self._rows[0, position]
+        self._request = self._rows[0, tags.index(DETAILS_REQUESTED)]
         if self._request.is_cuda:
             on_device, self._copied = self._request, torch.cuda.Event()
             self._request = on_device.new_empty((), device="cpu", pin_memory=True)
@@ -63,7 +64,13 @@ class Exchange:
 
     def rows(self) -> list[list[float]]:
         """Returns the values of each rank in the order of `EXCHANGED`, NaN for missing ones; waits for the device."""
-        if isinstance(self._rows, Tensor):
-            rows: list[list[float]] = self._rows.tolist()
-            return rows
-        return [[float(value) for value in row] for row in self._rows]
+        if self._rows is None:
+            return [[float(value) for value in self._own.values()]]
+        rows: list[list[float]] = self._rows.tolist()
+        return rows
+
+    def combined(self) -> dict[str, float]:
+        """Returns the values over all ranks by tag, NaN for missing ones; waits for the device."""
+        if self._rows is None:
+            return {tag: float(value) for tag, value in self._own.items()}
+        return combine(self.rows())

@@ -20,7 +20,6 @@ from rankzero.tracking.measurements.series import (
     GRADIENT_NORM,
     LOSS_SAMPLES,
     LOSS_SUM,
-    combine,
     values_of_ranks,
 )
 from rankzero.tracking.measurements.step_time import StepTime
@@ -106,7 +105,7 @@ class IntervalMeasurements(LoopCallback):
         record.reset()
         self._exchange.gather(values, has_details)
         if trainer.is_global_zero:
-            self._log(trainer, self._exchange.rows(), has_details, has_norm)
+            self._log(trainer, has_details, has_norm)
 
     def _details(self, trainer: Trainer) -> dict[str, float | Tensor]:
         """Returns this rank's values of the series that are not logged at every logging step."""
@@ -117,15 +116,15 @@ class IntervalMeasurements(LoopCallback):
             **self._guarded(lambda: {"workload/loader_queue_batches": prepared_batches(trainer)}),
         }
 
-    def _log(self, trainer: Trainer, rows: list[list[float]], has_details: bool, has_norm: bool) -> None:
+    def _log(self, trainer: Trainer, has_details: bool, has_norm: bool) -> None:
         """Logs the values of all ranks; only rank zero calls this."""
-        values = combine(rows)
+        values = self._exchange.combined()
         del values[DETAILS_REQUESTED]
         values |= self._loss(trainer, values.pop(LOSS_SUM), values.pop(LOSS_SAMPLES))
         if has_details:
             values |= self._speed(trainer) | self._position(trainer) | self._guarded(self._checkpoint)
             if trainer.world_size > 1:
-                values |= values_of_ranks(rows, list(self.monitor.slow_ranks))
+                values |= values_of_ranks(self._exchange.rows(), list(self.monitor.slow_ranks))
             del values[FIRST_GRADIENT]
         learned = (LOSS, OTHER_LOSS, *([GRADIENT_NORM] if has_norm else []))  # shown even if they are not numbers
         known = {tag: value for tag, value in values.items() if tag in learned or not math.isnan(value)}

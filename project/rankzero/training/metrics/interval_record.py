@@ -90,13 +90,13 @@ class IntervalRecord:
     def measure_gradients(self, optimizer: Optimizer) -> None:
         """Measures the norm of the gradients of an optimizer, which are averaged over ranks and not clipped yet."""
         gradients = [
-            parameter.grad
+            gradient
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if parameter.grad is not None and not parameter.grad.is_sparse
+            if (gradient := parameter.grad) is not None and not gradient.is_sparse
         ]
         device = self._trainer.strategy.root_device
-        if not gradients or any(gradient.device != device for gradient in gradients):
+        if {gradient.device for gradient in gradients} != {device}:
             return
         # torch.nn.utils.get_total_norm takes three times as long for a few small tensors.
         norms = torch._foreach_norm(gradients)

@@ -34,6 +34,7 @@ def test_values_arrive_in_the_order_of_their_tags(world_size):
     values = {LOSS_SUM: torch.tensor(3.0), GRADIENT_NORM: 4.0, DETAILS_REQUESTED: 0.0, DATA_WAIT: 5.0}
     exchange.gather(values, has_details=True)
     rows = exchange.rows()
+    assert exchange.combined()[LOSS_SUM] == sum(row[EXCHANGED.index(LOSS_SUM)] for row in rows)
     assert [row[EXCHANGED.index(LOSS_SUM)] for row in rows] == [3.0, 6.0][:world_size]
     assert [row[EXCHANGED.index(DATA_WAIT)] for row in rows] == [5.0, 10.0][:world_size]
     assert isnan(rows[0][EXCHANGED.index("workload/host_memory_gib")])
