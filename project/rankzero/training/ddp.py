@@ -20,7 +20,7 @@ from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.gradients import average_gradients
-from rankzero.training.strategies import OneProcess, RunStrategy
+from rankzero.training.strategies import GatheredRows, OneProcess, RunStrategy
 
 FIND_UNUSED_PARAMETERS = {
     "auto": False,
@@ -148,12 +148,12 @@ class DataParallel(RunStrategy, DDPStrategy):
         torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, operation.upper()))
         return torch.distributed.get_world_size()
 
-    def gather_rows(self, row: Tensor) -> Tensor:
+    def begin_gather_rows(self, row: Tensor) -> GatheredRows:
         ranks = self.coordinator.launch.world_size
         row = row.to(self.root_device if self._process_group_backend == "nccl" else "cpu")
         rows = row.new_empty(ranks * len(row))
-        torch.distributed.all_gather_into_tensor(rows, row)
-        return rows.view(ranks, len(row))
+        work = torch.distributed.all_gather_into_tensor(rows, row, async_op=True)
+        return GatheredRows(rows.view(ranks, len(row)), work)
 
     def sum_over_ranks(self, numbers: Sequence[int]) -> list[int]:
         sums = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64)).to(self.root_device)

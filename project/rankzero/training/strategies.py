@@ -146,17 +146,60 @@ class RunStrategy(Strategy):
         """
         return 1
 
-    def gather_rows(self, row: Tensor) -> Tensor:
-        """Returns the rows of all ranks, of shape `(ranks, columns)`. All ranks must call.
+    def begin_gather_rows(self, row: Tensor) -> "GatheredRows":
+        """Begins to gather the rows of all ranks, and does not wait for them. All ranks must call.
 
         Args:
             row: This rank's row, of shape `(columns,)`, which has the same length on all ranks.
         """
-        return row.unsqueeze(0)
+        return GatheredRows(row.unsqueeze(0))
+
+    def gather_rows(self, row: Tensor) -> Tensor:
+        """Returns the rows of all ranks in host memory, of shape `(ranks, columns)`. All ranks must call.
+
+        Args:
+            row: As in `begin_gather_rows`.
+        """
+        return self.begin_gather_rows(row).wait()
 
     def sum_over_ranks(self, numbers: Sequence[int]) -> list[int]:
         """Returns the sum of each number over all ranks, modulo 2^64. All ranks must call."""
         return list(numbers)
+
+
+class GatheredRows:
+    """Rows of all ranks on their way to host memory.
+
+    Args:
+        rows: The rows, of shape `(ranks, columns)`; complete once the collective has ended.
+        work: The collective; None without one.
+    """
+
+    def __init__(self, rows: Tensor, work: torch.distributed.Work | None = None) -> None:
+        self._rows, self._work = rows, work
+        self._copied: torch.cuda.Event | None = None
+        if rows.is_cuda:
+            if work is not None:
+                work.wait()  # makes the stream wait, not the host
+            self._rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            self._rows.copy_(rows, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `wait` returns at once."""
+        if self._copied is not None:
+            return bool(self._copied.query())
+        return self._work is None or self._work.is_completed()
+
+    def wait(self) -> Tensor:
+        """Returns the rows, after they have arrived."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        elif self._work is not None:
+            self._work.wait()
+        return self._rows
 
 
 def shares_from(loaders: Sequence[object]) -> Callable[[], Share]:

@@ -6,71 +6,66 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rankzero.tracking.measurements.series import ALWAYS_EXCHANGED, DETAILS_REQUESTED, EXCHANGED, combine
-from rankzero.training.strategies import RunStrategy
+from rankzero.tracking.measurements.series import ALWAYS_EXCHANGED, DETAILS_REQUESTED, EXCHANGED
+from rankzero.training.strategies import GatheredRows, RunStrategy
+
+Row = list[float]
 
 
 class Exchange:
     """One collective per logging interval, and none with a single process.
 
-    A few values are exchanged in every interval. Rank zero requests the others, the details, in one exchange, and all
-    ranks add them to the next one. Details are part of the first exchange.
+    Training continues while the values are on their way: between `begin` and `finish`. A few values are exchanged in
+    every interval. Rank zero requests the others, the details, in one exchange, and all ranks add them to the next one.
+    Details are part of the first exchange.
 
     Args:
         strategy: The Trainer's strategy.
         world_size: Number of processes.
+
+    Attributes:
+        is_begun: Whether an exchange has begun and has not been finished.
+        has_details: Whether the next exchange has details; known after the last one has been finished.
     """
 
     def __init__(self, strategy: RunStrategy, world_size: int) -> None:
         self._strategy, self._world_size = strategy, world_size
-        self._own: dict[str, float | Tensor] = {}
-        self._rows: Tensor | None = None
-        self._request: float | Tensor = 1.0
-        self._copied: torch.cuda.Event | None = None
+        self._tags: tuple[str, ...] = ()
+        self._own: Row = []
+        self._gathered: GatheredRows | None = None
+        self.is_begun, self.has_details = False, True
 
     @property
-    def has_details(self) -> bool:
-        """Whether the next exchange has details; waits until the device has run the last one."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return bool(self._request)
+    def is_complete(self) -> bool:
+        """Whether `finish` returns at once."""
+        return self._gathered is None or self._gathered.is_complete
 
-    def gather(self, values: Mapping[str, float | Tensor], has_details: bool) -> None:
-        """Gathers the values of all ranks, without waiting for the device. All ranks must call.
+    def begin(self, values: Mapping[str, float | Tensor]) -> None:
+        """Begins to gather the values of all ranks. All ranks must call, after they have finished the last exchange.
 
         Args:
-            values: Values of this rank by tag. The first row decides whether the next exchange has details.
-            has_details: The value of `has_details` before this exchange.
+            values: Values of this rank by tag. Those of rank zero decide whether the next exchange has details.
         """
-        tags = EXCHANGED if has_details else ALWAYS_EXCHANGED
-        self._own = {tag: values.get(tag, math.nan) for tag in tags}
-        if self._world_size == 1:
-            self._request = self._own[DETAILS_REQUESTED]
+        self.is_begun = True
+        self._tags = EXCHANGED if self.has_details else ALWAYS_EXCHANGED
+        row = [values.get(tag, math.nan) for tag in self._tags]
+        on_device = {index: value for index, value in enumerate(row) if isinstance(value, Tensor)}
+        self._own = [math.nan if isinstance(value, Tensor) else value for value in row]
+        if self._world_size == 1 and not on_device:
             return
-        row = self._own.values()
-        packed = torch.tensor([math.nan if isinstance(value, Tensor) else value for value in row], dtype=torch.float64)
+        packed = torch.tensor(self._own, dtype=torch.float64)
         if self._strategy.root_device.type == "cuda":
             packed = packed.to(self._strategy.root_device)
-        for index, value in enumerate(row):
-            if isinstance(value, Tensor):
-                packed[index] = value
-        self._rows = self._strategy.gather_rows(packed)
-        self._request = self._rows[0, tags.index(DETAILS_REQUESTED)]
-        if self._request.is_cuda:
-            on_device, self._copied = self._request, torch.cuda.Event()
-            self._request = on_device.new_empty((), device="cpu", pin_memory=True)
-            self._request.copy_(on_device, non_blocking=True)
-            self._copied.record()
+        for index, value in on_device.items():
+            packed[index] = value
+        self._gathered = self._strategy.begin_gather_rows(packed)
 
-    def rows(self) -> list[list[float]]:
-        """Returns the values of each rank in the order of `EXCHANGED`, NaN for missing ones; waits for the device."""
-        if self._rows is None:
-            return [[float(value) for value in self._own.values()]]
-        rows: list[list[float]] = self._rows.tolist()
+    def finish(self) -> list[Row]:
+        """Returns the values of each rank in the order of `EXCHANGED`, NaN for missing ones, after they have arrived.
+
+        Without details, the rows end after `ALWAYS_EXCHANGED`.
+        """
+        rows = [self._own] if self._gathered is None else self._gathered.wait().tolist()
+        self._gathered, self.is_begun = None, False
+        self.has_details = bool(rows[0][self._tags.index(DETAILS_REQUESTED)])
         return rows
-
-    def combined(self) -> dict[str, float]:
-        """Returns the values over all ranks by tag, NaN for missing ones; waits for the device."""
-        if self._rows is None:
-            return {tag: float(value) for tag, value in self._own.items()}
-        return combine(self.rows())

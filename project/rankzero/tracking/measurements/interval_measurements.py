@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import monotonic
+from typing import Any, NamedTuple
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from rankzero.tracking.measurements.series import (
     GRADIENT_NORM,
     LOSS_SAMPLES,
     LOSS_SUM,
+    combine,
     values_of_ranks,
 )
 from rankzero.tracking.measurements.step_time import StepTime
@@ -38,8 +41,29 @@ DETAIL_SECONDS, DETAIL_FRACTION = 0.3, 1e-4
 since the start that it is at least: about 20,000 values in two hours, and 60,000 in a week."""
 
 
+class _Interval(NamedTuple):
+    """An interval whose values are on their way between ranks.
+
+    Args:
+        step: Step at which its values are logged.
+        loss_tag: Tag of the mean loss.
+        has_gradient_norm: Whether the norm was measured.
+        has_details: Whether the exchange has details.
+        own_values: Values that only rank zero knows, by tag.
+    """
+
+    step: int
+    loss_tag: str
+    has_gradient_norm: bool
+    has_details: bool
+    own_values: dict[str, float]
+
+
 class IntervalMeasurements(LoopCallback):
     """Logs the series of `SERIES` and the learning rates, after one exchange between ranks per logging interval.
+
+    On several ranks or a GPU, training continues during the exchange: the values are logged a step later, but under the
+    step at which the interval ended, and before a checkpoint is saved.
 
     Loss, learning rates and gradient norm are logged at every logging step, the others, the details, at most once per
     `DETAIL_SECONDS`: for a model with steps of 0.1 ms, they would take longer than the steps.
@@ -55,15 +79,17 @@ class IntervalMeasurements(LoopCallback):
         self, run: RunDirectory, throughput: Throughput, monitor: Monitor, checkpointing: CheckpointCallback | None
     ) -> None:
         self.run, self.throughput, self.monitor, self.checkpointing = run, throughput, monitor, checkpointing
-        self._is_enabled = self._has_warned = False
+        self._is_enabled = self._is_deferred = self._has_warned = False
         self._flop_count: FlopCount | None = None
         self._peak: float | None = None
         self._logged_checkpoint = 0.0, 0
         self._began_at = self._detailed_at = self._ended_at = 0.0
         self._learning_rates: dict[str, float] = {}
+        self._exchange: Exchange | None = None
+        self._interval: _Interval | None = None
 
     def needs(self, hook: str) -> bool:
-        return self._is_enabled
+        return self._is_enabled and (hook != "on_tick" or self._is_deferred)
 
     def on_ready(self, trainer: Trainer) -> None:
         """Begins to measure if rank zero has loggers. All ranks must call."""
@@ -73,7 +99,8 @@ class IntervalMeasurements(LoopCallback):
         if not self._is_enabled:
             return
         self._began_at = self._ended_at = monotonic()
-        self._exchange = Exchange(strategy_of(trainer), trainer.world_size)
+        self._is_deferred = trainer.world_size > 1 or trainer.strategy.root_device.type != "cpu"
+        self._exchange, self._interval = Exchange(strategy_of(trainer), trainer.world_size), None
         self._step_time = StepTime(self.monitor.activity, trainer)
         self._measured = self.throughput.samples, 0.0  # the clock starts again with the first epoch
         if can_count(trainer.lightning_module):
@@ -82,14 +109,16 @@ class IntervalMeasurements(LoopCallback):
             self._peak = peak_flops_per_second(trainer)
 
     def on_logging_step(self, trainer: Trainer) -> None:
+        self._finish_exchange(trainer)
         if trainer.is_global_zero:
             self._learning_rates = learning_rates(trainer.optimizers)
         self._step_time.measure_step()
 
     def on_interval_end(self, trainer: Trainer) -> None:
-        """Exchanges the values of all ranks and logs them. All ranks must call."""
-        record = fit_loop_of(trainer).epoch_loop.record
-        has_details = self._exchange.has_details
+        """Begins the exchange of the values of all ranks. All ranks must call."""
+        self._finish_exchange(trainer)
+        assert self._exchange is not None
+        record, has_details = fit_loop_of(trainer).epoch_loop.record, self._exchange.has_details
         now = monotonic()
         if has_details:
             self._detailed_at = now
@@ -99,13 +128,62 @@ class IntervalMeasurements(LoopCallback):
         values = self._details(trainer) if has_details else {}
         values[LOSS_SUM], values[LOSS_SAMPLES] = record.loss_sum, float(record.samples)
         values[DETAILS_REQUESTED] = float(next_end - self._detailed_at >= detail_seconds)
-        has_norm = record.gradient_norm is not None
         if record.gradient_norm is not None:
             values[GRADIENT_NORM] = record.gradient_norm
         record.reset()
-        self._exchange.gather(values, has_details)
+        self._exchange.begin(values)
         if trainer.is_global_zero:
-            self._log(trainer, has_details, has_norm)
+            own_values = dict(self._learning_rates)
+            if has_details:
+                own_values |= self._speed(trainer) | self._position(trainer) | self._guarded(self._checkpoint)
+            step = trainer.fit_loop.epoch_loop._batches_that_stepped
+            self._interval = _Interval(step, _loss_tag(trainer), GRADIENT_NORM in values, has_details, own_values)
+        if self._exchange.is_complete:
+            self._finish_exchange(trainer)
+
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        self._finish_exchange(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish_exchange(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish_exchange(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._finish_exchange(trainer)  # an attempt that resumes from this checkpoint does not log the interval again
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish_exchange(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._exchange is not None and self._exchange.is_complete:  # otherwise, a rank may be lost
+            with suppress(Exception):  # the exception that ends training is the one to report
+                self._finish_exchange(trainer)
+
+    def _finish_exchange(self, trainer: Trainer) -> None:
+        """Logs the values of the last interval, after those of all ranks have arrived."""
+        if self._exchange is None or not self._exchange.is_begun:
+            return
+        rows = self._exchange.finish()
+        interval, self._interval = self._interval, None
+        if interval is None:  # not rank zero
+            return
+        values = combine(rows)
+        del values[DETAILS_REQUESTED]
+        loss_sum, samples = values.pop(LOSS_SUM), values.pop(LOSS_SAMPLES)
+        if interval.has_details:
+            if len(rows) > 1:
+                values |= values_of_ranks(rows, list(self.monitor.slow_ranks))
+            del values[FIRST_GRADIENT]
+        known = {tag: value for tag, value in values.items() if not math.isnan(value)} | interval.own_values
+        # Loss and norm are shown even if they are not numbers.
+        if samples:
+            known[interval.loss_tag] = loss_sum / samples
+        if interval.has_gradient_norm:
+            known[GRADIENT_NORM] = values[GRADIENT_NORM]
+        for logger in trainer.loggers:
+            logger.log_metrics(known, interval.step)
 
     def _details(self, trainer: Trainer) -> dict[str, float | Tensor]:
         """Returns this rank's values of the series that are not logged at every logging step."""
@@ -115,28 +193,6 @@ class IntervalMeasurements(LoopCallback):
             **self._guarded(lambda: memory_in_use(trainer.strategy.root_device)),
             **self._guarded(lambda: {"workload/loader_queue_batches": prepared_batches(trainer)}),
         }
-
-    def _log(self, trainer: Trainer, has_details: bool, has_norm: bool) -> None:
-        """Logs the values of all ranks; only rank zero calls this."""
-        values = self._exchange.combined()
-        del values[DETAILS_REQUESTED]
-        values |= self._loss(trainer, values.pop(LOSS_SUM), values.pop(LOSS_SAMPLES))
-        if has_details:
-            values |= self._speed(trainer) | self._position(trainer) | self._guarded(self._checkpoint)
-            if trainer.world_size > 1:
-                values |= values_of_ranks(self._exchange.rows(), list(self.monitor.slow_ranks))
-            del values[FIRST_GRADIENT]
-        learned = (LOSS, OTHER_LOSS, *([GRADIENT_NORM] if has_norm else []))  # shown even if they are not numbers
-        known = {tag: value for tag, value in values.items() if tag in learned or not math.isnan(value)}
-        known |= self._learning_rates
-        for logger in trainer.loggers:
-            logger.log_metrics(known, trainer.fit_loop.epoch_loop._batches_that_stepped)
-
-    def _loss(self, trainer: Trainer, loss_sum: float, samples: float) -> dict[str, float]:
-        """Returns the mean loss under a name that the module does not use; empty if no step returned a loss."""
-        metric = fit_loop_of(trainer).epoch_loop.results.get(f"training_step.{LOSS}")
-        is_taken = LOSS in trainer._logger_connector._logged_metrics or (metric is not None and metric.meta.logger)
-        return {OTHER_LOSS if is_taken else LOSS: loss_sum / samples} if samples else {}
 
     def _speed(self, trainer: Trainer) -> dict[str, float]:
         samples, seconds = self.throughput.samples, self.throughput.training_seconds
@@ -183,3 +239,10 @@ class IntervalMeasurements(LoopCallback):
                 self._has_warned = True
                 rank_zero_warn(f"rankzero: some values cannot be measured, and are missing in the charts: {error!r}")
             return {}
+
+
+def _loss_tag(trainer: Trainer) -> str:
+    """Returns the tag of the mean loss, which the module does not use."""
+    metric = fit_loop_of(trainer).epoch_loop.results.get(f"training_step.{LOSS}")
+    is_taken = LOSS in trainer._logger_connector._logged_metrics or (metric is not None and metric.meta.logger)
+    return OTHER_LOSS if is_taken else LOSS

@@ -83,6 +83,8 @@ def combine(rows: Sequence[Sequence[float]]) -> dict[str, float]:
         rows: Values of each rank, in the order of `EXCHANGED`; the last ones may be missing. NaN is a value that a rank
             does not have, except for the sum of losses.
     """
+    if len(rows) == 1:
+        return dict(zip(EXCHANGED, rows[0], strict=False))
     combined = {}
     for (tag, reduction), column in zip(REDUCTIONS.items(), zip(*rows, strict=True), strict=False):
         values = column if tag == LOSS_SUM else [value for value in column if not isnan(value)]

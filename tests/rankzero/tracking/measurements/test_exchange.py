@@ -11,7 +11,24 @@ from rankzero.tracking.measurements.series import (
     EXCHANGED,
     GRADIENT_NORM,
     LOSS_SUM,
+    combine,
 )
+
+
+class Rows:
+    """Stands for rows of all ranks that arrive when `has_arrived` is set."""
+
+    has_arrived = False
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    @property
+    def is_complete(self):
+        return self.has_arrived
+
+    def wait(self):
+        return self.rows
 
 
 class Ranks:
@@ -20,25 +37,37 @@ class Ranks:
     root_device = torch.device("cpu")
 
     def __init__(self):
-        self.gathered = 0
+        self.begun = 0
 
-    def gather_rows(self, row):
-        self.gathered += 1
-        return torch.stack([row, 2 * row])
+    def begin_gather_rows(self, row):
+        self.begun += 1
+        self.rows = Rows(torch.stack([row, 2 * row]))
+        return self.rows
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_values_arrive_in_the_order_of_their_tags(world_size):
+def test_values_arrive_in_the_order_of_their_tags():
     ranks = Ranks()
-    exchange = Exchange(ranks, world_size)
-    values = {LOSS_SUM: torch.tensor(3.0), GRADIENT_NORM: 4.0, DETAILS_REQUESTED: 0.0, DATA_WAIT: 5.0}
-    exchange.gather(values, has_details=True)
-    rows = exchange.rows()
-    assert exchange.combined()[LOSS_SUM] == sum(row[EXCHANGED.index(LOSS_SUM)] for row in rows)
-    assert [row[EXCHANGED.index(LOSS_SUM)] for row in rows] == [3.0, 6.0][:world_size]
-    assert [row[EXCHANGED.index(DATA_WAIT)] for row in rows] == [5.0, 10.0][:world_size]
+    exchange = Exchange(ranks, 2)
+    exchange.begin({LOSS_SUM: torch.tensor(3.0), GRADIENT_NORM: 4.0, DETAILS_REQUESTED: 0.0, DATA_WAIT: 5.0})
+    assert exchange.is_begun and not exchange.is_complete
+    ranks.rows.has_arrived = True
+    assert exchange.is_complete
+    rows = exchange.finish()
+    assert not exchange.is_begun
+    assert [row[EXCHANGED.index(LOSS_SUM)] for row in rows] == [3.0, 6.0]
+    assert [row[EXCHANGED.index(DATA_WAIT)] for row in rows] == [5.0, 10.0]
     assert isnan(rows[0][EXCHANGED.index("workload/host_memory_gib")])
-    assert ranks.gathered == world_size - 1  # one collective, none with one process
+    assert combine(rows)[LOSS_SUM] == 9.0 and combine(rows)[GRADIENT_NORM] == 8.0
+    assert ranks.begun == 1
+
+
+def test_a_single_process_on_the_cpu_exchanges_nothing():
+    ranks = Ranks()
+    exchange = Exchange(ranks, 1)
+    exchange.begin({LOSS_SUM: 3.0, DETAILS_REQUESTED: 0.0})
+    assert exchange.is_complete and ranks.begun == 0
+    values = combine(exchange.finish())
+    assert values[LOSS_SUM] == 3.0 and isnan(values[GRADIENT_NORM])
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -47,6 +76,6 @@ def test_rank_zero_requests_details_one_exchange_ahead(world_size):
     has_details = []
     for request in (0.0, 1.0, 0.0, 0.0):
         has_details.append(exchange.has_details)
-        exchange.gather({DETAILS_REQUESTED: request}, exchange.has_details)
-        assert len(exchange.rows()[0]) == len(EXCHANGED if has_details[-1] else ALWAYS_EXCHANGED)
+        exchange.begin({DETAILS_REQUESTED: request})
+        assert len(exchange.finish()[0]) == len(EXCHANGED if has_details[-1] else ALWAYS_EXCHANGED)
     assert has_details == [True, False, True, False]
