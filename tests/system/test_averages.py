@@ -132,3 +132,37 @@ def test_two_ranks_read_stock_lightnings_averages_or_are_warned(reads, stock, fo
         assert 0 < len(own_values) <= 4 and own_values == [
             [200.0 + 10 * rank + batch] * 3 for batch in range(len(own_values))
         ]
+
+
+FAILING = """
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torchmetrics import MeanMetric
+
+
+class Failing(MeanMetric):
+    def compute(self):
+        raise ArithmeticError("no samples of class 7")
+
+
+class Net(BoringModel):
+    def __init__(self):
+        super().__init__()
+        self.failing, self.working = Failing(), MeanMetric()
+
+    def validation_step(self, batch, batch_idx):
+        loss = super().validation_step(batch, batch_idx)["x"]
+        self.failing.update(loss)
+        self.working.update(loss)
+        self.log("val/failing", self.failing)
+        self.log("val/working", self.working)
+"""
+
+
+def test_a_metric_that_raises_on_two_ranks_does_not_end_training(forks, user_folder):
+    (user_folder / "failing.py").write_text(FAILING)
+    arguments = ("--model", "failing.Net", "--epochs", "3", "--trainer.num_sanity_val_steps", "0", "--name", "x")
+    forks.fit(*arguments, folder=user_folder, world=2)
+    output, _ = forks.outputs(user_folder, 2)
+    assert output.count("the metric 'val/failing' cannot be computed") == 1
+    metrics = json.loads((user_folder / "runs/x/summary.json").read_text())["metrics"]
+    assert "val/working" in metrics and "val/failing" not in metrics

@@ -22,7 +22,6 @@ from rankzero.training.fast.epoch import FastEpoch
 from rankzero.training.hooks import Subscribers
 from rankzero.training.metrics.epoch_averages import Results
 from rankzero.training.metrics.interval_record import IntervalRecord
-from rankzero.training.metrics.step_averages import StepAverages
 from rankzero.training.strategies import RunStrategy
 
 
@@ -34,7 +33,7 @@ class EpochLoop(_TrainingEpochLoop):
 
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
-        self._results = self.results = Results(StepAverages(trainer))
+        self._results = self.results = Results(trainer)
         self.activity = Activity()
         """What the main thread is doing."""
         self.record = IntervalRecord(trainer)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.tracking.measurements.exchange import Exchange
 from rankzero.tracking.measurements.flop_count import FlopCount, can_count, peak_flops_per_second
 from rankzero.tracking.measurements.learning_rate import learning_rates
@@ -22,6 +23,8 @@ from rankzero.tracking.measurements.series import (
     GRADIENT_NORM,
     LOSS_SAMPLES,
     LOSS_SUM,
+    MFU,
+    SERIES,
     combine,
     values_of_ranks,
 )
@@ -107,6 +110,11 @@ class IntervalMeasurements(LoopCallback):
             counter = FlopCount(trainer.lightning_module, self.monitor.activity, epoch_loop.record)
             self._flop_count = epoch_loop.around_next_batch = counter
             self._peak = peak_flops_per_second(trainer)
+            if self._peak:
+                peak = f"{SERIES[MFU].description}: {self._peak / 1e12:g} TFLOP/s with precision {trainer.precision}"
+                for logger in trainer.loggers:
+                    if isinstance(logger, DurableTensorBoardLogger):
+                        logger.descriptions[MFU] = peak
 
     def on_logging_step(self, trainer: Trainer) -> None:
         self._finish_exchange(trainer)
@@ -207,7 +215,7 @@ class IntervalMeasurements(LoopCallback):
         if flops_per_sample:
             speed["workload/teraflops_per_second"] = flops_per_sample * per_device / 1e12
             if self._peak:
-                speed["workload/mfu_percent"] = 100 * flops_per_sample * per_device / self._peak
+                speed[MFU] = 100 * flops_per_sample * per_device / self._peak
         return speed
 
     def _position(self, trainer: Trainer) -> dict[str, float]:

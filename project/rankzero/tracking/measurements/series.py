@@ -20,6 +20,7 @@ class Series(NamedTuple):
 FIRST_GRADIENT = "world/first_gradient_ms"
 DATA_WAIT = "wall_time/data_wait_ms"
 GRADIENT_NORM = "weights/gradient_norm"
+MFU = "workload/mfu_percent"
 
 SERIES = {
     GRADIENT_NORM: Series("2-norm of all gradients before clipping, in the last step of the interval", "max"),
@@ -40,7 +41,7 @@ SERIES = {
     "workload/teraflops_per_second": Series(
         "TFLOP/s of a device: 10^12 floating-point operations of forward and backward passes per second"
     ),
-    "workload/mfu_percent": Series("Model FLOP/s utilization: percentage of the published peak of the device"),
+    MFU: Series("Model FLOP/s utilization: percentage of the published peak of the device"),
     "workload/device_memory_gib": Series("GiB of device memory in use, largest amount since the start", "max"),
     "workload/host_memory_gib": Series("GiB of host memory of a rank's process; the largest of all ranks", "max"),
     "workload/loader_queue_batches": Series("Batches that the loader processes of a rank hold ready", "mean"),

@@ -25,6 +25,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from rankzero.training.metrics.failing_metrics import TolerantResults, compute_metric
 from rankzero.training.metrics.step_averages import StepAverages
 from rankzero.training.strategies import strategy_of
 
@@ -37,21 +38,22 @@ _REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": to
 _BUILT_IN = {"built-in sum": sum, "built-in max": max, "built-in min": min}
 
 
-class Results(_ResultCollection):
+class Results(TolerantResults):
     """Lightning's result collection for training, with the metrics of an epoch that an earlier attempt began.
 
     Args:
-        averages: Averages the values of a step over ranks.
+        trainer: The trainer.
 
     Attributes:
+        averages: Averages the values of a step over ranks.
         resumed_values: The values that the earlier attempt gathered; a key is removed when it is logged again. A
             torchmetrics metric saves its state itself.
         records_reads: Whether reads of the metrics count as reads by user code in the middle of an epoch.
     """
 
-    def __init__(self, averages: StepAverages) -> None:
-        super().__init__(training=True)
-        self.averages = averages
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer, training=True)
+        self.averages = StepAverages(trainer)
         self.resumed_values: GatheredValues = {}
         self.records_reads = False
 
@@ -174,8 +176,9 @@ def _without_recording_reads(trainer: Trainer) -> Iterator[None]:
 
 
 def install(trainer: Trainer) -> None:
-    """Replaces Lightning's logger connector."""
+    """Replaces Lightning's logger connector, and the results of the validation in `fit`."""
     trainer._logger_connector = LoggerConnector(trainer)
+    trainer.fit_loop.epoch_loop.val_loop._results = TolerantResults(trainer, training=False)
 
 
 def gathered_values(results: _ResultCollection) -> GatheredValues:
@@ -216,7 +219,7 @@ def _combine_over_ranks(trainer: Trainer) -> None:
         if metric is None or metric.has_reset:
             metric = results[key] = _restored_metric(entry, trainer)
         if not metric.is_tensor:
-            metric.compute()  # torchmetrics reduces over ranks itself
+            compute_metric(results, metric)  # torchmetrics reduces over ranks itself
             continue
         value = entry["exact"] / entry["weight"] if metric.meta.is_mean_reduction else entry["exact"]
         metric._computed = value.to(entry["value"].dtype).to(trainer.strategy.root_device)

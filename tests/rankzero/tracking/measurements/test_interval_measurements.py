@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
 from reported import scalars_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -178,6 +179,16 @@ def test_speed_and_operations_are_logged(script_folder):
     (flops,) = {logged["workload/teraflops_per_second"][4] * 1e12 / logged["train/samples_per_second"][4]}
     assert flops == pytest.approx(2 * 2 * 3, rel=1e-4)  # forward, and the weights' gradient; the inputs need none
     assert "workload/mfu_percent" not in logged  # no published peak of a CPU
+
+
+def test_utilization_is_logged_with_the_peak_that_it_is_based_on(script_folder, monkeypatch):
+    monkeypatch.setattr(interval_measurements, "peak_flops_per_second", lambda trainer: 2e12)
+    fit(Net())
+    logged = scalars_of(script_folder / "runs/x")
+    assert logged["workload/mfu_percent"][4] == pytest.approx(50 * logged["workload/teraflops_per_second"][4], rel=1e-5)
+    events = EventAccumulator(str(script_folder / "runs/x/tensorboard")).Reload()
+    description = events.summary_metadata["workload/mfu_percent"].summary_description
+    assert description.endswith("the published peak of the device: 2 TFLOP/s with precision 32-true")
 
 
 def test_duration_and_size_of_checkpoints_are_logged(script_folder, monkeypatch):

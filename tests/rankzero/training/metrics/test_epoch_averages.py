@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from rankzero.training.metrics.epoch_averages import Results, merge
-from rankzero.training.metrics.step_averages import StepAverages
 
 
 def log(results, value, name="loss", size=1, **settings):
@@ -10,7 +9,7 @@ def log(results, value, name="loss", size=1, **settings):
 
 
 def results_of(*values, **settings):
-    results = Results(StepAverages(None))
+    results = Results(None)
     for number, value in enumerate(values):
         log(results, value, size=number + 1, **settings)
     return results
@@ -45,7 +44,7 @@ def test_metric_logged_on_only_one_rank_is_merged():
 def test_resumed_epoch_values_equal_uninterrupted_values(reduction):
     values = [0.1, 0.7, 0.2, 0.3]
     uninterrupted = results_of(*values, reduce_fx=reduction)
-    resumed = Results(StepAverages(None))
+    resumed = Results(None)
     resumed.resumed_values = gathered_from(results_of(*values[:2], reduce_fx=reduction))
     assert gathered_from(resumed).keys() == gathered_from(uninterrupted).keys()
     for number in (2, 3):

@@ -48,8 +48,8 @@ class Rank:
     def __init__(self, rank, world):
         self.rank, self.world, self.strategy = rank, world, CountingStrategy()
         trainer = SimpleNamespace(strategy=self.strategy, world_size=world, global_rank=rank)
-        self.averages = StepAverages(trainer)
-        self.results, self.stock = Results(self.averages), _ResultCollection(training=True)
+        self.results, self.stock = Results(trainer), _ResultCollection(training=True)
+        self.averages = self.results.averages
         self.stock_strategy = DDPStrategy(process_group_backend="gloo")
         self.stock_strategy.parallel_devices = self.strategy.parallel_devices
 

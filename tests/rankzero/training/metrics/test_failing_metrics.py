@@ -1,0 +1,94 @@
+import warnings
+
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from reported import scalars_of
+from torchmetrics import MeanMetric
+
+from rankzero import Trainer
+
+SETTINGS = {
+    "accelerator": "cpu",
+    "enable_model_summary": False,
+    "enable_progress_bar": False,
+    "name": "x",
+    "max_epochs": 4,
+    "limit_train_batches": 3,
+    "limit_val_batches": 2,
+    "num_sanity_val_steps": 0,
+}
+
+
+class Failing(MeanMetric):
+    """Raises an error at its second and third `compute`."""
+
+    def __init__(self):
+        super().__init__()
+        self.computed = 0
+
+    def compute(self):
+        self.computed += 1
+        if self.computed in (2, 3):
+            raise ArithmeticError("no samples of class 7")
+        return super().compute()
+
+
+class Net(BoringModel):
+    def __init__(self, stage):
+        super().__init__()
+        self.stage, self.failing = stage, Failing()
+
+    def log_failing(self, stage, loss):
+        if self.stage == stage:
+            self.failing.update(loss.detach())
+            self.log(f"{stage}/failing", self.failing, on_step=False, on_epoch=True)
+
+    def training_step(self, batch, batch_idx):
+        outputs = super().training_step(batch, batch_idx)
+        self.log_failing("train", outputs["loss"])
+        return outputs
+
+    def validation_step(self, batch, batch_idx):
+        loss = super().validation_step(batch, batch_idx)["x"]
+        self.log("val/loss", loss)
+        self.log_failing("val", loss)
+
+
+@pytest.mark.parametrize("stage", ["train", "val"])
+def test_a_metric_that_raises_leaves_out_its_value_with_one_warning(script_folder, stage):
+    trainer = Trainer(**SETTINGS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(Net(stage))
+    texts = [str(warning.message) for warning in caught if "cannot be computed" in str(warning.message)]
+    assert texts == [
+        f"rankzero: the metric '{stage}/failing' cannot be computed and is missing in this epoch; training continues: "
+        "ArithmeticError('no samples of class 7')"
+    ]
+    assert trainer.current_epoch == 4
+    curves = scalars_of(script_folder / "runs/x")
+    assert len(curves["val/loss"]) == 4
+    assert list(curves[f"{stage}/failing"]) == [2, 11]  # the first and the last epoch
+    assert f"{stage}/failing" in trainer.callback_metrics
+
+
+def test_a_metric_that_raises_before_training_ends_the_run(script_folder):
+    net = Net("val")
+    net.failing.computed = 1
+    with pytest.raises(ArithmeticError):
+        Trainer(**{**SETTINGS, "num_sanity_val_steps": 1}).fit(net)
+
+
+def test_a_metric_that_raises_ends_an_evaluation_as_in_stock_lightning(script_folder):
+    net = Net("val")
+    net.failing.computed = 1
+    with pytest.raises(ArithmeticError):
+        Trainer(**SETTINGS).validate(net)
+
+
+def test_a_metric_that_is_no_tensor_ends_training_as_in_stock_lightning(script_folder):
+    net = Net("val")
+    net.failing.compute = lambda: {"a": torch.tensor(1.0)}
+    with pytest.raises(ValueError, match="must be a tensor"):
+        Trainer(**SETTINGS).fit(net)
