@@ -46,7 +46,7 @@ class RunFigures(LoopCallback):
         """Time spent in this callback since the start of the validation."""
 
     def on_ready(self, trainer: Trainer) -> None:
-        self._is_enabled = not trainer.barebones
+        self._is_enabled = not (trainer.barebones or trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._draws_inputs = self._is_enabled and trainer.is_global_zero
         self._publisher = Publisher(self.run, trainer)
 

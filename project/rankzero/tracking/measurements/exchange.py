@@ -55,7 +55,7 @@ class Exchange:
             return
         packed = torch.tensor(self._own, dtype=torch.float64)
         if self._strategy.root_device.type == "cuda":
-            packed = packed.to(self._strategy.root_device)
+            packed = packed.pin_memory().to(self._strategy.root_device, non_blocking=True)
         for index, value in on_device.items():
             packed[index] = value
         self._gathered = self._strategy.begin_gather_rows(packed)

@@ -1,5 +1,6 @@
 """Counts the floating-point operations of a training step."""
 
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -8,11 +9,15 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks.throughput_monitor import _plugin_to_compute_dtype
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.flop_counter import conv_flop_count
 from torch.utils.hooks import RemovableHandle
 
 from rankzero.distributed.monitoring.activity import BACKWARD, DATA, Activity
 from rankzero.training.metrics.interval_record import IntervalRecord
+
+_COMPILED = "_torchdynamo_orig_callable"
+"""Attribute of a function that `torch.compile` has returned (torch 2.15)."""
 
 
 class FlopCount:
@@ -21,6 +26,7 @@ class FlopCount:
     Used as a context manager around the first batch of an attempt. It only observes the shapes of inputs and outputs;
     torch's `FlopCounterMode` counts all operators, but some operators and compiled functions fail or change under it.
     A forward pass that activation checkpointing repeats is not counted, as usual for the utilization of a device.
+    Nothing is counted if a layer cannot be counted: its number would be too small.
 
     Args:
         module: The module, which is not compiled.
@@ -36,11 +42,12 @@ class FlopCount:
         self._module, self._activity, self._record = module, activity, record
         self._handles: list[RemovableHandle] = []
         self.flops = self.samples = 0
+        self._has_failed = False
 
     @property
     def per_sample(self) -> float | None:
         """Number of operations per sample; None if none were counted."""
-        return self.flops / self.samples if self.flops and self.samples else None
+        return self.flops / self.samples if self.flops and self.samples and not self._has_failed else None
 
     def __enter__(self) -> "FlopCount":
         self._samples_before = self._record.total_samples
@@ -54,23 +61,44 @@ class FlopCount:
         self.samples = self._record.total_samples - self._samples_before
 
     def _count(self, layer: nn.Module, inputs: Any, output: Any) -> None:
-        inputs_are_tensors = inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)
-        if not inputs_are_tensors or self._activity.phase in (DATA, BACKWARD):
+        if torch.compiler.is_compiling() or self._activity.phase in (DATA, BACKWARD):
             return
-        if isinstance(layer, nn.Linear):
-            forward = 2 * output.numel() * layer.in_features
-        else:
-            assert isinstance(layer, _ConvNd)
-            weight = layer.weight.shape
-            forward = conv_flop_count(list(inputs[0].shape), list(weight), list(output.shape), layer.transposed)
-        # The backward pass takes as many operations for the gradient of the weights, and for that of the inputs.
-        self.flops += forward * (1 + int(layer.weight.requires_grad) + int(inputs[0].requires_grad))
+        try:
+            self.flops += _operations(layer, inputs[0], output)
+        except Exception:  # an unusual layer: training goes on
+            self._has_failed = True
+
+
+def _operations(layer: Any, inputs: Tensor, output: Tensor) -> int:
+    """Returns the number of operations of a layer in the forward and the backward pass.
+
+    Args:
+        layer: A linear or convolutional layer.
+        inputs: Inputs of the layer, with a batch dimension.
+        output: Output of the layer.
+    """
+    weight = layer._parameters["weight"]  # the attribute of a parametrized layer would compute its weight again
+    if isinstance(layer, nn.Linear):
+        forward = 2 * output.numel() * layer.in_features
+    else:
+        if inputs.ndim != weight.ndim:
+            raise ValueError("an input without a batch dimension")
+        forward = conv_flop_count(list(inputs.shape), list(weight.shape), list(output.shape), layer.transposed)
+    # The backward pass takes as many operations for the gradient of the weights, and for that of the inputs.
+    return int(forward * (1 + int(weight.requires_grad) + int(inputs.requires_grad)))
 
 
 def can_count(module: LightningModule) -> bool:
-    """Whether operations can be counted; hooks would make compiled modules compile again."""
+    """Whether the operations of a module can be counted.
+
+    Hooks would make compiled code compile again, and parametrized layers, attention and recurrent layers have
+    operations beside those of the layers that are counted.
+    """
     return getattr(module, "_compiler_ctx", None) is None and not any(
-        isinstance(submodule, torch._dynamo.OptimizedModule) or submodule._compiled_call_impl is not None
+        submodule._compiled_call_impl is not None
+        or isinstance(submodule, (torch._dynamo.OptimizedModule, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase))
+        or is_parametrized(submodule)
+        or any(isinstance(value, FunctionType) and hasattr(value, _COMPILED) for value in vars(submodule).values())
         for submodule in module.modules()
     )
 

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -49,17 +50,21 @@ class _Interval(NamedTuple):
 
     Args:
         step: Step at which its values are logged.
+        epoch: Epoch that Lightning logs with them.
         loss_tag: Tag of the mean loss.
         has_gradient_norm: Whether the norm was measured.
         has_details: Whether the exchange has details.
         own_values: Values that only rank zero knows, by tag.
+        tags_of_module: Tags that the module itself logs, which get no second value.
     """
 
     step: int
+    epoch: int
     loss_tag: str
     has_gradient_norm: bool
     has_details: bool
     own_values: dict[str, float]
+    tags_of_module: frozenset[str]
 
 
 class IntervalMeasurements(LoopCallback):
@@ -96,9 +101,10 @@ class IntervalMeasurements(LoopCallback):
 
     def on_ready(self, trainer: Trainer) -> None:
         """Begins to measure if rank zero has loggers. All ranks must call."""
-        self._is_enabled = bool(strategy_of(trainer).broadcast(bool(trainer.loggers and trainer.log_every_n_steps)))  # type: ignore[attr-defined]
+        interval = strategy_of(trainer).broadcast(trainer.log_every_n_steps if trainer.loggers else 0)  # type: ignore[attr-defined]
         epoch_loop = fit_loop_of(trainer).epoch_loop
-        epoch_loop.record.is_enabled = self._is_enabled
+        epoch_loop.record.interval = int(interval)
+        self._is_enabled = epoch_loop.record.is_enabled = bool(interval)
         if not self._is_enabled:
             return
         self._began_at = self._ended_at = monotonic()
@@ -119,7 +125,7 @@ class IntervalMeasurements(LoopCallback):
     def on_logging_step(self, trainer: Trainer) -> None:
         self._finish_exchange(trainer)
         if trainer.is_global_zero:
-            self._learning_rates = learning_rates(trainer.optimizers)
+            self._learning_rates = self._guarded(lambda: learning_rates(trainer.optimizers))
         self._step_time.measure_step()
 
     def on_interval_end(self, trainer: Trainer) -> None:
@@ -144,8 +150,15 @@ class IntervalMeasurements(LoopCallback):
             own_values = dict(self._learning_rates)
             if has_details:
                 own_values |= self._speed(trainer) | self._position(trainer) | self._guarded(self._checkpoint)
-            step = trainer.fit_loop.epoch_loop._batches_that_stepped
-            self._interval = _Interval(step, _loss_tag(trainer), GRADIENT_NORM in values, has_details, own_values)
+            self._interval = _Interval(
+                step=trainer.fit_loop.epoch_loop._batches_that_stepped,
+                epoch=trainer.current_epoch,
+                loss_tag=_loss_tag(trainer),
+                has_gradient_norm=GRADIENT_NORM in values,
+                has_details=has_details,
+                own_values=own_values,
+                tags_of_module=frozenset(trainer._logger_connector._logged_metrics),
+            )
         if self._exchange.is_complete:
             self._finish_exchange(trainer)
 
@@ -190,8 +203,17 @@ class IntervalMeasurements(LoopCallback):
             known[interval.loss_tag] = loss_sum / samples
         if interval.has_gradient_norm:
             known[GRADIENT_NORM] = values[GRADIENT_NORM]
+        known = {tag: value for tag, value in known.items() if tag not in interval.tags_of_module}
         for logger in trainer.loggers:
-            logger.log_metrics(known, interval.step)
+            self._log(logger, {**known, "epoch": interval.epoch}, interval.step)
+
+    def _log(self, logger: Logger, values: dict[str, float], step: int) -> None:
+        """Logs values as Lightning does; an error of a logger that the module does not use must not end training."""
+        try:
+            logger.log_metrics(metrics=values, step=step)
+            logger.save()
+        except Exception as error:
+            self._warn(f"{type(logger).__name__} cannot log values of rankzero", error)
 
     def _details(self, trainer: Trainer) -> dict[str, float | Tensor]:
         """Returns this rank's values of the series that are not logged at every logging step."""
@@ -243,10 +265,13 @@ class IntervalMeasurements(LoopCallback):
         try:
             return dict(measure())
         except Exception as error:
-            if not self._has_warned:
-                self._has_warned = True
-                rank_zero_warn(f"rankzero: some values cannot be measured, and are missing in the charts: {error!r}")
+            self._warn("some values cannot be measured, and are missing in the charts", error)
             return {}
+
+    def _warn(self, text: str, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn(f"rankzero: {text}; training continues: {error!r}")
 
 
 def _loss_tag(trainer: Trainer) -> str:

@@ -10,5 +10,6 @@ def learning_rates(optimizers: Iterable[Optimizer]) -> dict[str, float]:
 
     Unlike Lightning's LearningRateMonitor, this needs no schedule, and does not add the rates to the run's metrics.
     """
-    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    rates = [group["lr"] for group in groups if group.get("lr") is not None]  # an optimizer may choose its own rate
     return {f"train/lr-{number}" if number else "train/lr": float(rate) for number, rate in enumerate(rates)}

@@ -40,9 +40,14 @@ class StepTime:
         self._device_times = DeviceTimes(activity) if trainer.strategy.root_device.type == "cuda" else None
         self.restart()
 
+    @property
+    def _steps(self) -> int:
+        """Number of steps; `global_step` counts each optimizer of a module with manual optimization."""
+        return int(self._trainer.fit_loop.epoch_loop._batches_that_stepped)
+
     def restart(self) -> None:
         """Begins a new interval."""
-        self._seconds, self._step = dict(self._activity.seconds), self._trainer.global_step
+        self._seconds, self._step = dict(self._activity.seconds), self._steps
 
     def measure_step(self) -> None:
         """Begins to measure the step in progress on the device, if that is no CPU and no step is being measured."""
@@ -55,7 +60,7 @@ class StepTime:
         Parts that run on an accelerator are missing until a step has been measured there.
         """
         seconds = {phase: total - self._seconds[phase] for phase, total in self._activity.seconds.items()}
-        steps = max(1, self._trainer.global_step - self._step)
+        steps = max(1, self._steps - self._step)
         self.restart()
         parts = {name: 1e3 * seconds[phase] / steps for phase, name in STEP_PHASES.items()}
         parts["step"] = total = sum(parts.values())
@@ -107,6 +112,8 @@ class DeviceTimes:
             self._activity.listen(self._record)
 
     def _record(self, phase: str) -> None:
+        if torch.cuda.is_current_stream_capturing():  # the event would become part of the user's CUDA graph
+            return
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._events.append((phase, event))

@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.data import extract_batch_size
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
+from rankzero.training.metrics.batch_size import batch_size
 
 
 class Throughput(LoopCallback):
@@ -81,10 +80,7 @@ class Throughput(LoopCallback):
         elif orders:
             count = sum(order.samples_in(batch_idx) for order in orders)
         else:  # a user's order: assume that all ranks have as many samples as this rank
-            try:
-                count = extract_batch_size(batch) * trainer.world_size
-            except MisconfigurationException:  # Lightning cannot determine the size of a batch of a custom type
-                count = 0
+            count = (batch_size(batch) or 0) * trainer.world_size
         self._add(count)
 
     def _add(self, count: int) -> None:

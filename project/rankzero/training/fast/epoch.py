@@ -145,12 +145,12 @@ class FastEpoch:
         total.completed += 1
         if self._logs():
             connector.log_metrics(self.loop.update_trainer_metrics()["log"])
-            if self.record.is_due:
-                for method in self._on_interval_end:
-                    method(trainer)
         elif max(map(getrefcount, trainer_metrics_of(connector))) > UNSHARED_REFCOUNT:
             results.averages.record_read()
             self.loop.update_trainer_metrics(reduces=False)
+        if self.record.is_due and not self.accumulates:
+            for method in self._on_interval_end:
+                method(trainer)
 
     def end_step(self) -> None:
         """Finishes a batch after which no validation is due: steps plateau schedulers and counts the optimizer step."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.data import _extract_batch_size
 from torch import Tensor
 from torch.optim import Optimizer
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE
+from rankzero.training.metrics.batch_size import batch_size
 
 
 class IntervalRecord:
@@ -24,17 +24,19 @@ class IntervalRecord:
 
     Attributes:
         is_enabled: Whether steps are recorded.
+        interval: Number of steps in an interval, the same on all ranks; 0 if none ends.
         is_due: Whether the step in progress ends the interval. Lightning logs the metrics of the same steps.
         samples: Number of samples whose loss is recorded.
         total_samples: The same since the start of the attempt.
-        gradient_norm: 2-norm of all gradients before clipping in the last step of the interval; None if unknown. With
-            several optimizers, of the one that took the last step.
+        gradient_norm: 2-norm of all gradients before clipping in the last step of the interval; None if unknown, as
+            for sparse gradients. With several optimizers, of the one that took the last step.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.is_enabled = self.is_due = False
-        self.total_samples = 0
+        self.interval = self.total_samples = 0
+        self._resumed_start: int | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -46,8 +48,12 @@ class IntervalRecord:
 
     def begin_batch(self) -> None:
         """Updates `is_due`."""
-        interval: int = self._trainer.log_every_n_steps  # type: ignore[attr-defined]
+        interval = self.interval
         self.is_due = bool(interval) and (self._trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % interval == 0
+        if self._resumed_start is not None:
+            if self._resumed_start != self._start:  # a hook of the interval's last step had saved the checkpoint
+                self.reset()
+            self._resumed_start = None
 
     def add_loss(self, loss: Tensor, samples: int) -> None:
         """Adds the loss of a batch.
@@ -82,10 +88,7 @@ class IntervalRecord:
         share = getattr(self._trainer.strategy, "share", EVEN_SHARE)
         if share is not EVEN_SHARE:
             return share.samples
-        first = batch[0] if type(batch) in (list, tuple) and batch else batch
-        if type(first) is Tensor and first.ndim:  # what Lightning's function finds, without its generators
-            return len(first) or 1
-        return next(filter(None, _extract_batch_size(batch)), 1)
+        return batch_size(batch) or 1
 
     def measure_gradients(self, optimizer: Optimizer) -> None:
         """Measures the norm of the gradients of an optimizer, which are averaged over ranks and not clipped yet."""
@@ -93,10 +96,14 @@ class IntervalRecord:
             gradient
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if (gradient := parameter.grad) is not None and not gradient.is_sparse
+            if (gradient := parameter.grad) is not None
         ]
         device = self._trainer.strategy.root_device
-        if {gradient.device for gradient in gradients} != {device}:
+        is_scaled = (  # by the scaler of 16-mixed, which such an optimizer removes itself
+            getattr(optimizer, "_step_supports_amp_scaling", False)
+            and getattr(self._trainer.precision_plugin, "scaler", None) is not None
+        )
+        if is_scaled or {(gradient.device, gradient.is_sparse) for gradient in gradients} != {(device, False)}:
             return
         # torch.nn.utils.get_total_norm takes three times as long for a few small tensors.
         norms = torch._foreach_norm(gradients)
@@ -110,12 +117,19 @@ class IntervalRecord:
         """Sum of the losses of all samples; on the device of the losses, so that reading it does not wait."""
         return self._loss_sum if self._loss_sum_on_device is None else self._loss_sum_on_device + self._loss_sum
 
+    @property
+    def _start(self) -> int:
+        """Number of steps before the interval that contains the next step."""
+        steps: int = self._trainer.fit_loop.epoch_loop._batches_that_stepped
+        return steps - steps % self.interval if self.interval else steps
+
     def state(self) -> dict[str, float]:
         """Returns the recorded losses as plain numbers, for a checkpoint in the middle of an interval."""
-        return {"loss_sum": float(self.loss_sum), "samples": self.samples}
+        return {"loss_sum": float(self.loss_sum), "samples": self.samples, "start": self._start}
 
     def load_states(self, states: Sequence[Mapping[str, float]]) -> None:
-        """Continues the intervals of these ranks."""
+        """Continues the intervals of these ranks, if the run resumes within the same interval."""
         self.reset()
+        self._resumed_start = next((int(state["start"]) for state in states if "start" in state), None)
         self._loss_sum = sum(state["loss_sum"] for state in states)
         self.samples = int(sum(state["samples"] for state in states))

@@ -288,3 +288,8 @@ def test_the_results_of_training_do_not_depend_on_figures(empty_figures, script_
     torch.manual_seed(0)
     plain = fit(resume="never").lightning_module
     assert all(map(torch.equal, drawn.parameters(), plain.parameters()))
+
+
+def test_a_fast_dev_run_draws_nothing(script_folder):
+    fit(fast_dev_run=2)
+    assert not list(script_folder.glob("runs/*/figures/*"))

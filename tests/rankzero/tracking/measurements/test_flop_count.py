@@ -1,3 +1,4 @@
+import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
@@ -74,4 +75,55 @@ def test_a_compiled_module_is_not_counted():
     assert not can_count(module)
     module = BoringModel()
     module.layer.compile(backend="eager")
+    assert not can_count(module)
+
+
+class Factorized(nn.Linear):
+    """A linear layer without the attribute `weight`."""
+
+    def __init__(self):
+        super().__init__(32, 2)
+        del self.weight
+        self.left, self.right = nn.Parameter(torch.rand(2, 1)), nn.Parameter(torch.rand(1, 32))
+
+    def forward(self, inputs):
+        return inputs @ (self.left @ self.right).T
+
+
+def test_an_unusual_layer_has_no_number_of_operations():
+    layer = Factorized()
+    assert count(layer, lambda: layer(torch.rand(4, 32))).per_sample is None
+
+
+def test_counting_does_not_compute_the_weights_of_parametrized_layers_again():
+    calls = []
+
+    class Parametrization(nn.Module):
+        def forward(self, weight):
+            calls.append(1)
+            return 2 * weight
+
+    layer = nn.utils.parametrize.register_parametrization(nn.Linear(5, 7), "weight", Parametrization())
+    calls.clear()
+    assert count(layer, lambda: layer(torch.rand(4, 5))).per_sample is None
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.MultiheadAttention(8, 2),
+        nn.LSTM(8, 8),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+    ],
+)
+def test_models_with_other_operations_are_not_counted(layer):
+    module = BoringModel()
+    module.other = layer
+    assert not can_count(module)
+
+
+def test_a_module_with_a_compiled_function_is_not_counted():
+    module = BoringModel()
+    module.function = torch.compile(module.layer.forward, backend="eager")
     assert not can_count(module)

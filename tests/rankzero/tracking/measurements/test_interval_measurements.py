@@ -1,12 +1,13 @@
 import json
 import math
+import time
 from collections import defaultdict
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import LearningRateFinder
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger
 from reported import scalars_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -286,3 +287,102 @@ def test_a_batch_of_none_counts_as_a_step(script_folder, profiler):
 
     fit(WithoutThird(), epochs=1, log_every_n_steps=2, profiler=profiler)
     assert list(scalars_of(script_folder / "runs/x")["train/loss"]) == [1, 3, 5, 7]
+
+
+class Counter(Logger):
+    """Records the calls of a logger, and raises an error in `log_metrics` if it is told to."""
+
+    name, version = "counter", "0"
+
+    def __init__(self, fails=False):
+        super().__init__()
+        self.fails, self.saves, self.logged = fails, 0, []
+
+    def log_hyperparams(self, params, *arguments, **settings):
+        pass
+
+    def log_metrics(self, metrics, step=None):
+        if self.fails:
+            raise OSError("the server does not answer")
+        self.logged.append((step, metrics.pop("epoch"), sorted(metrics)))
+
+    def save(self):
+        self.saves += 1
+
+
+def test_loggers_are_called_as_lightning_calls_them(script_folder):
+    logger = Counter()
+    fit(Net(), logger=logger, epochs=2)
+    assert [(step, epoch) for step, epoch, _ in logger.logged] == [(4, 0), (9, 0), (14, 1), (19, 1)]
+    assert logger.saves >= 4
+
+
+def test_a_logger_that_fails_does_not_end_training_of_a_module_that_logs_nothing(script_folder):
+    with pytest.warns(UserWarning, match="Counter cannot log values of rankzero; training continues") as caught:
+        fit(Net(), logger=Counter(fails=True))
+    assert len([warning for warning in caught if "cannot log" in str(warning.message)]) == 1
+
+
+def test_a_value_that_the_module_logs_is_not_logged_twice(script_folder):
+    class Own(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("train/lr", 123.0)
+            return super().training_step(batch, batch_idx)
+
+    fit(Own())
+    events = EventAccumulator(str(script_folder / "runs/x/tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/lr")] == [
+        (step, 123.0) for step in range(4, 36, 5)
+    ]
+
+
+def test_an_optimizer_without_learning_rate_is_trained(script_folder):
+    class Own(Net):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            step = optimizer.step
+
+            def step_with_own_rate(closure=None):
+                optimizer.param_groups[0]["lr"] = 0.01
+                loss = step(closure)
+                optimizer.param_groups[0]["lr"] = None
+                return loss
+
+            optimizer.step = step_with_own_rate
+            optimizer.param_groups[0]["lr"] = None
+            return optimizer
+
+    fit(Own())
+    logged = scalars_of(script_folder / "runs/x")
+    assert len(logged["train/loss"]) == 7 and "train/lr" not in logged
+
+
+def test_a_checkpoint_of_the_last_hook_of_an_interval_does_not_count_it_twice(script_folder):
+    fit(Net(), name="whole")
+    saved = ModelCheckpoint(script_folder / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    fit(Net(), name="first", max_steps=15, callbacks=[saved])
+    quiet = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "seed": 7}
+    trainer = Trainer(max_epochs=3, name="second", log_every_n_steps=INTERVAL, **quiet)
+    trainer.fit(Net(), ckpt_path=script_folder / "saved/step=15.ckpt")
+    whole, second = (scalars_of(script_folder / f"runs/{name}")["train/loss"] for name in ("whole", "second"))
+    assert second == pytest.approx({step: loss for step, loss in whole.items() if step >= 15}, rel=1e-6)
+
+
+def test_the_time_of_a_step_is_that_of_all_optimizers(script_folder, monkeypatch):
+    class Two(Net):
+        def __init__(self):
+            super().__init__(manual=True, outputs="none")
+
+        def training_step(self, batch, batch_idx):
+            time.sleep(0.02)
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+                self.manual_backward((self.layer(batch[0]) - batch[1]).square().mean())
+                optimizer.step()
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.parameters(), lr=0.01), torch.optim.SGD(self.parameters(), lr=0.01)]
+
+    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
+    fit(Two(), epochs=2)
+    assert min(scalars_of(script_folder / "runs/x")["wall_time/step_ms"].values()) >= 20

@@ -34,7 +34,10 @@ def clock(monkeypatch):
 
 
 def trainer_on(device):
-    return SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device), model=None), global_step=0)
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=0))
+    return SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device(device), model=None), global_step=0, fit_loop=loop
+    )
 
 
 def take_step(activity, clock, trainer, **milliseconds):
@@ -45,6 +48,7 @@ def take_step(activity, clock, trainer, **milliseconds):
         activity.enter(phases[name])
         clock.now += duration / 1e3
     trainer.global_step += 1
+    trainer.fit_loop.epoch_loop._batches_that_stepped += 1
 
 
 PARTS = {"data_wait": 5.0, "forward": 10.0, "backward": 20.0, "optimizer": 3.0, "other": 2.0}
@@ -125,6 +129,7 @@ def events(clock, monkeypatch):
             return 1e3 * (end.time - self.time)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return count
 
 

@@ -13,11 +13,12 @@ from rankzero.training.metrics.interval_record import IntervalRecord
 def trainer():
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=0))
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    return SimpleNamespace(log_every_n_steps=3, fit_loop=loop, strategy=strategy)
+    return SimpleNamespace(fit_loop=loop, strategy=strategy, precision_plugin=SimpleNamespace())
 
 
 def test_every_nth_step_ends_the_interval(trainer):
     record = IntervalRecord(trainer)
+    record.interval = 3
     due = []
     for step in range(7):
         trainer.fit_loop.epoch_loop._batches_that_stepped = step
@@ -27,7 +28,6 @@ def test_every_nth_step_ends_the_interval(trainer):
 
 
 def test_no_step_ends_an_interval_without_logging(trainer):
-    trainer.log_every_n_steps = 0
     record = IntervalRecord(trainer)
     record.begin_batch()
     assert not record.is_due
@@ -68,6 +68,24 @@ def test_the_norm_is_that_of_all_gradients(trainer, gradients, norm):
     record = IntervalRecord(trainer)
     record.measure_gradients(torch.optim.SGD(parameters, lr=0.1))
     assert record.gradient_norm == pytest.approx(norm, nan_ok=True)
+
+
+def test_the_norm_of_sparse_gradients_is_unknown(trainer):
+    layer = torch.nn.Embedding(5, 2, sparse=True)
+    layer(torch.tensor([1])).sum().backward()
+    record = IntervalRecord(trainer)
+    record.measure_gradients(torch.optim.SGD(layer.parameters(), lr=0.1))
+    assert record.gradient_norm is None
+
+
+def test_the_norm_of_scaled_gradients_is_unknown(trainer):
+    trainer.precision_plugin.scaler = object()
+    parameter = torch.ones(1, requires_grad=True)
+    parameter.grad = torch.ones(1)
+    for is_fused, norm in ((False, 1.0), (True, None)):
+        record = IntervalRecord(trainer)
+        record.measure_gradients(torch.optim.SGD([parameter], lr=0.1, fused=is_fused))
+        assert record.gradient_norm == norm
 
 
 @pytest.mark.parametrize(
