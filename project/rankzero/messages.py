@@ -95,6 +95,11 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
 
 
+def printable_line(text: str) -> str:
+    """Returns the text with a question mark in place of each unprintable character and newline."""
+    return printable(text).replace("\n", "?")
+
+
 def _shortened(text: str) -> str:
     """Removes the middle of each line that is longer than 600 characters."""
     return "\n".join(line if len(line) <= 600 else f"{line[:300]} ... {line[-200:]}" for line in text.split("\n"))
@@ -239,9 +244,16 @@ def print_notice(text: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Prints a text on stdout, without adding a line break."""
+    """Prints a text on stdout, without adding a line break; `?` replaces what the encoding of stdout lacks."""
     with contextlib.suppress(*_WRITE_ERRORS):
-        print(text, end="", flush=True)
+        print(encodable(text), end="", flush=True)
+
+
+def encodable(text: str) -> str:
+    """Returns the text with `?` in place of each character that the encoding of stdout lacks."""
+    stdout = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # while rich shows a bar, it replaces stdout
+    encoding = getattr(stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def flush_streams() -> None:

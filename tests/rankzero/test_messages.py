@@ -1,5 +1,7 @@
 import contextlib
+import io
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -118,6 +120,15 @@ def test_unwritable_output_does_not_change_the_exit_code(command):
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     process = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=environment)
     assert process.stderr.split() == ["0"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_characters_that_stdout_cannot_encode_are_replaced_and_no_line_is_lost(monkeypatch, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    print_line("größe 漢 │ 1")
+    stream.seek(0)
+    assert re.fullmatch(r"gr.{1,2}e \? \? 1\n", stream.read())
 
 
 def test_notices_are_printed_unless_quiet(capsys):

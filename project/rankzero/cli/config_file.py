@@ -8,6 +8,7 @@ import yaml
 
 from rankzero.cli.command import LIGHTNING_KEYS, Command
 from rankzero.messages import RequestError, nearest
+from rankzero.runs.directory import expanded
 
 SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -64,7 +65,7 @@ _Loader.add_implicit_resolver(
 
 
 def _load(path: str, flag: str = "config") -> dict[str, Any]:
-    file = Path(path).expanduser()
+    file = expanded(path)
     if not file.is_file():
         folder = file.parent if file.parent.is_dir() else Path()
         names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)

@@ -1,5 +1,6 @@
 """The command `compare`: prints how runs differ, and draws their curves. Does not import torch."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,8 @@ from rankzero.cli.flags import Flag
 from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
 from rankzero.cli.flags.values import choice, file_path
 from rankzero.cli.foreign_flags import quoted, similar_names
-from rankzero.messages import Exit, RequestError, print_line, printable
+from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line
+from rankzero.runs.directory import expanded
 from rankzero.runs.reports.comparison.compared_run import ComparedRun, read_compared_runs
 from rankzero.runs.reports.comparison.panels import MAX_PANELS, Panel, all_tags, chosen_metrics, panels
 from rankzero.runs.reports.comparison.results import results
@@ -16,7 +18,7 @@ from rankzero.runs.reports.comparison.settings import differences
 from rankzero.runs.reports.comparison.tables import print_comparison
 from rankzero.runs.reports.comparison.x_axis import STEPS, X_AXES
 from rankzero.runs.reports.recorded.recorded_run import is_run
-from rankzero.runs.reports.run_list import runs_in
+from rankzero.runs.reports.run_list import runs_in, why_not_listed
 
 MAX_RUNS = 8
 """Number of runs whose curves a person can distinguish by color and style."""
@@ -26,7 +28,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 def figure_file(text: str) -> str:
     """Reads the path of a figure; its suffix must be one of `FORMATS`."""
-    if not file_path(text).lower().endswith(FORMATS):
+    if Path(file_path(text)).suffix.lower() not in FORMATS:
         raise ValueError("a file that ends in " + ", ".join(FORMATS))
     return text
 
@@ -65,15 +67,14 @@ def _compare(arguments: Sequence[str]) -> int:
         print_line(help_text(title, COMPARE_FLAGS, EXAMPLES))
         return Exit.FINISHED
     values = command_line.values
-    root = Path(values["root"]).expanduser()
+    root = expanded(values["root"])
     paths = [_find(text, root, command_line.positional) for text in command_line.positional]
     paths = list({path.resolve(): path for path in paths}.values())
     if not 1 <= len(paths) <= MAX_RUNS:
-        newest = [path.name for path in _names(root)[-2:]] if not paths else [path.name for path in paths[:MAX_RUNS]]
+        newest = _names(root)[0][-2:] if not paths else [path.name for path in paths[:MAX_RUNS]]
         found = "no run is named" if not paths else f"{len(paths)} runs; one figure shows at most {MAX_RUNS}"
-        instead = " ".join(quoted(name) for name in newest) or "RUN RUN"
         raise RequestError(
-            " ".join(["compare", *command_line.positional]), found, f"python launch/compare.py {instead}"
+            " ".join(["compare", *command_line.positional]), found, _command(newest or ["RUN", "RUN"], root)
         )
     compared = read_compared_runs(paths)
     metrics, omitted = (list(values["metric"]), []) if values["metric"] else chosen_metrics(compared)
@@ -86,19 +87,19 @@ def _compare(arguments: Sequence[str]) -> int:
     print_comparison(labels, differences([entry.config for entry in compared]), rows)
     notes = [note for entry in compared for note in entry.notes] + notes
     if len(compared) == 1:
-        notes.append("one run: there are no settings to compare")
+        is_repeated = len(command_line.positional) > 1
+        notes.append(f"one run{', named more than once' * is_repeated}: there are no settings to compare")
     if unlisted:
         notes.append(f"not in the table: {', '.join(unlisted)}")
     if omitted:
         notes.append(f"the figure has {MAX_PANELS} panels; --metric NAME draws one of {', '.join(omitted)}")
     if notes:
-        print_line("\n".join(["", *(printable(note).replace("\n", "?") for note in notes)]))
+        print_line("\n".join(["", *(printable_line(note) for note in notes)]))
     if not drawn:
         print_line("no figure is written, because there are no curves")
         return Exit.FINISHED
-    default = (root if root.is_dir() else Path()) / "compare.png"
-    print_line(f"figure: {_write(Path(values['output'] or default).expanduser(), labels, drawn, values['x'])}")
-    return Exit.FINISHED
+    default = (root if os.path.isdir(root) else Path()) / "compare.png"  # noqa: PTH112 - see `is_run`
+    return _write(expanded(values["output"] or default), labels, drawn, values["x"])
 
 
 def _find(text: str, root: Path, requested: Sequence[str]) -> Path:
@@ -112,30 +113,40 @@ def _find(text: str, root: Path, requested: Sequence[str]) -> Path:
     Raises:
         RequestError: There is no such run.
     """
-    for path in (root / text, Path(text).expanduser()):
+    for path in (root / text, expanded(text)):
         if is_run(path):
             return path
-    names = [path.name for path in _names(root)]
+    names, problem = _names(root)
     similar = similar_names(text, names)
-    if Path(text).is_dir():
-        found = f"{Path(text).absolute()} is not the directory of a run: it contains no run.json"
+    if os.path.isdir(expanded(text)):  # noqa: PTH112 - see `is_run`
+        found = f"{expanded(text).absolute()} is not the directory of a run: it contains no run.json"
     elif not names:
-        found = f"{root.absolute()} contains no runs"
+        found = problem or f"{root.absolute()} contains no runs"
     elif similar:
         found = f"there is no such run in {root.absolute()}; similar names: {', '.join(similar)}"
     else:
         found = f"there is no such run in {root.absolute()}; the newest runs: {', '.join(names[-5:])}"
-    corrected = " ".join(quoted(similar[0] if similar and word == text else word) for word in requested)
-    instead = f"python launch/compare.py {corrected}" if similar else "python launch/list.py, to list the runs"
+    corrected = [similar[0] if similar and word == text else word for word in requested]
+    listing = f"python launch/list.py{_root_flag(root)}, to list the runs"
+    instead = _command(corrected, root) if similar else listing
     raise RequestError(text, found, instead if names else "--root DIR, where DIR contains runs")
 
 
-def _names(root: Path) -> list[Path]:
-    """Returns the runs of a root, the one started last at the end; none if it cannot be read."""
+def _names(root: Path) -> tuple[list[str], str]:
+    """Returns the names of the runs of a root, the one started last at the end, and why it cannot be read, if so."""
     try:
-        return [path for _, path in runs_in(root)]
-    except OSError:
-        return []
+        return [path.name for _, path in runs_in(root)], ""
+    except OSError as error:
+        return [], why_not_listed(root, error)
+
+
+def _command(names: Sequence[str], root: Path) -> str:
+    """Returns the command that compares these runs."""
+    return f"python launch/compare.py {' '.join(map(quoted, names))}{_root_flag(root)}"
+
+
+def _root_flag(root: Path) -> str:
+    return "" if str(root) == "runs" else f" --root {quoted(str(root))}"
 
 
 def _check_metrics(requested: Sequence[str], compared: Sequence[ComparedRun]) -> None:
@@ -149,17 +160,15 @@ def _check_metrics(requested: Sequence[str], compared: Sequence[ComparedRun]) ->
             raise RequestError(f"--metric {name}", found, f"--metric {quoted((similar or tags or ['NAME'])[0])}")
 
 
-def _write(path: Path, labels: Sequence[str], drawn: Sequence[Panel], kind: str) -> Path:
-    """Draws the figure and writes it; returns its path.
-
-    Raises:
-        RequestError: It cannot be written.
-    """
+def _write(path: Path, labels: Sequence[str], drawn: Sequence[Panel], kind: str) -> Exit:
+    """Draws the figure and writes it; returns the exit code."""
     from rankzero.runs.reports.comparison.figure import draw, save  # imports matplotlib
 
     try:
         save(draw(labels, drawn, kind), path)
     except OSError as error:
-        reason = f"{path} cannot be written: {error.strerror or error}"
-        raise RequestError(f"a figure in {path.parent}", reason, "--output FILE, where you may write") from None
-    return path
+        reason = error.strerror or str(error)
+        print_error(f"the figure {path} cannot be written: {reason}; type --output FILE to write another file")
+        return Exit.FAILED
+    print_line(f"figure: {path}")
+    return Exit.FINISHED

@@ -18,10 +18,11 @@ from rankzero.commands.jobs.queue import (
 from rankzero.commands.jobs.record import Record
 from rankzero.commands.jobs.request.job_request import array_indices
 from rankzero.messages import Exit, RequestError, print_line
+from rankzero.runs.directory import expanded
 from rankzero.runs.reports.recorded.live_values import with_live_values
 from rankzero.runs.reports.recorded.recorded_run import ARCHIVED_NAME, RecordedRun, read_run
 from rankzero.runs.reports.recorded.run_status import UNKNOWN, WAITING, Status, status_of
-from rankzero.runs.reports.run_list import ListedRun, as_json, print_list, runs_in
+from rankzero.runs.reports.run_list import ListedRun, as_json, print_list, runs_in, why_not_listed
 
 DEFAULT_COUNT = 50
 
@@ -51,13 +52,15 @@ def _list(arguments: Sequence[str]) -> int:
         instead = f"python launch/list.py --root {word}" if Path(word).is_dir() else "python launch/list.py --help"
         raise RequestError(word, "unexpected argument; list has only flags", instead)
     values = command_line.values
-    root = Path(values["root"]).expanduser()
+    root = expanded(values["root"])
     count = values["last"] or (sys.maxsize if values["all"] else DEFAULT_COUNT)
     try:
         runs = runs_in(root)
         jobs = recorded_jobs(root)
     except OSError as error:
-        raise RequestError(f"--root {root}", _reason(root, error), "--root DIR, where DIR contains runs") from None
+        raise RequestError(
+            f"--root {root}", why_not_listed(root, error), "--root DIR, where DIR contains runs"
+        ) from None
     wanted = [(modified, path) for modified, path in runs if values["all"] or not ARCHIVED_NAME.fullmatch(path.name)]
     archived, older = len(runs) - len(wanted), max(0, len(wanted) - count)
     listed = _with_jobs([_listed(path, modified) for modified, path in wanted[older:]], jobs, root)
@@ -65,7 +68,7 @@ def _list(arguments: Sequence[str]) -> int:
         print_line(json.dumps([as_json(entry) for entry in listed], indent=2))
         return Exit.FINISHED
     hidden = [f"{older:,} older"] * bool(older) + [f"{archived:,} archived"] * bool(archived)
-    omitted = f"not shown: {', '.join(hidden)}; --all lists all" if hidden else ""
+    omitted = f"not shown: {', '.join(hidden)}{'; --all lists all' * (not values['all'])}" if hidden else ""
     if listed:
         print_list(listed, root, omitted)
     else:
@@ -108,9 +111,3 @@ def _with_jobs(listed: list[ListedRun], jobs: dict[str, Record], root: Path) -> 
         if name not in names and (record.array is None or status.word == WAITING):
             rows.append(ListedRun(run, status, submitted_at(root, record)))
     return sorted(rows, key=lambda entry: (entry.started, entry.run.name))
-
-
-def _reason(root: Path, error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return f"there is no folder {root.absolute()}; fit creates it with the first run"
-    return f"{root.absolute()} cannot be read: {error.strerror}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.preflight.check import FAIL, OK, WARN, Check, describe_ranks, error_lines, gather
+from rankzero.runs.directory import expanded
 
 SHARED_SECONDS = 10.0
 """How long a rank waits for a file of rank zero to appear; a network file system may cache a listing."""
@@ -28,7 +29,7 @@ def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: 
         keep: Number of checkpoints that are kept.
     """
     hosts, rank = coordinator.hosts, coordinator.launch.rank or 0
-    folder = root.expanduser() / f".preflight-{coordinator.all_gather_object(uuid.uuid4().hex)[0]}"
+    folder = expanded(root) / f".preflight-{coordinator.all_gather_object(uuid.uuid4().hex)[0]}"
     created, errors = gather(coordinator, lambda: _create(folder) if rank == 0 else 0)
     if errors:
         summary = f"rank 0 on {hosts[0]} cannot write in {root}: {errors[0]}"

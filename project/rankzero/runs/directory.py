@@ -246,13 +246,18 @@ def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> R
     Raises:
         RequestError: The root cannot be read.
     """
-    folder = Path(root).expanduser()
+    folder = expanded(root)
     try:
         if not (name or job_id):
             return RunDirectory(next_free_path(folder, title), title)
         return RunDirectory(folder / (name or f"{title}-{job_id}"))
     except OSError as error:
         raise cannot_write_error(folder, error) from None
+
+
+def expanded(path: str | Path) -> Path:
+    """Returns a path with the home directory in place of `~`; `~name` remains if there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - `Path.expanduser` raises RuntimeError for an unknown user
 
 
 def next_free_path(folder: Path, title: str) -> Path:

@@ -285,7 +285,7 @@ def _read(path: Path) -> Owner | None:
         owner = Owner(**json.loads(content))
         if re.fullmatch("[0-9a-f]{32}", owner.token) and isinstance(owner.pid, int) and owner.pid > 0:
             return owner
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         pass
     return Owner(token="0" * 32, host="an unknown host", pid=0, since="an unknown time")  # assume a living owner
 

@@ -24,7 +24,7 @@ class _LogFile(logging.FileHandler):
     """
 
     def __init__(self, path: Path, on_recreated: Callable[[], None]) -> None:
-        super().__init__(path)
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
         self._on_recreated = on_recreated
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -13,7 +13,7 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import CannotStart, RequestError, Stopped, nearest
 from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
 from rankzero.runs.checkpoints.safe_load import load, needs_trust_error, signed_sha256
-from rankzero.runs.directory import RunDirectory
+from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.lock import RunLock
 from rankzero.runs.stored_config import Config, changes, classes_in, dump_config, read_config
 
@@ -225,7 +225,7 @@ def requested_checkpoint(text: str) -> Path:
     Raises:
         RequestError: There is no valid checkpoint at this path.
     """
-    path = Path(text).expanduser()
+    path = expanded(text)
     if not os.path.lexists(path):
         raise _no_such_checkpoint_error(text, path)
     if path.suffix == ".ckpt" and path.is_file():

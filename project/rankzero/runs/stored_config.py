@@ -90,12 +90,13 @@ def changes(stored: Config, current: Config) -> list[str]:
 
 
 def flattened(content: Any, prefix: str = "") -> dict[str, Any]:
-    """Flattens a nested configuration to `a.b.c` -> value; the level `init_args` is left out of the key."""
+    """Flattens a nested configuration to `a.b.c` -> value; without the level `init_args`."""
     if not isinstance(content, dict) or not content:
         return {prefix.removesuffix("."): content}
     return {
         path: value
         for key, item in content.items()
+        if not (key == "init_args" and not item)  # its key would be that of the class
         for path, value in flattened(item, prefix if key == "init_args" else f"{prefix}{key}.").items()
     }
 

@@ -18,6 +18,8 @@ from rankzero.messages import Stopped, is_peer_failure, place_of, user_message
 from rankzero.runs.checkpoints.manifest import checkpoints_in, has_valid_manifest
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.reports.secrets import prose_without_secrets
+from rankzero.runs.reports.shown_metrics import numbers
 
 CAUSE_SECONDS = 1.0
 """How long to wait for the cause of another rank's failure, which usually arrives before the error that it causes."""
@@ -75,7 +77,7 @@ def summarize(
     return {
         "run": run.name,
         "status": status,
-        "reason": reason,
+        "reason": reason and prose_without_secrets(reason),
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
         "samples": counts.samples,
@@ -86,7 +88,7 @@ def summarize(
         "accelerator": world.accelerator,
         "backend": world.backend if world.size > 1 else None,
         "metrics": metrics_of(trainer) if metrics is None else dict(metrics),
-        "samples_per_second": round(counts.samples_per_second, 1),
+        "samples_per_second": float(f"{counts.samples_per_second:.6g}"),
         "seconds": round(seconds, 3),
         "ledger": list(counts.ledger_entries),
         "slow_ranks": list(slow_ranks),
@@ -123,7 +125,7 @@ def without_stack(cause: str) -> str:
 
 def metrics_of(trainer: Trainer) -> dict[str, float | None]:
     """Returns the Trainer's metrics, with None in place of NaN and infinity."""
-    return finite_or_none({name: float(value) for name, value in sorted(trainer.callback_metrics.items())})
+    return finite_or_none(numbers(dict(sorted(trainer.callback_metrics.items()))))
 
 
 def computed_metrics_of(trainer: Trainer) -> dict[str, float | None]:
@@ -133,7 +135,7 @@ def computed_metrics_of(trainer: Trainer) -> dict[str, float | None]:
     """
     metrics: dict[str, Any] = dict(trainer._logger_connector._callback_metrics)  # the main thread may change it
     on_device = {name for name, value in metrics.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
-    return finite_or_none({name: float(metrics[name]) for name in sorted(metrics.keys() - on_device)})
+    return finite_or_none(numbers({name: metrics[name] for name in sorted(metrics.keys() - on_device)}))
 
 
 def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -1,3 +1,4 @@
+import os
 import time
 from functools import partial
 
@@ -93,10 +94,53 @@ def test_an_unknown_run_is_refused_with_similar_names_and_the_other_runs(root, c
 
 
 def test_a_folder_that_is_no_run_and_a_missing_root_are_refused(root, compare, cwd):
+    assert "there is no folder" in compare("first", code=2)[2]
+    root.mkdir()
     assert "contains no runs" in compare("first", code=2)[2]
     add(root / "first")
     (cwd / "data").mkdir()
     assert "it contains no run.json" in compare("data", code=2)[2]
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser", "n" * 300, "/root/" + "x" * 300 + "/y"])
+def test_a_path_that_cannot_exist_is_refused(root, compare, name):
+    add(root / "first")
+    assert "there is no such run" in compare(name, code=2)[2]
+
+
+def test_suggested_commands_contain_the_root(cwd, compare):
+    add(cwd / "my runs/second")
+    assert compare("secondd", "--root", "my runs", code=2)[-1].endswith("compare.py second --root 'my runs'")
+    assert compare("zzz", "--root", "my runs", code=2)[-1].endswith("list.py --root 'my runs', to list the runs")
+    assert compare("--root", "my runs", code=2)[-1].endswith("compare.py second --root 'my runs'")
+
+
+def test_a_root_without_permission_is_named_as_such(root, compare):
+    add(root / "first")
+    compare("first")  # imports everything, which an unprivileged user may be unable to do
+    root.chmod(0)
+    root.parent.chmod(0o755)
+    user = os.geteuid()
+    if user == 0:  # root may read every folder
+        os.seteuid(65534)
+    try:
+        lines = compare("first", code=2)
+    finally:
+        os.seteuid(user)
+        root.chmod(0o755)
+    assert "cannot be read: Permission denied" in lines[2]
+
+
+@pytest.mark.parametrize("file", [".png", "figure", "figure.gif", "a.png/.svg"])
+def test_a_figure_without_a_known_format_is_refused(root, compare, file):
+    add(root / "first")
+    lines = compare("first", "--output", file, code=2)
+    assert "a file that ends in .png, .svg, .pdf" in lines[2] and lines[-1] == "  type   --output compare.svg"
+
+
+def test_a_run_that_is_named_twice_is_compared_once(root, compare):
+    add(root / "first")
+    assert "one run, named more than once: there are no settings to compare" in compare("first", "runs/first")
 
 
 def test_no_run_and_too_many_runs_are_refused_with_runs_to_type(root, compare):
@@ -173,12 +217,13 @@ def test_the_figure_is_written_where_requested(root, cwd, compare, suffix, begin
     assert not (root / "compare.png").exists()
 
 
-def test_a_figure_that_cannot_be_written_is_refused_after_the_tables(root, cwd, compare, capsys):
+def test_a_figure_that_cannot_be_written_is_an_error_after_the_tables(root, cwd, capsys):
     add(root / "first")
     (cwd / "file").touch()
-    lines = compare("first", "--output", "file/figure.png", code=2)
-    assert "cannot be written" in "\n".join(lines) and lines[-1] == "  type   --output FILE, where you may write"
-    assert compare("first", "--output", "figure.jpeg", code=2)[-1] == "  type   --output compare.svg"
+    assert main(["first", "--output", "file/figure.png"]) == 1
+    printed = capsys.readouterr()
+    assert "val/loss" in printed.out and printed.err.count("\n") == 1
+    assert "the figure file/figure.png cannot be written: File exists; type --output FILE" in printed.err
 
 
 def test_hostile_names_and_values_print_no_control_characters(root, compare):

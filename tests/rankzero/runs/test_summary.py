@@ -62,7 +62,7 @@ def test_the_summary_of_a_run_has_all_fields(trainer, run):
         "accelerator": "cpu",
         "backend": None,
         "metrics": SHOWN,
-        "samples_per_second": 100.0,
+        "samples_per_second": 99.96,
         "seconds": 12.346,
         "ledger": ["epoch 1: 6 of 6 samples, each once"],
         "slow_ranks": [],

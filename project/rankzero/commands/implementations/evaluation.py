@@ -15,7 +15,7 @@ from rankzero.messages import Exit, RequestError, as_user_errors, nearest, print
 from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
-from rankzero.runs.directory import RunDirectory
+from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.reports import terminal
 from rankzero.runs.resume import requested_checkpoint
 from rankzero.runs.stored_config import dump_config, read_config
@@ -80,7 +80,7 @@ def prepare(flags: Arguments, coordinator: Coordinator) -> tuple[RankzeroCLI, Tr
 def export(flags: Arguments, checkpoint: Path, rank: int | None) -> int:
     """Writes the weights of the checkpoint to `--export`, on rank zero only and without communication."""
     if not rank:
-        file = Path(flags.get("export")).expanduser()
+        file = expanded(flags.get("export"))
         print_line(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}")
     return Exit.FINISHED
 
@@ -94,7 +94,7 @@ def find_checkpoint(flags: Arguments) -> Path:
     requested, verb = flags.get("checkpoint"), flags.command.name
     if requested not in (None, "last", "best"):
         return requested_checkpoint(requested)
-    root = Path(flags.get("root")).expanduser()
+    root = expanded(flags.get("root"))
     names = [path.parent.name for path in sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)]
     name = flags.get("name")
     if name is None and names:
@@ -180,7 +180,7 @@ def output_file(flags: Arguments, checkpoint: Path) -> Path:
     """Returns the JSON file: `--output`, or a file in the run's directory, or (without a run) in the current folder."""
     name = f"evaluate-{flags.get('split')}.json"
     if flags.get("output"):
-        return Path(flags.get("output")).expanduser()
+        return expanded(flags.get("output"))
     run = RunDirectory(checkpoint.parent.parent)
     return run.path / name if run.exists else Path(f"{checkpoint.name}-{name}")
 

@@ -24,7 +24,7 @@ from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, as_user_errors
-from rankzero.runs.directory import RunDirectory
+from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.reports import terminal
 from rankzero.runs.resume import run_on_rank_zero
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
@@ -118,7 +118,7 @@ def _set_stage(owner: Any, stage: str) -> None:
 def output_folder(flags: Arguments, checkpoint: Path) -> Path:
     """Returns the output folder: `--output`, or one in the run's directory, or (with no run) in the current folder."""
     if flags.get("output"):
-        return Path(flags.get("output")).expanduser()
+        return expanded(flags.get("output"))
     run = RunDirectory(checkpoint.parent.parent)
     name = "predictions" if flags.get("split") == "predict" else f"predictions-{flags.get('split')}"
     return run.path / name if run.exists else Path(f"{checkpoint.name}-{name}")

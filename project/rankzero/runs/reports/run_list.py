@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankzero.messages import print_line, printable
+from rankzero.messages import print_line, printable_line
 from rankzero.runs.reports.metric_choice import main_metric
 from rankzero.runs.reports.recorded.recorded_run import RUN_FILE, RecordedRun, is_run
 from rankzero.runs.reports.recorded.run_status import FAILED, FINISHED, KILLED, RUNNING, STOPPED, WAITING, Status
@@ -59,6 +59,13 @@ def runs_in(root: Path) -> list[tuple[float, Path]]:
     return sorted(runs)
 
 
+def why_not_listed(root: Path, error: OSError) -> str:
+    """Returns why `runs_in` cannot read a root."""
+    if isinstance(error, FileNotFoundError):
+        return f"there is no folder {root.absolute()}; fit creates it with the first run"
+    return f"{root.absolute()} cannot be read: {error.strerror}"
+
+
 def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> None:
     """Prints the table of runs, and notes on them.
 
@@ -84,9 +91,9 @@ def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> No
     notes = [f"{entry.run.name}: {entry.status.note}" for entry in listed if entry.status.note]
     if len(notes) > MAX_NOTES:
         notes = [*notes[-MAX_NOTES:], f"{len(notes) - MAX_NOTES} more notes about older runs; --json prints all"]
-    lines = [printable(note).replace("\n", "?") for note in notes]
+    lines = [printable_line(note) for note in notes]
     if omitted:
-        lines.append(printable(f"{root}: {omitted}"))
+        lines.append(printable_line(f"{root}: {omitted}"))
     if lines:
         print_line("\n".join(["", *lines]))
 

@@ -44,6 +44,17 @@ _PAIR = re.compile(
 )
 """A name with its value in a text, such as `token=abc` or `"token": "abc"`."""
 
+_UNNAMED = re.compile(
+    r"(?P<begin>(?i:[?&](?:sig|signature|key|x-(?:amz|goog)-(?:credential|signature|security-token))=))[^\s&#'\"]+"
+    r"|(?P<bearer>(?i:\bbearer\s+))(?=\S*\d|\S{20})[\w.~+/=-]+"
+    r"|\b(?:AKIA|hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-)[\w-]{16,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)",
+    re.DOTALL,
+)
+"""Signatures in the query of a URL, tokens of known services, and private keys."""
+
+_FLAG = re.compile(r"--?\w")
+
 
 def is_secret(name: str) -> bool:
     """Returns whether the name of a setting indicates a password, a token, a key or the like.
@@ -87,8 +98,8 @@ def command_without_secrets(words: Sequence[str]) -> list[str]:
     awaits_secret = False
     for word in words:
         flag, equals, text = word.partition("=")
-        is_flag = flag.startswith("-") and not any(map(str.isspace, flag))
-        if awaits_secret and not word.startswith("--"):
+        is_flag = bool(_FLAG.match(flag)) and not any(map(str.isspace, flag))
+        if awaits_secret and not (is_flag and word.startswith("--")):
             shown.append(str(_hidden(word)))
         elif is_flag and equals:
             shown.append(f"{flag}={_hidden(text) if is_secret(flag) else _text_without_secrets(text)}")
@@ -125,6 +136,12 @@ def _text_without_secrets(text: str) -> str:
                 return json.dumps(shown, default=str, ensure_ascii=False)
         except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
             pass  # not a nested value
+    return prose_without_secrets(text)
+
+
+def prose_without_secrets(text: str) -> str:
+    """Returns a text, such as the message of an error, with `HIDDEN` in place of what looks like a secret."""
+    text = _UNNAMED.sub(lambda found: (found["begin"] or found["bearer"] or "") + HIDDEN, text)
     return _PAIR.sub(_hide_pair, _URL.sub(_hide_password, text))
 
 

@@ -3,6 +3,13 @@
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from rich.cells import cell_len
+
+from rankzero.messages import printable_line
+from rankzero.runs.reports.text import number_text
 
 LINE_COLUMNS = 120
 """Maximum length of a line of output."""
@@ -14,6 +21,15 @@ _LOADER = re.compile(r"(/dataloader_idx_\d+)?$")
 def nan_for_none(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Returns the metrics of a summary with NaN in place of None, which marks a non-finite value."""
     return {name: math.nan if value is None else float(value) for name, value in metrics.items()}
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Returns those of a Trainer's metrics that are numbers: users may add anything to `callback_metrics`."""
+    found = {}
+    for name, value in metrics.items():
+        with suppress(TypeError, ValueError, RuntimeError):  # a text, or a tensor with several elements
+            found[str(name)] = float(value)
+    return found
 
 
 def unique_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -46,13 +62,13 @@ def metrics_line(
     """Returns a line of at most `width` columns with as many metrics as fit, those in `preferred` first."""
     shown, preferred_names = unique_metrics(metrics), [name for name in preferred if name in metrics]
     names = sorted(shown, key=lambda name: (name not in preferred_names, name))
-    available_columns = width - len(head) - len(tail) - 2 * len(separator)
+    available_columns = width - cell_len(head) - cell_len(tail) - 2 * len(separator)
     pieces: list[str] = []
     for number, name in enumerate(names):
-        piece = f"{name} {shown[name]:.4g}"
+        piece = f"{printable_line(name)} {number_text(shown[name])}"
         omitted = len(names) - number - 1
         omission = f"+{omitted} more" if omitted else ""
-        if len(separator.join([*pieces, piece, *filter(None, [omission])])) > available_columns:
+        if cell_len(separator.join([*pieces, piece, *filter(None, [omission])])) > available_columns:
             pieces.append(f"+{omitted + 1} more")
             break
         pieces.append(piece)

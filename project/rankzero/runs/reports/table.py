@@ -1,7 +1,7 @@
 """Prints tables that fit the terminal. Does not import torch."""
 
+import io
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -65,7 +65,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Row], title: str = "")
             for index, (cell, width) in enumerate(zip(row.cells, widths, strict=True))
         ]
         table.add_row(*texts, style=row.style)
-    _print(table)
+    print_line(rendered(table, has_colors=True))
 
 
 def column_widths(columns: Sequence[Column], rows: Sequence[Row], total_width: int) -> tuple[list[int], int]:
@@ -94,10 +94,16 @@ def column_widths(columns: Sequence[Column], rows: Sequence[Row], total_width: i
     return widths, gap
 
 
-def _print(table: Table) -> None:
-    console = Console(markup=False, highlight=False, width=_UNLIMITED)
-    with console.capture() as capture:
-        console.print(table, soft_wrap=True)
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    lines = capture.get().encode(encoding, "replace").decode(encoding).splitlines()
-    print_line("\n".join(line.rstrip() for line in lines))
+def rendered(table: Table, has_colors: bool) -> str:
+    """Returns a table as text without a line break at its end. Its lines are not wrapped, so commands can be copied.
+
+    Args:
+        table: The table, in which brackets are no markup.
+        has_colors: Whether the text contains the codes of colors, if stdout is a terminal.
+    """
+    # The console must not write to stdout: it would raise an error if stdout cannot be written.
+    file = io.StringIO()
+    is_terminal = has_colors and Console().is_terminal
+    console = Console(file=file, markup=False, highlight=False, width=_UNLIMITED, force_terminal=is_terminal)
+    console.print(table, soft_wrap=True)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

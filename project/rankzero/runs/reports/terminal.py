@@ -1,20 +1,20 @@
 """Output of a run for the user: one line at the start, one table at the end."""
 
-import math
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
-from rankzero.messages import is_quiet, print_line, spelled
+from rankzero.messages import is_quiet, print_line, printable_line, spelled
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.shown_metrics import metrics_line, nan_for_none, unique_metrics
+from rankzero.runs.reports.table import rendered
+from rankzero.runs.reports.text import number_text
 
 
 def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | None) -> str:
@@ -23,8 +23,9 @@ def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: 
     threads = f", {_threads(world)} ({world.threads})"
     backend = f", {world.backend}, rendezvous at {launch.address}:{launch.port}" if world.size > 1 else ""
     resumed = f", resuming from {checkpoint.name}" if checkpoint else ""
-    evidence = "".join(letter if letter.isprintable() else "?" for letter in launch.evidence)
-    return f"{launch.launcher} ({evidence}): {processes}{threads}{backend}; run {run.path}{resumed}"
+    return (
+        f"{launch.launcher} ({printable_line(launch.evidence)}): {processes}{threads}{backend}; run {run.path}{resumed}"
+    )
 
 
 def print_result(
@@ -54,11 +55,12 @@ def print_result(
     table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
     if summary["ledger"]:
         table.add_row("ledger", summary["ledger"][-1])
-    table.add_row("speed", f"{summary['samples_per_second']:,.0f} samples/s; {summary['seconds']:.1f} s in total")
+    speed = number_text(summary["samples_per_second"])
+    table.add_row("speed", f"{speed} samples/s; {summary['seconds']:.1f} s in total")
     for slow_rank in summary["slow_ranks"]:
         table.add_row("slow", slow_rank)
     for name, value in unique_metrics(nan_for_none(summary["metrics"])).items():
-        table.add_row(name, f"{value:.4f}" if math.isfinite(value) else "not a finite number")
+        table.add_row(printable_line(name), number_text(value))
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
@@ -110,7 +112,7 @@ def print_evaluation(result: dict[str, Any], file: Path) -> None:
     sample_count = "not counted (a loader has its own sample order)" if samples is None else f"{samples:,}, each once"
     table.add_row("samples", f"{sample_count}, on {result['world_size']} process(es)")
     for name, value in result["metrics"].items():
-        table.add_row(name, f"{value:.6f}")
+        table.add_row(printable_line(name), number_text(value, digits=6))
     table.add_row("written to", str(file))
     _print(table)
 
@@ -131,16 +133,8 @@ def print_predictions(result: dict[str, Any], folder: Path) -> None:
 
 
 def _print(table: Table) -> None:
-    """Prints a table without wrapping lines, so that commands can be copied, and without markup in brackets.
-
-    It has no colors: mpirun gives its processes a pseudo-terminal, also if their output goes to a file.
-    """
-    console = Console(markup=False, highlight=False, color_system=None)
-    width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
-    console.width = max(console.width, width)
-    with console.capture() as capture:
-        console.print(table, soft_wrap=True)
-    print_line(capture.get().removesuffix("\n"))
+    """Prints a table without colors: mpirun gives its processes a terminal, also if their output goes to a file."""
+    print_line(rendered(table, has_colors=False))
 
 
 def _device(world: WorldInfo) -> str:

@@ -4,16 +4,21 @@ import math
 
 from rich.cells import cell_len
 
+from rankzero.messages import printable_line
+
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 _LARGE = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 MISSING = "-"
 """Shown in place of a value that is not known."""
 
+NOT_FINITE = "not finite"
+"""Shown in place of NaN and infinity, which summaries do not distinguish."""
+
 
 def shortened(text: str, width: int) -> str:
     """Returns the text in one line of at most `width` printable columns; removes the middle of a longer one."""
-    text = "".join(character if character.isprintable() else "?" for character in text)
+    text = printable_line(text)
     if cell_len(text) <= width:
         return text
     if width < 5:
@@ -71,8 +76,13 @@ def compact(number: float | None) -> str:
     return f"{number / size:.0f}{suffix}" if number >= 99.95 * size else f"{number / size:.1f}{suffix}"
 
 
-def number_text(value: float | None) -> str:
-    """Returns the value of a metric with four significant digits; `NaN` for a value that is not finite."""
+def number_text(value: float | None, digits: int = 4) -> str:
+    """Returns a number with four significant digits, or more of a large one, such as `0.9877`, `3e-07` or `12,345`."""
     if value is None:
         return MISSING
-    return f"{value:.4g}" if math.isfinite(value) else "NaN"
+    if not math.isfinite(value):
+        return NOT_FINITE
+    if 1000 <= abs(value) < 1e9:
+        decimals = max(0, digits - len(f"{abs(value):.0f}"))
+        return f"{value:,.{decimals}f}"
+    return f"{value:.{digits}g}"

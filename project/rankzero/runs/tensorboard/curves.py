@@ -4,6 +4,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,5 +101,6 @@ def _number(value: Any) -> float | None:
     if kind == "tensor" and value.metadata.plugin_data.plugin_name == "scalars":
         from tensorboard.util.tensor_util import make_ndarray
 
-        return float(make_ndarray(value.tensor).item())
+        with suppress(TypeError, ValueError):  # not a single number: no file of Rankzero has such a scalar
+            return float(make_ndarray(value.tensor).item())
     return None

@@ -27,6 +27,8 @@ class Throughput(LoopCallback):
         self._trainer: Trainer | None = None
         self.seconds = 0.0
         """Training time of this attempt, without the interval that is being measured."""
+        self.paused_seconds = 0.0
+        """Time of this attempt that `paused` has excluded."""
         self._started_at: float | None = None
 
     @property
@@ -110,9 +112,11 @@ class Throughput(LoopCallback):
         """Excludes the duration of a `with` block from the training time."""
         is_measuring = self._started_at is not None
         self._pause()
+        began = time.perf_counter()
         try:
             yield
         finally:
+            self.paused_seconds += time.perf_counter() - began
             if is_measuring:
                 self._started_at = time.perf_counter()
 

@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
-from rankzero.messages import printable
-from rankzero.runs.reports.shown_metrics import unique_metrics
+from rankzero.messages import encodable, printable_line
+from rankzero.runs.reports.shown_metrics import numbers, unique_metrics
 from rankzero.runs.reports.text import rough_duration
 from rankzero.tracking.progress.evaluation_progress import (
     EvaluationProgress,
@@ -180,7 +180,7 @@ class BarProgress(EvaluationProgress, RichProgressBar):
     def _read_metrics(self, trainer: Trainer, pl_module: LightningModule) -> list[Part]:
         """Returns the metrics as parts of a line: those of the bar as in Lightning's class, then the others."""
         shown = self.get_metrics(trainer, pl_module)
-        others = unique_metrics({name: float(value) for name, value in trainer.callback_metrics.items()})
+        others = unique_metrics(numbers(trainer.callback_metrics))
         metrics = {**shown, **{name: value for name, value in others.items() if not _is_shown(name, shown)}}
         important = important_names(list(metrics))
         return [
@@ -194,7 +194,7 @@ class BarProgress(EvaluationProgress, RichProgressBar):
                 value = f"{value:{self.theme.metrics_format}}"
             except (TypeError, ValueError):
                 value = str(value)
-        return printable(f"{name}: {value}").replace("\n", " ")
+        return encodable(printable_line(f"{name}: {value}"))
 
     def _fraction(self, trainer: Trainer, batches: int, total: float) -> float | None:
         """Returns the fraction of the epoch, or of `max_steps` if the length of the epoch is unknown."""

@@ -27,7 +27,7 @@ def progress_callbacks(
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     if has_bar or lightning_arguments.get("barebones") or lightning_arguments.get("enable_progress_bar") is False:
         return []
-    has_terminal = sys.stdout.isatty() and launcher not in JOB_LAUNCHERS
+    has_terminal = sys.stdout is not None and sys.stdout.isatty() and launcher not in JOB_LAUNCHERS
     return [BarProgress() if has_terminal else PlainProgress()]
 
 

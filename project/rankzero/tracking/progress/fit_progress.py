@@ -33,7 +33,8 @@ class FitProgress:
         self._samples = RecentRate()
         self._validated_batches = self._batches_at_epoch_start = -1
         self._epoch_batches = inf
-        self._pace = Pace(self._position, clock)
+        self._clock = clock
+        self._pace = Pace(self._position, self._unpaused_time)
 
     def begin_epoch(self) -> None:
         """Called in `on_train_epoch_start`."""
@@ -68,6 +69,10 @@ class FitProgress:
     def seconds_left(self) -> float | None:
         """Seconds until the run ends; None if the run has no end, or if too little is known."""
         return self._pace.seconds_left(self._position, self._limits)
+
+    def _unpaused_time(self) -> float:
+        """Returns the time in seconds, without the rare pauses in which images are drawn."""
+        return self._clock() - (self._throughput.paused_seconds if self._throughput is not None else 0.0)
 
     @property
     def _position(self) -> Position:

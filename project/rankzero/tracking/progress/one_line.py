@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -65,8 +65,9 @@ class Line:
         pieces = [
             Text(part.text, part.style) if part.text else self._bar(bar_columns, console, options) for part in parts
         ]
-        line = Text(SEPARATOR, no_wrap=True, overflow="ellipsis", end="").join(pieces)
-        line.truncate(columns, overflow="ellipsis")
+        overflow: Literal["crop", "ellipsis"] = "crop" if options.ascii_only else "ellipsis"
+        line = Text(SEPARATOR, no_wrap=True, overflow=overflow, end="").join(pieces)
+        line.truncate(columns, overflow=overflow)
         return line
 
     def _bar(self, columns: int, console: Console, options: ConsoleOptions) -> Text:

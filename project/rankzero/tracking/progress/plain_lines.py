@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.messages import print_line
-from rankzero.runs.reports.shown_metrics import metrics_line
+from rankzero.runs.reports.shown_metrics import metrics_line, numbers
 from rankzero.runs.reports.text import rough_duration
 from rankzero.tracking.progress.evaluation_progress import (
     EvaluationProgress,
@@ -50,7 +50,7 @@ class PlainProgress(EvaluationProgress, ProgressBar):
         super().__init__()
         self.interval_seconds, self.clock = interval_seconds, clock
         self.enabled = True
-        self._started_at = self._due_at = 0.0
+        self._started_at = self._due_at = self._validation_due_at = 0.0
         self._fit: FitProgress | None = None
         self._is_first_epoch = True
         self._unprinted_epoch: str | None = None
@@ -65,6 +65,7 @@ class PlainProgress(EvaluationProgress, ProgressBar):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        self._validation_due_at = 0.0
         self._start()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -99,6 +100,7 @@ class PlainProgress(EvaluationProgress, ProgressBar):
         self._fit = None  # a test or prediction that follows has other numbers
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_due_at = self.clock() + self.interval_seconds
         if self._fit is not None and trainer.state.fn is TrainerFn.FITTING:
             self._fit.begin_validation()
 
@@ -107,8 +109,8 @@ class PlainProgress(EvaluationProgress, ProgressBar):
             self._fit.end_validation()
 
     def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
-        """Prints a line of a validation, a test or a prediction if one is due."""
-        if self._is_due:
+        """Prints a line of a validation, a test or a prediction if one is due, but none of a short validation."""
+        if self._is_due and self.clock() >= self._validation_due_at:
             label = evaluation_label(trainer) + "," * trainer.sanity_checking
             print_line(f"{label} {batches_text(batches, evaluation_batches(trainer), loader)}  {self._times()}")
 
@@ -132,8 +134,7 @@ class PlainProgress(EvaluationProgress, ProgressBar):
             return
         rate = self._fit.samples_per_second if self._fit is not None else None
         tail = (f"{rate_text(rate)}  " if rate is not None else "") + self._times(has_ended)
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        print_line(metrics_line(head, metrics, trainer.progress_bar_metrics, tail))
+        print_line(metrics_line(head, numbers(trainer.callback_metrics), trainer.progress_bar_metrics, tail))
 
     def _times(self, has_ended: bool = False) -> str:
         """Returns the time since the start and the time left."""

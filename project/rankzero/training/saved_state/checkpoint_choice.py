@@ -12,7 +12,7 @@ from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import has_valid_manifest, newest_valid
 from rankzero.runs.checkpoints.safe_load import signed_sha256_of
-from rankzero.runs.directory import RunDirectory
+from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.resume import requested_checkpoint
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.fit_loop import fit_loop_of
@@ -53,7 +53,7 @@ class ChosenCheckpoint(_CheckpointConnector):
             newest, _ = newest_valid(self.run.checkpoints)
             return str(newest) if newest else None
         if ckpt_path != "best":
-            path = Path(ckpt_path).expanduser()
+            path = expanded(ckpt_path)
             return str(path if path.is_file() or has_valid_manifest(path) else requested_checkpoint(ckpt_path))
         candidates = [self.checkpoint_callback, *self.trainer.checkpoint_callbacks]
         best = next(filter(None, (getattr(callback, "best_model_path", "") for callback in candidates)), None)

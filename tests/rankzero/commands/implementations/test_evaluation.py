@@ -153,7 +153,7 @@ def test_a_metric_that_is_not_finite_is_null_in_the_json(user_folder, capsys):
     capsys.readouterr()
     evaluate_in_process("--name", "n")
     assert read_json(user_folder / "runs/n/evaluate-val.json")["metrics"] == {"inf": None, "nan": None, "one": 1.0}
-    assert re.search(r"nan +│ nan ", capsys.readouterr().out)
+    assert re.search(r"nan +│ not finite ", capsys.readouterr().out)
 
 
 def test_evaluating_a_stock_lightning_checkpoint_leaves_its_folder_unchanged(user_folder, capsys):

@@ -149,7 +149,7 @@ def test_a_run_that_diverges_writes_a_valid_summary(cwd, capsys):
     fit_in_process(*TOY, "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
     text = (cwd / "runs/x/summary.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/loss"] is None
-    assert "not a finite number" in capsys.readouterr().out
+    assert "not finite" in capsys.readouterr().out
 
 
 def test_max_steps_limits_a_run_without_an_epoch_limit(cwd, capsys):

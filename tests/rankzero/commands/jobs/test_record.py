@@ -53,7 +53,13 @@ def test_a_new_record_removes_the_id_of_the_next_job(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b"3", b"{}", b'{"name": "x"}', b'{"name": 1, "more": 2}', b"\xff\xfe", b"null"]
-    + [b'{"name": "x", "scheduler": "local", "form": null, "id": "abc", "started": "1"}'],
+    + [b'{"name": "x", "scheduler": "local", "form": null, "id": "abc", "started": "1"}', b"[" * 100_000]
+    + [
+        b'{"name": "x", "scheduler": "pbs", "form": null, "id": "1", "array": %s}' % a
+        for a in (b"5", b'"0-x"', b'"3-"')
+    ]
+    + [b'{"name": ["x"], "scheduler": "pbs", "form": null, "id": "1"}']
+    + [b'{"name": "x", "scheduler": [], "form": null, "id": "1"}'],
 )
 def test_a_damaged_record_is_refused_with_the_file_to_remove(tmp_path, content):
     path = record_path(tmp_path, "x")

@@ -46,6 +46,7 @@ def test_a_value_that_cannot_be_a_secret_is_shown(value):
 @pytest.mark.parametrize(
     "value",
     [
+        *("bearer authentication", "sk-learn", "the bearer of news", "?key"),
         *("train/loss: x", "a:b", "{", "a: [", "https://host:80/path@v2", "ssh://git@host/x", "mode=auth"),
         *('{"eos_token": "</s>", "n": 1}', "max_tokens=5", "${HF_TOKEN}", "[" * 2000, "2026-01-02: 1"),
         *(("a", 1), math.inf, datetime.date(2026, 1, 2), object()),
@@ -72,6 +73,11 @@ def test_values_without_secrets_are_unchanged(value):
         ('{"url": "https://u:abc@host"}', '{"url": "https://u:...@host"}'),
         ('{"inner": "{\\"token\\": \\"abc\\"}"}', '{"inner": "{\\"token\\": \\"...\\"}"}'),
         ("{'token': 'abc', 'x': <object>, [", "{'token': '...', 'x': <object>, ["),
+        ("GET https://host/x?sig=a%2Bc&n=1", "GET https://host/x?sig=...&n=1"),
+        ("https://s3/x?X-Amz-Signature=ab12&X-Amz-Date=1", "https://s3/x?X-Amz-Signature=...&X-Amz-Date=1"),
+        ("error 401 for bearer abc.123", "error 401 for bearer ..."),
+        ("hf_abcdefghijklmnopqrst is not valid", "... is not valid"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nread", "...\nread"),
     ],
 )
 def test_secrets_in_texts_are_hidden_once(text, shown):
@@ -88,6 +94,10 @@ def test_secrets_in_texts_are_hidden_once(text, shown):
         (["--model.x={'token': 'abc'}"], ['--model.x={"token": "..."}']),
         (["--use_auth_token", "--epochs", "3"], ["--use_auth_token", "--epochs", "3"]),
         (["--token", "true", "--auth=null"], ["--token", "true", "--auth=null"]),
+        (
+            ["--private_key", "-----BEGIN PRIVATE KEY-----\nabc", "--lr", "-0.1"],
+            ["--private_key", "...", "--lr", "-0.1"],
+        ),
         (["--password", "-abc", "--eos_token", "</s>"], ["--password", "...", "--eos_token", "</s>"]),
         (["--url=https://u:abc@host", "token=abc"], ["--url=https://u:...@host", "token=..."]),
     ],

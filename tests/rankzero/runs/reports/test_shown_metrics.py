@@ -1,7 +1,9 @@
 import pytest
+import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
+from rich.cells import cell_len
 
-from rankzero.runs.reports.shown_metrics import metrics_line, unique_metrics
+from rankzero.runs.reports.shown_metrics import metrics_line, numbers, unique_metrics
 from running import train_in_process
 
 CASES = {
@@ -39,6 +41,23 @@ def test_a_metric_logged_per_step_and_epoch_is_shown_once():
     assert {name: value for name, value in unique_metrics(logged).items() if "loss" in name and "val" not in name} == {
         "loss": 1.0
     }
+
+
+def test_only_numbers_are_metrics():
+    values = {
+        "loss": torch.tensor(0.5),
+        "count": 3,
+        "text": "abc",
+        "vector": torch.ones(2),
+        "nothing": None,
+        "list": [],
+    }
+    assert numbers(values) == {"loss": 0.5, "count": 3.0}
+
+
+def test_wide_and_unprintable_characters_keep_a_line_within_its_width():
+    line = metrics_line("head", {"損失" * 12: 1.0, "a\nb\x1b[31m": 2.0, "w" * 30: 3.0}, (), "tail")
+    assert cell_len(line) <= 120 and line.isprintable() and "a?b?[31m 2" in line
 
 
 def test_a_line_fits_its_width_and_states_how_many_metrics_are_omitted():

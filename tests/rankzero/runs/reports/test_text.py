@@ -73,4 +73,15 @@ def test_counts_have_at_most_five_characters(number, expected):
 
 
 def test_metrics_have_four_significant_digits():
-    assert [number_text(value) for value in (0.98765, 1e-9, None, float("inf"))] == ["0.9877", "1e-09", "-", "NaN"]
+    values = {
+        0.98765: "0.9877",
+        1e-9: "1e-09",
+        None: "-",
+        1234.5: "1,234",
+        -56789.4: "-56,789",
+        2e12: "2e+12",
+        0.0: "0",
+    }
+    assert [number_text(value) for value in values] == list(values.values())
+    assert {number_text(float(value)) for value in ("inf", "-inf", "nan")} == {"not finite"}
+    assert [number_text(value, 6) for value in (0.98765432, 1234.5678, 1e6)] == ["0.987654", "1,234.57", "1,000,000"]

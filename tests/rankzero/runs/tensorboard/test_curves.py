@@ -142,6 +142,15 @@ def test_scalars_stored_as_tensors_are_read_and_texts_are_not(tmp_path):
     assert list(curves) == ["new"] and points_of(curves["new"]) == [(7, 2.5)]
 
 
+@pytest.mark.parametrize("content", [[1.0, 2.0], [], "abc"])
+def test_a_scalar_that_is_no_single_number_is_ignored(tmp_path, content):
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))
+    value = Summary.Value(tag="odd", tensor=make_tensor_proto(content), metadata=metadata)
+    event = Event(step=1, summary=Summary(value=[value]))
+    write(tmp_path / "events.out.tfevents.1", opening(1.0), event, scalar("loss", 2, 0.5))
+    assert list(read_curves(tmp_path)) == ["loss"]
+
+
 def test_downsampling_changes_neither_hidden_values_nor_the_end_of_an_attempt(tmp_path, monkeypatch):
     monkeypatch.setattr(curve_builder, "MAX_POINTS", 64)
     attempts = [(0, 5000), (3003, 3010), (3005, 9000)]  # the first step, and the step after the last one

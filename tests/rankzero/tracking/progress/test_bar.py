@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -136,6 +137,20 @@ def test_metrics_of_the_bar_equal_those_of_lightnings_bar(every_batch_is_drawn):
 def test_a_module_that_logs_nothing_has_a_bar(every_batch_is_drawn):
     lines = shown(BarProgress, model=BoringModel())
     assert any(re.match(r"epoch 2/2  ━+  step 6  batch 3/3 ", line) for line in lines)
+
+
+def test_metrics_that_are_no_numbers_and_names_that_the_terminal_cannot_encode_end_no_training(
+    every_batch_is_drawn, monkeypatch
+):
+    class Model(BoringModel):
+        def training_step(self, batch, batch_idx):
+            self.log("größe\x1b[31m", 0.25, prog_bar=True)
+            self.trainer.callback_metrics["vector"] = torch.ones(2)
+            return super().training_step(batch, batch_idx)
+
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    lines = shown(BarProgress, model=Model())
+    assert any("gr??e?[31m: 0.250" in line for line in lines)
 
 
 def test_the_bar_is_redrawn_at_intervals(monkeypatch):

@@ -13,6 +13,12 @@ def test_a_job_prints_plain_lines_also_in_a_pseudo_terminal(monkeypatch, launche
     assert isinstance(callback, BarProgress if launcher in ("local", "torchrun", "env") else PlainProgress)
 
 
+def test_a_closed_stdout_has_no_bar(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    (callback,) = progress_callbacks({}, [], "local")
+    assert isinstance(callback, PlainProgress)
+
+
 class OwnBar(BarProgress):
     """A user's bar."""
 

@@ -160,6 +160,22 @@ def test_training_speed_includes_all_ranks_and_no_validation(monkeypatch):
     assert simulation.progress.samples_per_second == pytest.approx(0.5)  # the loader has a batch size of one
 
 
+def test_pauses_for_drawing_do_not_change_the_time_left():
+    def estimates(pause):
+        simulation, throughput = Simulation(), Throughput(SamplingPlan())
+
+        class Drawing(Callback):
+            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+                simulation.now += pause
+                throughput.paused_seconds += pause
+
+        options = {"max_epochs": 2, "limit_train_batches": 4, "loops": True}
+        train_in_process(throughput, Drawing(), simulation, model=BoringModel(), **options)
+        return [seconds for _, seconds in simulation.estimates]
+
+    assert estimates(pause=100.0) == estimates(pause=0.0) != []
+
+
 @pytest.mark.parametrize(("max_epochs", "text"), [(20, "epoch 3/20"), (-1, "epoch 3"), (None, "epoch 3")])
 def test_epochs_are_counted_from_one(max_epochs, text):
     assert epoch_text(SimpleNamespace(current_epoch=2, max_epochs=max_epochs)) == text

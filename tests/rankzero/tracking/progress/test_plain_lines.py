@@ -84,6 +84,14 @@ def test_long_validation_within_an_epoch_prints_progress_lines(capsys):
     ]
 
 
+def test_a_short_validation_prints_no_line_of_its_own(capsys):
+    clock = SimulatedClock(epoch_seconds=100.0)
+    options = {"limit_train_batches": 2, "limit_val_batches": 2, "loops": True, "enable_progress_bar": True}
+    train_in_process(PlainProgress(clock=clock), clock, model=LoggingModel(), max_epochs=5, **options)
+    lines = epoch_lines(capsys)
+    assert len(lines) >= 5 and not any("validation" in line for line in lines)
+
+
 class ModelWithManyMetrics(BoringModel):
     def training_step(self, batch, batch_idx):
         for number in range(20):

@@ -17,7 +17,7 @@ from rankzero.commands.jobs.check.rules import (
     variables,
 )
 from rankzero.commands.jobs.check.user_script import UserScript
-from rankzero.messages import RequestError
+from rankzero.messages import RequestError, printable_line
 
 _COMMON = (*shell.RULES, *variables.RULES, *addresses.RULES, *torchrun.RULES, *accelerate.RULES, *mpirun.RULES)
 _OF_SCHEDULERS = {"slurm": (*slurm_launch.RULES, *slurm_options.RULES), "pbs": pbs.RULES, "": ()}
@@ -89,12 +89,7 @@ def report(path: str, findings: list[Finding]) -> str:
         return f"{path}: nothing wrong or risky was found"
     wrong = sum(finding.level == WRONG for finding in findings)
     lines = [
-        f"{path}:{item.line}: {item.level}: {_printable(item.found)}\n  write  {_printable(item.instead)}"
+        f"{path}:{item.line}: {item.level}: {printable_line(item.found)}\n  write  {printable_line(item.instead)}"
         for item in findings
     ]
     return "\n".join([*lines, f"{wrong} wrong, {len(findings) - wrong} risky"])
-
-
-def _printable(text: str) -> str:
-    """Returns a text without characters that control a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankzero.runs.reports.recorded.live_values import with_live_values
-from rankzero.runs.reports.recorded.recorded_run import CONFIG_FILE, RecordedRun, read_run
+from rankzero.runs.reports.recorded.recorded_run import CONFIG_FILE, RecordedRun, read_run, stored_config_text
 from rankzero.runs.reports.recorded.run_status import Status, status_of
 from rankzero.runs.stored_config import Config, read_config
 from rankzero.runs.tensorboard.curve import Curve
@@ -50,10 +50,7 @@ def read_compared_runs(paths: Sequence[Path]) -> list[ComparedRun]:
 
 def _read(path: Path) -> ComparedRun:
     run = read_run(path)
-    try:
-        config = read_config((path / CONFIG_FILE).read_text(errors="replace"))
-    except OSError:
-        config = {}
+    config = read_config(stored_config_text(path))
     try:
         curves = read_curves(path / "tensorboard")
     except OSError:

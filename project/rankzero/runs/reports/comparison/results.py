@@ -34,10 +34,9 @@ def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
     rows = [
         Result("status", [entry.status.word for entry in compared]),
         Result("epochs", [_epochs(run) for run in runs]),
-        *(
-            Result(name, [_counted(count) for count in map(read, runs)])
-            for name, read in (("steps", _steps), ("samples", _samples), ("processes", _processes))
-        ),
+        Result("steps", [_counted(run.steps) for run in runs]),
+        Result("samples", [_counted(run.samples) for run in runs]),
+        Result("processes", [_counted(run.world_size) for run in runs]),
     ]
     metrics = [unique_metrics(run.metrics) for run in runs]
     names = sorted({name for own in metrics for name in own}, key=lambda name: (not is_validation(name), name))
@@ -46,9 +45,7 @@ def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
         kept_best = next((run.kept_best for run in runs if run.kept_best and run.kept_best[1] == name), None)
         rows.append(Result(name, [number_text(value) for value in values], best(values, direction(name, kept_best))))
     speeds = [run.samples_per_second for run in runs]
-    rows.append(
-        Result("samples/s", [MISSING if speed is None else f"{speed:,.0f}" for speed in speeds], best(speeds, "max"))
-    )
+    rows.append(Result("samples/s", [number_text(speed) for speed in speeds], best(speeds, "max")))
     rows.append(Result("last attempt", [duration(run.seconds) for run in runs]))
     return rows, names[MAX_METRICS:]
 
@@ -71,18 +68,6 @@ def _epochs(run: RecordedRun) -> str:
     if run.epochs is None:
         return MISSING
     return f"{run.epochs} of {run.max_epochs}" if (run.max_epochs or 0) > run.epochs else str(run.epochs)
-
-
-def _steps(run: RecordedRun) -> int | None:
-    return run.steps
-
-
-def _samples(run: RecordedRun) -> int | None:
-    return run.samples
-
-
-def _processes(run: RecordedRun) -> int | None:
-    return run.world_size
 
 
 def _counted(count: int | None) -> str:

@@ -25,7 +25,10 @@ class XAxis:
     def __init__(self, kind: str, curves: Mapping[str, Curve], run: RecordedRun) -> None:
         self.kind = kind
         logged = curves.get(TAGS.get(kind, ""))
-        self._position = logged or _position_by_totals(run.steps, run.samples if kind == SAMPLES else run.epochs)
+        position = logged or _position_by_totals(run.steps, run.samples if kind == SAMPLES else run.epochs)
+        # Steps count from zero: before step 0, no sample was used.
+        points = zip(position.steps, position.values, strict=True) if position else ()
+        self._position = [(-1, 0.0), *(point for point in points if point[0] >= 0)]
         self.is_estimated = kind in TAGS and logged is None
         """Whether the run has not logged what the axis needs, so that only the totals of its summary are known."""
         self._times = sorted(time for curve in curves.values() for time in curve.times) if kind == SECONDS else []
@@ -34,7 +37,7 @@ class XAxis:
     @property
     def is_known(self) -> bool:
         """Whether the positions are known, possibly only by the totals of the run."""
-        return self.kind not in TAGS or self._position is not None
+        return self.kind not in TAGS or len(self._position) > 1
 
     def values(self, curve: Curve) -> list[float]:
         """Returns the position of each value of a curve; the axis must be known."""
@@ -42,9 +45,8 @@ class XAxis:
             return [float(step) for step in curve.steps]
         if self.kind == SECONDS:
             return self._seconds(curve.times)
-        assert self._position is not None
-        # Steps count from zero: before step 0, no sample was used.
-        return interpolated(curve.steps, [-1, *self._position.steps], [0.0, *self._position.values])
+        steps, values = zip(*self._position, strict=True)
+        return interpolated(curve.steps, steps, values)
 
     def _seconds(self, times: Sequence[float]) -> list[float]:
         """Returns the seconds of training until each time, without the time between attempts."""

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean, median
 
 from rankzero.runs.reports.html import plot
@@ -18,6 +19,7 @@ from rankzero.runs.reports.html.quantities import (
     unit_of,
 )
 from rankzero.runs.reports.palette import BRIGHT_COLORS
+from rankzero.runs.reports.text import number_text
 from rankzero.runs.tensorboard.curve import Curve
 
 MAX_CHARTS, MAX_LINES = 24, len(BRIGHT_COLORS)
@@ -169,7 +171,7 @@ def _line(name: str, curve: Curve, color: str, x: Scale, y: Scale) -> Line:
         color,
         plot.paths([curve.steps[index] for index in kept], [curve.values[index] for index in kept], x, y),
         len(kept) <= 40,
-        *(number(value) for value in (curve.values[-1], curve.low, curve.high)),
+        *map(number_text, (curve.values[-1], curve.low, curve.high)),
     )
 
 
@@ -181,22 +183,28 @@ def _step_time(curves: Mapping[str, Curve], x: Scale) -> Chart | None:
     steps = [step for step in steps if all(math.isfinite(points[step]) for points in parts.values())]
     if len(steps) < 2 or not parts:
         return None
+    weights = {step: step - previous for previous, step in pairwise([-1, *steps])}  # a value is a mean since the last
     size = math.ceil(len(steps) / MAX_AREA_POINTS)
     buckets = [steps[start : start + size] for start in range(0, len(steps), size)]
     middles = [bucket[0] if bucket is buckets[0] else bucket[-1] for bucket in buckets]
-    layers = [[fmean(points[step] for step in bucket) for bucket in buckets] for points in parts.values()]
-    means = [fmean(points[step] for step in steps) for points in parts.values()]
+    layers = [[_mean(points, bucket, weights) for bucket in buckets] for points in parts.values()]
+    means = [_mean(points, steps, weights) for points in parts.values()]
     total = sum(means)
     if total <= 0:
         return None
     y = plot.value_scale([sum(column) for column in zip(*layers, strict=True)], True, False)
     polygons = plot.areas(middles, layers, x, y)
     areas = [
-        Area(STEP_PARTS[tag], color, points, number(mean), round(100 * mean / total, 1))
+        Area(STEP_PARTS[tag], color, points, number_text(mean), round(100 * mean / total, 1))
         for tag, points, mean in zip(parts, polygons, means, strict=True)
         for color in [BRIGHT_COLORS[list(STEP_PARTS).index(tag)]]
     ]
-    return Chart(f"{number(total)} ms per step", "ms per step", y.ticks(), areas=areas)
+    return Chart(f"{number_text(total)} ms per step", "ms per step", y.ticks(), areas=areas)
+
+
+def _mean(values: Mapping[int, float], steps: Sequence[int], weights: Mapping[int, int]) -> float:
+    """Returns the weighted mean of the values at these steps."""
+    return sum(values[step] * weights[step] for step in steps) / sum(weights[step] for step in steps)
 
 
 def _slowest(group: Mapping[str, Curve]) -> dict[str, Curve]:
@@ -234,10 +242,3 @@ def _attempts(steps: Iterable[int], x: Scale) -> list[Tick]:
             labeled = position if text else labeled
             marks.append(Tick(position, text))
     return marks
-
-
-def number(value: float) -> str:
-    """Returns a number as text with four significant digits, or all digits of a large one."""
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "\N{INFINITY}" if value > 0 else "-\N{INFINITY}"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankzero.messages import spelled
@@ -40,8 +41,8 @@ def next_commands(
     if summary.get("status") != "finished":
         commands.append(_resume(run, environment, root))
     elif summary.get("checkpoint") and environment and not environment.get("is_script"):
-        evaluate = spelled("python launch/evaluate.py")
-        commands.append(NextCommand("Evaluate the newest checkpoint", f"{evaluate} {shlex.join([*name, *root])}"))
+        evaluate = f"{_evaluate(environment)} {shlex.join([*name, *root])}"
+        commands.append(NextCommand("Evaluate the newest checkpoint", evaluate))
     if has_curves:
         command = ["tensorboard", "--logdir", str(run.path.parent), "--host", "localhost"]
         commands.append(NextCommand("Show all curves", shlex.join(command)))
@@ -51,6 +52,15 @@ def next_commands(
 def launch_line(environment: Mapping[str, Any]) -> str:
     """Returns the command line of each process of an attempt, without secrets; empty if it is unknown."""
     return shlex.join(command_without_secrets(environment.get("command") or []))
+
+
+def _evaluate(environment: Mapping[str, Any]) -> str:
+    """Returns the beginning of the command that evaluates, with the interpreter and the folder of the run's command."""
+    words = environment.get("command") or []
+    for number, word in enumerate(words):
+        if Path(word).name == "fit.py":
+            return shlex.join([*words[:number], str(Path(word).with_name("evaluate.py"))])
+    return spelled("python launch/evaluate.py")
 
 
 def _resume(run: RunDirectory, environment: Mapping[str, Any], root: Sequence[str]) -> NextCommand:

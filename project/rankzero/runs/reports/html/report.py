@@ -2,26 +2,27 @@
 
 import base64
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 from markupsafe import Markup
 
 from rankzero.messages import print_error, printable
 from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.html.charts import charts_of, number
+from rankzero.runs.reports.html.charts import charts_of
 from rankzero.runs.reports.html.next_commands import launch_line, next_commands
 from rankzero.runs.reports.html.plot import HEIGHT, WIDTH
+from rankzero.runs.reports.recorded.recorded_run import stored_config_text
 from rankzero.runs.reports.secrets import without_secrets
 from rankzero.runs.reports.shown_metrics import nan_for_none, unique_metrics
-from rankzero.runs.reports.text import duration
-from rankzero.runs.stored_config import flattened
+from rankzero.runs.reports.text import duration, number_text
+from rankzero.runs.stored_config import flattened, read_config
 from rankzero.runs.tensorboard.curves import read_curves
 
 REPORT = "report.html"
@@ -69,13 +70,14 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     curves = read_curves(run.path / "tensorboard")
     attempts = list(_attempts(run, summary))
     environment = attempts[-1]["environment"] if attempts else {}
+    figures, omitted_figures = _figures(run.path / "figures")
     page = (
         _environment()
         .get_template(REPORT)
         .render(
             summary=summary,
             reason=_shortened(str(summary.get("reason") or "")),
-            metrics={name: number(value) for name, value in unique_metrics(nan_for_none(summary["metrics"])).items()},
+            metrics=_metric_texts(summary["metrics"]),
             commands=next_commands(run, summary, environment, bool(curves)),
             charts=charts_of(curves, [attempt["step"] for attempt in attempts]),
             attempts=attempts[-MAX_ATTEMPTS:],
@@ -85,7 +87,8 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
             checkpoints=list(_checkpoints(run, summary)),
             configuration=_configuration(run),
             environment=environment,
-            figures=list(_figures(run.path / "figures")),
+            figures=figures,
+            omitted_figures=omitted_figures,
             written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
             width=WIDTH,
             height=HEIGHT,
@@ -149,10 +152,7 @@ def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict
             "step": manifest["step"],
             "epoch": manifest["epoch"],
             "bytes": sum(file["bytes"] for file in manifest["files"].values()),
-            "metrics": {
-                name: number(value)
-                for name, value in unique_metrics(nan_for_none(metrics if isinstance(metrics, dict) else {})).items()
-            },
+            "metrics": _metric_texts(metrics if isinstance(metrics, dict) else {}),
             "marks": [
                 mark for mark, key in (("newest", "checkpoint"), ("best", "best")) if summary.get(key) == relative_path
             ],
@@ -161,18 +161,29 @@ def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict
 
 def _configuration(run: RunDirectory) -> dict[str, Any]:
     """Returns the settings of the newest attempt without those that are not set; {} if they cannot be read."""
-    try:
-        settings = flattened(without_secrets(yaml.safe_load((run.path / "config.yaml").read_text())))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return {}
+    settings = flattened(without_secrets(read_config(stored_config_text(run.path))))
     return {name: value for name, value in settings.items() if value is not None and name}
 
 
-def _figures(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the name and the data URI of each image in a folder, such as a confusion matrix."""
-    files = sorted(path for path in folder.glob("*.png") if path.stat().st_size <= MAX_FIGURE_BYTES)
-    for path in files[-MAX_FIGURES:]:
-        yield path.stem.replace("_", " "), f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _metric_texts(metrics: Mapping[str, float | None]) -> dict[str, str]:
+    """Returns each metric of a summary as text, once."""
+    return {name: number_text(value) for name, value in unique_metrics(nan_for_none(metrics)).items()}
+
+
+def _figures(folder: Path) -> tuple[list[tuple[str, str]], int]:
+    """Returns images of a folder, such as a confusion matrix, as pairs of name and data URI, and the number of others.
+
+    The newest images of at most `MAX_FIGURE_BYTES` bytes are shown.
+    """
+    files = [(path.stat(), path) for path in folder.glob("*.png") if path.is_file()]
+    small = [(stat.st_mtime, path) for stat, path in files if stat.st_size <= MAX_FIGURE_BYTES]
+    shown = sorted(path for _, path in sorted(small)[-MAX_FIGURES:])
+    figures = []
+    for path in shown:
+        with suppress(OSError):  # a file that may not be read
+            content = base64.b64encode(path.read_bytes()).decode()
+            figures.append((path.stem.replace("_", " "), f"data:image/png;base64,{content}"))
+    return figures, len(files) - len(figures)
 
 
 def _shortened(text: str) -> str:

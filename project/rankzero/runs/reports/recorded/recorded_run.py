@@ -1,12 +1,15 @@
 """What the files of a run's directory record about the run. Does not import torch."""
 
+import errno
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
@@ -96,7 +99,7 @@ def read_run(path: Path) -> RecordedRun:
     if summary and status not in ("finished", "stopped", "failed"):
         problems.append(f"{SUMMARY_FILE} has no status")
     metrics = summary.get("metrics")
-    config = _read_config(path)
+    config = stored_config_text(path)
     kept, limit = _KEEP_BEST.search(config), _MAX_EPOCHS.search(config)
     return RecordedRun(
         path,
@@ -138,7 +141,7 @@ def is_run(path: Path) -> bool:
     try:
         (path / RUN_FILE).lstat()
     except PermissionError:
-        return path.is_dir()
+        return os.path.isdir(path)  # noqa: PTH112 - `Path.is_dir` raises PermissionError
     except (OSError, ValueError):  # a name with a null character
         return False
     return True
@@ -147,7 +150,7 @@ def is_run(path: Path) -> bool:
 def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
     """Reads a JSON object; if the file cannot be read, returns {} and appends the reason, unless it is missing."""
     try:
-        with file.open("rb") as stream:
+        with _regular_file(file).open("rb") as stream:
             content = json.loads(stream.read(_MAX_BYTES))
     except FileNotFoundError:
         return {}
@@ -162,12 +165,20 @@ def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
     return content
 
 
-def _read_config(path: Path) -> str:
+def stored_config_text(path: Path) -> str:
+    """Returns the configuration of a run as YAML; empty if it cannot be read."""
     try:
-        with (path / CONFIG_FILE).open(errors="replace") as file:
+        with _regular_file(path / CONFIG_FILE).open(errors="replace") as file:
             return file.read(_MAX_BYTES)
     except OSError:
         return ""
+
+
+def _regular_file(path: Path) -> Path:
+    """Returns the path of a file; raises an OSError for what is no file, such as a pipe, which nothing may write to."""
+    if not S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a file")
+    return path
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -41,7 +41,7 @@ def test_rows_have_the_values_and_best_runs_of_all(tmp_path):
     }
     rows = {row.name: row for row in results(compared(tmp_path, first, second))[0]}
     assert rows["epochs"].values == ["2 of 4", "4"] and rows["steps"].values == ["1,000", "-"]
-    assert rows["val/loss"].values == ["0.5", "NaN"] and rows["val/loss"].best == frozenset()
+    assert rows["val/loss"].values == ["0.5", "not finite"] and rows["val/loss"].best == frozenset()
     assert rows["train/loss"].values == ["0.1", "-"] and rows["extra"].values == ["-", "1"]
     assert rows["last attempt"].values == ["-", "1 min 10 s"]
     assert list(rows).index("val/loss") < list(rows).index("extra")

@@ -22,6 +22,11 @@ def test_classes_and_settings_that_only_one_has_are_differences():
     }
 
 
+def test_classes_without_settings_are_compared():
+    first, second = ({"model": {"class_path": name, "init_args": {}}} for name in ("MLP", "ResNet"))
+    assert as_dict(first, second) == {"model": ["MLP", "ResNet"]}
+
+
 def test_items_of_nested_lists_are_compared_one_by_one():
     first = {
         "trainer": {"callbacks": [{"class_path": "A", "init_args": {"x": 1}}, {"class_path": "B"}], "sizes": [1, 2]}

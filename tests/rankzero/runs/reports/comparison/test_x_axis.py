@@ -30,6 +30,12 @@ def test_samples_and_epochs_lie_on_lines_between_logged_positions():
     assert XAxis(EPOCHS, curves, run()).values(curve([19])) == [pytest.approx(1.0)]
 
 
+def test_positions_before_the_first_step_are_ignored():
+    curves = {"x_axis/samples": curve([-1, 9], values=[5.0, 320.0])}
+    assert XAxis(SAMPLES, curves, run()).values(curve([9])) == [320.0]
+    assert not XAxis(SAMPLES, {"x_axis/samples": curve([-1], values=[5.0])}, run()).is_known
+
+
 def test_runs_without_logged_positions_are_drawn_by_their_totals():
     axis = XAxis(SAMPLES, {"loss": curve([1])}, run(steps=10, samples=320, epochs=2))
     assert axis.is_estimated and axis.values(curve([-1, 4, 9])) == [0.0, 160.0, 320.0]

@@ -52,6 +52,9 @@ def test_a_finished_run_is_evaluated_if_a_command_has_trained_it():
         ("Evaluate the newest checkpoint", "python launch/evaluate.py --name x"),
         ("Show all curves", "tensorboard --logdir runs --host localhost"),
     ]
+    command = [".venv/bin/python", "-u", "../launch/fit.py", "--epochs", "3"]
+    evaluate = commands(status="finished", command=command)[0].command
+    assert evaluate == ".venv/bin/python -u ../launch/evaluate.py --name x"
     assert "--root 'my runs'" in commands(run="my runs/x", status="finished")[0].command
     assert commands(status="finished", is_script=True) == []
     assert commands(status="finished", summary={"checkpoint": None}) == []

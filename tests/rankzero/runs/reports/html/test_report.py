@@ -1,3 +1,4 @@
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -186,9 +187,32 @@ def test_figures_are_part_of_the_page(tmp_path):
     run, summary = make_run(tmp_path / "x")
     (run.path / "figures").mkdir()
     (run.path / "figures" / "confusion_matrix.png").write_bytes(b"\x89PNG")
-    (run.path / "figures" / "large.png").write_bytes(bytes(report_module.MAX_FIGURE_BYTES + 1))
+    (run.path / "figures" / "huge.png").write_bytes(bytes(report_module.MAX_FIGURE_BYTES + 1))
     text = render(run, summary)
-    assert '<h3>confusion matrix</h3><img src="data:image/png;base64,iVBORw=="' in text and "large" not in text
+    assert '<h3>confusion matrix</h3><img src="data:image/png;base64,iVBORw=="' in text and "huge" not in text
+    assert "1 older or larger images are not shown" in text
+
+
+def test_the_newest_figures_are_shown_and_what_is_no_file_is_ignored(tmp_path):
+    run, summary = make_run(tmp_path / "x")
+    folder = run.path / "figures"
+    (folder / "directory.png").mkdir(parents=True)
+    (folder / "dangling.png").symlink_to("missing")
+    for number in range(report_module.MAX_FIGURES + 2):
+        file = folder / f"name_{100 - number}.png"
+        file.write_bytes(b"\x89PNG")
+        os.utime(file, (number, number))
+    text = render(run, summary)
+    assert text.count("<figure") - text.count('<figure class="chart') >= report_module.MAX_FIGURES
+    assert "name 98" in text and "name 99" not in text and "name 100" not in text
+    assert "2 older or larger images are not shown" in text
+
+
+@pytest.mark.parametrize("content", ["a: !!timestamp 5", "a: *b", "[", "a: &b [*b]", "- 1"])
+def test_a_damaged_configuration_does_not_prevent_the_report(tmp_path, content):
+    run, summary = make_run(tmp_path / "x")
+    (run.path / "config.yaml").write_text(content)
+    assert "</html>" in render(run, summary)
 
 
 def test_many_checkpoints_epochs_and_attempts_are_limited(tmp_path):

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from rankzero.runs.reports.recorded.recorded_run import is_run, read_run
@@ -36,6 +38,18 @@ def test_a_summary_of_an_earlier_attempt_is_not_the_newest(tmp_path):
 def test_archived_runs_are_recognized_by_their_name(tmp_path):
     names = ["a.before-1", "a.before-12", "a.before-x", "a.before-1b", ".before-1"]
     assert [read_run(tmp_path / name).is_archived for name in names] == [True, True, False, False, False]
+
+
+def test_a_pipe_in_place_of_a_file_is_not_read(tmp_path):
+    run = write_run(tmp_path / "a")
+    for name in ("run.json", "summary.json", "config.yaml"):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+    assert read_run(run).problem == "run.json cannot be read: not a file; summary.json cannot be read: not a file"
+
+
+def test_a_name_that_is_too_long_is_no_run(tmp_path):
+    assert not is_run(tmp_path / ("n" * 300))
 
 
 def test_only_directories_with_a_record_are_runs(tmp_path):
