@@ -173,8 +173,16 @@ class ElasticBatchSampler(Sampler[Indices]):
         size = self._size(step)
         return self._first_position(step) + min(size, micro_batches * self.device_batch_size * self._active_ranks(size))
 
-    def position(self, batches: int) -> Position:
-        """Returns the position after the last complete step within the first `batches` batches of this epoch."""
+    def position(self, batches: int, ends_step: bool = False) -> Position:
+        """Returns the position after the last complete step within the first `batches` batches of this epoch.
+
+        Args:
+            batches: Number of batches.
+            ends_step: Whether the last of these batches ends a step, even if the step has fewer batches than others.
+        """
+        if ends_step and batches % self.micro_batches and batches < len(self):
+            step, samples = batches // self.micro_batches + 1, self.consumed(batches)
+            return Position(self.epoch, step, samples, self.start_position.pass_index)
         step = batches // self.micro_batches if batches < len(self) else self.steps
         return Position(self.epoch, step, min(self.count, self._first_position(step)), self.start_position.pass_index)
 

@@ -68,6 +68,24 @@ class EpochLoop(_TrainingEpochLoop):
         return self.batches_done - self._skipped_batches
 
     @property
+    def batches_in_steps(self) -> int:
+        """Number of batches of this epoch whose gradients an optimizer step has used."""
+        batches = self.batches_trained
+        return batches if self.has_taken_last_step else batches - batches % self.trainer.accumulate_grad_batches
+
+    @property
+    def has_taken_last_step(self) -> bool:
+        """True after the last optimizer step of the epoch, which may have fewer batches than the others."""
+        counts: Any = self.batch_progress.current
+        return self.is_complete and counts.processed == counts.ready and not self._skipped_batches
+
+    @property
+    def is_within_step(self) -> bool:
+        """True if batches of a step are done, or one is being trained on, and the step is not taken yet."""
+        counts: Any = self.batch_progress.current
+        return bool(counts.ready > counts.processed or self.batches_trained > self.batches_in_steps)
+
+    @property
     def is_complete(self) -> bool:
         """True from the last batch of the epoch on."""
         return self._num_ready_batches_reached()
@@ -87,7 +105,9 @@ class EpochLoop(_TrainingEpochLoop):
         assert order
         self.scheduler_progress.reset_on_restart()
         self.automatic_optimization.optim_progress.reset_on_restart()
-        if not self.between_steps and self.batches_done <= order.first_batch:
+        counts: Any = self.batch_progress.current
+        has_taken_step = counts.ready == counts.processed <= order.first_batch
+        if not self.between_steps and has_taken_step:
             self._batches_that_stepped += 1  # Lightning counts a step after the hooks in which it saves
         batches_done = order.first_batch
         vars(self.batch_progress.current).update(
@@ -157,6 +177,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.between_steps = True
         if self.trainer.accumulate_grad_batches > 1 and self._should_accumulate():
             return
+        self.record.end_step()
         trainer = self.trainer
         for method in self.subscribers.methods["on_step_done"]:
             method(trainer)

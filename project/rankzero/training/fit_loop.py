@@ -88,7 +88,7 @@ class FitLoop(_FitLoop):
         batches = self.epoch_loop.batches_done
         cut_short = order.epoch == self.epochs_done - 1 and not self.epoch_loop.is_complete
         if batches and (self.is_within_epoch or cut_short):
-            return order.position(batches - order.batches_of_earlier_passes)
+            return order.position(batches - order.batches_of_earlier_passes, self.epoch_loop.has_taken_last_step)
         return Position(self.epochs_done)
 
     @property

@@ -4,11 +4,16 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from stock import BATCHES, SIZE, Loaders, Net, Unsized, are_equal, assert_same_training, train, with_methods
 from torch.utils.data import DataLoader
 
+from rankzero import Trainer as RunTrainer
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.tensorboard.curves import read_curves
 from rankzero.training.fast import replaced
 from rankzero.training.fit_loop import fit_loop_of
+from running import restore_process_state
 
 
 def step_lr(every=3):
@@ -202,3 +207,60 @@ def test_callback_added_at_the_start_of_an_epoch_is_called_for_each_batch():
     adder = AddsCallback()
     _, trainer = train(True, Net(), [adder])
     assert adder.added.count == BATCHES and fit_loop_of(trainer).epoch_loop._fast_epoch is None
+
+
+class SavesAt(Callback):
+    """Saves a checkpoint in a hook of one batch of the second epoch."""
+
+    def __init__(self, hook, batch, path):
+        self.batch, self.path = batch, path
+        setattr(self, hook, self.save)
+
+    def save(self, trainer, *arguments):
+        if trainer.current_epoch == 1 and trainer.fit_loop.epoch_loop.batch_progress.current.ready == self.batch:
+            trainer.save_checkpoint(self.path)
+
+
+class SeededModel(BoringModel):
+    def __init__(self):
+        super().__init__()
+        self.samples = RandomDataset(32, 17)
+
+    def train_dataloader(self):
+        return DataLoader(self.samples, batch_size=2)
+
+
+def trained_in(folder, *callbacks, ckpt_path=None, **settings):
+    """Trains for three epochs of 17 samples, and returns the weights, the train loss by step, and the ledger."""
+    torch.manual_seed(1)
+    with restore_process_state():
+        trainer = RunTrainer(
+            max_epochs=3, accelerator="cpu", root=folder.parent, name=folder.name, resume="never", quiet=True,
+            callbacks=list(callbacks), log_every_n_steps=2, limit_val_batches=0, **settings,
+        )  # fmt: skip
+        model = SeededModel()
+        trainer.fit(model, ckpt_path=ckpt_path)
+    curve = read_curves(folder / "tensorboard")["train/loss"]
+    ledger = RunDirectory(folder).read("summary.json")["ledger"]
+    return model.layer.weight.detach().clone(), dict(zip(curve.steps, curve.values, strict=True)), ledger
+
+
+HOOKS = ["on_train_batch_start", "on_after_backward", "on_train_batch_end"]
+"""`on_before_zero_grad` is called in the first batch of a step, `on_before_optimizer_step` in the last."""
+
+
+@pytest.mark.parametrize(
+    ("hook", "micro_batches", "limit", "batch"),
+    [
+        *((hook, *case) for hook in [*HOOKS, "on_before_zero_grad"] for case in [(1, 9, 4), (2, 9, 3), (3, 5, 4)]),
+        *((hook, *case) for hook in [*HOOKS, "on_before_optimizer_step"] for case in [(2, 9, 4), (3, 9, 9), (3, 5, 5)]),
+    ],
+)
+def test_a_run_resumes_exactly_from_a_checkpoint_saved_in_any_hook(tmp_path, hook, micro_batches, limit, batch):
+    """A checkpoint in the middle of a step has no gradients, so the resumed run takes the whole step again."""
+    settings = {"accumulate_grad_batches": micro_batches, "limit_train_batches": limit}
+    checkpoint = tmp_path / "saved.ckpt"
+    weights, losses, ledger = trained_in(tmp_path / "whole", SavesAt(hook, batch, checkpoint), **settings)
+    resumed_weights, resumed_losses, resumed_ledger = trained_in(tmp_path / "resumed", ckpt_path=checkpoint, **settings)
+    assert torch.equal(resumed_weights, weights) and resumed_ledger == ledger
+    assert resumed_losses.items() <= losses.items() and max(resumed_losses) == max(losses)

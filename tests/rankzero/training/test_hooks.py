@@ -5,6 +5,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.distributed.monitoring.activity import Activity
+from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import HookBridge, LoopCallback, LoopHooks, Subscribers
 from rankzero.training.metrics.interval_record import IntervalRecord
 from running import restore_process_state, train_in_process
@@ -147,6 +148,9 @@ class BatchRecorder(Callback):
 class LoopBatchRecorder(BatchRecorder, LoopCallback):
     def on_logging_step(self, trainer):
         self.seen.append(("on_logging_step", trainer.global_step))
+
+    def on_ready(self, trainer):
+        fit_loop_of(trainer).epoch_loop.record.interval = trainer.log_every_n_steps  # as `IntervalMeasurements` does
 
     def on_batch_done(self, trainer, batch, batch_idx):
         assert batch.shape == (1, 32) and trainer.global_step == batch_idx + 1

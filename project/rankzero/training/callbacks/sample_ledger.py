@@ -41,28 +41,33 @@ class SampleLedger(LoopCallback):
         if order is None:
             return
         self._trainer, self._counted_batches = trainer, order.first_batch
-        order.on_many_in_flight = self._count_trained_batches
+        order.on_many_in_flight = self._count_steps
         if not order.start_position.samples:
             self._ledger = Ledger()  # the epoch starts from its beginning; earlier uses of its samples do not count
         elif not self._is_loaded and self.plan.rank == 0:
             # The checkpoint has no ledger: assume that each sample before its position was used once.
             self._ledger = Ledger(expected_digest(order.order(), order.count, order.start_position.samples))
 
-    def _count_trained_batches(self) -> None:
-        """Adds to the ledger the samples of all batches that were trained on since the previous call."""
+    def _count_steps(self) -> None:
+        """Adds to the ledger the samples of the optimizer steps since the previous call.
+
+        The batches of an incomplete step are not added: its gradients are in no checkpoint, so that a resumed run
+        trains on these batches again.
+        """
         order = self.plan.only_order
         assert order is not None and self._trainer is not None
         loop = fit_loop_of(self._trainer)
         if loop.is_trial:
             order.in_flight.clear()
             return
-        for _ in range(loop.epoch_loop.batches_trained - self._counted_batches):
+        batches = loop.epoch_loop.batches_in_steps
+        for _ in range(batches - self._counted_batches):
             self._ledger.use(order.in_flight.popleft())
-        self._counted_batches = loop.epoch_loop.batches_trained
+        self._counted_batches = batches
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if order := self.plan.only_order:  # a new object if the loaders were created again since the last epoch
-            order.on_many_in_flight = self._count_trained_batches
+            order.on_many_in_flight = self._count_steps
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Checks the samples of the epoch over all ranks and logs the result. All ranks must call.
@@ -73,7 +78,7 @@ class SampleLedger(LoopCallback):
         order = self.plan.only_order
         if order is None:
             return
-        self._count_trained_batches()
+        self._count_steps()
         consumed = order.consumed(self._counted_batches)
         used = Digest(strategy_of(trainer).sum_over_ranks(self._ledger.digest().sums))
         if used != expected_digest(order.order(), order.count, consumed):
@@ -92,7 +97,7 @@ class SampleLedger(LoopCallback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Saves the ledger, summed over ranks. All ranks must call."""
         if self._trainer is not None and fit_loop_of(self._trainer).is_within_epoch:
-            self._count_trained_batches()
+            self._count_steps()
         used = strategy_of(trainer).sum_over_ranks(self._ledger.digest().sums)
         checkpoint["ledger"] = {"sums": used, "statements": list(self._entries)}
 

@@ -44,6 +44,8 @@ class IntervalRecord:
         self._loss_sum = 0.0
         self._loss_sum_on_device: Tensor | None = None
         self.samples = 0
+        self._step_losses: list[tuple[Tensor | float, int]] = []
+        """Loss and samples of each batch of the step in progress."""
         self.gradient_norm: float | Tensor | None = None
 
     def begin_batch(self) -> None:
@@ -67,12 +69,20 @@ class IntervalRecord:
         self.samples += samples
         self.total_samples += samples
         if loss.is_cpu:
-            self._loss_sum += loss.item() * samples
+            value = loss.item()
+            self._loss_sum += value * samples
+            self._step_losses.append((value, samples))
             return
         if self._loss_sum_on_device is None:
             dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no float64
             self._loss_sum_on_device = torch.zeros((), dtype=dtype, device=loss.device)
-        self._loss_sum_on_device.add_(loss.detach().reshape(()), alpha=samples)
+        loss = loss.detach().reshape(())
+        self._loss_sum_on_device.add_(loss, alpha=samples)
+        self._step_losses.append((loss, samples))
+
+    def end_step(self) -> None:
+        """Called after each step."""
+        self._step_losses.clear()
 
     def add_outputs(self, outputs: Any, batch: Any) -> None:
         """Adds the loss in the outputs of Lightning's own optimization, if they contain one."""
@@ -123,9 +133,18 @@ class IntervalRecord:
         steps: int = self._trainer.fit_loop.epoch_loop._batches_that_stepped
         return steps - steps % self.interval if self.interval else steps
 
-    def state(self) -> dict[str, float]:
-        """Returns the recorded losses as plain numbers, for a checkpoint in the middle of an interval."""
-        return {"loss_sum": float(self.loss_sum), "samples": self.samples, "start": self._start}
+    def state(self, is_within_step: bool) -> dict[str, float]:
+        """Returns the recorded losses as plain numbers, for a checkpoint in the middle of an interval.
+
+        Args:
+            is_within_step: Whether a hook saves the checkpoint in the middle of a step. Its losses are left out,
+                because a resumed run takes the step again.
+        """
+        loss_sum, samples = float(self.loss_sum), self.samples
+        if is_within_step:
+            loss_sum -= sum(float(loss) * count for loss, count in self._step_losses)
+            samples -= sum(count for _, count in self._step_losses)
+        return {"loss_sum": loss_sum, "samples": samples, "start": self._start}
 
     def load_states(self, states: Sequence[Mapping[str, float]]) -> None:
         """Continues the intervals of these ranks, if the run resumes within the same interval."""

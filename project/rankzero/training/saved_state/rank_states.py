@@ -46,7 +46,7 @@ class RankStates(LoopCallback):
                 "shown": {name: dict(getattr(trainer._logger_connector, name)) for name in _SHOWN},
                 "gathered": epoch_averages.gathered_values(epoch_loop.results),
                 "metrics": save_metrics(pl_module),
-                "interval": epoch_loop.record.state(),
+                "interval": epoch_loop.record.state(epoch_loop.is_within_step),
             }
         )
 

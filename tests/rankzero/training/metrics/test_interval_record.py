@@ -47,7 +47,7 @@ def test_a_resumed_interval_continues_the_sums_of_all_ranks(trainer):
     record = IntervalRecord(trainer)
     record.add_loss(torch.tensor(2.0), 3)
     resumed = IntervalRecord(trainer)
-    resumed.load_states([record.state(), record.state()])
+    resumed.load_states([record.state(False), record.state(False)])
     assert (resumed.loss_sum, resumed.samples) == (12.0, 6)
 
 
