@@ -61,6 +61,8 @@ bench: install                   ## every claim of speed beside loops written by
 	$(BIN)/python benchmarks/checkpoint_stall.py $(ARGS)
 	$(BIN)/python benchmarks/start.py $(ARGS)
 	$(BIN)/python benchmarks/input.py $(ARGS)
+	$(BIN)/python benchmarks/features.py --feature tracking $(ARGS)
+	$(BIN)/python benchmarks/features.py --feature tracking --model resnet $(ARGS)
 	$(BIN)/python benchmarks/table.py
 
 soak: install                    ## campaigns: stops, kills and faults at every place, on a real Slurm too (as root)
