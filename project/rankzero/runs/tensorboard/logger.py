@@ -139,10 +139,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     def _new_metadata(self, tag: str) -> Any:
         """Returns the description of a series before its first value; None before further values."""
-        from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
-
         if tag not in self.descriptions or tag in self._described:
             return None
+        from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
+
         self._described.add(tag)
         return SummaryMetadata(summary_description=self.descriptions[tag])
 

@@ -21,8 +21,8 @@ def batch_size(batch: Any) -> int | None:
         batch: A tensor or array of shape `(samples, ...)`, or containers of those.
     """
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
-    if type(first) is Tensor and first.ndim:  # most batches, without generators
-        return len(first) or 1
+    if type(first) is Tensor and (shape := first.shape):  # most batches, without generators
+        return shape[0] or 1
     try:
         return next(filter(None, _lengths(batch)), None)
     except Exception:

@@ -113,7 +113,7 @@ class IntervalRecord:
             getattr(optimizer, "_step_supports_amp_scaling", False)
             and getattr(self._trainer.precision_plugin, "scaler", None) is not None
         )
-        if is_scaled or {(gradient.device, gradient.is_sparse) for gradient in gradients} != {(device, False)}:
+        if is_scaled or not gradients or any(gradient.is_sparse or gradient.device != device for gradient in gradients):
             return
         # torch.nn.utils.get_total_norm takes three times as long for a few small tensors.
         norms = torch._foreach_norm(gradients)
