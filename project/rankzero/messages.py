@@ -251,9 +251,14 @@ def print_text(text: str) -> None:
 
 def encodable(text: str) -> str:
     """Returns the text with `?` in place of each character that the encoding of stdout lacks."""
-    stdout = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # while rich shows a bar, it replaces stdout
-    encoding = getattr(stdout, "encoding", None) or "utf-8"
+    encoding = stdout_encoding()
     return text.encode(encoding, "replace").decode(encoding)
+
+
+def stdout_encoding() -> str:
+    """Returns the encoding of stdout."""
+    stdout = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # while rich shows a bar, it replaces stdout
+    return getattr(stdout, "encoding", None) or "utf-8"
 
 
 def flush_streams() -> None:

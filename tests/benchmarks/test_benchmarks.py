@@ -53,7 +53,11 @@ def test_a_contest_measures_each_candidate_equally_often_in_rotating_order(conte
         (("start.py", "--pairs", "1"), {"start", "answer"}),
         (("sampling.py", "--pairs", "1", "--count", "100000"), {"first-batch", "first-batch-memory"}),
         (("step.py", "--pairs", "1", "--which", "two", "--count", "1280", "--epochs", "2"), {"step-two"}),
-        (("heartbeat.py", "--pairs", "1", "--steps", "2", "--devices", "2"), {"heartbeat-2"}),
+        (
+            ("features.py", "--feature", "monitoring", "--pairs", "1", "--steps", "2", "--devices", "2"),
+            {"monitoring-mlp-2"},
+        ),
+        (("features.py", "--feature", "tracking", "--pairs", "1", "--steps", "20"), {"tracking-mlp-1"}),
         (("resnet_step.py", "--pairs", "1", "--steps", "1", "--processes", "1"), {"resnet_step-1"}),
         (("threads.py", "--pairs", "1", "--steps", "1"), {"threads-2"}),
         (

@@ -176,15 +176,13 @@ class ElasticBatchSampler(Sampler[Indices]):
     def position(self, batches: int, ends_step: bool = False) -> Position:
         """Returns the position after the last complete step within the first `batches` batches of this epoch.
 
-        Args:
-            batches: Number of batches.
-            ends_step: Whether the last of these batches ends a step, even if the step has fewer batches than others.
+        With `ends_step`, the last of these batches ends a step, even if the step has fewer batches than others.
         """
-        if ends_step and batches % self.micro_batches and batches < len(self):
-            step, samples = batches // self.micro_batches + 1, self.consumed(batches)
-            return Position(self.epoch, step, samples, self.start_position.pass_index)
         step = batches // self.micro_batches if batches < len(self) else self.steps
-        return Position(self.epoch, step, min(self.count, self._first_position(step)), self.start_position.pass_index)
+        samples = min(self.count, self._first_position(step))
+        if ends_step and (consumed := self.consumed(batches)) > samples:
+            step, samples = step + 1, consumed
+        return Position(self.epoch, step, samples, self.start_position.pass_index)
 
     def shares(self) -> Iterator[Share]:
         """Returns this rank's share of each batch of this pass, from the start position to the end."""
@@ -210,12 +208,9 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def has_single_samples(self) -> bool:
         """Returns whether some batch of an epoch has a single sample on some rank."""
-        single = 1 % self.device_batch_size
-        for size in self._sizes():
-            least, most = size // self._active_ranks(size), -(-size // self._active_ranks(size))
-            if single in (least % self.device_batch_size, most % self.device_batch_size):
-                return True
-        return False
+        device = self.device_batch_size
+        ranks_of_sizes = [(size, self._active_ranks(size)) for size in self._sizes()]
+        return any(1 % device in (size // ranks % device, -(-size // ranks) % device) for size, ranks in ranks_of_sizes)
 
     def samples_in(self, batch: int) -> int:
         """Returns the samples of a batch over all ranks; `batch` is its index over all passes of the epoch."""
@@ -249,10 +244,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         return shares
 
     def _active_ranks(self, size: int) -> int:
-        """Returns the number of ranks that get samples of a step with `size` samples.
-
-        A short step is dealt to fewer ranks so that no rank gets a single sample, which batch norm cannot train on.
-        """
+        """Returns how many ranks get samples of a step: few enough that none gets one, which batch norm refuses."""
         if self.is_padded or size >= min(2 * self.world_size, self.global_batch_size):
             return self.world_size
         return max(1, size // 2, -(-size // self.largest_share))

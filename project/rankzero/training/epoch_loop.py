@@ -46,6 +46,7 @@ class EpochLoop(_TrainingEpochLoop):
         """True if a validation has run since the last safe point."""
         self._fast_epoch: FastEpoch | None = None
         self._skipped_batches = 0
+        self._has_uncounted_step: bool | None = None
         self._validates = False
         self._metrics_are_current = True
         self._reported: set[str] = set()
@@ -106,13 +107,13 @@ class EpochLoop(_TrainingEpochLoop):
         self.scheduler_progress.reset_on_restart()
         self.automatic_optimization.optim_progress.reset_on_restart()
         counts: Any = self.batch_progress.current
-        has_taken_step = counts.ready == counts.processed <= order.first_batch
-        if not self.between_steps and has_taken_step:
-            self._batches_that_stepped += 1  # Lightning counts a step after the hooks in which it saves
+        is_uncounted = self._has_uncounted_step
+        if is_uncounted is None:  # a checkpoint of stock Lightning
+            is_uncounted = counts.ready == counts.processed <= order.first_batch
+        self._batches_that_stepped += is_uncounted
+        self.between_steps = True
         batches_done = order.first_batch
-        vars(self.batch_progress.current).update(
-            ready=batches_done, started=batches_done, processed=batches_done, completed=batches_done
-        )
+        vars(counts).update(ready=batches_done, started=batches_done, processed=batches_done, completed=batches_done)
         self.batch_progress.is_last_batch = batches_done >= self.trainer.num_training_batches
 
     def run(self, data_fetcher: _DataFetcher) -> None:
@@ -256,8 +257,13 @@ class EpochLoop(_TrainingEpochLoop):
         """Does nothing; Lightning (since 2.5.2) runs a collective for signals in each step and waits for the device."""
 
     def on_save_checkpoint(self) -> dict[str, Any]:
-        return {**super().on_save_checkpoint(), "between_steps": self.between_steps}
+        counts: Any = self.batch_progress.current
+        # Lightning counts a step after the hooks and the validation in which it saves.
+        is_uncounted = not self.between_steps and counts.ready == counts.processed and not self.is_within_step
+        return {**super().on_save_checkpoint(), "has_uncounted_step": is_uncounted}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
-        self.between_steps = bool(state_dict.get("between_steps", state_dict.get("at_rest")))  # `at_rest` before 0.2
+        was_between_steps = state_dict.get("between_steps", state_dict.get("at_rest"))  # in earlier versions
+        self._has_uncounted_step = state_dict.get("has_uncounted_step", False if was_between_steps else None)
+        self.between_steps = self._has_uncounted_step is False

@@ -168,7 +168,7 @@ class RunStrategy(Strategy):
 
 
 class GatheredRows:
-    """Rows of all ranks on their way to host memory.
+    """Rows of all ranks that are being gathered in host memory.
 
     Args:
         rows: The rows, of shape `(ranks, columns)`; complete once the collective has ended.

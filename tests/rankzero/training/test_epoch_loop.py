@@ -240,6 +240,7 @@ def trained_in(folder, *callbacks, ckpt_path=None, **settings):
         )  # fmt: skip
         model = SeededModel()
         trainer.fit(model, ckpt_path=ckpt_path)
+    assert trainer.fit_loop.epoch_loop._batches_that_stepped == trainer.global_step
     curve = read_curves(folder / "tensorboard")["train/loss"]
     ledger = RunDirectory(folder).read("summary.json")["ledger"]
     return model.layer.weight.detach().clone(), dict(zip(curve.steps, curve.values, strict=True)), ledger
@@ -264,3 +265,15 @@ def test_a_run_resumes_exactly_from_a_checkpoint_saved_in_any_hook(tmp_path, hoo
     resumed_weights, resumed_losses, resumed_ledger = trained_in(tmp_path / "resumed", ckpt_path=checkpoint, **settings)
     assert torch.equal(resumed_weights, weights) and resumed_ledger == ledger
     assert resumed_losses.items() <= losses.items() and max(resumed_losses) == max(losses)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end"])
+@pytest.mark.parametrize(
+    ("micro_batches", "resumed_micro_batches", "batch"), [(2, 1, 4), (2, 4, 3), (1, 3, 4), (3, 1, 4)]
+)
+def test_steps_are_counted_once_if_a_resumed_run_accumulates_differently(
+    tmp_path, hook, micro_batches, resumed_micro_batches, batch
+):
+    checkpoint = tmp_path / "saved.ckpt"
+    trained_in(tmp_path / "whole", SavesAt(hook, batch, checkpoint), accumulate_grad_batches=micro_batches)
+    trained_in(tmp_path / "resumed", ckpt_path=checkpoint, accumulate_grad_batches=resumed_micro_batches)

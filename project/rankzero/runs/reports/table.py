@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rankzero.messages import print_line
+from rankzero.messages import print_line, stdout_encoding
 from rankzero.runs.reports.text import shortened
 
 _UNLIMITED = 10_000
@@ -102,8 +102,16 @@ def rendered(table: Table, has_colors: bool) -> str:
         has_colors: Whether the text contains the codes of colors, if stdout is a terminal.
     """
     # The console must not write to stdout: it would raise an error if stdout cannot be written.
-    file = io.StringIO()
+    file = io.TextIOWrapper(io.BytesIO(), encoding=stdout_encoding(), errors="replace")
     is_terminal = has_colors and Console().is_terminal
-    console = Console(file=file, markup=False, highlight=False, width=_UNLIMITED, force_terminal=is_terminal)
+    console = Console(
+        file=file,
+        markup=False,
+        highlight=False,
+        width=_UNLIMITED,
+        force_terminal=is_terminal,
+        force_jupyter=False,
+    )
     console.print(table, soft_wrap=True)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+    file.seek(0)
+    return "\n".join(line.rstrip() for line in file.read().splitlines())

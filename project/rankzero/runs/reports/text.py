@@ -77,7 +77,10 @@ def compact(number: float | None) -> str:
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
-    """Returns a number with four significant digits, or more of a large one, such as `0.9877`, `3e-07` or `12,345`."""
+    """Returns a number with `digits` significant digits, or all digits before the decimal point of a longer one.
+
+    With four digits, the results are such as `0.9877`, `3e-07` or `12,345`.
+    """
     if value is None:
         return MISSING
     if not math.isfinite(value):

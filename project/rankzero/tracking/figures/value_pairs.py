@@ -66,7 +66,7 @@ class PairSelection:
             strategy: Exchanges values between ranks.
             row: Result of `row`.
         """
-        rows = strategy.gather_rows(row).cpu()
+        rows = strategy.gather_rows(row)
         parts = [row[2:].view(2, -1)[:, : int(row[1])] for row in rows]
         predicted, true = torch.cat(parts, 1)[:, :MAX_PAIRS]
         return Pairs(predicted, true, int(rows[:, 0].sum()))

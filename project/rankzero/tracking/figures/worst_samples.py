@@ -87,7 +87,7 @@ class WorstSamples:
             rank: This rank.
             shape: Shape of the images, equal on all ranks.
         """
-        rows = strategy.gather_rows(self.row()).cpu().view(-1, MAX_SAMPLES, 3).tolist()
+        rows = strategy.gather_rows(self.row()).view(-1, MAX_SAMPLES, 3).tolist()
         found = [(*values, owner, number) for owner, row in enumerate(rows) for number, values in enumerate(row)]
         winners = sorted((entry for entry in found if entry[0] >= 0), key=lambda entry: -entry[0])[:MAX_SAMPLES]
         images = torch.zeros(len(winners), *shape)

@@ -26,7 +26,7 @@ class FlopCount:
     Used as a context manager around the first batch of an attempt. It only observes the shapes of inputs and outputs;
     torch's `FlopCounterMode` counts all operators, but some operators and compiled functions fail or change under it.
     A forward pass that activation checkpointing repeats is not counted, as usual for the utilization of a device.
-    Nothing is counted if a layer cannot be counted: its number would be too small.
+    Nothing is counted if a layer cannot be counted, because the total would be too small.
 
     Args:
         module: The module, which is not compiled.
@@ -65,7 +65,7 @@ class FlopCount:
             return
         try:
             self.flops += _operations(layer, inputs[0], output)
-        except Exception:  # an unusual layer: training goes on
+        except Exception:  # an unusual layer: training continues
             self._has_failed = True
 
 
@@ -91,8 +91,8 @@ def _operations(layer: Any, inputs: Tensor, output: Tensor) -> int:
 def can_count(module: LightningModule) -> bool:
     """Whether the operations of a module can be counted.
 
-    Hooks would make compiled code compile again, and parametrized layers, attention and recurrent layers have
-    operations beside those of the layers that are counted.
+    Hooks would trigger recompilation of compiled code. Parametrized layers, attention and recurrent layers perform
+    operations that are not counted.
     """
     return getattr(module, "_compiler_ctx", None) is None and not any(
         submodule._compiled_call_impl is not None

@@ -46,7 +46,7 @@ since the start that it is at least: about 20,000 values in two hours, and 60,00
 
 
 class _Interval(NamedTuple):
-    """An interval whose values are on their way between ranks.
+    """An interval whose values the ranks exchange.
 
     Args:
         step: Step at which its values are logged.
@@ -70,8 +70,8 @@ class _Interval(NamedTuple):
 class IntervalMeasurements(LoopCallback):
     """Logs the series of `SERIES` and the learning rates, after one exchange between ranks per logging interval.
 
-    On several ranks or a GPU, training continues during the exchange: the values are logged a step later, but under the
-    step at which the interval ended, and before a checkpoint is saved.
+    On several ranks or a GPU, training continues during the exchange: the values are logged later, at the latest at the
+    next logging step or before a checkpoint is saved, under the step at which the interval ended.
 
     Loss, learning rates and gradient norm are logged at every logging step, the others, the details, at most once per
     `DETAIL_SECONDS`: for a model with steps of 0.1 ms, they would take longer than the steps.
@@ -203,12 +203,13 @@ class IntervalMeasurements(LoopCallback):
             known[interval.loss_tag] = loss_sum / samples
         if interval.has_gradient_norm:
             known[GRADIENT_NORM] = values[GRADIENT_NORM]
+        known["epoch"] = float(interval.epoch)
         known = {tag: value for tag, value in known.items() if tag not in interval.tags_of_module}
         for logger in trainer.loggers:
-            self._log(logger, {**known, "epoch": interval.epoch}, interval.step)
+            self._log(logger, known, interval.step)
 
     def _log(self, logger: Logger, values: dict[str, float], step: int) -> None:
-        """Logs values as Lightning does; an error of a logger that the module does not use must not end training."""
+        """Logs values as Lightning does; an error of a logger does not end training, and is reported once."""
         try:
             logger.log_metrics(metrics=values, step=step)
             logger.save()
@@ -261,7 +262,7 @@ class IntervalMeasurements(LoopCallback):
         return {"wall_time/checkpoint_s": seconds, "workload/checkpoint_mib": size / 2**20}
 
     def _guarded(self, measure: Callable[[], Mapping[str, float]]) -> dict[str, float]:
-        """Returns measured values; none and a single warning if measuring fails, because training has to go on."""
+        """Returns measured values; none and a single warning if measuring fails; training continues."""
         try:
             return dict(measure())
         except Exception as error:

@@ -50,7 +50,7 @@ class StepTime:
         self._seconds, self._step = dict(self._activity.seconds), self._steps
 
     def measure_step(self) -> None:
-        """Begins to measure the step in progress on the device, if that is no CPU and no step is being measured."""
+        """Begins to measure the step in progress on the device, if it is not a CPU and no step is being measured."""
         if self._device_times is not None:
             self._device_times.begin()
 

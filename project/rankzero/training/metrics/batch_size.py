@@ -14,8 +14,8 @@ _MAX_ITEMS = 100
 def batch_size(batch: Any) -> int | None:
     """Returns the number of samples in a batch, or None if it is unknown.
 
-    This is the length of the first tensor or array, as in Lightning's `extract_batch_size`. Unlike that function, it
-    reads no elements of arrays and no iterators, and raises no errors of user-defined containers.
+    This is the length of the first tensor, as in Lightning's `extract_batch_size`, or of the first array. Unlike that
+    function, it reads no elements of arrays and no iterators, and raises no errors of user-defined containers.
 
     Args:
         batch: A tensor or array of shape `(samples, ...)`, or containers of those.
@@ -24,12 +24,12 @@ def batch_size(batch: Any) -> int | None:
     if type(first) is Tensor and (shape := first.shape):  # most batches, without generators
         return shape[0] or 1
     try:
-        return next(filter(None, _lengths(batch)), None)
+        return next(_lengths(batch), None)
     except Exception:
         return None
 
 
-def _lengths(batch: Any) -> Iterator[int | None]:
+def _lengths(batch: Any) -> Iterator[int]:
     if isinstance(batch, Tensor) or isinstance(getattr(batch, "shape", None), tuple):
         yield (batch.shape[0] if len(batch.shape) else 1) or 1
     elif isinstance(batch, Mapping):

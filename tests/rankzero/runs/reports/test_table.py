@@ -3,8 +3,10 @@ import os
 import sys
 
 import pytest
+from rich.box import SQUARE
+from rich.table import Table
 
-from rankzero.runs.reports.table import Column, Row, column_widths, print_table
+from rankzero.runs.reports.table import Column, Row, column_widths, print_table, rendered
 
 
 def test_the_longest_texts_are_shortened_first_and_none_below_its_minimum():
@@ -23,6 +25,23 @@ def test_characters_that_the_terminal_cannot_show_are_replaced(monkeypatch, enco
     print_table([Column("name", 6), Column("n", is_number=True)], [Row(["first-漢字-second", "1"])])
     stream.seek(0)
     assert stream.read().splitlines()[1].startswith("fir")
+
+
+@pytest.mark.parametrize(("encoding", "corner"), [("utf-8", "┌"), ("ascii", "+"), ("latin-1", "+")])
+def test_borders_use_characters_that_the_terminal_can_show(monkeypatch, encoding, corner):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    table = Table(box=SQUARE)
+    table.add_row("漢字")
+    text = rendered(table, has_colors=False)
+    assert text.startswith(corner) and "?" not in text.splitlines()[0]
+
+
+def test_a_table_in_a_notebook_is_text(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    table = Table()
+    table.add_row("value")
+    assert "value" in rendered(table, has_colors=True)
 
 
 def test_a_table_for_a_pipe_is_not_shortened(monkeypatch, capsys):

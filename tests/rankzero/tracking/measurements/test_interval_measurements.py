@@ -1,3 +1,4 @@
+import csv
 import json
 import math
 import time
@@ -208,6 +209,17 @@ def test_every_logger_receives_the_values(script_folder):
     for name in ("first", "second"):
         header = (script_folder / name / "metrics.csv").read_text().splitlines()[0].split(",")
         assert {"train/loss", "wall_time/step_ms", "x_axis/samples", "weights/gradient_norm"} <= set(header)
+
+
+def test_a_value_that_the_module_logs_as_epoch_is_kept(script_folder):
+    class LogsEpoch(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("epoch", 0.5)
+            return super().training_step(batch, batch_idx)
+
+    fit(LogsEpoch(), logger=CSVLogger(script_folder / "csv", name="", version=""))
+    rows = list(csv.DictReader((script_folder / "csv/metrics.csv").open()))
+    assert {row["epoch"] for row in rows} == {"", "0.5"}
 
 
 def test_nothing_is_measured_without_a_logger(script_folder):

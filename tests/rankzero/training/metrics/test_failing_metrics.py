@@ -1,7 +1,9 @@
+import math
 import warnings
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from reported import scalars_of
 from torchmetrics import MeanMetric
@@ -56,21 +58,59 @@ class Net(BoringModel):
 
 
 @pytest.mark.parametrize("stage", ["train", "val"])
-def test_a_metric_that_raises_leaves_out_its_value_with_one_warning(script_folder, stage):
+def test_the_value_of_a_metric_that_raises_is_nan_with_one_warning(script_folder, stage):
     trainer = Trainer(**SETTINGS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(Net(stage))
     texts = [str(warning.message) for warning in caught if "cannot be computed" in str(warning.message)]
     assert texts == [
-        f"rankzero: the metric '{stage}/failing' cannot be computed and is missing in this epoch; training continues: "
+        f"rankzero: the metric '{stage}/failing' cannot be computed and is NaN in this epoch; training continues: "
         "ArithmeticError('no samples of class 7')"
     ]
     assert trainer.current_epoch == 4
     curves = scalars_of(script_folder / "runs/x")
     assert len(curves["val/loss"]) == 4
-    assert list(curves[f"{stage}/failing"]) == [2, 11]  # the first and the last epoch
-    assert f"{stage}/failing" in trainer.callback_metrics
+    values = curves[f"{stage}/failing"]
+    assert list(values) == [2, 5, 8, 11]
+    assert [math.isnan(value) for value in values.values()] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("stage", ["train", "val"])
+def test_callbacks_see_nan_and_not_the_value_of_the_previous_epoch(script_folder, stage):
+    seen = []
+
+    class Observer(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            if stage == "val":
+                seen.append(float(trainer.callback_metrics["val/failing"]))
+
+        def on_fit_end(self, trainer, pl_module):
+            seen.append(float(trainer.callback_metrics[f"{stage}/failing"]))
+
+    with pytest.warns(UserWarning, match="cannot be computed"):
+        Trainer(**{**SETTINGS, "max_epochs": 3}, callbacks=[Observer()]).fit(Net(stage))
+    assert math.isnan(seen[-1])
+    assert [math.isnan(value) for value in seen[:3]] == ([False, True, True] if stage == "val" else [True])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.distributed.DistBackendError("timed out"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"),
+    ],
+)
+def test_lost_ranks_and_a_lack_of_memory_end_training(script_folder, error):
+    net = Net("val")
+
+    def compute():
+        raise error
+
+    net.failing.compute = compute
+    with pytest.raises(type(error)):
+        Trainer(**SETTINGS).fit(net)
 
 
 def test_a_metric_that_raises_before_training_ends_the_run(script_folder):
@@ -87,7 +127,7 @@ def test_a_metric_that_raises_ends_an_evaluation_as_in_stock_lightning(script_fo
         Trainer(**SETTINGS).validate(net)
 
 
-def test_a_metric_that_is_no_tensor_ends_training_as_in_stock_lightning(script_folder):
+def test_a_metric_whose_value_is_not_a_tensor_ends_training_as_in_stock_lightning(script_folder):
     net = Net("val")
     net.failing.compute = lambda: {"a": torch.tensor(1.0)}
     with pytest.raises(ValueError, match="must be a tensor"):

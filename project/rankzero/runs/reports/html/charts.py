@@ -180,10 +180,11 @@ def _step_time(curves: Mapping[str, Curve], x: Scale) -> Chart | None:
     parts = {tag: dict(zip(curves[tag].steps, curves[tag].values, strict=True)) for tag in STEP_PARTS if tag in curves}
     steps = sorted(set.intersection(*(set(points) for points in parts.values()))) if parts else []
     parts = {tag: points for tag, points in parts.items() if any(points.values())}
-    steps = [step for step in steps if all(math.isfinite(points[step]) for points in parts.values())]
+    steps = [step for step in steps if step >= 0 and all(math.isfinite(points[step]) for points in parts.values())]
     if len(steps) < 2 or not parts:
         return None
-    weights = {step: step - previous for previous, step in pairwise([-1, *steps])}  # a value is a mean since the last
+    # Each value is the mean over the steps since the previous value.
+    weights = {step: step - previous for previous, step in pairwise([-1, *steps])}
     size = math.ceil(len(steps) / MAX_AREA_POINTS)
     buckets = [steps[start : start + size] for start in range(0, len(steps), size)]
     middles = [bucket[0] if bucket is buckets[0] else bucket[-1] for bucket in buckets]

@@ -175,7 +175,7 @@ def stored_config_text(path: Path) -> str:
 
 
 def _regular_file(path: Path) -> Path:
-    """Returns the path of a file; raises an OSError for what is no file, such as a pipe, which nothing may write to."""
+    """Returns the path of a file; raises an OSError if it is not a regular file: opening a pipe could block."""
     if not S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a file")
     return path

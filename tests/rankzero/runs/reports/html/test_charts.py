@@ -110,3 +110,9 @@ def test_the_mean_time_of_a_part_weighs_each_interval_by_its_steps():
     parts["wall_time/forward_ms"] = Curve([0, 9], [], [110.0, 10.0])
     (area,) = charts_of(parts, []).step_time.areas
     assert area.mean == "20" and area.percent == 100.0
+
+
+def test_steps_below_zero_are_left_out_of_the_time_of_a_step():
+    charts = charts_of({"wall_time/forward_ms": Curve([-1, 0, 1], [0.0] * 3, [5.0, 2.0, 2.0])}, [0])
+    assert charts.step_time.title == "2 ms per step"
+    assert charts_of({"wall_time/forward_ms": Curve([-2, -1], [0.0] * 2, [5.0, 2.0])}, [0]).step_time is None

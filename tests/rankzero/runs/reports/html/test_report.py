@@ -190,7 +190,7 @@ def test_figures_are_part_of_the_page(tmp_path):
     (run.path / "figures" / "huge.png").write_bytes(bytes(report_module.MAX_FIGURE_BYTES + 1))
     text = render(run, summary)
     assert '<h3>confusion matrix</h3><img src="data:image/png;base64,iVBORw=="' in text and "huge" not in text
-    assert "1 older or larger images are not shown" in text
+    assert "Older or larger images in the folder figures: 1" in text
 
 
 def test_the_newest_figures_are_shown_and_what_is_no_file_is_ignored(tmp_path):
@@ -205,7 +205,7 @@ def test_the_newest_figures_are_shown_and_what_is_no_file_is_ignored(tmp_path):
     text = render(run, summary)
     assert text.count("<figure") - text.count('<figure class="chart') >= report_module.MAX_FIGURES
     assert "name 98" in text and "name 99" not in text and "name 100" not in text
-    assert "2 older or larger images are not shown" in text
+    assert "Older or larger images in the folder figures: 2" in text
 
 
 @pytest.mark.parametrize("content", ["a: !!timestamp 5", "a: *b", "[", "a: &b [*b]", "- 1"])
