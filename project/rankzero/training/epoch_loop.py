@@ -149,18 +149,15 @@ class EpochLoop(_TrainingEpochLoop):
             self.record.is_enabled = records
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
-        self.between_steps = self._metrics_are_current = False
-        if self._fast_epoch is not None and not self._fast_epoch.is_current:
-            self._fast_epoch = self._fast_epoch_or_none(data_fetcher)
         if self.around_next_batch is not None and self.record.is_enabled:  # it is disabled in a finder's trial
             context, self.around_next_batch = self.around_next_batch, None
             with context:
-                self._train_on_next(data_fetcher)
-        else:
-            self._train_on_next(data_fetcher)
-
-    def _train_on_next(self, data_fetcher: _DataFetcher) -> None:
-        self.record.begin_batch()
+                self.advance(data_fetcher)
+            return
+        self.between_steps = self._metrics_are_current = False
+        if self._fast_epoch is not None and not self._fast_epoch.is_current:
+            self._fast_epoch = self._fast_epoch_or_none(data_fetcher)
+        self.record.begin_batch(self._batches_that_stepped)
         if self._fast_epoch is not None and not self.restarting:
             self._fast_epoch.train_on_next()
         else:
@@ -178,7 +175,6 @@ class EpochLoop(_TrainingEpochLoop):
         self.between_steps = True
         if self.trainer.accumulate_grad_batches > 1 and self._should_accumulate():
             return
-        self.record.end_step()
         trainer = self.trainer
         for method in self.subscribers.methods["on_step_done"]:
             method(trainer)

@@ -18,6 +18,7 @@ from rankzero.training.fast.batch_hooks import BatchHooks, overrides
 from rankzero.training.fast.conditions import OPTIMIZER_HOOKS
 from rankzero.training.fast.log import FastLog
 from rankzero.training.fast.torch_calls import fast_backward, fast_step, zero_gradients
+from rankzero.training.metrics.interval_record import samples_in
 from rankzero.training.strategies import OneProcess, RunStrategy
 
 
@@ -114,7 +115,8 @@ class OptimizerStep:
         record = self._record
         if record.is_enabled and (loss := output if result is _UNOBSERVED else result.loss) is not None:
             batches_per_step: int = self.trainer.accumulate_grad_batches  # by which Lightning has divided the loss
-            record.add_loss(loss if batches_per_step == 1 else loss * batches_per_step, record.samples_in(batch[0]))
+            samples = samples_in(batch[0], self.strategy.share)
+            record.add_loss(loss if batches_per_step == 1 else loss * batches_per_step, samples)
         if result is _UNOBSERVED:
             if not self.hooks.has_observers("on_train_batch_end"):
                 return {}
@@ -124,8 +126,9 @@ class OptimizerStep:
     def _closure(self) -> Tensor | None:
         loss = self._run_passes()
         self.activity.enter(OPTIMIZER)
-        if self._record.is_due and self._record.is_enabled:
-            self._record.measure_gradients(self.strategy.optimizers[0])
+        record = self._record
+        if record.is_due and record.measures_gradients and record.is_enabled:
+            record.measure_gradients(self.strategy.optimizers[0])
         if not self._is_unobserved:
             self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])
         if self._overrides_clipping or self.trainer.gradient_clip_val:

@@ -23,7 +23,6 @@ GRADIENT_NORM = "weights/gradient_norm"
 MFU = "workload/mfu_percent"
 
 SERIES = {
-    GRADIENT_NORM: Series("2-norm of all gradients before clipping, in the last step of the interval", "max"),
     "train/loss": Series("Mean loss of all samples of the interval, over all ranks"),
     "train/samples_per_second": Series("Training samples per second over all ranks, without validation"),
     DATA_WAIT: Series("Milliseconds per step: waiting for a batch and moving it to the device", "mean"),
@@ -37,6 +36,7 @@ SERIES = {
     "wall_time/step_ms": Series("Milliseconds per step, without validation and checkpoints", "mean"),
     "wall_time/checkpoint_blocked_s": Series("Seconds of the interval in which saving blocked training", "max"),
     "wall_time/checkpoint_s": Series("Seconds from the copy of the last checkpoint until it was on disk"),
+    GRADIENT_NORM: Series("2-norm of all gradients before clipping, in the last step of the interval", "max"),
     "workload/samples_per_second_per_device": Series("Training samples per second and device, without validation"),
     "workload/teraflops_per_second": Series(
         "TFLOP/s of a device: 10^12 floating-point operations of forward and backward passes per second"
@@ -70,7 +70,7 @@ REDUCTIONS = {LOSS_SUM: "sum", LOSS_SAMPLES: "sum", DETAILS_REQUESTED: "max"} | 
 EXCHANGED = tuple(REDUCTIONS)
 """Tags of the values that ranks exchange, in this order."""
 
-ALWAYS_EXCHANGED = EXCHANGED[: EXCHANGED.index(GRADIENT_NORM) + 1]
+ALWAYS_EXCHANGED = EXCHANGED[:3]
 """Tags of the values that ranks exchange at every logging step; the others are details."""
 
 MAX_RANKS = 16

@@ -9,8 +9,18 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rankzero.sampling.batch_sampler import EVEN_SHARE
+from rankzero.sampling.batch_sampler import EVEN_SHARE, Share
 from rankzero.training.metrics.batch_size import batch_size
+
+
+def samples_in(batch: Any, share: Share) -> int:
+    """Returns the number of this rank's samples in a batch.
+
+    Args:
+        batch: The batch.
+        share: This rank's share of the batch; `EVEN_SHARE` if it is unknown.
+    """
+    return share.samples if share is not EVEN_SHARE else batch_size(batch) or 1
 
 
 class IntervalRecord:
@@ -26,6 +36,7 @@ class IntervalRecord:
         is_enabled: Whether steps are recorded.
         interval: Number of steps in an interval, the same on all ranks; 0 if none ends.
         is_due: Whether the step in progress ends the interval. Lightning logs the metrics of the same steps.
+        measures_gradients: Whether the gradient norm is measured in the step that ends the interval.
         samples: Number of samples whose loss is recorded.
         total_samples: The same since the start of the attempt.
         gradient_norm: 2-norm of all gradients before clipping in the last step of the interval; None if unknown, as
@@ -34,9 +45,12 @@ class IntervalRecord:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.is_enabled = self.is_due = False
+        self.is_enabled = self.is_due = self.measures_gradients = False
         self.interval = self.total_samples = 0
         self._resumed_start: int | None = None
+        self._step = 0
+        self._step_losses: list[tuple[Tensor | float, int]] = []
+        """Loss and samples of each batch of the step in progress."""
         self.reset()
 
     def reset(self) -> None:
@@ -44,14 +58,19 @@ class IntervalRecord:
         self._loss_sum = 0.0
         self._loss_sum_on_device: Tensor | None = None
         self.samples = 0
-        self._step_losses: list[tuple[Tensor | float, int]] = []
-        """Loss and samples of each batch of the step in progress."""
+        self._step_losses.clear()
         self.gradient_norm: float | Tensor | None = None
 
-    def begin_batch(self) -> None:
-        """Updates `is_due`."""
-        interval = self.interval
-        self.is_due = bool(interval) and (self._trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % interval == 0
+    def begin_batch(self, step: int) -> None:
+        """Updates `is_due`.
+
+        Args:
+            step: Number of steps before this batch.
+        """
+        self.is_due = bool(self.interval) and (step + 1) % self.interval == 0
+        if step != self._step:
+            self._step = step
+            self._step_losses.clear()
         if self._resumed_start is not None:
             if self._resumed_start != self._start:  # a hook of the interval's last step had saved the checkpoint
                 self.reset()
@@ -80,10 +99,6 @@ class IntervalRecord:
         self._loss_sum_on_device.add_(loss, alpha=samples)
         self._step_losses.append((loss, samples))
 
-    def end_step(self) -> None:
-        """Called after each step."""
-        self._step_losses.clear()
-
     def add_outputs(self, outputs: Any, batch: Any) -> None:
         """Adds the loss in the outputs of Lightning's own optimization, if they contain one."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
@@ -91,14 +106,7 @@ class IntervalRecord:
             return
         if self._trainer.lightning_module.automatic_optimization:  # Lightning has divided the loss by the micro-batches
             loss = loss * self._trainer.accumulate_grad_batches
-        self.add_loss(loss, self.samples_in(batch))
-
-    def samples_in(self, batch: Any) -> int:
-        """Returns the number of this rank's samples in the batch of the step in progress."""
-        share = getattr(self._trainer.strategy, "share", EVEN_SHARE)
-        if share is not EVEN_SHARE:
-            return share.samples
-        return batch_size(batch) or 1
+        self.add_loss(loss, samples_in(batch, getattr(self._trainer.strategy, "share", EVEN_SHARE)))
 
     def measure_gradients(self, optimizer: Optimizer) -> None:
         """Measures the norm of the gradients of an optimizer, which are averaged over ranks and not clipped yet."""

@@ -6,7 +6,8 @@ import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from rankzero.training.metrics.interval_record import IntervalRecord
+from rankzero.sampling.batch_sampler import EVEN_SHARE
+from rankzero.training.metrics.interval_record import IntervalRecord, samples_in
 
 
 @pytest.fixture
@@ -21,15 +22,14 @@ def test_every_nth_step_ends_the_interval(trainer):
     record.interval = 3
     due = []
     for step in range(7):
-        trainer.fit_loop.epoch_loop._batches_that_stepped = step
-        record.begin_batch()
+        record.begin_batch(step)
         due.append(record.is_due)
     assert due == [False, False, True, False, False, True, False]
 
 
 def test_no_step_ends_an_interval_without_logging(trainer):
     record = IntervalRecord(trainer)
-    record.begin_batch()
+    record.begin_batch(0)
     assert not record.is_due
 
 
@@ -102,7 +102,7 @@ def test_the_norm_of_scaled_gradients_is_unknown(trainer):
         (object(), 1),
     ],
 )
-def test_the_number_of_samples_in_a_batch_is_lightnings(trainer, batch, samples):
-    assert IntervalRecord(trainer).samples_in(batch) == samples
+def test_the_number_of_samples_in_a_batch_is_lightnings(batch, samples):
+    assert samples_in(batch, EVEN_SHARE) == samples
     with suppress(MisconfigurationException):  # Lightning finds no size
         assert extract_batch_size(batch) == samples
