@@ -79,3 +79,45 @@ def test_two_ranks_log_the_mean_over_all_samples_in_one_collective_per_interval(
             assert calls[step + 1] - calls[step] == (step in ends), step
     for rank in (0, 1):
         assert set(curve(tmp_path / "runs/x", f"world/data_wait_ms/rank_{rank:03d}")) >= {INTERVAL - 1}
+
+
+FAILING = """
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torchmetrics import MeanMetric
+
+class Failing(MeanMetric):
+    def compute(self):
+        if torch.distributed.get_rank() == 1:
+            raise ArithmeticError("no samples of class 7")
+        return super().compute()
+
+class Net(BoringModel):
+    def __init__(self):
+        super().__init__()
+        self.failing = Failing()
+
+    def validation_step(self, batch, batch_idx):
+        loss = super().validation_step(batch, batch_idx)["x"]
+        self.failing.update(loss)
+        self.log("val/failing", self.failing)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/failing"}}
+
+    def on_fit_end(self):
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        with open(f"end-{self.global_rank}.txt", "w") as file:
+            file.write(f"{self.trainer.callback_metrics['val/failing']} {rate} {self.layer.weight.sum().item()}")
+"""
+
+
+def test_a_metric_that_fails_on_one_rank_is_nan_on_all_ranks(forks, tmp_path):
+    (tmp_path / "module.py").write_text(FAILING)
+    arguments = ("--model", "module.Net", "--epochs", "4", "--name", "x", "--trainer.num_sanity_val_steps", "0")
+    forks.fit(*arguments, "--trainer.limit_train_batches", "4", folder=tmp_path, world=2)
+    ends = [(tmp_path / f"end-{rank}.txt").read_text() for rank in (0, 1)]
+    assert ends[0] == ends[1] and ends[0].startswith("nan ")
+    assert "".join(forks.outputs(tmp_path, 2)).count("'val/failing' cannot be computed") == 1

@@ -209,8 +209,8 @@ class ElasticBatchSampler(Sampler[Indices]):
     def has_single_samples(self) -> bool:
         """Returns whether some batch of an epoch has a single sample on some rank."""
         device = self.device_batch_size
-        ranks_of_sizes = [(size, self._active_ranks(size)) for size in self._sizes()]
-        return any(1 % device in (size // ranks % device, -(-size // ranks) % device) for size, ranks in ranks_of_sizes)
+        shares = [divmod(size, self._active_ranks(size)) for size in self._sizes()]
+        return any(1 % device in (least % device, (least + (rest > 0)) % device) for least, rest in shares)
 
     def samples_in(self, batch: int) -> int:
         """Returns the samples of a batch over all ranks; `batch` is its index over all passes of the epoch."""
@@ -244,7 +244,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         return shares
 
     def _active_ranks(self, size: int) -> int:
-        """Returns how many ranks get samples of a step: few enough that none gets one, which batch norm refuses."""
+        """Returns how many ranks get samples of a step; fewer of a short step, so that none gets a single sample."""
         if self.is_padded or size >= min(2 * self.world_size, self.global_batch_size):
             return self.world_size
         return max(1, size // 2, -(-size // self.largest_share))

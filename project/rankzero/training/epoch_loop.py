@@ -40,13 +40,13 @@ class EpochLoop(_TrainingEpochLoop):
         """What this rank records in the steps of a logging interval."""
         self.around_next_batch: AbstractContextManager[Any] | None = None
         """Context in which the next batch is trained on."""
-        self.between_steps = False
-        """True between steps."""
         self.has_validated = False
         """True if a validation has run since the last safe point."""
         self._fast_epoch: FastEpoch | None = None
         self._skipped_batches = 0
-        self._has_uncounted_step: bool | None = None
+        self._counted_batches: int | None = None
+        """Batches of this epoch whose steps Lightning has counted; None before the loop runs."""
+        self._resumes_with_uncounted_step: bool | None = None
         self._validates = False
         self._metrics_are_current = True
         self._reported: set[str] = set()
@@ -107,18 +107,17 @@ class EpochLoop(_TrainingEpochLoop):
         self.scheduler_progress.reset_on_restart()
         self.automatic_optimization.optim_progress.reset_on_restart()
         counts: Any = self.batch_progress.current
-        is_uncounted = self._has_uncounted_step
-        if is_uncounted is None:  # a checkpoint of stock Lightning
+        is_uncounted = self._resumes_with_uncounted_step
+        if is_uncounted is None:  # a checkpoint of stock Lightning, or of an earlier version in the middle of a step
             is_uncounted = counts.ready == counts.processed <= order.first_batch
         self._batches_that_stepped += is_uncounted
-        self.between_steps = True
         batches_done = order.first_batch
         vars(counts).update(ready=batches_done, started=batches_done, processed=batches_done, completed=batches_done)
         self.batch_progress.is_last_batch = batches_done >= self.trainer.num_training_batches
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         self.reset()
-        self._skipped_batches = 0
+        self._skipped_batches, self._counted_batches = 0, self.batches_done
         self.on_run_start(data_fetcher)
         is_trial: bool = self.trainer.fit_loop.is_trial  # type: ignore[attr-defined]
         is_whole_epoch = not self.batches_done
@@ -138,6 +137,8 @@ class EpochLoop(_TrainingEpochLoop):
                 except StopIteration:
                     counts: Any = self.batch_progress.current
                     self._skipped_batches = counts.processed - counts.completed
+                    if self._skipped_batches and self.is_within_step:
+                        self.record.discard_step()  # the next epoch begins with new gradients
                     break
                 finally:
                     self.on_iteration_done()
@@ -154,7 +155,7 @@ class EpochLoop(_TrainingEpochLoop):
             with context:
                 self.advance(data_fetcher)
             return
-        self.between_steps = self._metrics_are_current = False
+        self._metrics_are_current = False
         if self._fast_epoch is not None and not self._fast_epoch.is_current:
             self._fast_epoch = self._fast_epoch_or_none(data_fetcher)
         self.record.begin_batch(self._batches_that_stepped)
@@ -172,7 +173,7 @@ class EpochLoop(_TrainingEpochLoop):
             super().on_advance_end(data_fetcher)
         else:
             fast_epoch.end_step()
-        self.between_steps = True
+        self._counted_batches = self.batch_progress.current.processed  # type: ignore[attr-defined]
         if self.trainer.accumulate_grad_batches > 1 and self._should_accumulate():
             return
         trainer = self.trainer
@@ -252,14 +253,20 @@ class EpochLoop(_TrainingEpochLoop):
     def _broadcast_sigterm_tensor(self) -> None:
         """Does nothing; Lightning (since 2.5.2) runs a collective for signals in each step and waits for the device."""
 
-    def on_save_checkpoint(self) -> dict[str, Any]:
+    @property
+    def _has_uncounted_step(self) -> bool | None:
+        """True in the hooks and the validation after a step; Lightning counts the step after them."""
+        if self._counted_batches is None:
+            return self._resumes_with_uncounted_step
         counts: Any = self.batch_progress.current
-        # Lightning counts a step after the hooks and the validation in which it saves.
-        is_uncounted = not self.between_steps and counts.ready == counts.processed and not self.is_within_step
-        return {**super().on_save_checkpoint(), "has_uncounted_step": is_uncounted}
+        is_done = counts.ready == counts.processed > self._counted_batches
+        return bool(is_done and not self._skipped_batches and not self.is_within_step)
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        return {**super().on_save_checkpoint(), "has_uncounted_step": self._has_uncounted_step}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
         was_between_steps = state_dict.get("between_steps", state_dict.get("at_rest"))  # in earlier versions
-        self._has_uncounted_step = state_dict.get("has_uncounted_step", False if was_between_steps else None)
-        self.between_steps = self._has_uncounted_step is False
+        self._counted_batches = None
+        self._resumes_with_uncounted_step = state_dict.get("has_uncounted_step", False if was_between_steps else None)

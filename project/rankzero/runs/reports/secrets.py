@@ -48,7 +48,7 @@ _UNNAMED = re.compile(
     r"(?P<begin>(?i:[?&](?:sig|signature|key|x-(?:amz|goog)-(?:credential|signature|security-token))=))[^\s&#'\"]+"
     r"|(?P<bearer>(?i:\bbearer\s+))(?=\S*\d|\S{20})[\w.~+/=-]+"
     r"|\b(?:AKIA[A-Z0-9]{16}|hf_[A-Za-z0-9]{30,}|gh[opsu]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|xox[abp]-[\w-]{20,})"
-    r"|\b(?:glpat|sk)-(?=[\w-]*\d)[\w-]{20,}"
+    r"|\b(?:glpat-[\w-]{20,}|sk-(?:proj-|svcacct-|ant-)?(?=[\w-]*\d)[\w-]{32,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)",
     re.DOTALL,
 )

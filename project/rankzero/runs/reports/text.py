@@ -77,7 +77,7 @@ def compact(number: float | None) -> str:
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
-    """Returns a number with `digits` significant digits, or all digits before the decimal point of a longer one.
+    """Returns a number with `digits` significant digits, or with all its integer digits if it has more.
 
     With four digits, the results are such as `0.9877`, `3e-07` or `12,345`.
     """

@@ -15,9 +15,9 @@ Row = list[float]
 class Exchange:
     """One collective per logging interval, and none with a single process.
 
-    Training continues between `begin` and `finish`. A few values are exchanged in
-    every interval. Rank zero requests the others, the details, in one exchange, and all ranks add them to the next one.
-    Details are part of the first exchange.
+    Training continues between `begin` and `finish`. A few values are exchanged in every interval. Rank zero requests
+    the others, the details, in one exchange, and all ranks add them to the next one. Details are part of the first
+    exchange.
 
     Args:
         strategy: The Trainer's strategy.

@@ -92,7 +92,7 @@ def can_count(module: LightningModule) -> bool:
     """Whether the operations of a module can be counted.
 
     Hooks would trigger recompilation of compiled code. Parametrized layers, attention and recurrent layers perform
-    operations that are not counted.
+    operations that are not counted, so the total would be too small.
     """
     return getattr(module, "_compiler_ctx", None) is None and not any(
         submodule._compiled_call_impl is not None

@@ -46,7 +46,7 @@ since the start that it is at least: about 20,000 values in two hours, and 60,00
 
 
 class _Interval(NamedTuple):
-    """An interval whose values the ranks exchange.
+    """An interval whose values are being exchanged between ranks.
 
     Args:
         step: Step at which its values are logged.
@@ -70,11 +70,11 @@ class _Interval(NamedTuple):
 class IntervalMeasurements(LoopCallback):
     """Logs the series of `SERIES` and the learning rates, after one exchange between ranks per logging interval.
 
-    On several ranks or a GPU, training continues during the exchange: the values are logged later, at the latest at the
-    next logging step or before a checkpoint is saved, under the step at which the interval ended.
+    On several ranks or a GPU, training continues during the exchange, and the values are logged later: at the latest at
+    the next logging step, or before a checkpoint is saved. Their step is the one at which the interval ended.
 
-    Loss and learning rates are logged at every logging step, the others, the details, at most once per
-    `DETAIL_SECONDS`: for a model with steps of 0.1 ms, they would take longer than the steps.
+    Loss and learning rates are logged at every logging step; all other series, the details, at most once per
+    `DETAIL_SECONDS`. For a model with steps of 0.1 ms, they would take longer than the steps.
 
     Args:
         run: Directory of the run, with the number of the attempt.

@@ -62,16 +62,16 @@ LOSS_SUM, LOSS_SAMPLES = "loss_sum", "loss_samples"
 DETAILS_REQUESTED = "details_requested"
 """1 if rank zero requests details in the next exchange; not logged."""
 
-REDUCTIONS = {LOSS_SUM: "sum", LOSS_SAMPLES: "sum", DETAILS_REQUESTED: "max"} | {
+ALWAYS_EXCHANGED = (LOSS_SUM, LOSS_SAMPLES, DETAILS_REQUESTED)
+"""Tags of the values that ranks exchange at every logging step; the others are details."""
+
+REDUCTIONS = dict(zip(ALWAYS_EXCHANGED, ("sum", "sum", "max"), strict=True)) | {
     tag: series.reduction for tag, series in SERIES.items() if series.reduction
 }
 """Tag of each value that ranks exchange -> how the values of ranks are combined."""
 
 EXCHANGED = tuple(REDUCTIONS)
 """Tags of the values that ranks exchange, in this order."""
-
-ALWAYS_EXCHANGED = EXCHANGED[:3]
-"""Tags of the values that ranks exchange at every logging step; the others are details."""
 
 MAX_RANKS = 16
 """Largest number of ranks with a series of their own; of more ranks, the slowest ones are logged."""

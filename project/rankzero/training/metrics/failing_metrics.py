@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from typing import Any
 
 import torch
@@ -11,6 +12,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from rankzero.messages import is_peer_failure
+from rankzero.training.strategies import strategy_of
+
+
+def _is_fatal(error: Exception) -> bool:
+    """Whether an error of `compute`, which also synchronizes ranks, is a lost rank or a lack of memory."""
+    return (
+        isinstance(error, torch.distributed.DistError | torch.OutOfMemoryError | MemoryError)
+        or is_peer_failure(error)
+        or (isinstance(error, RuntimeError) and bool(re.search("out of memory|can't allocate memory", str(error))))
+    )
 
 
 class TolerantResults(_ResultCollection):
@@ -31,23 +42,34 @@ class TolerantResults(_ResultCollection):
 
     def compute(self, metric: _ResultMetric) -> None:
         """Computes a torchmetrics metric over all ranks. All ranks must call."""
+        error: Exception | None = None
         try:
             metric.compute()
-        except Exception as error:
-            # torchmetrics exchanges the state of the metric between ranks within `compute`.
-            is_fatal = isinstance(error, torch.distributed.DistError | torch.OutOfMemoryError) or is_peer_failure(error)
-            if self._trainer.sanity_checking or is_fatal:
+        except Exception as raised:
+            if self._trainer.sanity_checking or _is_fatal(raised):
                 raise
-            value = torch.tensor(math.nan, device=self._trainer.strategy.root_device)
-            metric._computed = value  # type: ignore[assignment]  # Lightning declares None
-            name = metric.meta.name
-            if name not in self._failed_names:
-                self._failed_names.add(name)
-                logging.getLogger("rankzero").warning("metric %s", name, exc_info=True)
-                rank_zero_warn(
-                    f"rankzero: the metric {name!r} cannot be computed and is NaN in this epoch; training continues: "
-                    f"{error!r}"
-                )
+            error = raised
+        if not self._has_failed_on_a_rank(metric, error):
+            return
+        value = torch.tensor(math.nan, device=self._trainer.strategy.root_device)
+        metric._computed = value  # type: ignore[assignment]  # Lightning declares None
+        name = metric.meta.name
+        if name not in self._failed_names:
+            self._failed_names.add(name)
+            logging.getLogger("rankzero").warning("metric %s", name, exc_info=error)
+            cause = "an error on another rank" if error is None else repr(error)
+            rank_zero_warn(
+                f"rankzero: the metric {name!r} cannot be computed and is NaN in this epoch; training continues: "
+                f"{cause}"
+            )
+
+    def _has_failed_on_a_rank(self, metric: _ResultMetric, error: Exception | None) -> bool:
+        # A metric that is synchronized has to have the same value on all ranks, which may decide by it.
+        if not getattr(metric.value, "sync_on_compute", False):
+            return error is not None
+        flag = torch.tensor(float(error is not None), device=self._trainer.strategy.root_device)
+        strategy_of(self._trainer).reduce_in_place(flag, "max")
+        return bool(flag)
 
     # A static method in Lightning, which calls it on the instance.
     def _get_cache(self, result_metric: _ResultMetric, on_step: bool) -> Tensor | None:  # type: ignore[override]

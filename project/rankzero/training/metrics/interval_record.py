@@ -36,7 +36,8 @@ class IntervalRecord:
         is_enabled: Whether steps are recorded.
         interval: Number of steps in an interval, the same on all ranks; 0 if none ends.
         is_due: Whether the step in progress ends the interval. Lightning logs the metrics of the same steps.
-        measures_gradients: Whether the gradient norm is measured in the step that ends the interval.
+        measures_gradients: Whether the gradient norm is measured in the step that ends the interval. It is not if the
+            interval's values are exchanged without details.
         samples: Number of samples whose loss is recorded.
         total_samples: The same since the start of the attempt.
         gradient_norm: 2-norm of all gradients before clipping in the last step of the interval; None if unknown, as
@@ -140,6 +141,17 @@ class IntervalRecord:
         """Number of steps before the interval that contains the next step."""
         steps: int = self._trainer.fit_loop.epoch_loop._batches_that_stepped
         return steps - steps % self.interval if self.interval else steps
+
+    def discard_step(self) -> None:
+        """Removes the losses of a step that is not taken."""
+        for loss, count in self._step_losses:
+            self.samples -= count
+            if isinstance(loss, Tensor):
+                assert self._loss_sum_on_device is not None
+                self._loss_sum_on_device.sub_(loss, alpha=count)
+            else:
+                self._loss_sum -= loss * count
+        self._step_losses.clear()
 
     def state(self, is_within_step: bool) -> dict[str, float]:
         """Returns the recorded losses as plain numbers, for a checkpoint in the middle of an interval.

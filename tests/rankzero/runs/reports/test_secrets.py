@@ -77,7 +77,8 @@ def test_values_without_secrets_are_unchanged(value):
         ("https://s3/x?X-Amz-Signature=ab12&X-Amz-Date=1", "https://s3/x?X-Amz-Signature=...&X-Amz-Date=1"),
         ("error 401 for bearer abc.123", "error 401 for bearer ..."),
         (f"hf_{'abcdeF1234' * 3} is not valid", "... is not valid"),
-        ("sk-proj-abcdefghijklmn0123456 is not valid", "... is not valid"),
+        ("sk-proj-abcdefghijklmn0123456abcdefghijklmn is not valid", "... is not valid"),
+        ("glpat-AbCdEfGhIjKlMnOpQrSt is not valid", "... is not valid"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nread", "...\nread"),
     ],
 )
@@ -86,7 +87,9 @@ def test_secrets_in_texts_are_hidden_once(text, shown):
     assert without_secrets(shown) == shown
 
 
-@pytest.mark.parametrize("text", ["hf_models_classification.Net", "sk-learn-style-dataset_name"])
+@pytest.mark.parametrize(
+    "text", ["hf_models_classification.Net", "sk-learn-style-dataset_name", "sk-resnet50-classification"]
+)
 def test_names_that_begin_like_tokens_are_shown(text):
     assert without_secrets(text) == text
 

@@ -99,6 +99,8 @@ def test_callbacks_see_nan_and_not_the_value_of_the_previous_epoch(script_folder
     [
         torch.distributed.DistBackendError("timed out"),
         torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
         RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"),
     ],
 )
