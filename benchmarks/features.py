@@ -35,7 +35,7 @@ FEATURES = {
     "monitoring": ((Activity, "enter"), (Activity, "begin_batch"), (Heartbeat, "status"), (SlowRanks, "on_tick")),
     "tracking": (
         *((IntervalMeasurements, "on_logging_step"), (IntervalMeasurements, "on_interval_end")),
-        *((IntervalRecord, "add_loss"), (IntervalRecord, "measure_gradients"), (IntervalRecord, "samples_in")),
+        *((IntervalRecord, "add_loss"), (IntervalRecord, "measure_gradients")),
     ),
 }
 """Feature -> the methods that do its work in a step."""

@@ -136,7 +136,7 @@ def _grouped(curves: Mapping[str, Curve]) -> tuple[dict[str, dict[str, Curve]], 
     for tag, curve in curves.items():
         if match := _RANK.fullmatch(tag):
             ranks.setdefault(match[1], {})[match[2].replace("_", " ")] = curve
-        elif not is_hidden(tag, curves):
+        elif not is_hidden(tag):
             groups.setdefault(quantity_of(tag), {})[tag] = curve
     return {quantity: groups[quantity] for quantity in sorted(groups, key=chart_order)}, ranks
 
@@ -233,12 +233,17 @@ def _axes(curves: Mapping[str, Curve], x: Scale) -> list[Axis]:
 
 
 def _attempts(steps: Iterable[int], x: Scale) -> list[Tick]:
-    """Returns where each attempt but the first began; labels that would overlap an earlier one are empty."""
+    """Returns where each attempt but the first began; labels that would overlap an earlier one are empty.
+
+    Of attempts that began at the same step, the last is shown.
+    """
     marks: list[Tick] = []
     labeled = -100.0
     for attempt, step in enumerate(steps, 1):
         position = round(100 * x(step), 2)
-        if attempt > 1 and 0 <= position <= 100:
+        if marks and marks[-1].position == position:
+            marks[-1] = Tick(position, str(attempt) if marks[-1].label else "")
+        elif attempt > 1 and 0 <= position <= 100:
             text = str(attempt) if position - labeled >= 5 else ""
             labeled = position if text else labeled
             marks.append(Tick(position, text))

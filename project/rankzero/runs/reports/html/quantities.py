@@ -1,7 +1,6 @@
 """What the tags of TensorBoard measure: titles, units and order of charts. Does not import torch."""
 
 import re
-from collections.abc import Collection
 
 STEP_PARTS = {
     "wall_time/data_wait_ms": "waiting for data",
@@ -50,11 +49,10 @@ _SPLIT = re.compile(r"^(train|training|val|valid|validation|test)[/_.-](?=.)")
 _VARIANT = re.compile(r"(_step|_epoch)?(/dataloader_idx_\d+)?$")
 
 
-def is_hidden(tag: str, tags: Collection[str]) -> bool:
+def is_hidden(tag: str) -> bool:
     """Returns whether a tag gets no line of its own: axes, parts of a step, copies of other values."""
     is_part = tag in STEP_PARTS or tag == "wall_time/step_ms"
-    is_copy = tag in ("epoch", "hp_metric") or (tag == "train/loss" and "train/mean_loss" in tags)
-    return is_part or is_copy or tag.startswith(("x_axis/", "world/"))
+    return is_part or tag in ("epoch", "hp_metric") or tag.startswith(("x_axis/", "world/"))
 
 
 def quantity_of(tag: str) -> str:

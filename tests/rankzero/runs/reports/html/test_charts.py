@@ -23,7 +23,7 @@ def test_curves_of_the_same_quantity_share_a_chart_and_the_loss_comes_first():
     )
     charts = charts_of({tag: curve(1.0, 2.0) for tag in tags}, [0])
     assert titles(charts.training) == [
-        ("loss", "no unit", ["train/mean_loss", "val_loss", "val/loss/dataloader_idx_1"]),
+        ("loss", "no unit", ["train/mean_loss", "train/loss", "val_loss", "val/loss/dataloader_idx_1"]),
         ("acc", "no unit", ["acc_epoch", "train_acc", "val/acc_epoch", "val_acc_step"]),
         ("mix", "no unit", ["test_mix"]),
         ("tests", "no unit", ["tests"]),
@@ -82,6 +82,8 @@ def test_axes_of_samples_and_epochs_are_offered_if_they_were_logged():
 def test_attempts_are_marked_and_their_labels_do_not_overlap():
     charts = charts_of({"loss": curve(*[1.0] * 11)}, [0, 0, 50, 51, 52, 90, 900])
     assert [tuple(mark) for mark in charts.attempts] == [(0, "2"), (50, "3"), (51, ""), (52, ""), (90, "6")]
+    charts = charts_of({"loss": curve(*[1.0] * 11)}, [0, 50, 50, 50])
+    assert [tuple(mark) for mark in charts.attempts] == [(50, "4")]
 
 
 def test_values_that_are_not_finite_are_counted():
