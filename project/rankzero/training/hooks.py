@@ -143,9 +143,8 @@ class HookBridge(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         self._activity.enter(OPTIMIZER)
-        record = self._record
-        if record.is_due and record.measures_gradients and record.is_enabled:
-            record.measure_gradients(optimizer)
+        if self._record.is_due and self._record.is_enabled:
+            self._record.measure_gradients(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -126,9 +126,8 @@ class OptimizerStep:
     def _closure(self) -> Tensor | None:
         loss = self._run_passes()
         self.activity.enter(OPTIMIZER)
-        record = self._record
-        if record.is_due and record.measures_gradients and record.is_enabled:
-            record.measure_gradients(self.strategy.optimizers[0])
+        if self._record.is_due and self._record.is_enabled:
+            self._record.measure_gradients(self.strategy.optimizers[0])
         if not self._is_unobserved:
             self.hooks.call("on_before_optimizer_step", self.strategy.optimizers[0])
         if self._overrides_clipping or self.trainer.gradient_clip_val:

@@ -73,8 +73,8 @@ class IntervalMeasurements(LoopCallback):
     On several ranks or a GPU, training continues during the exchange, and the values are logged later: at the latest at
     the next logging step, or before a checkpoint is saved. Their step is the one at which the interval ended.
 
-    Loss and learning rates are logged at every logging step; all other series, the details, at most once per
-    `DETAIL_SECONDS`. For a model with steps of 0.1 ms, they would take longer than the steps.
+    Loss, learning rates and gradient norm are logged at every logging step; all other series, the details, at most once
+    per `DETAIL_SECONDS`. For a model with steps of 0.1 ms, they would take longer than the steps.
 
     Args:
         run: Directory of the run, with the number of the attempt.
@@ -124,8 +124,6 @@ class IntervalMeasurements(LoopCallback):
 
     def on_logging_step(self, trainer: Trainer) -> None:
         self._finish_exchange(trainer)
-        assert self._exchange is not None
-        fit_loop_of(trainer).epoch_loop.record.measures_gradients = self._exchange.has_details
         if trainer.is_global_zero:
             self._learning_rates = self._guarded(lambda: learning_rates(trainer.optimizers))
         self._step_time.measure_step()

@@ -62,10 +62,10 @@ LOSS_SUM, LOSS_SAMPLES = "loss_sum", "loss_samples"
 DETAILS_REQUESTED = "details_requested"
 """1 if rank zero requests details in the next exchange; not logged."""
 
-ALWAYS_EXCHANGED = (LOSS_SUM, LOSS_SAMPLES, DETAILS_REQUESTED)
+ALWAYS_EXCHANGED = (LOSS_SUM, LOSS_SAMPLES, DETAILS_REQUESTED, GRADIENT_NORM)
 """Tags of the values that ranks exchange at every logging step; the others are details."""
 
-REDUCTIONS = dict(zip(ALWAYS_EXCHANGED, ("sum", "sum", "max"), strict=True)) | {
+REDUCTIONS = dict(zip(ALWAYS_EXCHANGED, ("sum", "sum", "max", "max"), strict=True)) | {
     tag: series.reduction for tag, series in SERIES.items() if series.reduction
 }
 """Tag of each value that ranks exchange -> how the values of ranks are combined."""

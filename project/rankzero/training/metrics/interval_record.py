@@ -36,8 +36,6 @@ class IntervalRecord:
         is_enabled: Whether steps are recorded.
         interval: Number of steps in an interval, the same on all ranks; 0 if none ends.
         is_due: Whether the step in progress ends the interval. Lightning logs the metrics of the same steps.
-        measures_gradients: Whether the gradient norm is measured in the step that ends the interval. It is not if the
-            interval's values are exchanged without details.
         samples: Number of samples whose loss is recorded.
         total_samples: The same since the start of the attempt.
         gradient_norm: 2-norm of all gradients before clipping in the last step of the interval; None if unknown, as
@@ -46,7 +44,7 @@ class IntervalRecord:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.is_enabled = self.is_due = self.measures_gradients = False
+        self.is_enabled = self.is_due = False
         self.interval = self.total_samples = 0
         self._resumed_start: int | None = None
         self._step = 0
