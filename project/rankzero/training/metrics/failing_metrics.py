@@ -64,8 +64,8 @@ class TolerantResults(_ResultCollection):
             )
 
     def _has_failed_on_a_rank(self, metric: _ResultMetric, error: Exception | None) -> bool:
-        # A metric that is synchronized has to have the same value on all ranks, which may decide by it.
-        if not getattr(metric.value, "sync_on_compute", False):
+        """Returns whether `compute` has failed, on any rank if ranks have to agree on the value of the metric."""
+        if metric.meta.sync.rank_zero_only or not getattr(metric.value, "sync_on_compute", False):
             return error is not None
         flag = torch.tensor(float(error is not None), device=self._trainer.strategy.root_device)
         strategy_of(self._trainer).reduce_in_place(flag, "max")
