@@ -68,7 +68,8 @@ def _list(arguments: Sequence[str]) -> int:
         print_line(json.dumps([as_json(entry) for entry in listed], indent=2))
         return Exit.FINISHED
     hidden = [f"{older:,} older"] * bool(older) + [f"{archived:,} archived"] * bool(archived)
-    omitted = f"not shown: {', '.join(hidden)}{'; --all lists all' * (not values['all'])}" if hidden else ""
+    be = "run is" if older + archived == 1 else "runs are"
+    omitted = f"{' and '.join(hidden)} {be} not listed{'; --all lists them' * (not values['all'])}" if hidden else ""
     if listed:
         print_list(listed, root, omitted)
     else:

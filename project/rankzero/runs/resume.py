@@ -295,6 +295,6 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
     reason = "" if reached else "; stopped early by a callback such as EarlyStopping, or by max_time"
     return (
         f"run {run.name} is already finished ({progress}{reason}; {run.path}).\n"
-        f"  to train on:    the same command with {raised_limits}\n"
+        f"  to continue:    the same command with {raised_limits}\n"
         f"  to start again: the same command with --name ANOTHER-NAME, or with --resume never"
     )

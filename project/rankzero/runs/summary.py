@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from rankzero.distributed.devices import WorldInfo
@@ -96,6 +97,7 @@ def summarize(
         "another_attempt": another_attempt,
         "checkpoint": relative_path(next(filter(has_valid_manifest, reversed(checkpoints_in(run.checkpoints))), None)),
         "best": relative_path(Retention(best=keep_best).best_in(run.checkpoints)),
+        "can_validate": is_overridden("validation_step", trainer.lightning_module),
         "max_epochs": trainer.max_epochs,
         "max_steps": trainer.max_steps,
     }

@@ -15,6 +15,7 @@ from rankzero.distributed.monitoring.activity import (
     FORWARD,
     HOOK,
     OPTIMIZER,
+    SANITY_CHECK,
     VALIDATION,
     Activity,
 )
@@ -164,16 +165,26 @@ class HookBridge(Callback):
         if trainer.state.fn is TrainerFn.FITTING:
             self._activity.enter(CHECKPOINT)
 
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._activity.enter(SANITY_CHECK)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._activity.enter(HOOK)
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn is TrainerFn.FITTING:
-            self._activity.enter(VALIDATION)
+        if _validates_in_fit(trainer):
+            self._activity.begin_validation(trainer.global_step)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if trainer.state.fn is TrainerFn.FITTING:
+        if _validates_in_fit(trainer):
             self._activity.enter(VALIDATION)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn is TrainerFn.FITTING:
+        if _validates_in_fit(trainer):
             self._activity.enter(HOOK)
+
+
+def _validates_in_fit(trainer: Trainer) -> bool:
+    return trainer.state.fn is TrainerFn.FITTING and not trainer.sanity_checking

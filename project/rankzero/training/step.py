@@ -180,13 +180,14 @@ class OptimizerStep:
 
     def _zero_gradients(self) -> None:
         optimizer = self.strategy.optimizers[0]
-        counts = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
+        counts: Any = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
         current, total = counts.current, counts.total
         current.ready += 1
         total.ready += 1
         if not self._is_unobserved:
             self.hooks.call("on_before_zero_grad", optimizer)
-        counts.increment_started()
+        current.started += 1
+        total.started += 1
         module_vars = self._module_vars
         previous_hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "optimizer_zero_grad"
         if not self._is_unobserved and self._is_replaced("optimizer_zero_grad"):

@@ -157,7 +157,7 @@ def test_archived_runs_and_older_runs_are_counted_and_listed_with_all(root, list
         write_run(root / f"r{number}", age=100 - number)
     write_run(root / "r0.before-1", age=1000)
     assert [line.split()[0] for line in listing("--last", "2")[1:3]] == ["r3", "r4"]
-    assert listing("--last", "2")[-1] == "runs: not shown: 3 older, 1 archived; --all lists all"
+    assert listing("--last", "2")[-1] == "runs: 3 older and 1 archived runs are not listed; --all lists them"
     assert [line.split()[0] for line in listing("--all")[1:]] == ["r0.before-1", "r0", "r1", "r2", "r3", "r4"]
 
 
@@ -170,7 +170,7 @@ def test_hundreds_of_runs_are_read_only_as_far_as_they_are_shown(root, listing, 
     monkeypatch.setattr("rankzero.commands.list.read_run", lambda path: opened.append(path) or read_run(path))
     from rankzero.runs.reports.recorded.recorded_run import read_run
 
-    assert "not shown: 250 older" in listing()[-1]
+    assert "250 older runs are not listed" in listing()[-1]
     assert len(opened) == 50
 
 

@@ -70,6 +70,7 @@ def test_the_summary_of_a_run_has_all_fields(trainer, run):
         "another_attempt": False,
         "checkpoint": None,
         "best": None,
+        "can_validate": True,
         "max_epochs": 2,
         "max_steps": -1,
     }

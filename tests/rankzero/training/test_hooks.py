@@ -4,7 +4,7 @@ import pytest
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from rankzero.distributed.monitoring.activity import Activity
+from rankzero.distributed.monitoring.activity import SANITY_CHECK, Activity
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import HookBridge, LoopCallback, LoopHooks, Subscribers
 from rankzero.training.metrics.interval_record import IntervalRecord
@@ -256,9 +256,9 @@ PHASES = {
     "on_after_backward": {"hook"},
     "on_before_optimizer_step": {"optimizer"},
     "on_train_batch_end": {"hook"},
-    "in validation": {"validation"},
-    "validation_step": {"validation"},
-    "on_validation_epoch_end": {"validation"},
+    "in validation": {SANITY_CHECK, "validation"},
+    "validation_step": {SANITY_CHECK, "validation"},
+    "on_validation_epoch_end": {SANITY_CHECK, "validation"},
     "on_train_epoch_end": {"checkpoint"},  # called after the callback that saves; a phase lasts until the next one
     "on_save_checkpoint": {"checkpoint"},
 }
@@ -278,6 +278,17 @@ def test_each_hook_runs_in_its_phase(cwd, monkeypatch, in_lightnings_loop):
     model = RecordsPhases()
     train_in_process(SavesCheckpoints(), model=model, loops=True, max_epochs=2, limit_train_batches=3)
     assert model.phases == PHASES
+
+
+def test_the_place_of_an_error_in_validation_has_the_number_of_completed_steps(cwd):
+    places = []
+
+    class Records(BoringModel):
+        def validation_step(self, batch, batch_idx):
+            places.append(self.trainer.fit_loop.epoch_loop.activity.place)
+
+    train_in_process(model=Records(), loops=True, max_epochs=2, limit_train_batches=3, limit_val_batches=1)
+    assert places == [SANITY_CHECK, "validation at step 3", "validation at step 6"]
 
 
 def test_a_skipped_epoch_does_not_stay_in_the_forward_phase(cwd):

@@ -5,6 +5,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.coordinator import Coordinator
@@ -150,7 +152,16 @@ def with_stored_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
 
 
 def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) -> dict[str, float]:
-    """Runs the validation or the test split and returns its metrics. All ranks must call."""
+    """Runs the validation or the test split and returns its metrics. All ranks must call.
+
+    Raises:
+        RequestError: The module cannot evaluate this split.
+    """
+    steps = {"val": "validation_step", "test": "test_step"}
+    if not is_overridden(steps[split], cli.model):
+        others = [other for other, step in steps.items() if is_overridden(step, cli.model)]
+        advice = f"--split {others[0]}" if others else f"the same command, after adding {steps[split]} to the class"
+        raise RequestError(f"--split {split}", f"{type(cli.model).__name__} has no {steps[split]}", advice)
     evaluate_split = trainer.validate if split == "val" else trainer.test
     results = evaluate_split(
         cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=None

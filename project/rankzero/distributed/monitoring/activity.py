@@ -9,14 +9,20 @@ FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER = "optimizer"
 HOOK = "hook"
+SANITY_CHECK = "the sanity check of the validation"
 VALIDATION = "validation"
 CHECKPOINT = "checkpoint"
 END = "end"
 
-PHASES = (START, DATA, FORWARD, BACKWARD, OPTIMIZER, HOOK, VALIDATION, CHECKPOINT, END)
+PHASES = (START, DATA, FORWARD, BACKWARD, OPTIMIZER, HOOK, SANITY_CHECK, VALIDATION, CHECKPOINT, END)
 
 UNMONITORED = (START, END)
 """Phases in which a rank is not part of a training step; other time limits apply to them."""
+
+
+def place_of_step(phase: str, step: int) -> str:
+    """Returns a phase with its step, such as `data wait at step 812`; without a step if none has been taken."""
+    return phase if phase == SANITY_CHECK else f"{phase} at step {step}"
 
 
 class Activity:
@@ -27,7 +33,7 @@ class Activity:
     Attributes:
         phase: The phase that the main thread is in.
         since: Time at which it entered the phase, in seconds on the clock of `time.monotonic`.
-        step: Number of optimizer steps that were complete when the last batch began.
+        step: Number of optimizer steps that were complete when the last batch or the last validation began.
         batch_began: Time at which the last batch began, on the same clock.
         first_gradient: Seconds from the start of a step to its first gradient, as a median; 0 if unknown.
         batches: Number of batches that have begun.
@@ -68,6 +74,11 @@ class Activity:
             for listener in self.listeners:
                 listener(phase)
 
+    def begin_validation(self, step: int) -> None:
+        """Records that the main thread validates, after `step` completed optimizer steps."""
+        self.step = step
+        self.enter(VALIDATION)
+
     def listen(self, listener: Callable[[str], None]) -> None:
         """Adds a listener, unless it listens already."""
         if listener not in self.listeners:
@@ -80,4 +91,4 @@ class Activity:
     @property
     def place(self) -> str:
         """Phase and step, such as `data wait at step 812`; empty outside training."""
-        return "" if self.phase in UNMONITORED else f"{self.phase} at step {self.step}"
+        return "" if self.phase in UNMONITORED else place_of_step(self.phase, self.step)

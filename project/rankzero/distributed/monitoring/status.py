@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from rankzero.distributed.monitoring.activity import place_of_step
+
 
 class Status(NamedTuple):
     """The state of a rank's main thread.
@@ -42,7 +44,7 @@ class Status(NamedTuple):
     @property
     def place(self) -> str:
         """Phase and step, such as `data wait at step 812`."""
-        return f"{self.phase} at step {self.step}"
+        return place_of_step(self.phase, self.step)
 
     def older_by(self, seconds: float) -> "Status":
         """Returns the status that the rank has `seconds` later if it makes no progress."""

@@ -8,8 +8,9 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _WARNINGS = (
     r".*does not have many workers which may be a bottleneck.*",  # data in memory needs no workers
@@ -59,6 +60,9 @@ def silence_warnings(rank: int = 0) -> None:
         logging.getLogger(name).addFilter(_is_no_remark)
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+    if not _replaced_formatters:
+        _replaced_formatters.append(warnings.formatwarning)
+        warnings.formatwarning = _formatted
 
 
 @contextmanager
@@ -81,6 +85,15 @@ def silenced_kineto(silences: bool) -> Iterator[None]:
 
 
 _KINETO_LEVEL = "KINETO_LOG_LEVEL"
+
+
+_replaced_formatters: list[Callable[..., str]] = []
+
+
+def _formatted(message: Warning | str, *details: Any, **named_details: Any) -> str:
+    """Formats a warning; one of Rankzero's own without the line of its source that issued the warning."""
+    is_own = str(message).startswith("rankzero: ")
+    return f"{message}\n" if is_own else _replaced_formatters[0](message, *details, **named_details)
 
 
 def _is_no_remark(record: logging.LogRecord) -> bool:

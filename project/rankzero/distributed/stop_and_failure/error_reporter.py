@@ -12,6 +12,7 @@ from hashlib import sha256
 
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
+from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.process_state import process_namespace
 from rankzero.distributed.process.user_traceback import user_frames, user_position
@@ -154,6 +155,8 @@ def report_error(error: BaseException, launch: Launch, prints_traceback: bool = 
     process_name = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     traceback = "".join(user_frames(error)) if prints_traceback else ""
     place = f", in {place_of(error)}" if place_of(error) else ""
+    if place_of(error) == SANITY_CHECK:
+        place += ", which --trainer.num_sanity_val_steps 0 skips"
     if was_reported(error):
         time.sleep(LOST_CONTACT_EXIT_DELAY_SECONDS)
     elif launch.world_size > 1 and is_peer_failure(error):

@@ -64,7 +64,7 @@ def print_result(
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
-        table.add_row("to resume", spelled(f"the same command with --name {run.name}"))
+        table.add_row(_resumption(summary), spelled(f"the same command with --name {run.name}"))
     if report:
         table.add_row("report", str(report))
     for label, location in log_locations(run, log_folders):
@@ -78,7 +78,12 @@ def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:
     line = metrics_line(head, metrics, (), str(run.path), separator=", ")
     if summary["status"] == "finished":
         return line
-    return f"{line}; {spelled(f'to resume: the same command with --name {run.name}')}"
+    return f"{line}; {spelled(f'{_resumption(summary)}: the same command with --name {run.name}')}"
+
+
+def _resumption(summary: Mapping[str, Any]) -> str:
+    """Returns the purpose of the same command with the name of this run."""
+    return "to resume" if summary["checkpoint"] else "to start again"
 
 
 def log_locations(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
@@ -110,7 +115,7 @@ def print_evaluation(result: dict[str, Any], file: Path) -> None:
     table.add_row("checkpoint", result["checkpoint"])
     samples = result["samples"]
     sample_count = "not counted (a loader has its own sample order)" if samples is None else f"{samples:,}, each once"
-    table.add_row("samples", f"{sample_count}, on {result['world_size']} process(es)")
+    table.add_row("samples", f"{sample_count}, on {_processes(result)}")
     for name, value in result["metrics"].items():
         table.add_row(printable_line(name), number_text(value, digits=6))
     table.add_row("written to", str(file))
@@ -126,10 +131,15 @@ def print_predictions(result: dict[str, Any], folder: Path) -> None:
     table = Table(show_header=False, title=title, title_justify="left")
     table.add_row("checkpoint", result["checkpoint"])
     for file, samples in result["samples"].items():
-        table.add_row(file, f"{samples:,} samples, each once, on {result['world_size']} process(es)")
+        table.add_row(file, f"{samples:,} samples, each once, on {_processes(result)}")
     table.add_row("written to", str(folder))
     table.add_row("to load it", f'torch.load("{folder / next(iter(result["samples"]))}", weights_only=True)')
     _print(table)
+
+
+def _processes(result: Mapping[str, Any]) -> str:
+    count = result["world_size"]
+    return f"{count} process{'es' * (count != 1)}"
 
 
 def _print(table: Table) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankzero.runs.tensorboard.curve import Curve
-from rankzero.runs.tensorboard.records import CHECKSUM_BYTES, HEADER_BYTES, record_length
+from rankzero.runs.tensorboard.records import CHECKSUM_BYTES, HEADER_BYTES, is_intact, record_length
 
 
 class _File(NamedTuple):
@@ -87,8 +87,10 @@ def _events(path: Path) -> Iterator[Any]:
                 remaining -= HEADER_BYTES + length + CHECKSUM_BYTES
                 if remaining < 0:
                     return
-                yield Event.FromString(file.read(length))
-                file.seek(CHECKSUM_BYTES, os.SEEK_CUR)
+                data = file.read(length)
+                if not is_intact(data, file.read(CHECKSUM_BYTES)):
+                    return
+                yield Event.FromString(data)
     except (OSError, DecodeError):
         return
 

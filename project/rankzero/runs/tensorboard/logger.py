@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.secrets import without_secrets
+from rankzero.runs.tensorboard.records import record_of
 
 RETRY_SECONDS = 30.0
 MAX_QUEUED_CALLS = 100_000
@@ -76,11 +76,12 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         # Lightning (2.6) adds the epoch to all metrics; `x_axis/epoch` shows it, with the fraction of the epoch.
-        metrics = {name: value for name, value in metrics.items() if name != "epoch"}
         try:
-            self._queued.append(({name: float(value) for name, value in metrics.items()}, step, time.time()))
+            numbers = {name: float(value) for name, value in metrics.items() if name != "epoch"}
+            self._queued.append((numbers, step, time.time()))
         except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
-            self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(metrics, step))
+            others = {name: value for name, value in metrics.items() if name != "epoch"}
+            self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(others, step))
         self.save()
 
     @rank_zero_only
@@ -116,12 +117,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         """Writes all waiting values in one call; the writer's thread would reopen the file for each value."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
         if not self._queued:
             return
-        buffer = BytesIO()
-        records = RecordWriter(buffer)
+        records = []
         for metrics, step, seconds in self._queued:
             prefixed = _add_prefix(metrics, self._prefix, self.LOGGER_JOIN_CHAR)
             values = [
@@ -129,10 +128,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
                 for name, number in prefixed.items()
             ]
             event = Event(wall_time=seconds, step=None if step is None else int(step), summary=Summary(value=values))
-            records.write(event.SerializeToString())
+            records.append(record_of(event.SerializeToString()))
         writer = self.experiment._get_file_writer().event_writer
         writer.flush()  # values in its queue are older
-        writer._general_file_writer.write(buffer.getvalue())
+        writer._general_file_writer.write(b"".join(records))
         self._queued.clear()
         if "purge_step" in self._kwargs and self._purge_file is None:
             self._purge_file = Path(writer._file_name)

@@ -32,6 +32,7 @@ from rankzero.tracking.measurements.series import (
 from rankzero.tracking.measurements.step_time import StepTime
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
+from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.strategies import strategy_of
@@ -87,7 +88,7 @@ class IntervalMeasurements(LoopCallback):
         self, run: RunDirectory, throughput: Throughput, monitor: Monitor, checkpointing: CheckpointCallback | None
     ) -> None:
         self.run, self.throughput, self.monitor, self.checkpointing = run, throughput, monitor, checkpointing
-        self._is_enabled = self._is_deferred = self._has_warned = False
+        self._is_enabled = self._is_deferred = self._is_rank_zero = self._has_warned = False
         self._flop_count: FlopCount | None = None
         self._peak: float | None = None
         self._logged_checkpoint = 0.0, 0
@@ -108,6 +109,7 @@ class IntervalMeasurements(LoopCallback):
         if not self._is_enabled:
             return
         self._began_at = self._ended_at = monotonic()
+        self._is_rank_zero = trainer.is_global_zero
         self._is_deferred = trainer.world_size > 1 or trainer.strategy.root_device.type != "cpu"
         self._exchange, self._interval = Exchange(strategy_of(trainer), trainer.world_size), None
         self._step_time = StepTime(self.monitor.activity, trainer)
@@ -124,15 +126,16 @@ class IntervalMeasurements(LoopCallback):
 
     def on_logging_step(self, trainer: Trainer) -> None:
         self._finish_exchange(trainer)
-        if trainer.is_global_zero:
+        if self._is_rank_zero:
             self._learning_rates = self._guarded(lambda: learning_rates(trainer.optimizers))
         self._step_time.measure_step()
 
     def on_interval_end(self, trainer: Trainer) -> None:
         """Begins the exchange of the values of all ranks. All ranks must call."""
         self._finish_exchange(trainer)
-        assert self._exchange is not None
-        record, has_details = fit_loop_of(trainer).epoch_loop.record, self._exchange.has_details
+        exchange, epoch_loop = self._exchange, fit_loop_of(trainer).epoch_loop
+        assert exchange is not None
+        record, has_details = epoch_loop.record, exchange.has_details
         now = monotonic()
         if has_details:
             self._detailed_at = now
@@ -145,21 +148,24 @@ class IntervalMeasurements(LoopCallback):
         if record.gradient_norm is not None:
             values[GRADIENT_NORM] = record.gradient_norm
         record.reset()
-        self._exchange.begin(values)
-        if trainer.is_global_zero:
-            own_values = dict(self._learning_rates)
+        exchange.begin(values)
+        if self._is_rank_zero:
+            own_values = self._learning_rates
             if has_details:
-                own_values |= self._speed(trainer) | self._position(trainer) | self._guarded(self._checkpoint)
+                own_values = (
+                    own_values | self._speed(trainer) | self._position(trainer) | self._guarded(self._checkpoint)
+                )
+            tags_of_module = frozenset(trainer._logger_connector._logged_metrics)
             self._interval = _Interval(
-                step=trainer.fit_loop.epoch_loop._batches_that_stepped,
+                step=epoch_loop._batches_that_stepped,
                 epoch=trainer.current_epoch,
-                loss_tag=_loss_tag(trainer),
+                loss_tag=_loss_tag(epoch_loop, tags_of_module),
                 has_gradient_norm=GRADIENT_NORM in values,
                 has_details=has_details,
                 own_values=own_values,
-                tags_of_module=frozenset(trainer._logger_connector._logged_metrics),
+                tags_of_module=tags_of_module,
             )
-        if self._exchange.is_complete:
+        if exchange.is_complete:
             self._finish_exchange(trainer)
 
     def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
@@ -197,14 +203,15 @@ class IntervalMeasurements(LoopCallback):
             if len(rows) > 1:
                 values |= values_of_ranks(rows, list(self.monitor.slow_ranks))
             del values[FIRST_GRADIENT]
-        known = {tag: value for tag, value in values.items() if not math.isnan(value)} | interval.own_values
+        known = {tag: value for tag, value in values.items() if value == value} | interval.own_values  # without NaN
         # Loss and norm are shown even if they are not numbers.
         if samples:
             known[interval.loss_tag] = loss_sum / samples
         if interval.has_gradient_norm:
             known[GRADIENT_NORM] = values[GRADIENT_NORM]
         known["epoch"] = float(interval.epoch)
-        known = {tag: value for tag, value in known.items() if tag not in interval.tags_of_module}
+        for tag in interval.tags_of_module:
+            known.pop(tag, None)
         for logger in trainer.loggers:
             self._log(logger, known, interval.step)
 
@@ -275,8 +282,8 @@ class IntervalMeasurements(LoopCallback):
             rank_zero_warn(f"rankzero: {text}; training continues: {error!r}")
 
 
-def _loss_tag(trainer: Trainer) -> str:
+def _loss_tag(epoch_loop: EpochLoop, tags_of_module: frozenset[str]) -> str:
     """Returns the tag of the mean loss, which the module does not use."""
-    metric = fit_loop_of(trainer).epoch_loop.results.get(f"training_step.{LOSS}")
-    is_taken = LOSS in trainer._logger_connector._logged_metrics or (metric is not None and metric.meta.logger)
+    metric = epoch_loop.results.get(f"training_step.{LOSS}")
+    is_taken = LOSS in tags_of_module or (metric is not None and metric.meta.logger)
     return OTHER_LOSS if is_taken else LOSS

@@ -67,10 +67,12 @@ class FastLog:
         rank_zero_only: bool = False,
     ) -> None:
         """Logs a value; takes the same arguments as `LightningModule.log`."""
+        # fmt: off
         settings = (
-            *(prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist, sync_dist_group),
-            *(add_dataloader_idx, metric_attribute, rank_zero_only),
+            prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist, sync_dist_group,
+            add_dataloader_idx, metric_attribute, rank_zero_only,
         )
+        # fmt: on
         if self._module_vars["_current_fx_name"] != "training_step":
             self._log_with_lightning(name, value, settings, batch_size)
             return
@@ -106,23 +108,28 @@ class FastLog:
         return None
 
     def _update(self, name: str, metric: _ResultMetric, value: Tensor, batch_size: int | None) -> None:
-        """Updates a metric as `_ResultMetric.update` does."""
-        meta = metric.meta
-        metric._computed = None
-        metric._update_count += 1
+        """Updates a metric as `_ResultMetric.update` does.
+
+        The attributes are set in the metric's `__dict__`: `_ResultMetric.__setattr__` does the same, more slowly.
+        """
+        meta, attributes = metric.meta, metric.__dict__
+        attributes["_computed"] = None
+        attributes["_update_count"] += 1
         if meta.on_step:
-            self.results.averages.key = f"training_step.{name}"
-            cache = meta.sync(value.clone()) if meta.sync.should else value  # `sync` reduces in place
-            self.results.averages.key = ""
-            metric._forward_cache = cache
+            cache = value
+            if meta.sync.should:
+                self.results.averages.key = f"training_step.{name}"
+                cache = meta.sync(value.clone())  # `sync` reduces in place
+                self.results.averages.key = ""
+            attributes["_forward_cache"] = cache
             if not meta.on_epoch:
-                metric.value = cache
+                attributes["value"] = cache
                 return
         if meta.is_mean_reduction:
             size = self.results._extract_batch_size(metric, batch_size, meta)
-            metric.value = metric.value + value * size
-            metric.cumulated_batch_size = metric.cumulated_batch_size + size
+            attributes["value"] = metric.value + value * size
+            attributes["cumulated_batch_size"] = metric.cumulated_batch_size + size
         elif meta.is_sum_reduction:
-            metric.value = metric.value + value
+            attributes["value"] = metric.value + value
         else:
-            metric.value = meta.reduce_fx(metric.value, value)
+            attributes["value"] = meta.reduce_fx(metric.value, value)

@@ -115,10 +115,11 @@ class IntervalRecord:
             for parameter in group["params"]
             if (gradient := parameter.grad) is not None
         ]
-        device = self._trainer.strategy.root_device
+        strategy = self._trainer.strategy
+        device = strategy.root_device
         is_scaled = (  # by the scaler of 16-mixed, which such an optimizer removes itself
             getattr(optimizer, "_step_supports_amp_scaling", False)
-            and getattr(self._trainer.precision_plugin, "scaler", None) is not None
+            and getattr(strategy.precision_plugin, "scaler", None) is not None
         )
         if is_scaled or not gradients or any(gradient.is_sparse or gradient.device != device for gradient in gradients):
             return

@@ -4,8 +4,10 @@ import re
 import shlex
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch import LightningModule
 
 from rankzero.commands.implementations import evaluation
 from rankzero.messages import CannotStart, RequestError
@@ -143,6 +145,21 @@ def test_limited_samples_of_several_loaders_are_counted(user_folder):
     fit_in_process("--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
     evaluate_in_process("--name", "s", "--data.mixed", "true", "--trainer.limit_val_batches", "2")
     assert read_json(user_folder / "runs/s/evaluate-val.json")["samples"] == 8
+
+
+@pytest.mark.parametrize(
+    ("steps", "split", "message"),
+    [
+        (["test_step"], "val", "asked  --split val\n  found  Net has no validation_step\n  type   --split test"),
+        (["validation_step"], "test", "Net has no test_step\n  type   --split val"),
+        ([], "val", "type   the same command, after adding validation_step to the class"),
+    ],
+)
+def test_a_split_is_refused_if_the_module_has_no_step_for_it(steps, split, message):
+    model = type("Net", (LightningModule,), {step: lambda self, batch, batch_idx: None for step in steps})()
+    with pytest.raises(RequestError) as error:
+        evaluation.run_split(None, SimpleNamespace(model=model), split, None)
+    assert message in str(error.value)
 
 
 def test_a_metric_that_is_not_finite_is_null_in_the_json(user_folder, capsys):

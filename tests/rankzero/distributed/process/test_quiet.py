@@ -1,6 +1,7 @@
 import logging
 import os
 import re
+import warnings
 
 import pytest
 
@@ -87,6 +88,18 @@ def test_ranks_other_than_zero_print_only_warnings(rank):
     finally:
         logger.setLevel(level)
         fabric.setLevel(fabric_level)
+
+
+def test_warnings_of_rankzero_have_no_line_of_source(capsys):
+    silence_warnings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        # As without pytest, which collects warnings
+        for text in ("rankzero: the disk is full", "of another library"):
+            print(warnings.formatwarning(text, UserWarning, "/folder/module.py", 3, "warn(text)"), end="")
+    own, *other = capsys.readouterr().out.splitlines()
+    assert own == "rankzero: the disk is full"
+    assert other == ["/folder/module.py:3: UserWarning: of another library", "  warn(text)"]
 
 
 @pytest.mark.parametrize(("silences", "level", "within"), [(True, None, "99"), (False, None, None), (True, "1", "1")])

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.distributed.stop_and_failure import error_reporter
 from rankzero.distributed.stop_and_failure.error_reporter import (
     RANK_VARIABLES,
@@ -17,7 +18,7 @@ from rankzero.distributed.stop_and_failure.error_reporter import (
     refuse,
     report_error,
 )
-from rankzero.messages import AnotherRankFailed, CannotStart, Exit, RequestError, RunError, mark_reported
+from rankzero.messages import AnotherRankFailed, CannotStart, Exit, RequestError, RunError, mark_place, mark_reported
 
 HOST = socket.gethostname()
 JOB = f"job of process {os.getpid()}"
@@ -255,6 +256,14 @@ def test_a_failure_report_names_the_rank_and_the_cause(capsys, pauses, error, la
     text = capsys.readouterr().err
     assert printed in text and text.count("rankzero: ") == 1 and pauses == seconds
     assert text.startswith("rankzero: ") == ("Error: " not in printed)
+
+
+def test_an_error_of_the_sanity_check_names_the_flag_that_skips_it(capsys):
+    error = KeyError("x")
+    mark_place(error, SANITY_CHECK)
+    report_error(error, Launch())
+    place = "in the sanity check of the validation, which --trainer.num_sanity_val_steps 0 skips\n"
+    assert capsys.readouterr().err.endswith(place)
 
 
 def test_an_error_that_another_rank_has_reported_is_not_printed(capsys, pauses):

@@ -66,11 +66,13 @@ def quiet(monkeypatch):
 def test_a_quiet_result_is_one_line(capsys, tmp_path):
     run, world = arguments(tmp_path)
     print_result(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), run, world)
-    print_result(summary_with({}, "stopped"), run, world)
+    print_result({**summary_with({}, "stopped"), "checkpoint": "checkpoints/step-00000002"}, run, world)
+    print_result(summary_with({}, "failed"), run, world)
     print_result(summary_with({f"metric_{number}": 0.5 for number in range(100)}), run, world)
-    finished, stopped, long = capsys.readouterr().out.splitlines()
+    finished, stopped, failed, long = capsys.readouterr().out.splitlines()
     assert finished == f"run x: finished, bad not finite, loss 1, {run.path}"
     assert stopped == f"run x: stopped, {run.path}; to resume: the same command with --name x"
+    assert failed == f"run x: failed, {run.path}; to start again: the same command with --name x"
     assert " more, " in long and len(long) <= max(120, 40 + len(str(run.path)))
 
 

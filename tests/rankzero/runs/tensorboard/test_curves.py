@@ -118,6 +118,15 @@ def test_a_file_is_read_up_to_a_damaged_record(tmp_path, damage):
     assert list(read_curves(tmp_path)["loss"].steps) == [0, 1]
 
 
+def test_a_file_is_read_up_to_a_value_with_a_wrong_checksum(tmp_path):
+    path = tmp_path / "events.out.tfevents.1"
+    write(path, opening(1.0), *(scalar("loss", step, 1.0) for step in range(3)))
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"loss")] ^= 1
+    path.write_bytes(data)
+    assert list(read_curves(tmp_path)["loss"].steps) == [0, 1]
+
+
 def test_empty_files_other_files_and_subfolders_are_ignored(tmp_path):
     (tmp_path / "events.out.tfevents.1").touch()
     (tmp_path / "hparams.yaml").write_text("lr: 0.1\n")

@@ -1,8 +1,9 @@
 from io import BytesIO
 
+import pytest
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from rankzero.runs.tensorboard.records import CHECKSUM_BYTES, HEADER_BYTES, record_length
+from rankzero.runs.tensorboard.records import CHECKSUM_BYTES, HEADER_BYTES, is_intact, record_length, record_of
 
 
 def test_the_length_of_a_record_is_read_from_an_intact_header_only():
@@ -13,3 +14,14 @@ def test_the_length_of_a_record_is_read_from_an_intact_header_only():
     assert record_length(header) == 300 == len(data) - HEADER_BYTES - CHECKSUM_BYTES
     assert record_length(header[:-1]) is None and record_length(b"") is None
     assert record_length(bytes([header[0] ^ 1]) + header[1:]) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 79, 70_000])
+def test_a_record_equals_that_of_tensorboard(size):
+    data = bytes(number * 31 % 251 for number in range(size))
+    file = BytesIO()
+    RecordWriter(file).write(data)
+    assert record_of(data) == file.getvalue()
+    checksum = file.getvalue()[-CHECKSUM_BYTES:]
+    assert is_intact(data, checksum)
+    assert not is_intact(data + b"x", checksum) and not is_intact(data, checksum[:-1])

@@ -13,8 +13,8 @@ from rankzero.training.metrics.interval_record import IntervalRecord, samples_in
 @pytest.fixture
 def trainer():
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=0))
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    return SimpleNamespace(fit_loop=loop, strategy=strategy, precision_plugin=SimpleNamespace())
+    strategy = SimpleNamespace(root_device=torch.device("cpu"), precision_plugin=SimpleNamespace())
+    return SimpleNamespace(fit_loop=loop, strategy=strategy)
 
 
 def test_every_nth_step_ends_the_interval(trainer):
@@ -79,7 +79,7 @@ def test_the_norm_of_sparse_gradients_is_unknown(trainer):
 
 
 def test_the_norm_of_scaled_gradients_is_unknown(trainer):
-    trainer.precision_plugin.scaler = object()
+    trainer.strategy.precision_plugin.scaler = object()
     parameter = torch.ones(1, requires_grad=True)
     parameter.grad = torch.ones(1)
     for is_fused, norm in ((False, 1.0), (True, None)):

@@ -39,14 +39,18 @@ def next_commands(
     name = ["--name", run.name]
     commands = []
     if summary.get("status") != "finished":
-        commands.append(_resume(run, environment, root))
-    elif summary.get("checkpoint") and environment and not environment.get("is_script"):
+        commands.append(_resume(run, environment, root, "Resume" if summary.get("checkpoint") else "Start again"))
+    elif environment and not environment.get("is_script") and _can_evaluate(summary):
         evaluate = f"{_evaluate(environment)} {shlex.join([*name, *root])}"
         commands.append(NextCommand("Evaluate the newest checkpoint", evaluate))
     if has_curves:
         command = ["tensorboard", "--logdir", str(run.path.parent), "--host", "localhost"]
         commands.append(NextCommand("Show all curves", shlex.join(command)))
     return commands
+
+
+def _can_evaluate(summary: Mapping[str, Any]) -> bool:
+    return bool(summary.get("checkpoint")) and summary.get("can_validate", True)  # missing in earlier versions
 
 
 def launch_line(environment: Mapping[str, Any]) -> str:
@@ -63,19 +67,17 @@ def _evaluate(environment: Mapping[str, Any]) -> str:
     return spelled("python launch/evaluate.py")
 
 
-def _resume(run: RunDirectory, environment: Mapping[str, Any], root: Sequence[str]) -> NextCommand:
+def _resume(run: RunDirectory, environment: Mapping[str, Any], root: Sequence[str], purpose: str) -> NextCommand:
     if (run.path.parent / f"{run.name}.job.sh").is_file():
-        return NextCommand("Resume", f"{spelled('python launch/submit.py')} {shlex.join(['resume', run.name, *root])}")
+        return NextCommand(purpose, f"{spelled('python launch/submit.py')} {shlex.join(['resume', run.name, *root])}")
     same_command = spelled(f"the same command with --name {run.name}")
     tokens = _without_resume(command_without_secrets(environment.get("command") or []))
     if not tokens:
-        return NextCommand(f"Resume: {same_command}")
+        return NextCommand(f"{purpose}: {same_command}")
     if environment.get("is_script"):
-        purpose = f"Resume: {same_command}"
-    else:
-        if not any(token.partition("=")[0] in _NAME_FLAGS for token in tokens):
-            tokens += ["--name", run.name]
-        purpose = "Resume"
+        purpose += f": {same_command}"
+    elif not any(token.partition("=")[0] in _NAME_FLAGS for token in tokens):
+        tokens += ["--name", run.name]
     if any(HIDDEN in token for token in tokens):
         purpose += f", with the secret values in place of {HIDDEN}"
     if environment.get("launcher") != "local":

@@ -1,10 +1,11 @@
 """Writes `report.html`, a page on a run that needs no network and no program. Does not import torch."""
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     attempts = list(_attempts(run, summary))
     environment = attempts[-1]["environment"] if attempts else {}
     figures, omitted_figures = _figures(run.path / "figures")
+    ledger = list(_grouped(summary["ledger"]))
     page = (
         _environment()
         .get_template(REPORT)
@@ -82,8 +84,8 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
             charts=charts_of(curves, [attempt["step"] for attempt in attempts]),
             attempts=attempts[-MAX_ATTEMPTS:],
             omitted_attempts=max(0, len(attempts) - MAX_ATTEMPTS),
-            ledger=summary["ledger"][-MAX_LEDGER_LINES:],
-            omitted_epochs=max(0, len(summary["ledger"]) - MAX_LEDGER_LINES),
+            ledger=ledger[-MAX_LEDGER_LINES:],
+            omitted_epochs=len(ledger) > MAX_LEDGER_LINES,
             checkpoints=list(_checkpoints(run, summary)),
             configuration=_configuration(run),
             environment=environment,
@@ -136,6 +138,17 @@ def _attempts(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict[st
             "environment": environment,
             "launch_line": launch_line(environment),
         }
+
+
+def _grouped(entries: Iterable[str]) -> Iterator[str]:
+    """Yields the entries of the ledger, with a single one for consecutive epochs that differ only in their number."""
+    for text, group in groupby((entry.partition(": ") for entry in entries), key=lambda parts: parts[2]):
+        epochs = [epoch for epoch, _, _ in group]
+        first, last = epochs[0], epochs[-1].removeprefix("epoch ")
+        if len(epochs) == 1:
+            yield f"{first}: {text}"
+        else:
+            yield f"{first.replace('epoch', 'epochs')} to {last}: {text.replace(' samples', ' samples per epoch')}"
 
 
 def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

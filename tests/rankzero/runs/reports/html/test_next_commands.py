@@ -58,3 +58,10 @@ def test_a_finished_run_is_evaluated_if_a_command_has_trained_it():
     assert "--root 'my runs'" in commands(run="my runs/x", status="finished")[0].command
     assert commands(status="finished", is_script=True) == []
     assert commands(status="finished", summary={"checkpoint": None}) == []
+    assert commands(status="finished", summary={"can_validate": False}) == []
+
+
+@pytest.mark.parametrize("environment", [{}, {"command": []}, {"is_script": True}])
+def test_a_failed_run_without_a_checkpoint_starts_again(environment):
+    ((purpose, _),) = commands(status="failed", summary={"checkpoint": None}, **environment)
+    assert purpose.startswith("Start again")

@@ -62,7 +62,7 @@ def test_the_report_of_a_finished_run_contains_everything(tmp_path, monkeypatch)
         "x finished 2 nodes, 2 processes on NVIDIA H100 80GB HBM3, without a launcher",
         "val/loss 0.25 val/accuracy 0.9167 epochs 3 steps 300 samples 4,311 samples/s 19,459 duration 2 h 2 min",
         "Evaluate the newest checkpoint: python launch/evaluate.py --name x",
-        "tensorboard --logdir runs --host localhost Folder of the commands: /home/user/work",
+        "tensorboard --logdir runs --host localhost Type the commands in the folder /home/user/work",
         "Curves Horizontal axis steps samples epochs",
         "loss no unit train/loss 0.123 0.0425 to 2.013 val/loss 0.22 0.22 to 1.021",
         "learning rate no unit",
@@ -70,11 +70,11 @@ def test_the_report_of_a_finished_run_contains_everything(tmp_path, monkeypatch)
         "gradient norm no unit",
         "ms per step, on average",
         "backward pass 50.2 %",
-        "No rank of the last attempt was reported as slower than the others.",
+        "No slow rank was found in the last attempt.",
         "time to the first gradient ms rank 000 14 rank 001 19",
         "device memory GiB 41.5",
         "0 300 2 h 2 min finished python launch/fit.py --epochs 9 --devices 2",
-        "epoch 3: 1,437 of 1,437 samples, each once",
+        "epochs 1 to 3: 1,437 of 1,437 samples per epoch, each once",
         "checkpoints/step-00000300 newest 300 3",
         "checkpoints/step-00000200 best 200 2",
         "local (--devices 2) hosts node-1: 1 process, node-2: 1 process",
@@ -84,6 +84,21 @@ def test_the_report_of_a_finished_run_contains_everything(tmp_path, monkeypatch)
     ):
         assert text in page.text, text
     assert "Error" not in page.words and "dashed" not in page.words and "Resume:" not in page.words
+
+
+def test_epochs_that_used_the_same_samples_are_listed_together(tmp_path):
+    ledger = [f"epoch {epoch}: 1,437 of 1,437 samples, each once" for epoch in range(1, 31)]
+    ledger += ["epoch 31: 900 of 1,437 samples, each once", "epoch 32: 10 of 1,437 samples, each once so far"]
+    text = page_of(*make_run(tmp_path / "x", ledger=ledger)).text
+    assert (
+        "Samples epochs 1 to 30: 1,437 of 1,437 samples per epoch, each once epoch 31: 900 of 1,437 samples, each once "
+        "epoch 32: 10 of 1,437 samples, each once so far Checkpoints"
+    ) in text
+
+
+def test_attempts_with_the_same_command_show_it_once(tmp_path):
+    text = page_of(*make_run(tmp_path / "x", (0, 120))).text
+    assert text.count("python launch/fit.py --epochs 9 --devices 2") == text.count("the same command") == 1
 
 
 def test_the_report_needs_no_network_and_no_script(tmp_path):
@@ -189,7 +204,7 @@ def test_figures_are_part_of_the_page(tmp_path):
     (run.path / "figures" / "confusion_matrix.png").write_bytes(b"\x89PNG")
     (run.path / "figures" / "huge.png").write_bytes(bytes(report_module.MAX_FIGURE_BYTES + 1))
     text = render(run, summary)
-    assert '<h3>confusion matrix</h3><img src="data:image/png;base64,iVBORw=="' in text and "huge" not in text
+    assert '<img src="data:image/png;base64,iVBORw==" alt="confusion matrix">' in text and "huge" not in text
     assert "Older or larger images in the folder figures: 1" in text
 
 
@@ -216,12 +231,12 @@ def test_a_damaged_configuration_does_not_prevent_the_report(tmp_path, content):
 
 
 def test_many_checkpoints_epochs_and_attempts_are_limited(tmp_path):
-    ledger = [f"epoch {epoch}: 10 of 10 samples, each once" for epoch in range(1, 1001)]
+    ledger = [f"epoch {epoch}: {epoch} of 1,000 samples, each once" for epoch in range(1, 1001)]
     run, summary = make_run(tmp_path / "x", ledger=ledger)
     for _ in range(99):
         run.begin_attempt("", None, 300)
     page = page_of(run, {**summary, "attempts": 100})
-    assert "988 earlier epochs: each sample once epoch 989:" in page.text
+    assert "The ledger of earlier epochs is in summary.json. epoch 989:" in page.text
     assert "50 earlier attempts are not listed" in page.text
 
 
