@@ -110,6 +110,17 @@ def wrong_class_error(requested: str, class_path: str, base: str) -> RequestErro
     return RequestError(requested, f"{class_path} is not a {base}", f"the class path of a {base}")
 
 
+def missing_class_error(requested: str, flag: str, class_path: str) -> RequestError | None:
+    """Returns the message for a class that its module does not define; None if the module is not imported."""
+    module, _, name = class_path.rpartition(".")
+    file = getattr(sys.modules.get(module), "__file__", None)
+    names = _classes_in(Path(file)) if file else []
+    if not names or hasattr(sys.modules[module], name):
+        return None
+    found = f"{module} has no class {name}; it defines {', '.join(names)}"
+    return RequestError(requested, found, f"--{flag} {module}.{nearest(name, names) or names[0]}")
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     seen = set()
     while error is not None and id(error) not in seen:

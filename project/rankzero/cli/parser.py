@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from rankzero.cli.class_errors import hidden_file_error, import_failure, wrong_class_error
+from rankzero.cli.class_errors import hidden_file_error, import_failure, missing_class_error, wrong_class_error
 from rankzero.cli.foreign_flags import similar_names
 from rankzero.cli.import_names import hidden_file
 from rankzero.cli.origins import Origins
@@ -92,6 +92,8 @@ def parsing_error(
         return failure
     if match := re.search(r"Import path.* does not correspond to a subclass of (\w+)", message):
         return wrong_class_error(requested, class_path or given_value, match[1])
+    if missing := missing_class_error(requested, key, class_path or given_value):
+        return missing
     if match := re.search(r"Problem with given class_path '[^']+':\s*(?!\s|Parser key)(.+)", message):
         return RequestError(
             requested, match[1], f"--{key} package.module.Class, after changing to the folder that contains package"

@@ -66,6 +66,17 @@ def test_an_error_in_a_users_module_names_its_file_and_line(cwd, monkeypatch, fi
     assert f"asked  --model {file.removesuffix('.py')}.Net" in message and "the same command, after" in message
 
 
+@pytest.mark.parametrize(("name", "advice"), [("Netz", "seen.Net"), ("Missing", "seen.Other")])
+def test_a_missing_class_of_a_module_names_the_classes_that_it_defines(cwd, monkeypatch, name, advice):
+    (cwd / "seen.py").write_text("class Other: ...\nclass Net: ...\n")
+    monkeypatch.syspath_prepend(cwd)
+    monkeypatch.delitem(sys.modules, "seen", raising=False)
+    with pytest.raises(CannotStart) as error:
+        fit_in_process("--model", f"seen.{name}")
+    found = f"asked  --model seen.{name}\n  found  seen has no class {name}; it defines Other, Net\n"
+    assert found + f"  type   --model {advice}" in str(error.value)
+
+
 def test_a_class_that_is_not_a_lightning_module_is_refused(cwd):
     with pytest.raises(CannotStart, match="json.JSONDecoder is not a LightningModule"):
         fit_in_process("--model", "json.JSONDecoder")
