@@ -11,6 +11,9 @@ from pathlib import Path
 from rankzero.cli.import_names import ALIASES, hidden_file
 from rankzero.messages import RequestError, is_in_package, nearest
 
+MAX_CLASSES = 12
+"""Number of classes of a module that a message lists."""
+
 
 def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestError:
     """Returns the message for a `--model` or `--data` that is neither a short name nor a class path.
@@ -111,13 +114,17 @@ def wrong_class_error(requested: str, class_path: str, base: str) -> RequestErro
 
 
 def missing_class_error(requested: str, flag: str, class_path: str) -> RequestError | None:
-    """Returns the message for a class that its module does not define; None if the module is not imported."""
+    """Returns the message for a class that its module does not define.
+
+    Returns None if the module is not imported, defines no class, or has an attribute of that name.
+    """
     module, _, name = class_path.rpartition(".")
     file = getattr(sys.modules.get(module), "__file__", None)
-    names = _classes_in(Path(file)) if file else []
+    names = [found for found in _classes_in(Path(file)) if not found.startswith("_")] if file else []
     if not names or hasattr(sys.modules[module], name):
         return None
-    found = f"{module} has no class {name}; it defines {', '.join(names)}"
+    more = f" and {len(names) - MAX_CLASSES} more" * (len(names) > MAX_CLASSES)
+    found = f"{module} has no class {name}; it defines {', '.join(names[:MAX_CLASSES])}{more}"
     return RequestError(requested, found, f"--{flag} {module}.{nearest(name, names) or names[0]}")
 
 

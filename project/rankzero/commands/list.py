@@ -68,8 +68,10 @@ def _list(arguments: Sequence[str]) -> int:
         print_line(json.dumps([as_json(entry) for entry in listed], indent=2))
         return Exit.FINISHED
     hidden = [f"{older:,} older"] * bool(older) + [f"{archived:,} archived"] * bool(archived)
-    be = "run is" if older + archived == 1 else "runs are"
-    omitted = f"{' and '.join(hidden)} {be} not listed{'; --all lists them' * (not values['all'])}" if hidden else ""
+    omitted = ""
+    if hidden:
+        verb, pronoun = ("run is", "it") if older + archived == 1 else ("runs are", "them")
+        omitted = f"{' and '.join(hidden)} {verb} not listed{f'; --all lists {pronoun}' * (not values['all'])}"
     if listed:
         print_list(listed, root, omitted)
     else:

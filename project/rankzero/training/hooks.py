@@ -165,26 +165,18 @@ class HookBridge(Callback):
         if trainer.state.fn is TrainerFn.FITTING:
             self._activity.enter(CHECKPOINT)
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._activity.enter(SANITY_CHECK)
-
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._activity.enter(HOOK)
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if _validates_in_fit(trainer):
+        if trainer.sanity_checking:
+            self._activity.enter(SANITY_CHECK)
+        elif trainer.state.fn is TrainerFn.FITTING:
             self._activity.begin_validation(trainer.global_step)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if _validates_in_fit(trainer):
-            self._activity.enter(VALIDATION)
+        if trainer.state.fn is TrainerFn.FITTING:
+            self._activity.enter(SANITY_CHECK if trainer.sanity_checking else VALIDATION)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if _validates_in_fit(trainer):
+        if trainer.state.fn is TrainerFn.FITTING:
             self._activity.enter(HOOK)
-
-
-def _validates_in_fit(trainer: Trainer) -> bool:
-    return trainer.state.fn is TrainerFn.FITTING and not trainer.sanity_checking

@@ -157,8 +157,15 @@ def test_archived_runs_and_older_runs_are_counted_and_listed_with_all(root, list
         write_run(root / f"r{number}", age=100 - number)
     write_run(root / "r0.before-1", age=1000)
     assert [line.split()[0] for line in listing("--last", "2")[1:3]] == ["r3", "r4"]
+    assert "1 older and 1 archived runs" in listing("--last", "4")[-1]
     assert listing("--last", "2")[-1] == "runs: 3 older and 1 archived runs are not listed; --all lists them"
     assert [line.split()[0] for line in listing("--all")[1:]] == ["r0.before-1", "r0", "r1", "r2", "r3", "r4"]
+
+
+def test_one_older_run_is_counted_in_the_singular(root, listing):
+    for number in range(2):
+        write_run(root / f"r{number}", age=100 - number)
+    assert listing("--last", "1")[-1] == "runs: 1 older run is not listed; --all lists it"
 
 
 def test_hundreds_of_runs_are_read_only_as_far_as_they_are_shown(root, listing, monkeypatch):

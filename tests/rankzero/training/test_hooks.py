@@ -281,14 +281,17 @@ def test_each_hook_runs_in_its_phase(cwd, monkeypatch, in_lightnings_loop):
 
 
 def test_the_place_of_an_error_in_validation_has_the_number_of_completed_steps(cwd):
-    places = []
+    places, times = [], set()
 
     class Records(BoringModel):
         def validation_step(self, batch, batch_idx):
-            places.append(self.trainer.fit_loop.epoch_loop.activity.place)
+            activity = self.trainer.fit_loop.epoch_loop.activity
+            places.append(activity.place)
+            times.add(activity.since)
 
-    train_in_process(model=Records(), loops=True, max_epochs=2, limit_train_batches=3, limit_val_batches=1)
-    assert places == [SANITY_CHECK, "validation at step 3", "validation at step 6"]
+    train_in_process(model=Records(), loops=True, max_epochs=2, limit_train_batches=3, limit_val_batches=2)
+    assert places == [place for place in (SANITY_CHECK, "validation at step 3", "validation at step 6") for _ in "ab"]
+    assert len(times) == len(places)  # each batch is progress
 
 
 def test_a_skipped_epoch_does_not_stay_in_the_forward_phase(cwd):

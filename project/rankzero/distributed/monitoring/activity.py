@@ -9,7 +9,7 @@ FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER = "optimizer"
 HOOK = "hook"
-SANITY_CHECK = "the sanity check of the validation"
+SANITY_CHECK = "the sanity check before training"
 VALIDATION = "validation"
 CHECKPOINT = "checkpoint"
 END = "end"
@@ -21,7 +21,7 @@ UNMONITORED = (START, END)
 
 
 def place_of_step(phase: str, step: int) -> str:
-    """Returns a phase with its step, such as `data wait at step 812`; without a step if none has been taken."""
+    """Returns a phase with its step, such as `data wait at step 812`; the sanity check has no step."""
     return phase if phase == SANITY_CHECK else f"{phase} at step {step}"
 
 

@@ -7,6 +7,7 @@ the cause is the rank that makes no progress and waits for no other rank.
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
+from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.distributed.monitoring.status import Status
 
 PATIENCE = 5
@@ -60,9 +61,8 @@ def _describe_cause(rank: int, status: Status, silent: Mapping[int, float], host
     if rank in silent:
         since = f"{status.place}{position}"
         return f"rank {rank} on {hosts[rank]} has not reported for {silent[rank]:.0f} s, since {since}: {BLOCKED}"
-    return f"rank {rank} on {hosts[rank]} has been in {status.phase} for {status.age:.0f} s at step {status.step}" + (
-        position
-    )
+    step = "" if status.phase == SANITY_CHECK else f" at step {status.step}"
+    return f"rank {rank} on {hosts[rank]} has been in {status.phase} for {status.age:.0f} s{step}{position}"
 
 
 def _waiting_parts(waiting: Mapping[int, Status]) -> list[str]:

@@ -4,7 +4,15 @@ from collections.abc import Callable
 from time import monotonic
 from types import FrameType
 
-from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, DATA, UNMONITORED, VALIDATION, Activity
+from rankzero.distributed.monitoring.activity import (
+    BACKWARD,
+    CHECKPOINT,
+    DATA,
+    SANITY_CHECK,
+    UNMONITORED,
+    VALIDATION,
+    Activity,
+)
 from rankzero.distributed.monitoring.diagnosis import PATIENCE
 from rankzero.distributed.monitoring.pauses import PauseDetector
 from rankzero.distributed.monitoring.stacks import (
@@ -75,7 +83,7 @@ class Heartbeat:
         if phase in UNMONITORED:
             self._last_age = 0.0
             return None
-        may_take_longer = activity.batches < 2 or phase == VALIDATION
+        may_take_longer = activity.batches < 2 or phase in (SANITY_CHECK, VALIDATION)
         needs_details = self._last_age >= min(DETAIL_SECONDS, self.timeout / 2)
         status = Status(
             activity.step,

@@ -154,17 +154,18 @@ def report_error(error: BaseException, launch: Launch, prints_traceback: bool = 
     """
     process_name = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     traceback = "".join(user_frames(error)) if prints_traceback else ""
-    place = f", in {place_of(error)}" if place_of(error) else ""
-    if place_of(error) == SANITY_CHECK:
-        place += ", which --trainer.num_sanity_val_steps 0 skips"
+    place = place_of(error)
+    where = f", in {place}" if place else ""
+    if place == SANITY_CHECK:
+        where += ", which --trainer.num_sanity_val_steps 0 skips"
     if was_reported(error):
         time.sleep(LOST_CONTACT_EXIT_DELAY_SECONDS)
     elif launch.world_size > 1 and is_peer_failure(error):
         position = f", {user_position(error)}" if user_position(error) else ""
-        print_error(f"{process_name} lost contact with another rank{place}{position} ({error})")
+        print_error(f"{process_name} lost contact with another rank{where}{position} ({error})")
         time.sleep(LOST_CONTACT_EXIT_DELAY_SECONDS)
     elif message := user_message(error):
-        print_error(f"{process_name} failed{place}\n  {message}")
+        print_error(f"{process_name} failed{where}\n  {message}")
     else:
-        print_error(f"{process_name} failed with the error above{place}", prefix=traceback)
+        print_error(f"{process_name} failed with the error above{where}", prefix=traceback)
     return Exit.FAILED

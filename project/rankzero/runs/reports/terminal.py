@@ -64,7 +64,7 @@ def print_result(
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
     if summary["status"] != "finished":
-        table.add_row(_resumption(summary), spelled(f"the same command with --name {run.name}"))
+        table.add_row(_next_purpose(summary), spelled(f"the same command with --name {run.name}"))
     if report:
         table.add_row("report", str(report))
     for label, location in log_locations(run, log_folders):
@@ -78,10 +78,10 @@ def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:
     line = metrics_line(head, metrics, (), str(run.path), separator=", ")
     if summary["status"] == "finished":
         return line
-    return f"{line}; {spelled(f'{_resumption(summary)}: the same command with --name {run.name}')}"
+    return f"{line}; {spelled(f'{_next_purpose(summary)}: the same command with --name {run.name}')}"
 
 
-def _resumption(summary: Mapping[str, Any]) -> str:
+def _next_purpose(summary: Mapping[str, Any]) -> str:
     """Returns the purpose of the same command with the name of this run."""
     return "to resume" if summary["checkpoint"] else "to start again"
 

@@ -80,8 +80,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             numbers = {name: float(value) for name, value in metrics.items() if name != "epoch"}
             self._queued.append((numbers, step, time.time()))
         except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
-            others = {name: value for name, value in metrics.items() if name != "epoch"}
-            self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(others, step))
+            without_epoch = {name: value for name, value in metrics.items() if name != "epoch"}
+            self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(without_epoch, step))
         self.save()
 
     @rank_zero_only

@@ -49,7 +49,7 @@ class Exchange:
         self.is_begun = True
         self._tags = EXCHANGED if self.has_details else ALWAYS_EXCHANGED
         row = [values.get(tag, math.nan) for tag in self._tags]
-        # `isinstance(value, Tensor)` takes several times as long.
+        # `isinstance(value, Tensor)` takes several times as long as `isinstance(value, float)`.
         on_device = {index: value for index, value in enumerate(row) if not isinstance(value, float)}
         self._own = [value if isinstance(value, float) else math.nan for value in row]
         if self._world_size == 1 and not on_device:

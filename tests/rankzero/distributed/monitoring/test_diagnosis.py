@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.distributed.monitoring.diagnosis import describe_hang, ranks_text
 from rankzero.distributed.monitoring.status import Status
 
@@ -27,6 +28,10 @@ def test_the_rank_that_waits_for_no_other_is_the_cause():
         "rank 3 on n2 has been in data wait for 20 s at step 811 (data.py:7 in __getitem__); "
         "ranks 0-2 in backward, waiting in all_reduce of 421 values"
     )
+
+
+def test_a_hang_in_the_sanity_check_has_no_step():
+    assert described(status(SANITY_CHECK)) == "rank 0 on n1 has been in the sanity check before training for 20 s"
 
 
 def test_ranks_that_wait_for_a_slow_rank_within_its_limit_are_no_hang():

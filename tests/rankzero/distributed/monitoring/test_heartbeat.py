@@ -11,6 +11,7 @@ from rankzero.distributed.monitoring.activity import (
     END,
     FORWARD,
     HOOK,
+    SANITY_CHECK,
     VALIDATION,
     Activity,
 )
@@ -64,7 +65,7 @@ def test_the_limit_grows_by_the_longest_phase_so_far(observed):
     assert run.heartbeat.limit == 28  # time outside training does not count
 
 
-@pytest.mark.parametrize(("phase", "may_take_longer"), [(VALIDATION, True), (FORWARD, False)])
+@pytest.mark.parametrize(("phase", "may_take_longer"), [(VALIDATION, True), (SANITY_CHECK, True), (FORWARD, False)])
 def test_the_first_batch_and_each_validation_may_take_longer(observed, phase, may_take_longer):
     run = observed()
     run.activity.enter(HOOK)

@@ -262,7 +262,7 @@ def test_an_error_of_the_sanity_check_names_the_flag_that_skips_it(capsys):
     error = KeyError("x")
     mark_place(error, SANITY_CHECK)
     report_error(error, Launch())
-    place = "in the sanity check of the validation, which --trainer.num_sanity_val_steps 0 skips\n"
+    place = "in the sanity check before training, which --trainer.num_sanity_val_steps 0 skips\n"
     assert capsys.readouterr().err.endswith(place)
 
 

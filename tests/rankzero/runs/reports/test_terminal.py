@@ -85,4 +85,5 @@ def test_quiet_evaluations_and_predictions_print_one_line(cwd, capsys):
     print_predictions({"run": "x", "split": "test", "samples": {"a.pt": 3, "b.pt": 4}}, cwd)
     assert capsys.readouterr().out == f"predictions of x for its test samples: 7 samples, {cwd}\n"
     evaluate_in_process("--run", "x")
-    assert "checkpoint" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "checkpoint" in out and ", each once, on 1 process " in out

@@ -40,7 +40,7 @@ def differences(configs: Sequence[Config]) -> list[Difference] | None:
     names = dict.fromkeys(name for settings in known for name in settings)
     found = []
     for name in names:
-        values = [settings.get(name) for settings in known]  # a setting that is not set may also be absent
+        values = [settings.get(name) for settings in known]  # null and absent are equal
         if any(_differs(value, values[0]) for value in values[1:]):
             found.append(Difference(name, [_text(settings.get(name, _ABSENT)) for settings in shown]))
     return found

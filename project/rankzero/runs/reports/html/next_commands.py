@@ -39,7 +39,7 @@ def next_commands(
     name = ["--name", run.name]
     commands = []
     if summary.get("status") != "finished":
-        commands.append(_resume(run, environment, root, "Resume" if summary.get("checkpoint") else "Start again"))
+        commands.append(_resume(run, environment, root, has_checkpoint=bool(summary.get("checkpoint"))))
     elif environment and not environment.get("is_script") and _can_evaluate(summary):
         evaluate = f"{_evaluate(environment)} {shlex.join([*name, *root])}"
         commands.append(NextCommand("Evaluate the newest checkpoint", evaluate))
@@ -67,11 +67,16 @@ def _evaluate(environment: Mapping[str, Any]) -> str:
     return spelled("python launch/evaluate.py")
 
 
-def _resume(run: RunDirectory, environment: Mapping[str, Any], root: Sequence[str], purpose: str) -> NextCommand:
+def _resume(
+    run: RunDirectory, environment: Mapping[str, Any], root: Sequence[str], has_checkpoint: bool
+) -> NextCommand:
+    purpose = "Resume" if has_checkpoint else "Start again"
     if (run.path.parent / f"{run.name}.job.sh").is_file():
         return NextCommand(purpose, f"{spelled('python launch/submit.py')} {shlex.join(['resume', run.name, *root])}")
     same_command = spelled(f"the same command with --name {run.name}")
-    tokens = _without_resume(command_without_secrets(environment.get("command") or []))
+    tokens = command_without_secrets(environment.get("command") or [])
+    if has_checkpoint:
+        tokens = _without_resume(tokens)
     if not tokens:
         return NextCommand(f"{purpose}: {same_command}")
     if environment.get("is_script"):

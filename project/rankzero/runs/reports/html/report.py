@@ -85,7 +85,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
             attempts=attempts[-MAX_ATTEMPTS:],
             omitted_attempts=max(0, len(attempts) - MAX_ATTEMPTS),
             ledger=ledger[-MAX_LEDGER_LINES:],
-            omitted_epochs=len(ledger) > MAX_LEDGER_LINES,
+            has_omitted_epochs=len(ledger) > MAX_LEDGER_LINES,
             checkpoints=list(_checkpoints(run, summary)),
             configuration=_configuration(run),
             environment=environment,
@@ -141,7 +141,7 @@ def _attempts(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict[st
 
 
 def _grouped(entries: Iterable[str]) -> Iterator[str]:
-    """Yields the entries of the ledger, with a single one for consecutive epochs that differ only in their number."""
+    """Yields the entries of the ledger, with a single one for adjacent entries that differ only in their epoch."""
     for text, group in groupby((entry.partition(": ") for entry in entries), key=lambda parts: parts[2]):
         epochs = [epoch for epoch, _, _ in group]
         first, last = epochs[0], epochs[-1].removeprefix("epoch ")

@@ -39,7 +39,11 @@ def test_items_of_nested_lists_are_compared_one_by_one():
     }
 
 
-def test_null_false_zero_and_absent_are_four_different_values():
+def test_null_equals_absent():
+    assert differences([{"a": None, "b": 1}, {"b": 1}]) == []
+
+
+def test_null_false_zero_and_absent_are_shown_as_such():
     values = [{"a": None, "b": 1}, {"a": False, "b": 1}, {"a": 0, "b": 1}, {"b": 1}]
     assert as_dict(*values) == {"a": ["null", "false", "0", "-"]}
 

@@ -65,3 +65,11 @@ def test_a_finished_run_is_evaluated_if_a_command_has_trained_it():
 def test_a_failed_run_without_a_checkpoint_starts_again(environment):
     ((purpose, _),) = commands(status="failed", summary={"checkpoint": None}, **environment)
     assert purpose.startswith("Start again")
+
+
+def test_a_run_without_a_checkpoint_starts_again_from_the_same_checkpoint():
+    typed = ["fit.py", "--resume", "runs/y"]
+    assert (
+        commands(status="failed", summary={"checkpoint": None}, command=typed)[0].command
+        == "fit.py --resume runs/y --name x"
+    )

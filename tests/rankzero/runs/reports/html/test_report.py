@@ -62,7 +62,7 @@ def test_the_report_of_a_finished_run_contains_everything(tmp_path, monkeypatch)
         "x finished 2 nodes, 2 processes on NVIDIA H100 80GB HBM3, without a launcher",
         "val/loss 0.25 val/accuracy 0.9167 epochs 3 steps 300 samples 4,311 samples/s 19,459 duration 2 h 2 min",
         "Evaluate the newest checkpoint: python launch/evaluate.py --name x",
-        "tensorboard --logdir runs --host localhost Type the commands in the folder /home/user/work",
+        "tensorboard --logdir runs --host localhost Run the commands in the folder /home/user/work",
         "Curves Horizontal axis steps samples epochs",
         "loss no unit train/loss 0.123 0.0425 to 2.013 val/loss 0.22 0.22 to 1.021",
         "learning rate no unit",
@@ -204,6 +204,7 @@ def test_figures_are_part_of_the_page(tmp_path):
     (run.path / "figures" / "confusion_matrix.png").write_bytes(b"\x89PNG")
     (run.path / "figures" / "huge.png").write_bytes(bytes(report_module.MAX_FIGURE_BYTES + 1))
     text = render(run, summary)
+    assert "<h3>confusion matrix</h3>" in text and 'aria-label="confusion matrix at full size"' in text
     assert '<img src="data:image/png;base64,iVBORw==" alt="confusion matrix">' in text and "huge" not in text
     assert "Older or larger images in the folder figures: 1" in text
 
