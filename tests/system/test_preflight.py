@@ -205,8 +205,8 @@ def test_a_link_of_100_mbit_per_second_is_named(tmp_path, hosts):
         ip("netns", "exec", "rz1", "tc", "qdisc", "del", "dev", "to-rz2", "root")
     assert codes == [1, 1], printed
     found, _ = statuses(tmp_path)
+    # The training steps of the preflight do not communicate, so they do not fail.
     assert {name for name, status in found.items() if status == "fail"} == {"collectives", "links"}, printed
-    assert found["training steps"] == "ok", printed  # steps do not communicate
     assert "rz1 - rz2 (ranks 0 and 1): 0.1" in printed
 
 
